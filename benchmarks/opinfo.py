@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ladder import knobs
 from ladder.api.model import Compiler
-from ladder.capture.tensors import aliasing_of, version_of
+from ladder.capture.values.aliasing import aliasing_of, version_of
 from ladder.runtime.model import build
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}

@@ -1,4 +1,4 @@
-"""Write the README's support tables from the tables of types and devices."""
+"""Write the support tables of the READMEs of types and devices from the tables themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ladder.cli import tables
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def with_tables(text: str) -> str:
-    """Return the README's text with both tables made anew."""
+    """Return a README's text with its tables made anew."""
     for name, table in (("types", tables.type_markdown()), ("devices", tables.device_markdown())):
         marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text = marked.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text)  # type: ignore[misc]
@@ -19,8 +19,10 @@ def with_tables(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the README in place."""
-    README.write_text(with_tables(README.read_text()))
+    """Rewrite both in place."""
+    for folder in ("tile_types", "targets"):
+        readme = ROOT / folder / "README.md"
+        readme.write_text(with_tables(readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
 
-``python -m benchmarks.zoo [NAME ...] [--graphs-only] [--output FILE]``
+``python -m benchmarks.zoo [NAME ...] [--graphs-only] [--threads N] [--output FILE]``
 
 A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
 ``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
-weights, and called with inputs that repeat and change; every call is compared with eager. ``--graphs-only``
-runs captured graphs operator by operator, which tests capture alone. The libraries come with the extra
-``zoo``.
+weights, and called with inputs that repeat and change; every call is compared with eager. Reported are also
+a call once everything has settled beside eager's (in turns, the least of each), the CPU seconds of all calls
+that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts time of the process alone.
+``--graphs-only`` runs captured graphs operator by operator, which tests capture alone. The libraries come
+with the extra ``zoo``.
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import inspect
 import json
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import ladder
+from benchmarks.zoo_speed import beside, microseconds_by_kind, shares, summary
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
-from ladder.capture.words import words
+from ladder.capture.python.words import words
 
 Inputs = dict[str, torch.Tensor]
 Made = tuple[torch.nn.Module, list[Inputs]]
@@ -76,8 +80,22 @@ SMALL: dict[str, Any] = {
 }
 """Sizes of configurations, where a configuration has them."""
 
+STATE_SPACE = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}
 PARTICULAR: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "expand": 2, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 8},
+    "bamba": {**STATE_SPACE, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**STATE_SPACE, "layer_types": ["mamba", "attention"]},
+    "falcon_h1": {**STATE_SPACE, "mamba_d_ssm": 128},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 4, "mamba_dt_rank": 4},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 64},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
 }
 """What the sizes of a configuration must be together."""
 
@@ -110,6 +128,8 @@ TORCHVISION = words(
 SHAPES = [(2, 16), (2, 16), (3, 9), (4, 21), (5, 13)]
 """Batches and lengths of the inputs; `ORDER` says which are given when."""
 ORDER = (0, 0, 0, 1, 2, 0, 3, 4, 0)
+ROUNDS = 60
+"""Calls of each that are timed."""
 TOLERANCE = 2e-4
 """Of the greatest magnitude of a result in float32, which other orders of sums keep to."""
 
@@ -174,18 +194,8 @@ def _transformers(kind: str) -> Made:
     import transformers
 
     models: Any = transformers
-    default = models.CONFIG_MAPPING[kind]()
-    given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
-    if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
-        given["num_key_value_heads"] = given["num_attention_heads"]
-    for field in ("hidden_sizes", "embed_dim", "depths", "num_heads"):
-        if isinstance(getattr(default, field, None), list | tuple):
-            given.pop(field, None)
-    config = models.CONFIG_MAPPING[kind](**{**given, **PARTICULAR.get(kind, {})})
-    try:
-        model = models.AutoModelForCausalLM.from_config(config)
-    except ValueError:
-        model = models.AutoModel.from_config(config)
+    config = models.CONFIG_MAPPING[kind](**_small(models.CONFIG_MAPPING[kind](), kind))
+    model = _made_of(models, config)
     with torch.no_grad():  # weights as drawn are so small that results hardly depend on them
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -193,16 +203,80 @@ def _transformers(kind: str) -> Made:
     return model.eval(), [_inputs_of(model, config, seed) for seed in range(len(SHAPES))]
 
 
+def _small(default: Any, kind: str) -> dict[str, Any]:
+    """Return what makes a configuration small, those of its parts too."""
+    given = {
+        key: value for key, value in SMALL.items() if not isinstance(getattr(default, key, ()), list | tuple)
+    }
+    if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
+        given["num_key_value_heads"] = given["num_attention_heads"]
+    for key in default.sub_configs:
+        part = getattr(default, key, None)
+        if part is not None:
+            given[key] = {"model_type": part.model_type, **_small(part, part.model_type)}
+    return {**given, **PARTICULAR.get(kind, {})}
+
+
+def _made_of(models: Any, config: Any) -> Any:
+    """Return a model of the first kind that there is."""
+    for auto in ("CausalLM", "Seq2SeqLM", "ImageTextToText", "CTC", "MaskedLM"):
+        try:
+            return getattr(models, f"AutoModelFor{auto}").from_config(config)
+        except ValueError:
+            continue
+    return models.AutoModel.from_config(config)
+
+
 def _inputs_of(model: Any, config: Any, seed: int) -> Inputs:
     batch, length = SHAPES[seed]
-    if model.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", 32)
-        return {"pixel_values": _noise(seed, batch, config.num_channels, size, size)}
     drawn = torch.Generator().manual_seed(seed)
-    inputs = {"input_ids": torch.randint(3, 128, (batch, length), generator=drawn)}
-    if config.is_encoder_decoder:
+    asked = inspect.signature(model.forward).parameters
+    inputs: Inputs = {}
+    for name in (model.main_input_name, "input_ids"):
+        if name in asked and name in MADE:
+            inputs[name] = MADE[name](config, drawn, batch, length)
+    if config.is_encoder_decoder and "decoder_input_ids" in asked:
         inputs["decoder_input_ids"] = torch.randint(3, 128, (batch, 5), generator=drawn)
     return inputs
+
+
+def _pixels(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    part = getattr(config, "vision_config", None) or config
+    size, channels = getattr(part, "image_size", 64), getattr(part, "num_channels", 3)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.randn(batch, channels, height, width, generator=drawn)
+
+
+def _tokens(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    return torch.randint(3, 128, (batch, length), generator=drawn)
+
+
+def _frames(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    """Return what models of audio take: frames by mel bins, the bins first where a convolution takes them."""
+    bins = next(
+        (
+            getattr(config, n)
+            for n in ("num_mel_bins", "feature_size", "input_feat_per_channel")
+            if hasattr(config, n)
+        ),
+        80,
+    )
+    if hasattr(config, "max_source_positions") and config.model_type == "whisper":
+        return torch.randn(batch, bins, 2 * config.max_source_positions, generator=drawn)
+    return torch.randn(batch, 4 * length, bins, generator=drawn)
+
+
+def _wave(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    return torch.randn(batch, 400 + 80 * length, generator=drawn)
+
+
+MADE: dict[str, Callable[[Any, torch.Generator, int, int], torch.Tensor]] = {
+    "input_ids": _tokens,
+    "pixel_values": _pixels,
+    "input_features": _frames,
+    "input_values": _wave,
+}
+"""Name of an argument of a model -> what makes one."""
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -234,32 +308,25 @@ def difference(expected: Any, found: Any) -> float:
     return worst
 
 
-def best_ms(function: Any, inputs: Inputs, rounds: int = 20) -> float:
-    """Return the least time of one call in milliseconds."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        function(**inputs)
-        times.append(1e3 * (time.perf_counter() - start))
-    return min(times)
-
-
 def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
     """Run one model; return its outcome, the worst difference, splits and times."""
     model, inputs = made(name)
     eager = copy.deepcopy(model)
     fast: Captured = capture(model, backend=AsIs()) if graphs_only else ladder.compile(model)
-    worst, seconds = 0.0, []
+    worst, seconds, spent = 0.0, [], 0.0
     with torch.no_grad():
         for number in ORDER:
             torch.manual_seed(0)
             expected = eager(**copy.deepcopy(inputs[number]))
             torch.manual_seed(0)
-            start = time.perf_counter()
-            found = fast(**copy.deepcopy(inputs[number]))
+            given, start, begun = copy.deepcopy(inputs[number]), time.perf_counter(), time.process_time()
+            recorded = fast.calls["recorded"]
+            found = fast(**given)
             seconds.append(round(time.perf_counter() - start, 3))
+            spent += (time.process_time() - begun) * (fast.calls["recorded"] > recorded)
             worst = max(worst, difference(expected, found))
-        times = {"eager_ms": best_ms(eager, inputs[0]), "ladder_ms": best_ms(fast, inputs[0])}
+        times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], ROUNDS), strict=True))
+        us = {} if graphs_only else microseconds_by_kind(fast, inputs[0])
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
     refused = list(getattr(fast, "refused", []))
     return {
@@ -270,7 +337,10 @@ def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
         "splits": splits,
         "refused": refused,
         "seconds": seconds,
+        "compile_s": round(spent, 2),
+        "ratio": times["ladder_ms"] / times["eager_ms"],
         **times,
+        **({"us": us, **shares(us)} if us else {}),
     }
 
 
@@ -279,8 +349,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--graphs-only", action="store_true")
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     rows = []
     for name in arguments.names or all_names():
         try:
@@ -294,15 +367,16 @@ def main() -> None:
             }
             traceback.print_exc(limit=-2)
         rows.append(row)
-        ratio = row["ladder_ms"] / row["eager_ms"] if "eager_ms" in row else float("nan")
+        ratio, spent, ours = (row.get(key, float("nan")) for key in ("ratio", "compile_s", "ours"))
         print(
-            f"{name:36} {row['outcome']:7} {'right' if row['right'] else 'WRONG'} ×{ratio:.2f} of eager",
+            f"{name:36} {row['outcome']:7} {'right' if row['right'] else 'WRONG'} ×{ratio:.2f} of eager,"
+            f" compiled in {spent:.1f} s, {ours:.0%} on our kernels",
             *row.get("splits", [])[:3],
             row.get("error", "")[:150],
             flush=True,
         )
     whole, right = (sum(test(row) for row in rows) for test in (_is_whole, _is_right))
-    print(f"{len(rows)} models: {whole} in one graph, {right} right")
+    print(f"{len(rows)} models: {whole} in one graph, {right} right", summary(rows), sep="\n")
     if arguments.output is not None:
         versions = {"torch": torch.__version__, "ladder": ladder.__version__}
         arguments.output.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ladder.api.rules import quantization as quantization
     from ladder.api.rules import quantize_ as quantize_
     from ladder.api.superoptimize import superoptimize as superoptimize
+    from ladder.formats.checkpoint import Checkpoint as Checkpoint
+    from ladder.formats.checkpoint import load_checkpoint as load_checkpoint
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from tile_types.errors import AliasingError as AliasingError
     from tile_types.errors import ArtifactError as ArtifactError
     from tile_types.errors import CacheError as CacheError
+    from tile_types.errors import CheckpointError as CheckpointError
     from tile_types.errors import CompilerError as CompilerError
     from tile_types.errors import ConversionError as ConversionError
     from tile_types.errors import DeviceError as DeviceError
@@ -72,6 +75,7 @@ _HOMES = {
     "ladder.api.quantization": ("quantize", "quantize_tokens"),
     "ladder.api.rules": ("quantization", "quantize_"),
     "ladder.api.superoptimize": ("superoptimize",),
+    "ladder.formats.checkpoint": ("Checkpoint", "load_checkpoint"),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),
@@ -84,9 +88,9 @@ _HOMES = {
         *("get_type", "group_scaled", "list_types", "register_type"),
     ),
     "tile_types.errors": (
-        *("AliasingError", "ArtifactError", "CacheError", "CompilerError", "ConversionError"),
-        *("DTypeError", "DeviceError"),
-        *("LadderError", "MissingToolError", "ParseError", "ScheduleError", "ShapeError"),
+        *("AliasingError", "ArtifactError", "CacheError", "CheckpointError", "CompilerError"),
+        *("ConversionError", "DTypeError", "DeviceError", "LadderError", "MissingToolError"),
+        *("ParseError", "ScheduleError", "ShapeError"),
         *("UnknownNameError", "ValueRangeError", "VerificationError"),
     ),
 }

@@ -62,6 +62,10 @@ class ArtifactError(LadderError, RuntimeError):
     """An exported artefact is truncated, of another version, or for another device."""
 
 
+class CheckpointError(LadderError, ValueError):
+    """A checkpoint of another tool is truncated, contradicts itself, or is of a form that is not read."""
+
+
 class CacheError(LadderError, RuntimeError):
     """The cache directory cannot be used."""
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from tile_types.arrays import NUMPY_DTYPES, arrays_of
+from tile_types.codebooks import CODEBOOKS, codebook_type
 from tile_types.errors import ConversionError, ShapeError, ValueRangeError, unknown_name
 from tile_types.floats import QUIET_NAN, FloatFormat
 from tile_types.ttype import Metadata, TType
@@ -108,7 +109,7 @@ def register_type(ttype: TType) -> TType:
 def get_type(name: str | TType) -> TType:
     """Return the type of that name.
 
-    Besides the table this knows ``fp{bits}_e{x}m{y}`` up to 8 bits, and group-scaled forms
+    Besides the table this knows ``fp{bits}_e{x}m{y}`` up to 8 bits, `CODEBOOKS`, and group-scaled forms
     ``{element}_g{size}[_s{scale type}][_zi|_zf]`` such as ``int4_g128`` or ``uint4_g64_zf``.
 
     Raises
@@ -198,16 +199,19 @@ def _parsed_type(name: str) -> TType:
     """Build a type that its name describes."""
     if name in PLAIN_TYPES:
         return _plain_type(name)
+    if name in CODEBOOKS:
+        return codebook_type(name)
     match = _FLOAT_NAME.fullmatch(name)
     if match:
         bits, exponent, mantissa = (int(group) for group in match.groups())
         if bits == 1 + exponent + mantissa and exponent >= 1 and bits <= 8:
             return float_type(name, FloatFormat(exponent, mantissa))
     match = _GROUP_NAME.fullmatch(name)
-    if match and (match["element"] in _TYPES or _FLOAT_NAME.fullmatch(match["element"])):
+    element = match["element"] if match else ""
+    if match and (element in _TYPES or element in CODEBOOKS or _FLOAT_NAME.fullmatch(element)):
         zero = _ZERO_OF_LETTER[match["zero"]]
         scale = match["scale"] or "float16"
-        return group_scaled(match["element"], int(match["size"]), scale=scale, zero=zero)
+        return group_scaled(element, int(match["size"]), scale=scale, zero=zero)
     raise unknown_name("type", name, type_names())
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, is_torch
-from tile_types.errors import ArtifactError, LadderError, ShapeError, unknown_name
+from tile_types.errors import ArtifactError, ConversionError, LadderError, ShapeError, unknown_name
 from tile_types.library import get_type
 from tile_types.packing import pack_codes, storage_extent, unpack_codes
-from tile_types.scaling import block_rows, row_chunks
+from tile_types.scaling import block_rows, grouped_columns, row_chunks
 from tile_types.ttype import TType
 
 FORMAT_VERSION = 1
-_ARRAYS = ("storage", "scale", "zero")
+_ARRAYS = ("storage", "scale", "zero", "offset", "columns")
+
+ROUNDINGS = ("once", "each", "scales_first")
+"""How `dequantize` rounds: the exact value once, every product and sum, or these with the scales multiplied
+together first."""
+
+_Rounded = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A matrix [N, K]: value = (decode(code) - zero) * scale * tensor_scale.
+    """A matrix [N, K]: value = (decode(code) - zero) * scale * tensor_scale + offset.
 
     Parameters
     ----------
@@ -43,6 +50,10 @@ class QuantizedTensor:
         Name of the scale's type, ``"none"`` without scales.
     type_name
         Name that was asked for, e.g. ``"mxfp4"``; the element's name by default.
+    offset
+        Shaped as scale, added after scaling (GGUF's minima), or None.
+    columns
+        int32 [K], or None: stored column i is column ``columns[i]`` of the matrix (GPTQ's ``desc_act``).
 
     Raises
     ------
@@ -60,6 +71,8 @@ class QuantizedTensor:
     tensor_scale: float | None = None
     scale_type: str = "none"
     type_name: str = ""
+    offset: Array | None = None
+    columns: Array | None = None
 
     def __post_init__(self) -> None:
         if not self.type_name:
@@ -70,16 +83,18 @@ class QuantizedTensor:
             )
         rows, columns = self.shape
         self._require("storage", self.storage, (rows, storage_extent(columns, self.ttype.elem_bits)))
-        for label in ("scale", "zero"):
+        for label in ("scale", "zero", "offset"):
             array = getattr(self, label)
             if array is not None:
                 self._require(label, array, self.scale_shape)
+        if self.columns is not None:
+            self._require("columns", self.columns, (columns,))
         if (self.zero is None) != (self.zero_kind == "none"):
             raise ShapeError(
                 f"zero_kind is {self.zero_kind!r} but zero is {'absent' if self.zero is None else 'given'}"
             )
 
-    def _require(self, label: str, array: Array, shape: tuple[int, int]) -> None:
+    def _require(self, label: str, array: Array, shape: tuple[int, ...]) -> None:
         if tuple(array.shape) != shape:
             raise ShapeError(
                 f"{label} of {self.type_name} [{self.shape[0]}, {self.shape[1]}] with block {self.block} "
@@ -108,7 +123,7 @@ class QuantizedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and zero points (4 more for a tensor scale)."""
-        arrays = [a for a in (self.storage, self.scale, self.zero) if a is not None]
+        arrays = [a for a in (getattr(self, name) for name in _ARRAYS) if a is not None]
         total = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
         return int(total) + (4 if self.tensor_scale is not None else 0)
 
@@ -116,41 +131,104 @@ class QuantizedTensor:
         """Return the codes [N, K]: uint8, or uint16 / uint32 for wider types."""
         return unpack_codes(self.storage, self.ttype.elem_bits, self.shape[1])
 
-    def dequantize(self, dtype: Any = "float64") -> Array:
-        """Return the values [N, K], computed in float64 and rounded once.
+    def dequantize(self, dtype: Any = "float64", rounding: str = "once") -> Array:
+        """Return the values [N, K].
 
         Parameters
         ----------
         dtype
             ``"float64"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``, or the library's dtype.
+        rounding
+            ``"once"``: computed in float64 and rounded at the end. ``"each"``: every difference, product and
+            sum is rounded to ``dtype``, as a program that computes in it does. ``"scales_first"``: likewise,
+            after the product of scale and tensor scale.
 
         Raises
         ------
         UnknownNameError
-            If the dtype is none of these.
+            If the dtype or the rounding is none of these.
         """
         name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
         if name not in ("float64", "float32", "float16", "bfloat16"):
             raise unknown_name("dtype", name, ("float64", "float32", "float16", "bfloat16"))
+        if rounding not in ROUNDINGS:
+            raise unknown_name("rounding", rounding, ROUNDINGS)
         xp = arrays_of(self.storage)
+
+        def rounded(values: Array) -> Array:
+            return values if rounding == "once" else xp.cast(xp.cast(values, name), "float64")
+
         result = xp.empty(self.shape, name, self.storage)
+        order = None if self.columns is None else xp.cast(self.columns, "int64")
         for part in row_chunks(*self.shape):
-            result[part] = xp.cast(self._dequantize_rows(part), name)
+            values = self._dequantize_rows(part, rounded, rounding == "scales_first")
+            if order is None:
+                result[part] = xp.cast(values, name)
+            else:
+                result[part][:, order] = xp.cast(values, name)
         return result
 
-    def _dequantize_rows(self, part: slice) -> Array:
-        """Return the float64 values of some rows."""
+    def _dequantize_rows(self, part: slice, rounded: _Rounded, scales_first: bool) -> Array:
+        """Return the float64 values of some rows, in the stored order of columns."""
         xp = arrays_of(self.storage)
         codes = unpack_codes(self.storage[part], self.ttype.elem_bits, self.shape[1])
         values = self.ttype.decode_array(codes)
         width = min(self.block[1], self.shape[1])
         groups = xp.pad_last(values, -self.shape[1] % width).reshape(values.shape[0], -1, width)
         if self.zero is not None:
-            groups = groups - block_rows(self.zero, self.block[0], part)[:, :, None]
-        if self.scale is not None:
-            groups = groups * block_rows(self.scale, self.block[0], part)[:, :, None]
-        values = groups.reshape(values.shape[0], -1)[:, : self.shape[1]]
-        return values if self.tensor_scale is None else values * self.tensor_scale
+            groups = rounded(groups - self._spread(self.zero, part))
+        factors = [] if self.scale is None else [self._spread(self.scale, part)]
+        factors += [] if self.tensor_scale is None else [self.tensor_scale]
+        if scales_first and len(factors) == 2:
+            factors = [rounded(factors[0] * factors[1])]
+        for factor in factors:
+            groups = rounded(groups * factor)
+        if self.offset is not None:
+            groups = groups + self._spread(self.offset, part)
+        return groups.reshape(values.shape[0], -1)[:, : self.shape[1]]
+
+    def _spread(self, array: Array, part: slice) -> Array:
+        """Return one float64 number per group of some rows, [rows, groups, 1]."""
+        return block_rows(array, self.block[0], part)[:, :, None]
+
+    def without_offset(self) -> QuantizedTensor:
+        """Return the matrix with real zero points in place of an offset: what kernels multiply.
+
+        The zero point of a group is ``-offset / scale`` in float32. A group whose scale is zero gets codes
+        of one value and a scale and zero point that give the offset.
+
+        Raises
+        ------
+        ConversionError
+            If there are zero points beside the offset, or no scales.
+        """
+        if self.offset is None:
+            return self
+        if self.zero is not None or self.scale is None:
+            beside = "no scale" if self.scale is None else "zero points"
+            raise ConversionError(
+                f"{self.type_name} has an offset beside {beside}: no kernel takes that; dequantize it"
+            )
+        xp = arrays_of(self.storage)
+        scale, offset = xp.cast(self.scale, "float64"), xp.cast(self.offset, "float64")
+        flat = scale == 0
+        codes, constant = self.codes(), int(self.ttype.valid_codes()[0])
+        if bool(flat.any()):
+            spread = grouped_columns(flat, self.block, self.shape)
+            codes = xp.where(spread, codes * 0 + constant, codes)
+        start = float(self.ttype.decode_codes([constant])[0])
+        factor = 1.0 if self.tensor_scale is None else self.tensor_scale
+        scale = xp.where(flat, scale + 1.0, scale)
+        zero = xp.where(flat, start - offset / factor, -offset / (scale * factor))
+        return replace(
+            self,
+            storage=pack_codes(codes, self.ttype.elem_bits),
+            scale=xp.cast(scale, "float32"),
+            zero=xp.cast(zero, "float32"),
+            zero_kind="float",
+            scale_type="float32",
+            offset=None,
+        )
 
     def to(self, device: Any) -> QuantizedTensor:
         """Return the tensor with its arrays as torch tensors on ``device``."""
@@ -197,7 +275,7 @@ class QuantizedTensor:
             metadata |= {"ttype": get_type(metadata["ttype"]), "shape": _pair(metadata["shape"])}
             metadata["block"] = _pair(metadata["block"])
             for name, array in arrays.items():
-                if name != "storage" and metadata["scale_type"] in _ONE_BYTE and array.dtype.itemsize == 1:
+                if name == "scale" and metadata["scale_type"] in _ONE_BYTE and array.dtype.itemsize == 1:
                     arrays[name] = arrays_of(array).view(array, metadata["scale_type"])
             return cls(**metadata, **arrays)
         except ArtifactError:

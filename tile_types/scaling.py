@@ -60,6 +60,14 @@ def block_rows(array: Array, height: int, part: slice) -> Array:
     return xp.take(xp.cast(array, "float64"), rows)
 
 
+def grouped_columns(array: Array, block: tuple[int, int], shape: tuple[int, int]) -> Array:
+    """Return one entry of a per-block array for each element of a matrix: [N, K]."""
+    xp = arrays_of(array)
+    rows = xp.array([row // block[0] for row in range(shape[0])], "int32", array)
+    columns = xp.array([column // block[1] for column in range(shape[1])], "int32", array)
+    return xp.take(xp.take(array, rows).T, columns).T
+
+
 def grouped(chunk: Array, group: int) -> Array:
     """Return [r, K] as [r, ceil(K/group), group]; a partial last group repeats its last column."""
     xp = arrays_of(chunk)

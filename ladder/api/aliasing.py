@@ -19,16 +19,8 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ladder.capture.tensors import (
-    Aliasing,
-    Strides,
-    aliasing_of,
-    flat,
-    random_states,
-    restore_random,
-    strides_of,
-    version_of,
-)
+from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
+from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.results import Part
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import torch.fx
 
 from ladder.api.aliasing import without_values
-from ladder.capture.conditionals import is_choice, taken_side
+from ladder.capture.trace.conditionals import is_choice, taken_side
 from ladder.runtime.model.program import ImportRefused
 
 Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch.fx
 
     from ladder.api.model import Compiler
-    from ladder.frontend.onnx_import import Imported
+    from ladder.frontend.onnx_stages import Imported
 
 
 NOTHING: OpenAxes = MappingProxyType({})
@@ -130,7 +130,7 @@ class Frozen:
         LadderError
             If a weight's canonical storage was not kept.
         """
-        from ladder.frontend.onnx_import import Imported, Weight
+        from ladder.frontend.onnx_stages import Imported, Weight
 
         plain = import_fx(self.graph, self.examples, precise=self.built.program.precise)
         if plain.updates:
@@ -161,12 +161,13 @@ class Frozen:
         sources = {s.at: s for s in program.sources.values() if s.kind == "weight"}
         for at, source in sources.items():
             layer = owners.get(id(kept[at[0] - len(self.names)]))
-            if layer is None or layer.canonical is None or source.gemm is None:
+            factor = None if layer is None else layer.factor
+            if factor is None or source.gemm is None:
                 raise LadderError(
                     "a weight's canonical storage was not kept: quantize with keep_canonical=True, by layers"
                     " of a torch.nn.Module"
                 )
-            yield source.gemm, layer.canonical
+            yield source.gemm, factor
 
 
 def freeze(

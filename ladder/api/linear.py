@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ladder.runtime.operator import is_captured
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
+from tile_types.arrays import as_torch
 from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -26,6 +28,9 @@ DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 
 WEIGHT, PACKED = "weight.", "packed."
 """Prefixes of canonical and of packed weights in a state dict."""
+
+COLUMNS = "columns"
+"""Key, after the prefix of packed weights, of the order of columns."""
 
 DESCRIPTION = "description"
 """Key, after the prefix, of the JSON text (as uint8) that says what the arrays are."""
@@ -68,6 +73,7 @@ class Linear(torch.nn.Module):
     """
 
     bias: torch.nn.Parameter | None
+    columns: torch.Tensor | None
 
     def __init__(
         self,
@@ -92,6 +98,8 @@ class Linear(torch.nn.Module):
         self._canonical: QuantizedTensor | None = None
         self._packed: PackedWeight | None = None
         self._names: tuple[str, ...] = ()
+        self.register_buffer("columns", None, persistent=False)
+        self._reorders = False
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self._set_operator(bias)
         vector = torch.zeros(out_features, dtype=self.dtype, device=self._where) if bias else None
@@ -151,7 +159,11 @@ class Linear(torch.nn.Module):
     def from_quantized(
         cls, weight: QuantizedTensor, bias: torch.Tensor | None = None, **options: Any
     ) -> Linear:
-        """Build a layer around a quantized weight ``[N, K]``; ``options`` as in the constructor."""
+        """Build a layer around a quantized weight ``[N, K]``; ``options`` as in the constructor.
+
+        An offset becomes real zero points (`QuantizedTensor.without_offset`), an order of columns a gather of
+        the inputs.
+        """
         rows, columns = weight.shape
         module = cls(
             columns,
@@ -159,7 +171,7 @@ class Linear(torch.nn.Module):
             bias is not None,
             weight=weight.ttype.name,
             group_size=min(weight.block[1], columns),
-            zero=weight.zero_kind,
+            zero=weight.zero_kind if weight.offset is None else "float",
             **options,
         )
         module.set_weight(weight)
@@ -178,14 +190,22 @@ class Linear(torch.nn.Module):
         if self._where.type == "meta":
             self._canonical = weight.to("cpu")
             return
-        packed = self._matmul.pack(weight.to(self._where), self._where)
+        order, plain = weight.columns, replace(weight, columns=None)
+        packed = self._matmul.pack(plain.to(self._where), self._where)
         self._canonical = weight.to("cpu") if self.keep_canonical else None
         self._set_packed(packed)
+        self._set_columns(None if order is None else as_torch(order))
 
     @property
     def canonical(self) -> QuantizedTensor | None:
         """The weight in canonical storage, if it was kept."""
         return self._canonical
+
+    @property
+    def factor(self) -> QuantizedTensor | None:
+        """The canonical weight as the product has it: columns as stored, zero points for an offset."""
+        kept = self._canonical
+        return None if kept is None else replace(kept, columns=None).without_offset()
 
     @property
     def problem(self) -> Gemm:
@@ -201,6 +221,8 @@ class Linear(torch.nn.Module):
         """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
         if self._packed is None:
             raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
+        if self._reorders:
+            x = x.index_select(-1, self.columns)  # type: ignore[arg-type]
         if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
         if torch.compiler.is_compiling() or is_captured():  # then buffers are the inputs of the graph
@@ -250,6 +272,11 @@ class Linear(torch.nn.Module):
         for name, array in zip(self._names, arrays.values(), strict=True):
             self.register_buffer(name, array, persistent=False)
 
+    def _set_columns(self, order: torch.Tensor | None) -> None:
+        """Hold the order in which the stored columns take inputs."""
+        self.columns = None if order is None else order.to(self._where, torch.int64)
+        self._reorders = order is not None
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
         """Follow ``.to``, ``.cuda``, ``.half``: packed arrays move but never change type."""
         packed = self._packed
@@ -278,7 +305,8 @@ class Linear(torch.nn.Module):
             stored = self._canonical.to_dict()
             self._put(destination, prefix + WEIGHT, stored["arrays"], json.dumps(stored["metadata"]))
         elif self._packed is not None:
-            self._put(destination, prefix + PACKED, self._packed.arrays, self._packed.describe())
+            order = {} if self.columns is None else {COLUMNS: self.columns}
+            self._put(destination, prefix + PACKED, {**self._packed.arrays, **order}, self._packed.describe())
 
     @staticmethod
     def _put(destination: dict[str, Any], prefix: str, arrays: Mapping[str, Any], description: str) -> None:
@@ -330,3 +358,4 @@ class Linear(torch.nn.Module):
             raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
         self._canonical = None
         self._set_packed(packed.to(self._where))
+        self._set_columns(arrays.get(COLUMNS))

@@ -11,12 +11,16 @@ from typing import Any
 import torch
 
 from ladder.api.problem import gemm_for
-from ladder.frontend.onnx_import import Imported, import_onnx
+from ladder.frontend.onnx_import import import_stages
+from ladder.frontend.onnx_late import shape_of
+from ladder.frontend.onnx_stages import Imported, Staged
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import build_model
 from ladder.runtime.model.program import Program, Source
+from ladder.runtime.model.staged import PlanStage, StagedModel, TorchStage, Wanted
 from ladder.runtime.model.whole import WholeModel
+from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.packed import pack
 
 
@@ -39,18 +43,29 @@ class OnnxModel:
     """
 
     def __init__(self, source: str | os.PathLike[str] | Any, precise: bool = False) -> None:
-        self.imported = import_onnx(source, gemm_for, precise)
-        self._built: dict[torch.device, WholeModel] = {}
+        self.staged = import_stages(source, gemm_for, precise)
+        self._built: dict[torch.device, WholeModel | StagedModel] = {}
+
+    @property
+    def imported(self) -> Imported:
+        """The model as one plan, for any device.
+
+        Raises
+        ------
+        ImportRefused
+            If it runs in several stages; the message says why.
+        """
+        return self.staged.one("what was asked for")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs, in order."""
-        return self.imported.inputs
+        return tuple(self.staged.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
-        return self.imported.outputs
+        return self.staged.outputs
 
     @property
     def graph(self) -> Graph:
@@ -72,7 +87,7 @@ class OnnxModel:
         tensors = [value for value in (*arguments, *named.values()) if isinstance(value, torch.Tensor)]
         return self.on(tensors[0].device if tensors else "cpu")(*arguments, **named)
 
-    def on(self, device: torch.device | str) -> WholeModel:
+    def on(self, device: torch.device | str) -> WholeModel | StagedModel:
         """Return the model built for a device, building it on first use.
 
         Raises
@@ -82,8 +97,22 @@ class OnnxModel:
         """
         where = torch.empty(0, device=device).device
         if where not in self._built:
-            self._built[where] = build_imported(self.imported, where)
+            self._built[where] = build_staged(self.staged, where)
         return self._built[where]
+
+    def whole(self, device: torch.device | str) -> WholeModel:
+        """Return the model built for a device, as one plan.
+
+        Raises
+        ------
+        ImportRefused
+            If it runs in several stages; the message says why.
+        """
+        found = self.on(device)
+        if not isinstance(found, WholeModel):
+            self.staged.one("a plan on its own")
+        assert isinstance(found, WholeModel)  # or it was just refused
+        return found
 
     def plan(self, device: torch.device | str = "cpu") -> str:
         """Return the plan for a device as text: one line per step, with what executes it."""
@@ -98,13 +127,42 @@ class OnnxModel:
         """
         from ladder.runtime.model.saved import save_model
 
-        return save_model(self.on(device), path, sign)
+        return save_model(self.whole(device), path, sign)
 
     def to_onnx(self, path: str | os.PathLike[str], *, external: bool | None = None) -> Path:
         """Write the tile graph, with its tTypes as attributes, as an ONNX model; see `export_onnx`."""
         from ladder.frontend.onnx_export import export_onnx
 
-        return export_onnx(self.imported, path, external=external)
+        return export_onnx(self.staged.one("to_onnx"), path, external=external)
+
+
+def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedModel:
+    """Build an imported model for a device: one plan where it is one."""
+    if staged.single is not None:
+        return build_imported(staged.single, where)
+    stages = [
+        PlanStage(build_imported(stage, where), stage.inputs, stage.outputs)
+        if isinstance(stage, Imported)
+        else TorchStage(bound_node(stage.node, stage.versions), stage.reads, stage.why)
+        for stage in staged.stages
+    ]
+    inputs = {name: wanted_of(info) for name, info in staged.inputs.items()}
+    stored = {
+        name: value.to(where) if isinstance(value, torch.Tensor) else value
+        for name, value in staged.stored.items()
+    }
+    return StagedModel(inputs, staged.outputs, stages, stored, where, staged.title)
+
+
+def wanted_of(info: Any) -> Wanted:
+    """Return what an input of an ONNX type must be."""
+    kind = str(info.WhichOneof("value")).removesuffix("_type")
+    if kind != "tensor":
+        return Wanted(kind)
+    shape = shape_of(info)
+    known = shape is not None and all(extent is not None for extent in shape)
+    fits = tuple(extent for extent in shape or () if extent is not None) if known else None
+    return Wanted(kind, int(info.tensor_type.elem_type), fits)
 
 
 def build_imported(imported: Imported, where: torch.device) -> WholeModel:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.shapes import LEAST, MOST, extent_path
+from ladder.capture.values.shapes import LEAST, MOST, extent_path
 from ladder.frontend.torch_fx import extent_of
 from ladder.runtime.model.whole import Limits
 from tile_types.errors import LadderError, ShapeError, unknown_name

@@ -472,6 +472,7 @@ def type_of(weight: QuantizedTensor) -> str:
         "without scales": weight.scale is None,
         f"with scales of {weight.block[0]} rows": weight.block[0] != 1,
         "with a scale of the whole tensor": weight.tensor_scale is not None,
+        "with an offset or an order of columns": not (weight.offset is None is weight.columns),
     }
     for what, found in unlike.items():
         if found:

@@ -11,17 +11,27 @@ import torch
 import torch.fx
 
 from ladder.capture.explain import explain
-from ladder.capture.records import FAILED, MAX_FAILURES, MAX_RECORDS, Backend, Pending, Site, Store
+from ladder.capture.methods import attribute_of
+from ladder.capture.records import (
+    FAILED,
+    MAX_FAILURES,
+    MAX_RECORDS,
+    Backend,
+    Pending,
+    Record,
+    ResumePoint,
+    Store,
+)
 from ladder.capture.run import continue_run, start_run
-from ladder.capture.tensors import modes_are_active
+from ladder.capture.values.tensors import modes_are_active
 from ladder.forks import renewed
 
 
 class Attempt(NamedTuple):
     """A call that no record serves to its end: where it began, where it stands, and with what."""
 
-    entry: Site | None
-    here: Site
+    entry: ResumePoint | None
+    here: ResumePoint
     roots: tuple[Any, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -41,28 +51,58 @@ class Captured(Store):
         tensors of other shapes than the examples, and extents as integers; ``graph_module.meta["open"]``
         holds the examples with symbols for what is open. Where its attribute ``numbers`` is false, other
         numbers that keep changing are given only as such symbols too. Where it has a true attribute
-        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`; where
-        ``conditionals``, branches come as nodes that call `ladder.capture.conditionals.choose`.
+        ``loops``, iterations that match come as one node that calls `trace.loops.repeat`; where
+        ``conditionals``, branches come as nodes that call `trace.conditionals.choose`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         super().__init__(function, backend or run_as_is)
+        self.within: Captured | None = None
+        """What captures calls of a module by its own methods."""
         self._lock = renewed(threading.RLock())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of a module; in its methods, such as ``generate``, its calls are captured."""
+        return attribute_of(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; one that only the module has is set there."""
+        own = self.__dict__
+        there = "_lock" in own and name not in own and isinstance(self.function, torch.nn.Module)
+        if there and hasattr(self.function, name):
+            setattr(self.function, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def beside(self, function: Callable[..., Any]) -> Captured:
+        """Return another function under capture, whose graphs the same backend runs."""
+        return Captured(function, self.backend)
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, those of the entry first."""
+        return [*super().records, *(self.within.records if self.within is not None else ())]
+
+    @property
+    def outcome(self) -> str:
+        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
+        found = {super().outcome, self.within.outcome if self.within is not None else "new"}
+        return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: by a record that matches, else recording one."""
-        site = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
-        if site is None:
-            site = self._enter(args, kwargs)
+        point = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
+        if point is None:
+            point = self._enter(args, kwargs)
         roots: tuple[Any, ...] = (*args, *kwargs.values()) if kwargs else args
-        here = site
+        here = point
         while True:
             for run in here.runs:
                 found = run(*roots)
                 if found.__class__ is tuple:
                     break
             else:
-                done = self._miss(Attempt(site, here, roots, args, kwargs))
+                done = self._miss(Attempt(point, here, roots, args, kwargs))
                 if done.__class__ is not Pending:
                     return done
                 here, roots = done
@@ -70,20 +110,20 @@ class Captured(Store):
             following, value = found
             if following is None:
                 return value
-            if following.__class__ is Site:
+            if following.__class__ is ResumePoint:
                 here, roots = following, value
             else:
-                return self._interrupted(Attempt(site, here, roots, args, kwargs))
+                return self._interrupted(Attempt(point, here, roots, args, kwargs))
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
-        site = self._enter(args, kwargs)
-        site.lifted |= paths
+        point = self._enter(args, kwargs)
+        point.lifted |= paths
 
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResumePoint:
         key = (len(args), *kwargs) if kwargs else len(args)
         names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
-        return self.entries.setdefault(key, Site(self, (), "", names))
+        return self.entries.setdefault(key, ResumePoint(self, (), "", names))
 
     def _miss(self, attempt: Attempt) -> Any:
         """Run on, recording if that may help later calls."""
@@ -97,7 +137,7 @@ class Captured(Store):
             try:
                 return self._run_on(attempt, record=bool(record) and not here.dead)
             finally:
-                self.seconds += (time.perf_counter() - begun) * bool(record)
+                self.spent((time.perf_counter() - begun) * bool(record))
         finally:
             if record:
                 self._lock.release()
@@ -113,9 +153,9 @@ class Captured(Store):
         if here is not entry:
             if here.dead:
                 why = f"a continuation cannot be recorded: {here.failures[-1:]}"
-                self.given_up = self.given_up or why
-                for site in self.all_sites():
-                    site.take_back()
+                self.give_up(why)
+                for point in self.all_points():
+                    point.take_back()
             return continue_run(self, here, roots, record=record)
         if not record:
             self.calls["eager"] += 1
@@ -125,8 +165,9 @@ class Captured(Store):
         return start_run(self, here, args, kwargs)
 
     def explain(self, *, guards: bool = False) -> str:
-        """Return what was captured, where it was split and why; with ``guards`` what each guard checks."""
-        return explain(self, guards=guards)
+        """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""
+        within = [] if self.within is None else [explain(self.within, guards=guards)]
+        return "\n".join([explain(self, guards=guards), *within])
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ladder.capture.conditionals import described
-from ladder.capture.frames import user_line
-from ladder.capture.nodes import Check
-from ladder.capture.records import Record, Site, Store
+from ladder.capture.heap.nodes import Check
+from ladder.capture.python.frames import user_line
+from ladder.capture.records import Record, ResumePoint, Store
+from ladder.capture.trace.conditionals import described
 
 MOST = 8
 """Lines of one kind that the short form prints."""
 
 
 def explain(store: Store, *, guards: bool = False) -> str:
-    """Return graphs, splits, guards by kind and seconds; with ``guards`` every condition too."""
+    """Return graphs, graph breaks, guards by kind and seconds; with ``guards`` every condition too."""
     name = getattr(store.function, "__qualname__", type(store.function).__qualname__)
     calls, records = store.calls, store.records
     lines = [
@@ -24,22 +24,22 @@ def explain(store: Store, *, guards: bool = False) -> str:
     ]
     if store.given_up:
         lines.append(f"  runs without capture: {store.given_up}")
-    for site in store.all_sites():
-        lines += _site_lines(site, guards)
+    for point in store.all_points():
+        lines += _point_lines(point, guards)
     return "\n".join([*lines, *(f"  {line}" for line in store.where_it_ran())])
 
 
-def _site_lines(site: Site, guards: bool) -> list[str]:
+def _point_lines(point: ResumePoint, guards: bool) -> list[str]:
     """Return what is known at one place where recording begins."""
-    where, lines = site.place(), []
-    for record in site.records:
+    where, lines = point.place(), []
+    for record in point.records:
         lines.append(f"  record from {where}: {_summary(record)}")
         lines += [f"    guard: {check.why}" for check in record.checks if guards and check.binds is None]
         lines += [f"    conditional: {text}" for text in described(record.graph)]
         if record.split:
-            lines.append(f"    split at {user_line(record.where)}: {record.split}")
-    lines += [f"  not recorded: {why}" for why in _few(site.failures)]
-    return [*lines, *(f"  left open: {path}" for path in _few(sorted(site.lifted)))]
+            lines.append(f"    graph break at {user_line(record.where)}: {record.split}")
+    lines += [f"  not recorded: {why}" for why in _few(point.failures)]
+    return [*lines, *(f"  left open: {path}" for path in _few(sorted(point.lifted)))]
 
 
 def _few(items: list[str]) -> list[str]:

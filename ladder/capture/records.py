@@ -1,4 +1,4 @@
-"""What has been recorded of one function: records, by the sites where their segments begin."""
+"""What has been recorded of one function: records, by the resume points where their segments begin."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.bytecode import program_of
-from ladder.capture.frames import NO_OVERRIDE, Frame, user_line
-from ladder.capture.kinds import has_same_value
-from ladder.capture.nodes import Check
-from ladder.capture.prescan import reason_not_to_capture
+from ladder.capture.heap.nodes import Check
+from ladder.capture.python.bytecode import program_of
+from ladder.capture.python.frames import NO_OVERRIDE, Frame, user_line
+from ladder.capture.python.prescan import reason_not_to_capture
+from ladder.capture.values.kinds import has_same_value
 
 log = logging.getLogger("ladder.capture")
 
@@ -25,7 +25,7 @@ MAX_RECORDS = 32
 """At one point of a program, one for each call that was recorded there."""
 MAX_REPEATED = 128
 """At one point of a program that one call comes to again and again."""
-MAX_SITES = 2048
+MAX_POINTS = 2048
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_EXTENTS = 0
@@ -38,7 +38,7 @@ DEEPEST = 3
 
 
 class Signal:
-    """What a record's function gives in place of a site."""
+    """What a record's function gives in place of a point."""
 
     __slots__ = ("name",)
 
@@ -51,7 +51,7 @@ FAILED = Signal("an operator of the graph raised")
 
 @dataclass(frozen=True)
 class Layout:
-    """How the values at a site make up one frame."""
+    """How the values at a point make up one frame."""
 
     code: CodeType
     index: int
@@ -97,9 +97,9 @@ class Record:
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
     `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
-    `where`: the lines of all frames at its split, the innermost last.
-    `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
-    and changes nothing but the roots `changed`.
+    `where`: the lines of all frames at its graph break, the innermost last.
+    `follows`: the resume points that may come next. `unseen`: whether it ends the program, or at another
+    branch, and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
     """
 
@@ -109,29 +109,29 @@ class Record:
     source: str
     graph: torch.fx.GraphModule | None
     operators: int
-    site: Site
-    pinned: frozenset[int]
+    point: ResumePoint
+    pinned: frozenset[int] = frozenset()
     split: str = ""
     where: tuple[str, ...] = ()
-    follows: tuple[Site, ...] = ()
+    follows: tuple[ResumePoint, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()
     assumes: frozenset[Any] = frozenset()
     calls_cached: bool = False
     side: bool | None = None
     depth: int = 0
-    branches: frozenset[Site] = frozenset()
+    branches: frozenset[ResumePoint] = frozenset()
 
     def serves(self, values: tuple[Any, ...]) -> bool:
-        """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
+        """Say whether this, which begins at a branch, serves its side for other `values` at the point."""
         return bool(self.check(*values, self.side) == 0)
 
 
 class Assumed:
     """Numbers that tensors are assumed to hold, by the instruction that read each."""
 
-    def __init__(self, site: Site, numbers: list[tuple[Any, Any]]) -> None:
-        self.site = site
+    def __init__(self, point: ResumePoint, numbers: list[tuple[Any, Any]]) -> None:
+        self.point = point
         self.numbers = numbers
 
     def holds(self, *tensors: torch.Tensor) -> bool:
@@ -139,14 +139,14 @@ class Assumed:
         for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
             found = tensor.item()
             if type(found) is not type(number) or not has_same_value(found, number):
-                branches = type(number) is bool and self.site.store.joins
-                self.site.note_surprise(here, branches=branches)
+                branches = type(number) is bool and self.point.store.joins
+                self.point.note_surprise(here, branches=branches)
                 return False
         return True
 
 
-class Site:
-    """A point of the program where a segment begins: the entry, or what follows a split."""
+class ResumePoint:
+    """A point of the program where a segment begins: the entry, or what follows a graph break."""
 
     def __init__(self, store: Store, layouts: tuple[Layout, ...], after: str, names: list[str]) -> None:
         self.store = store
@@ -273,9 +273,9 @@ class Site:
 
 
 class Pending(NamedTuple):
-    """What a run leaves to records: the site that it came to, and the values there."""
+    """What a run leaves to records: the point that it came to, and the values there."""
 
-    site: Site
+    point: ResumePoint
     roots: tuple[Any, ...]
 
 
@@ -285,7 +285,7 @@ class Store:
     Attributes
     ----------
     entries
-        The site where the function begins, by how it is called; `sites`: those that follow a graph break.
+        The point where the function begins, by how it is called; `sites`: those that follow a graph break.
     given_up
         Why calls run without capture; empty if they do not.
     """
@@ -296,29 +296,37 @@ class Store:
         self.lifts_shapes = bool(getattr(backend, "dynamic_shapes", False))
         self.joins = bool(getattr(backend, "conditionals", False))
         self.takes_numbers = bool(getattr(backend, "numbers", True))
-        self.entries: dict[Any, Site] = {}
-        self.sites: dict[Any, Site] = {}
+        self.entries: dict[Any, ResumePoint] = {}
+        self.sites: dict[Any, ResumePoint] = {}
         self.given_up = reason_not_to_capture(function)
         self.calls = {"recorded": 0, "eager": 0}
         self.seconds = 0.0
         self.warned = False
         self.counts_cached_calls = False
 
-    def all_sites(self) -> tuple[Site, ...]:
-        """Return all sites, the entries first."""
+    def all_points(self) -> tuple[ResumePoint, ...]:
+        """Return all resume points, the entries first."""
         return (*self.entries.values(), *self.sites.values())
 
-    def is_full(self, site: Site) -> bool:
+    def give_up(self, why: str) -> None:
+        """Run the function as it is from now on; the first reason is kept."""
+        self.given_up = self.given_up or why
+
+    def spent(self, seconds: float) -> None:
+        """Note how long recording and compiling took."""
+        self.seconds += seconds
+
+    def is_full(self, point: ResumePoint) -> bool:
         """Say whether records would become too many; from then on the function runs as it is."""
         held = sum(len(each.records) for each in self.sites.values())
-        if len(site.records) >= MAX_REPEATED:
+        if len(point.records) >= MAX_REPEATED:
             why = f"more than {MAX_REPEATED} records at one point of it"
-        elif max(len(self.sites), held) > MAX_SITES:
-            why = f"more than {MAX_SITES} points at which it is split, or records of what follows"
+        elif max(len(self.sites), held) > MAX_POINTS:
+            why = f"more than {MAX_POINTS} points at which its graph breaks, or records of what follows"
         else:
             return False
-        self.given_up = self.given_up or why
-        for each in self.all_sites():
+        self.give_up(why)
+        for each in self.all_points():
             each.keep_only(())
             each.spare, each.parked = [], []
         self.sites.clear()
@@ -332,58 +340,58 @@ class Store:
             log.warning("%s: %s; calls that no record serves run without capture", name, why)
         self.warned = True
 
-    def site(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> Site:
-        """Return the site of frames with `layouts`."""
+    def point(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> ResumePoint:
+        """Return the point of frames with `layouts`."""
         key = (layouts, after)
         if key not in self.sites:
-            self.sites[key] = Site(self, layouts, after, names)
+            self.sites[key] = ResumePoint(self, layouts, after, names)
         return self.sites[key]
 
     def forget(self, pinned: int) -> None:
         """Drop the records that hold an object which is no longer where it was: it may die now."""
-        for site in self.all_sites():
-            site.keep_only(record for record in site.records if pinned not in record.pinned)
-            site.spare = [record for record in site.spare if pinned not in record.pinned]
-            site.parked = [record for record in site.parked if pinned not in record.pinned]
+        for point in self.all_points():
+            point.keep_only(record for record in point.records if pinned not in record.pinned)
+            point.spare = [record for record in point.spare if pinned not in record.pinned]
+            point.parked = [record for record in point.parked if pinned not in record.pinned]
 
     def count_cached_calls(self) -> None:
         """Let no guard call a cached function any more: the program sees how often that happens."""
         self.counts_cached_calls = True
-        for site in self.all_sites():
-            site.keep_only(record for record in site.records if not record.calls_cached)
+        for point in self.all_points():
+            point.keep_only(record for record in point.records if not record.calls_cached)
 
-    def drop_before(self, branch: Site) -> None:
+    def drop_before(self, branch: ResumePoint) -> None:
         """Drop the records that end at a branch, or know only one side of it."""
-        for site in self.all_sites():
-            dropped = [record for record in site.records if branch in record.branches]
-            if dropped and not site.dead and not self.given_up:
-                site.parked = dropped
-                site.keep_only(record for record in site.records if branch not in record.branches)
-                site.spare = [*dropped, *site.spare][: MAX_RECORDS if site.forks else 0]
+        for point in self.all_points():
+            dropped = [record for record in point.records if branch in record.branches]
+            if dropped and not point.dead and not self.given_up:
+                point.parked = dropped
+                point.keep_only(record for record in point.records if branch not in record.branches)
+                point.spare = [*dropped, *point.spare][: MAX_RECORDS if point.forks else 0]
 
-    def knows_one_side(self, branch: Site) -> bool:
+    def knows_one_side(self, branch: ResumePoint) -> bool:
         """Say whether there is a record that goes through a branch and knows only one side of it."""
-        sites = self.all_sites()
-        return any(branch in item.branches and not item.split for site in sites for item in site.records)
+        points = self.all_points()
+        return any(branch in item.branches and not item.split for point in points for item in point.records)
 
     def prune(self) -> None:
         """Set aside the records that no call can come to any more."""
-        reached: set[Site] = set()
+        reached: set[ResumePoint] = set()
         ahead = list(self.entries.values())
         while ahead:
-            site = ahead.pop()
-            if site not in reached:
-                reached.add(site)
-                ahead += [following for record in site.records for following in record.follows]
-        for site in self.sites.values():
-            if site not in reached and site.records:
-                site.spare = site.known()[:MAX_RECORDS]
-                site.keep_only(())
+            point = ahead.pop()
+            if point not in reached:
+                reached.add(point)
+                ahead += [following for record in point.records for following in record.follows]
+        for point in self.sites.values():
+            if point not in reached and point.records:
+                point.spare = point.known()[:MAX_RECORDS]
+                point.keep_only(())
 
     @property
     def records(self) -> list[Record]:
         """All records, those of the entry first."""
-        return [record for site in self.all_sites() for record in site.records]
+        return [record for point in self.all_points() for record in point.records]
 
     @property
     def graphs(self) -> list[torch.fx.GraphModule]:
@@ -393,9 +401,11 @@ class Store:
     @property
     def outcome(self) -> str:
         """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
-        entries = [record for site in self.entries.values() for record in site.records]
+        entries = [record for point in self.entries.values() for record in point.records]
         if not entries:
-            return "eager" if self.given_up or any(site.failures for site in self.entries.values()) else "new"
+            return (
+                "eager" if self.given_up or any(point.failures for point in self.entries.values()) else "new"
+            )
         return "split" if any(record.split for record in self.records) else "whole"
 
     def where_it_ran(self) -> list[str]:

@@ -4,43 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.capture import handlers, handlers_calls
-from ladder.capture.branches import Joined
-from ladder.capture.calls import call, call_function
-from ladder.capture.emit import emit
-from ladder.capture.endings import raise_ending, return_ending
-from ladder.capture.evaluate import drive
-from ladder.capture.interpreter import Interpreter
-from ladder.capture.nodes import CaptureError
-from ladder.capture.records import Site, Store
-from ladder.capture.segments import Followed, begin_segment
-from ladder.capture.tracebacks import trimmed
+from ladder.capture.handlers import instructions as handlers
+from ladder.capture.handlers import structures as handlers_calls
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.branches import Joined
+from ladder.capture.interpreter.emit import emit
+from ladder.capture.interpreter.endings import raise_ending, return_ending
+from ladder.capture.interpreter.evaluate import drive
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.segments import Followed, begin_segment
+from ladder.capture.operations.calls import MAX_DEPTH, call, call_function
+from ladder.capture.python.stack import Room
+from ladder.capture.python.tracebacks import trimmed
+from ladder.capture.records import ResumePoint, Store
 
+ROOM = Room(16 * MAX_DEPTH)
+"""What the deepest interpreted calls take: about 16 frames each."""
 HANDLED = (handlers, handlers_calls)
 """The modules whose functions are in the table of instructions."""
 
 
 def complete(vm: Interpreter, result: Any) -> Any:
     """End the last segment: the program returns `result`."""
-    if vm.recording and vm.site is not None:
+    if vm.recording and vm.point is not None:
         try:
-            vm.site.add(emit(vm, return_ending(vm.heap, result)), vm.beside)
+            vm.point.add(emit(vm, return_ending(vm.heap, result)), vm.beside)
         except CaptureError as error:
-            vm.stop(str(error), getattr(error, "origin", None))
+            vm.fail(error)
     vm.recording = False
     return vm.unlifted(result)
 
 
 def complete_joined(vm: Interpreter, joined: Joined) -> Any:
     """End the last segment, which went through both sides of a branch."""
-    assert vm.site is not None
+    assert vm.point is not None
     try:
-        vm.site.add(emit(vm, joined.ending), vm.beside)
+        vm.point.add(emit(vm, joined.ending), vm.beside)
         vm.store.prune()
     except CaptureError as error:
-        for site in joined.ending.branches:
-            site.attempts += 1
-        vm.site.failures.append(str(error))
+        for point in joined.ending.branches:
+            point.attempts += 1
+        vm.point.failures.append(str(error))
     vm.recording = False
     return vm.unlifted(joined.result)
 
@@ -48,7 +52,8 @@ def complete_joined(vm: Interpreter, joined: Joined) -> Any:
 def carry_out(vm: Interpreter, run: Any, *args: Any) -> Any:
     """Do ``run(*args)``, the rest of the program, and end the last segment with what comes of it."""
     try:
-        return _carried_out(vm, run, *args)
+        with ROOM:
+            return _carried_out(vm, run, *args)
     finally:
         # What only the recording holds must die now.
         vm.release()
@@ -63,43 +68,43 @@ def _carried_out(vm: Interpreter, run: Any, *args: Any) -> Any:
     except Followed as followed:
         return followed.pending
     except Exception as error:
-        if vm.recording and vm.site is not None:
+        if vm.recording and vm.point is not None:
             try:
-                vm.site.add(emit(vm, raise_ending(vm.heap, error)), vm.beside)
+                vm.point.add(emit(vm, raise_ending(vm.heap, error)), vm.beside)
             except CaptureError as reason:
-                vm.site.failures.append(str(reason))
+                vm.point.failures.append(str(reason))
         error.__traceback__ = trimmed(error.__traceback__)
         raise
     return complete(vm, result)
 
 
-def start_run(store: Store, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def start_run(store: Store, point: ResumePoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the whole function, recording."""
     vm = Interpreter(store, call, call_function)
-    roots = begin_segment(vm, site, [*args, *kwargs.values()], site.names)
+    roots = begin_segment(vm, point, [*args, *kwargs.values()], point.names)
     vm.heap.pin(store.function)
     given = tuple(roots[: len(args)])
     named = dict(zip(kwargs, roots[len(args) :], strict=True))
     return carry_out(vm, vm.call, store.function, given, named)
 
 
-def continue_run(store: Store, site: Site, roots: tuple[Any, ...], *, record: bool) -> Any:
-    """Run on from a split, recording if `record`."""
+def continue_run(store: Store, point: ResumePoint, roots: tuple[Any, ...], *, record: bool) -> Any:
+    """Run on from a resume point, recording if `record`."""
     vm = Interpreter(store, call, call_function)
     values = list(roots)
     if record:
-        site.learn(roots)
-        values = begin_segment(vm, site, values, site.names)
+        point.learn(roots)
+        values = begin_segment(vm, point, values, point.names)
     if record:
         vm.heap.find(values[-1])
-    if not site.layouts:
-        return carry_out(vm, _raise if site.after == "raise" else _same, values[-1])
+    if not point.layouts:
+        return carry_out(vm, _raise if point.after == "raise" else _same, values[-1])
     frames, at = [], 0
-    for layout in site.layouts:
+    for layout in point.layouts:
         frames.append(layout.restore(values[at : at + layout.size]))
         at += layout.size
-    error = values[at] if site.after == "raise" else None
-    return carry_out(vm, drive, vm, frames, site.after, values[at], error)
+    error = values[at] if point.after == "raise" else None
+    return carry_out(vm, drive, vm, frames, point.after, values[at], error)
 
 
 def _same(value: Any) -> Any:

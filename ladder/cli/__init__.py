@@ -1,4 +1,4 @@
-"""The command line: ``ladder gemm|compile|explain|tune|superopt|report|types|devices|cache|doctor``.
+"""The command line: ``ladder gemm|compile|explain|tune|superopt|inspect|convert|report|types|…``.
 
 The top layer: may import every other package; nothing imports it. Results go to
 stdout, everything else to stderr.

@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 from ladder.cli import console
 from tile_types.errors import (
     ArtifactError,
+    CheckpointError,
     ConversionError,
     DTypeError,
     LadderError,
@@ -28,6 +29,7 @@ from tile_types.errors import (
 OK, FAILED, USAGE = 0, 1, 2
 
 BAD_INPUT = (
+    CheckpointError,
     ConversionError,
     DTypeError,
     ParseError,
@@ -65,7 +67,7 @@ Output = Annotated[str | None, typer.Option(help="Result type. [default: the act
 Target = Annotated[str, typer.Option(help="Device to compile for; see `ladder devices`.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random weights and activations.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the README.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the READMEs.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -319,6 +321,40 @@ def compile_model(
 
     with console.progress() as step:
         found = run_compile(model, output, target, step)
+    if as_json:
+        console.print_json(found)
+    else:
+        console.print_fields(as_fields(found))
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder, an index, or a .safetensors, .gguf, .pt or .bin file.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """List the tensors of a checkpoint: format, shape, bytes; nothing but headers is read."""
+    from ladder.cli.formats import COLUMNS, as_rows, run_inspect
+
+    found = run_inspect(checkpoint)
+    if as_json:
+        console.print_json(found)
+    else:
+        console.print_table(COLUMNS, as_rows(found))
+
+
+@app.command()
+def convert(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint of another tool, as for `ladder inspect`.")],
+    output: Annotated[Path, typer.Argument(help="The file to write, a .safetensors.")],
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint of another tool in Ladder's own storage, bit for bit, one tensor at a time."""
+    from ladder.cli.formats import as_fields, run_convert
+
+    with console.progress() as step:
+        found = run_convert(checkpoint, output, step)
     if as_json:
         console.print_json(found)
     else:

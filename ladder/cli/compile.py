@@ -68,7 +68,7 @@ def compiled(target: str, device: str) -> tuple[str, WholeModel]:
     from ladder.api.onnx_model import OnnxModel
 
     chosen, where = place_of(device)
-    return chosen.name, OnnxModel(target).on(_require_here(chosen, where))
+    return chosen.name, OnnxModel(target).whole(_require_here(chosen, where))
 
 
 def _require_here(chosen: TileDevice, where: torch.device | None) -> torch.device:

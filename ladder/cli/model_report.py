@@ -174,7 +174,7 @@ def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Step) -> Mode
     if where is None:
         return _absent(path.name, model.imported.program, chosen, sizes, stored)
     step("compiling")
-    return _present(path.name, model.on(where), chosen, sizes, step)
+    return _present(path.name, model.whole(where), chosen, sizes, step)
 
 
 def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Step) -> ModelReport:

@@ -1,4 +1,4 @@
-"""The tables of types and devices, for people, for programs and for the README."""
+"""The tables of types and devices, for people, for programs and for READMEs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPE_COLUMNS = ("type", "bits", "block", "exact in", "what it is")
 CACHE_COLUMNS = ("key", "target", "weight", "activation", "bytes")
 
 SUPPORT_CORES = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-"""Activation types of the README's table."""
+"""Activation types of the table of weight types."""
 
 DEVICE_COLUMNS = ("target", "modelled on", "activations", "pipelines")
 
@@ -43,7 +43,7 @@ def type_rows() -> list[tuple[str, ...]]:
 
 
 def support_rows() -> list[tuple[str, ...]]:
-    """Return the README's table: per weight type, which activations multiply it without loss."""
+    """Return the table: per weight type, which activations multiply it without loss."""
     rows = []
     for row in map(describe_type, list_types()):
         marks = ("yes" if core in row["exact_in"] else "" for core in SUPPORT_CORES)

@@ -252,12 +252,72 @@ def _stacked(im: Importer, out: str, parts: Sequence[str], axis: int = 0) -> Any
 
 def _padded(im: Importer, out: str, x: str, width: Sequence[int], value: float = 0.0) -> Any:
     rank = len(im.shape(x))
-    if not all(isinstance(extent, int) for extent in width) or min(width, default=0) < 0:
+    if not all(isinstance(extent, int) for extent in width):
         return None
     low, high = [0] * rank, [0] * rank
     for at in range(len(width) // 2):
         low[rank - 1 - at], high[rank - 1 - at] = width[2 * at], width[2 * at + 1]
-    return im.g.add("pad", x, low=tuple(low), high=tuple(high), value=float(value))
+    for axis, (before, after) in enumerate(zip(low, high, strict=True)):
+        extent = im.shape(x)[axis]
+        if min(before, after) < 0:  # what is cut off
+            if not isinstance(extent, int) or extent + min(before, 0) + min(after, 0) <= 0:
+                return None
+            x = im.take_axis(x, axis, max(-before, 0), extent + min(before, 0) + min(after, 0))
+    low, high = [max(n, 0) for n in low], [max(n, 0) for n in high]
+    return im.g.add("pad", x, low=tuple(low), high=tuple(high), value=float(value)) if any(low + high) else x
+
+
+def _copied(im: Importer, out: str, x: str, source: str, *_: Any) -> Any:
+    return im.expand(im.cast(source, out), im.shape(x))
+
+
+def _repeated(im: Importer, out: str, x: str, times: Sequence[Extent]) -> Any:
+    own = [1] * (len(times) - len(im.shape(x))) + list(im.shape(x))
+    pairs = [*zip(times, own, strict=True)]
+    apart = im.reshape(x, [extent for _, size in pairs for extent in (1, size)])
+    return im.reshape(im.expand(apart, [extent for pair in pairs for extent in pair]), [*map(product, pairs)])
+
+
+def _put_slice(
+    im: Importer,
+    out: str,
+    x: str,
+    part: str,
+    axis: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> Any:
+    """Join what lies before, the part, and what lies after."""
+    extent = im.shape(x)[axis]
+    if not isinstance(extent, int) or step != 1 or not all(isinstance(at, int | None) for at in (start, end)):
+        return None
+    first, last, _ = slice(start, end).indices(extent)
+    sides = ((0, first), (last, extent - last))
+    before, after = ([im.take_axis(x, axis, begin, size)] if size else [] for begin, size in sides)
+    return _joined(im, out, [*before, part, *after], axis) if last > first else x
+
+
+def _put_one(im: Importer, out: str, x: str, part: str, axis: int, index: Any) -> Any:
+    extent = im.shape(x)[axis]
+    if not isinstance(extent, int) or not isinstance(index, int):
+        return None
+    at = index % extent
+    return _put_slice(im, out, x, _unsqueezed(im, out, part, axis % len(im.shape(x))), axis, at, at + 1)
+
+
+def _sign(im: Importer, out: str, x: str) -> Any:
+    if out == "bool":
+        return x
+    common = _common_type(im, x, 0)
+    above, below = (im.apply("less", pair, common) for pair in ([0, x], [x, 0]))
+    return im.arithmetic("sub", [im.cast(above, out), im.cast(below, out)], out)
+
+
+def _ceiling(im: Importer, out: str, x: str) -> Any:
+    if not out.startswith(("float", "bfloat")):
+        return None
+    return im.arithmetic("neg", [im.floats("floor", [im.arithmetic("neg", [x], out)], out)], out)
 
 
 def _summed(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False, **_: Any) -> Any:
@@ -338,6 +398,8 @@ ROWS: dict[str, Row] = {
     "abs.default": lambda im, out, x: im.arithmetic("abs", [x], out),
     "round.default": lambda im, out, x: im.floats("round", [x], out),
     "floor.default": lambda im, out, x: im.floats("floor", [x], out),
+    "ceil.default": _ceiling,
+    "sign.default": _sign,
     "relu.default": lambda im, out, x: im.arithmetic("relu", [x], out),
     "gelu.default": _gelu,
     "maximum.default": lambda im, out, a, b: im.arithmetic("maximum", [a, b], out),
@@ -375,6 +437,10 @@ ROWS: dict[str, Row] = {
     "cat.default": _joined,
     "stack.default": _stacked,
     "constant_pad_nd.default": _padded,
+    "copy.default": _copied,
+    "repeat.default": _repeated,
+    "slice_scatter.default": _put_slice,
+    "select_scatter.default": _put_one,
     "sum.default": _summed,
     "sum.dim_IntList": _summed,
     "mean.default": _averaged,

@@ -21,6 +21,10 @@ Value = str | Known
 """A value of the tile graph by name, or one that is known at import."""
 
 
+class Invalid(ImportRefused):
+    """A node that the standard does not allow; no other way to run it is looked for."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One node with its operands, as rows of the tables take it.
@@ -35,12 +39,15 @@ class Call:
         Its attributes.
     inputs
         Its operands; None for those left out.
+    version
+        Of the operator's domain.
     """
 
     walk: Walk
     node: Any
     given: Mapping[str, Any]
     inputs: tuple[Value | None, ...]
+    version: int = 21
 
     @property
     def im(self) -> Importer:
@@ -55,6 +62,10 @@ class Call:
     def refuse(self, why: str) -> ImportRefused:
         """Return the error that says why this node cannot be imported."""
         return ImportRefused(f"{title(self.node)}: {why}")
+
+    def invalid(self, why: str) -> Invalid:
+        """Return the error that says that no implementation could run this node."""
+        return Invalid(f"{title(self.node)}: {why}")
 
     def has(self, at: int) -> bool:
         """Tell whether an operand is given."""

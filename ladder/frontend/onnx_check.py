@@ -16,6 +16,7 @@ import onnx.checker
 import onnx.shape_inference
 
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.onnx_ops.evaluate import schema_of, version_of, versions_of
 from tile_types.errors import ArtifactError
 
 MOST_BYTES = (1 << 31) - 1
@@ -82,8 +83,14 @@ def check_model(model: Any, title: str) -> None:
 
 
 def _inferred(model: Any) -> Any:
-    """Return the model with all types and shapes that the standard's rules give."""
-    return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    """Return the model with all types and shapes that the standard's rules give.
+
+    Rules that follow values of shapes through a model take some for others: without them, it may be valid.
+    """
+    try:
+        return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
 def check_extents(dims: Any, what: str, most: int = MOST_ELEMENTS) -> None:
@@ -118,16 +125,37 @@ def check_computed(node: Any, operands: Mapping[str, Any], opsets: Any, what: st
         If it would; also if the standard's shape rule refuses the operands.
     """
     constants = [onnx.numpy_helper.from_array(array, name) for name, array in operands.items()]
+    for info in infer_node(node, [], constants, opsets, what).values():
+        dims = [dim.dim_value for dim in info.tensor_type.shape.dim if dim.HasField("dim_value")]
+        check_extents(dims, what, MOST_COMPUTED)
+
+
+def infer_node(node: Any, inputs: Any, constants: Any, opsets: Any, what: str) -> dict[str, Any]:
+    """Return the ONNX types of a node's results, of operands of stated types and of known ones.
+
+    Raises
+    ------
+    ImportRefused
+        If the standard's rules refuse the operands.
+    """
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    body = onnx.helper.make_graph([node], "known", [], results, constants)
+    stated = onnx.NodeProto()
+    stated.CopyFrom(node)
+    _with_defaults(stated, {entry.domain: entry.version for entry in opsets})
+    body = onnx.helper.make_graph([stated], "one", inputs, results, constants)
     model = onnx.helper.make_model(body, opset_imports=opsets)
     try:
         inferred = _inferred(model)
     except Exception as error:  # as above
         raise ImportRefused(f"{what}: {_line(error)}") from error
-    for info in inferred.graph.output:
-        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
-        check_extents(dims, what, MOST_COMPUTED)
+    found = {info.name: info.type for info in inferred.graph.output}
+    return {name: type_ for name, type_ in found.items() if _is_stated(type_)}
+
+
+def _is_stated(type_: Any) -> bool:
+    """Tell whether a type says more than that there is a value."""
+    kind = type_.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or bool(type_.tensor_type.elem_type))
 
 
 def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
@@ -197,13 +225,28 @@ def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:
             yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
 
 
+def _with_defaults(node: Any, versions: Mapping[str, int]) -> None:
+    """Write out the defaults of attributes: the rules for operators that are defined by graphs need them."""
+    schema = schema_of(node.domain, node.op_type, version_of(node.domain, versions))
+    if schema is None or not schema.has_function:
+        return
+    given = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(
+        stated.default_value
+        for name, stated in schema.attributes.items()
+        if name not in given and stated.default_value.name
+    )
+
+
 def _skeleton(model: Any) -> Any:
     """Return a model without large tensors and without our annotations."""
     graph = model.graph
     large = [tensor for tensor in graph.initializer if prod(tensor.dims) > SMALL or tensor.external_data]
     names = {tensor.name for tensor in large}
     declared = {info.name for info in graph.input}
-    result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    # Before version 4 initializers had to be inputs too; tools that convert models leave that out.
+    version = max(model.ir_version, 4) if model.ir_version else 0
+    result = onnx.ModelProto(ir_version=version, opset_import=model.opset_import)
     slim = result.graph
     slim.name = graph.name
     slim.input.extend(graph.input)
@@ -219,6 +262,7 @@ def _skeleton(model: Any) -> Any:
     slim.sparse_initializer.extend(graph.sparse_initializer)
     slim.node.extend(graph.node)
     for node in slim.node:
+        _with_defaults(node, versions_of(model))
         if node.op_type in ANNOTATED:
             kept = [attribute for attribute in node.attribute if attribute.name not in ANNOTATIONS]
             del node.attribute[:]

@@ -22,7 +22,8 @@ import torch
 from ladder.frontend.importer import identifier
 from ladder.frontend.onnx_call import Value
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
-from ladder.frontend.onnx_import import Imported, Walk, Weight
+from ladder.frontend.onnx_import import Walk
+from ladder.frontend.onnx_stages import Imported, Weight
 from ladder.frontend.onnx_values import TYPE_NAMES, Known, as_tensor
 from ladder.ir.extents import canonical
 from ladder.ir.graph import Node

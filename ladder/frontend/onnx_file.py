@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.defs
 import onnx.inliner
 
 from ladder.frontend.onnx_check import check_model, check_size, external_bytes
@@ -17,8 +18,8 @@ from ladder.frontend.onnx_values import Known
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import ArtifactError
 
-OPSETS = range(13, 22)
-"""Versions of ONNX's own operators that the tables know."""
+OPSETS = range(1, onnx.defs.onnx_opset_version() + 1)
+"""Versions of ONNX's own operators that are known: all of the installed package."""
 
 DOMAIN = "ladder"
 """Domain of operators that are rows of the tile graph's table."""
@@ -64,7 +65,8 @@ class OnnxFile:
             raise ArtifactError(
                 f"{self.title}: the data of {tensor.name!r} cannot be read: {error}; export the model again"
             ) from error
-        return Known(np.asarray(found))
+        found = np.asarray(found)
+        return Known(found.astype(object), text=True) if found.dtype.kind in "OUS" else Known(found)
 
 
 def open_onnx(source: str | os.PathLike[str] | Any) -> OnnxFile:
@@ -105,8 +107,27 @@ def _checked(file: OnnxFile) -> OnnxFile:
     _check_versions(file.title, versions)
     if file.model.functions:
         file = OnnxFile(_inlined(file), file.folder, file.title)
+    file = OnnxFile(_with_open_extents(file.model), file.folder, file.title)
     check_model(file.model, file.title)
     return file
+
+
+def _with_open_extents(model: Any) -> Any:
+    """Return a model whose open extents are stated as the standard has it: some exporters write -1."""
+    if not any(dim.dim_value == -1 for info in _stated(model) for dim in info.type.tensor_type.shape.dim):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for info in _stated(copy):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_value == -1:
+                dim.ClearField("dim_value")
+    return copy
+
+
+def _stated(model: Any) -> list[Any]:
+    graph = model.graph
+    return [*graph.input, *graph.value_info, *graph.output]
 
 
 def _inlined(file: OnnxFile) -> Any:
@@ -117,11 +138,11 @@ def _inlined(file: OnnxFile) -> Any:
 
 
 def _check_versions(title: str, versions: Mapping[str, int]) -> None:
-    version = versions.get("", versions.get("ai.onnx", OPSETS[0]))
+    version = versions.get("", versions.get("ai.onnx", OPSETS[-1]))
     if version not in OPSETS:
         raise ImportRefused(
-            f"{title} uses opset {version}, opsets {OPSETS[0]} to {OPSETS[-1]} are known here; export it for"
-            f" one of them, or convert it: onnx.version_converter.convert_version(model, {OPSETS[4]})"
+            f"{title} uses opset {version}, opsets {OPSETS[0]} to {OPSETS[-1]} are known here (onnx"
+            f" {onnx.__version__}); export it for one of them, or install a newer onnx"
         )
     if versions.get(DOMAIN, 1) != 1:
         raise ImportRefused(

@@ -1,81 +1,68 @@
 """ONNX models into tile graphs: one walk over the nodes; `onnx_rows` and `onnx_models` are the tables.
 
-What depends on no input is computed here, by the standard's own reference implementation, and with symbolic
-sizes by `onnx_values.SYMBOLIC`; so shapes that exporters compute by operators are known when they are used.
+What depends on no input is computed here, and with symbolic sizes by `onnx_values.SYMBOLIC`; so shapes that
+exporters compute by operators are known when they are used. A node without a row is taken apart if the
+standard defines it by others; else torch runs it, as a step of the plan if the shapes of its results follow
+from those of its operands, and between two plans if they do not.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 
+from ladder import faults
 from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_attention import SPELT_ATTENTION
-from ladder.frontend.onnx_call import Call, Row, Value, element_type, title
-from ladder.frontend.onnx_check import check_computed
+from ladder.frontend.onnx_call import Call, Invalid, Row, Value, element_type, title
+from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
+from ladder.frontend.onnx_extents import completed, vector_like
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
-from ladder.frontend.onnx_values import SYMBOLIC, Known, as_tensor, known_extents
-from ladder.ir.build import prune
+from ladder.frontend.onnx_flow import Flow, LateOfPiece
+from ladder.frontend.onnx_inline import renamed
+from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of
+from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
+from ladder.frontend.onnx_stages import (
+    Imported,
+    NodeStage,
+    Piece,
+    Staged,
+    Weight,
+    attribute_literals,
+    has_graphs,
+    names_read,
+)
+from ladder.frontend.onnx_values import Known, as_tensor, known_extents, symbolic_value
 from ladder.ir.extents import canonical, show_shape
+from ladder.ir.extents import size_names as names_in
 from ladder.ir.gemm import Gemm
-from ladder.ir.rewrite import rewrite
-from ladder.runtime.model.program import ImportRefused, Program, Source
-from tile_types.errors import LadderError, ShapeError, unknown_name
-from tile_types.quantized import QuantizedTensor
-from tile_types.tile import Extent
+from ladder.runtime.model.program import ImportRefused, Source
+from ladder.runtime.onnx_ops.evaluate import (
+    bound_node,
+    dense_value,
+    function_of,
+    is_known,
+    run_node,
+    version_of,
+    versions_of,
+)
+from ladder.runtime.onnx_ops.signals import DRAWS
+from ladder.runtime.onnx_ops.table import TABLE, key_of
+from ladder.runtime.onnx_ops.values import array_of, value_of
+from tile_types.errors import DTypeError, LadderError
+from tile_types.tile import Extent, Tile
 
 Problem = Callable[..., Gemm]
 """``(n, k, weight type, activation type, **options)`` -> the product's normal form."""
 
 
-@dataclass(frozen=True)
-class Weight:
-    """A quantized weight of a model.
-
-    Parameters
-    ----------
-    gemm
-        The product that it is for.
-    value
-        The matrix in canonical storage.
-    """
-
-    gemm: Gemm
-    value: QuantizedTensor
-
-
-@dataclass(frozen=True)
-class Imported:
-    """An imported model, for any device.
-
-    Parameters
-    ----------
-    program
-        Arguments are the model's inputs in order; sources of kind ``weight`` and ``part`` name a position
-        in ``weights``.
-    inputs, outputs
-        Names in the file.
-    weights
-        Quantized weights, to be packed for a device.
-    limits
-        Pairs (extent, at most): what the sizes of a call must keep to.
-    """
-
-    program: Program
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    weights: tuple[Weight, ...] = field(default=(), compare=False)
-    limits: tuple[tuple[Extent, Extent], ...] = ()
-
-
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
-    """Import a model.
+    """Import a model that is one plan.
 
     Parameters
     ----------
@@ -91,8 +78,14 @@ def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Importe
     ArtifactError
         If the file is truncated, or its external data is missing.
     ImportRefused
-        If it uses an operator, a version or a form that no table has; the message names it.
+        If it uses an operator, a version or a form that no table has, or is no single plan; the message names
+        it.
     """
+    return import_stages(source, problem, precise).one("a tile graph")
+
+
+def import_stages(source: Any, problem: Problem, precise: bool = False) -> Staged:
+    """Import a model as plans and the nodes between them; parameters and errors as `import_onnx`."""
     try:
         return Walk(open_onnx(source), problem, precise).imported()
     except LadderError:
@@ -106,100 +99,123 @@ class Walk:
     """Goes through a model node by node."""
 
     def __init__(self, file: OnnxFile, problem: Problem, precise: bool = False) -> None:
-        self.file, self.problem = file, problem
-        self.im = Importer(identifier(file.model.graph.name) or "model")
-        self.im.precise = precise
-        self.values: dict[str, Value] = {}
-        self.sources: dict[str, Source] = {}
-        self.held: list[torch.Tensor] = []
-        self.weights: list[Weight] = []
-        self.limits: list[tuple[Extent, Extent]] = []
+        self.file, self.problem, self.precise = file, problem, precise
+        self.versions: Mapping[str, int] = versions_of(file.model)
+        self.values: dict[str, Value | Late] = {}
         self.names: dict[str, str] = {}
-        self.kept: dict[int, tuple[Known, str]] = {}
         self.stated: dict[str, Any] = {}
+        self.flow = Flow(file.model.graph.name, precise)
 
-    def imported(self) -> Imported:
-        """Walk, and return the program."""
+    @property
+    def piece(self) -> Piece:
+        """The plan in the making."""
+        return self.flow.piece
+
+    @property
+    def im(self) -> Importer:
+        """The importer of the plan in the making."""
+        return self.piece.im
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Where inputs of the plan in the making come from."""
+        return self.piece.sources
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """Tensors of the plan in the making."""
+        return self.piece.held
+
+    @property
+    def weights(self) -> list[Weight]:
+        """Quantized weights of the plan in the making."""
+        return self.piece.weights
+
+    @property
+    def limits(self) -> list[tuple[Extent, Extent]]:
+        """What sizes must keep to, so far, in the plan in the making."""
+        return self.piece.limits
+
+    def imported(self) -> Staged:
+        """Walk, and return the stages."""
         graph = self.file.model.graph
         self.stated = {info.name: info for info in (*graph.value_info, *graph.output)}
-        stored = {tensor.name for tensor in graph.initializer}
-        inputs = [info for info in graph.input if info.name not in stored]
         for tensor in graph.initializer:
             self.values[tensor.name] = self.file.array(tensor)
-        for at, info in enumerate(inputs):
-            self.input(at, info)
+        for sparse in graph.sparse_initializer:
+            self.values[sparse.values.name] = Known(array_of(dense_value(sparse)))
+        inputs = [info for info in graph.input if info.name not in self.values]
+        for info in inputs:
+            self.input(info)
         for node in graph.node:
-            self.node(node)
+            self.node(node, self.versions)
         for entry in self.file.model.metadata_props:
             if entry.key == LIMITS:
-                self.limits += [(a, b) for a, b in json.loads(entry.value)]
-        outputs = [info.name for info in graph.output]
-        return Imported(
-            self.program(outputs),
-            tuple(info.name for info in inputs),
-            tuple(outputs),
-            tuple(self.weights),
-            tuple(dict.fromkeys(self.limits)),
-        )
-
-    def program(self, outputs: Sequence[str]) -> Program:
-        found: list[int | tuple[Any]] = []
-        results: list[str] = []
-        for name in outputs:
-            value = self.value(name)
-            if isinstance(value, Known) and not value.symbolic:
-                found.append((as_tensor(value.array),))
-                continue
-            found.append(len(results))
-            results.append(self.tensor(value))
-        if not results:
-            raise ImportRefused(f"{self.file.title} computes nothing: its outputs depend on no input")
-        graph = prune(self.im.g.finish(*results))
-        if not self.im.precise and DOMAIN not in {entry.domain for entry in self.file.model.opset_import}:
-            graph = rewrite(graph, SPELT_ATTENTION)  # what Ladder wrote stays as it was
-        names = {node.name for node in graph.inputs}
-        sources = {name: source for name, source in self.sources.items() if name in names}
-        return Program(graph, sources, tuple(found), (), tuple(self.held), precise=self.im.precise)
+                self.limits.extend((a, b) for a, b in json.loads(entry.value))
+        outputs = tuple(info.name for info in graph.output)
+        ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
+        rules = () if self.precise or ours else SPELT_ATTENTION  # what Ladder wrote stays as it was
+        results = {name: self.value(name) for name in outputs}
+        named = {info.name: info.type for info in inputs}
+        return self.flow.staged(self.file.title, named, results, rules, self.tensor)
 
     # values ----------------------------------------------------------------------------------------
-    def input(self, at: int, info: Any) -> None:
+    def input(self, info: Any) -> None:
         """Declare an input of the model."""
-        kind = info.type.tensor_type
-        if not info.type.HasField("tensor_type") or not kind.HasField("shape"):
-            raise ImportRefused(
-                f"input {info.name!r} is no tensor of known rank: export the model with shapes"
-            )
-        shape = [
-            self.extent(dim, f"{identifier(info.name)}_{axis}") for axis, dim in enumerate(kind.shape.dim)
-        ]
-        name = self.im.g.input(identifier(info.name), element_type(kind.elem_type, info.name), shape)
-        self.values[info.name] = name
-        self.sources[name] = Source("argument", (at,))
+        late = Late(info.name, self._named(info))
+        tile = late.tile
+        if tile is None:
+            self.values[info.name] = late
+            return
+        check_extents([e for e in tile.shape if isinstance(e, int)], f"input {info.name!r}")
+        self.flow.show(info.name, tile.shape)
+        self.values[info.name] = self.piece.enter(info.name, tile.ttype, tile.shape, identifier(info.name))
+
+    def _named(self, info: Any) -> Any:
+        """Return the type of an input, every open extent of which has a name."""
+        kind = onnx.TypeProto()
+        kind.CopyFrom(info.type)
+        if kind.HasField("tensor_type"):
+            for axis, dim in enumerate(kind.tensor_type.shape.dim):
+                found = self.extent(dim, f"{identifier(info.name)}_{axis}")
+                if isinstance(found, str):
+                    dim.dim_param = found
+        return kind
 
     def extent(self, dim: Any, otherwise: str) -> Extent:
         """Return a stated size: a number, an expression of named sizes, or a name of its own."""
         if dim.HasField("dim_value"):
-            return int(dim.dim_value)
+            return int(dim.dim_value) if dim.dim_value != -1 else otherwise
         if not dim.dim_param:
             return otherwise
         try:
-            return canonical(dim.dim_param)
+            found = canonical(dim.dim_param)
+            if not any(name.startswith(INVENTED) for name in names_in((found,))):
+                return found
         except LadderError:
-            return self.names.setdefault(dim.dim_param, identifier(dim.dim_param))
+            pass
+        own = identifier(dim.dim_param).replace(INVENTED, "open_")
+        return self.names.setdefault(dim.dim_param, own)
 
-    def value(self, name: str) -> Value:
+    def value(self, name: str) -> Value | Late:
         """Return a value by its name in the file."""
         if name not in self.values:
             raise ImportRefused(f"{self.file.title} reads {name!r} before anything computes it")
         return self.values[name]
 
-    def tensor(self, value: Value) -> str:
+    def tensor(self, value: Value | Late) -> str:
         """Return a value as one of the tile graph; stored tensors become inputs that the program brings."""
         if isinstance(value, str):
             return value
-        known = self.kept.get(id(value))
+        if isinstance(value, Late):
+            tile = value.tile
+            assert tile is not None  # whoever asks has looked
+            if isinstance(value, LateOfPiece):
+                value.piece.wanted[value.name] = value.value
+            return self.piece.enter(value.name, tile.ttype, tile.shape, identifier(value.name))
+        known = self.piece.kept.get(id(value))
         if known is None:
-            known = self.kept[id(value)] = (value, self._made(value))
+            known = self.piece.kept[id(value)] = (value, self._made(value))
         return known[1]
 
     def _made(self, value: Known) -> str:
@@ -217,75 +233,230 @@ class Walk:
         """Return symbolic sizes as a tensor: they are read off the inputs of a call."""
         parts = [self.im.reshape(self.im.operand(extent, "int64"), (1,)) for extent in value.extents()]
         joined = parts[0] if len(parts) == 1 else self.im.g.add("concat", *parts, axis=0)
-        return self.im.reshape(joined, value.shape)
+        return self.im.cast(self.im.reshape(joined, value.shape), value.ttype)
 
     # nodes -----------------------------------------------------------------------------------------
-    def node(self, node: Any) -> None:
-        """Compute a node now, or add it to the graph."""
+    def node(self, node: Any, versions: Mapping[str, int]) -> None:
+        """Compute a node now, add it to a plan, or make it a stage."""
         try:
-            found = self._computed(node)
+            found = self._computed(node, versions)
         except ImportRefused:
             raise
         except Exception as error:  # what a table or the reference cannot take
             raise ImportRefused(f"{title(node)}: {error}") from error
         for name, value in zip(node.output, found, strict=False):
-            if name:
+            if name and value is not None:
                 self.check(node, name, value)
-                self.values[name] = value
+                self.values[name] = self.flow.called(name, value, OLDEST)
 
-    def _computed(self, node: Any) -> tuple[Value, ...]:
+    def _computed(self, node: Any, versions: Mapping[str, int]) -> tuple[Value | Late | None, ...]:
         inputs = [self.value(name) if name else None for name in node.input]
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.domain == DOMAIN:
             from ladder.frontend.onnx_export import add_native
 
-            return add_native(self, node, given, inputs)
-        row = find_row(node)
-        known = self._known(node, given, inputs)
+            return add_native(self, node, given, self._entered(inputs))
+        row = find_row(node, versions)
+        known = self._known(node, given, inputs, versions)
         if known is not None:
             return known
-        found = row(Call(self, node, given, tuple(inputs)))
+        if node.op_type == "If" and isinstance(inputs[0], Known):
+            return self._branch(node, given, inputs[0], versions)
+        found, why = self._by_row(node, given, inputs, row, versions)
+        if found is not None:
+            return found
+        return self._taken_apart(node, versions, inputs) or self._by_torch(node, given, inputs, versions, why)
+
+    def _entered(self, inputs: Sequence[Value | Late | None]) -> list[Value | None]:
+        return [self.tensor(value) if isinstance(value, Late) else value for value in inputs]
+
+    def _by_row(
+        self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | Late | None], row: Row | None,
+        versions: Mapping[str, int],
+    ) -> tuple[tuple[Value, ...] | None, str]:  # fmt: skip
+        """Add a node by its row; else return why it has none that serves."""
+        version = version_of(node.domain, versions)
+        if row is None or not row_holds(node, version):
+            return None, f"{node.op_type} of version {version} has no kernel of ours"
+        if not all(map(_is_ours, inputs)):
+            return None, "operands have types, or a rank, that plans do not have"
+        state = self.piece.state()
+        try:
+            found = row(Call(self, node, given, tuple(self._entered(inputs)), version))
+            reason = f"this form of it is not supported: {_form(given)}"
+        except Invalid:
+            raise
+        except LadderError as error:
+            found, reason = None, str(error).removeprefix(f"{title(node)}: ")
+        except Exception as error:
+            found, reason = None, faults.tolerated(error, f"torch runs {title(node)}")
         if found is None:
-            raise ImportRefused(f"{title(node)}: this form of it is not supported: {_form(given)}")
-        return found if isinstance(found, tuple) else (found,)
+            self.piece.back(state)
+            if any(name in given for name in ("weight_ttype", "activation_ttype")):
+                raise ImportRefused(f"{title(node)}: {reason}")
+            return None, reason
+        return (found if isinstance(found, tuple) else (found,)), ""
 
     def _known(
-        self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | None]
-    ) -> tuple[Value, ...] | None:
+        self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | Late | None],
+        versions: Mapping[str, int],
+    ) -> tuple[Value, ...] | None:  # fmt: skip
         """Compute what depends on no input, or only on symbolic sizes."""
-        if node.op_type == "Shape":
-            return (self._shape(given, inputs),)
-        if not all(value is None or isinstance(value, Known) for value in inputs):
+        if node.op_type == "Shape" and node.domain in ("", "ai.onnx"):
+            return self._shape(given, inputs)
+        if key_of(node.domain, node.op_type) in DRAWS or node.op_type in ("Loop", "Scan"):
+            return None  # what may take any time is not for imports
+        read = {name: self.value(name) for name in names_read(node)}
+        if not all(isinstance(value, Known) for value in read.values()):
             return None
         operands = [value for value in inputs if isinstance(value, Known)]
-        if any(value.symbolic for value in operands):
-            function = SYMBOLIC.get(node.op_type)
-            found = function(given, *operands) if function is not None else None
+        if any(isinstance(value, Known) and value.symbolic for value in read.values()):
+            found = symbolic_value(node.op_type, given, operands)
             return None if found is None else (found,)
-        return tuple(Known(np.asarray(value)) for value in self._reference(node, operands))
+        return self._folded(node, {n: v for n, v in read.items() if isinstance(v, Known)}, versions)
 
-    def _shape(self, given: Mapping[str, Any], inputs: Sequence[Value | None]) -> Known:
+    def _shape(self, given: Mapping[str, Any], inputs: Sequence[Value | Late | None]) -> tuple[Known] | None:
         value = inputs[0]
-        assert value is not None  # Shape has one operand
-        shape = value.shape if isinstance(value, Known) else self.im.shape(value)
-        return known_extents(shape[given.get("start", 0) : given.get("end", len(shape))])
-
-    def _reference(self, node: Any, operands: Sequence[Known]) -> Any:
-        from onnx.reference import ReferenceEvaluator
-
-        names = [name for name in node.input if name]
-        body = onnx.helper.make_graph(
-            [node],
-            "known",
-            [onnx.helper.make_tensor_value_info(name, 0, None) for name in dict.fromkeys(names)],
-            [onnx.helper.make_tensor_value_info(name, 0, None) for name in node.output if name],
+        shape: Sequence[Extent | None] | None
+        if isinstance(value, Late):
+            shape = shape_of(value.info)
+        else:
+            assert value is not None  # Shape has one operand
+            shape = value.shape if isinstance(value, Known) else self.im.shape(value)
+        if shape is None or any(extent is None for extent in shape):
+            return None
+        return (
+            known_extents(
+                [e for e in shape[given.get("start", 0) : given.get("end", len(shape))] if e is not None]
+            ),
         )
-        model = onnx.helper.make_model(body, opset_imports=self.file.model.opset_import)
-        feeds = {name: operand.array for name, operand in zip(names, operands, strict=True)}
-        check_computed(node, feeds, self.file.model.opset_import, title(node))
-        return ReferenceEvaluator(model).run(None, feeds)
 
-    def check(self, node: Any, name: str, value: Value) -> None:
+    def _folded(
+        self, node: Any, operands: Mapping[str, Known], versions: Mapping[str, int]
+    ) -> tuple[Value, ...] | None:
+        """Compute a node of known operands, unless it makes more than tensors or too much of them."""
+        if not is_known(node, versions):
+            return None
+        lenient = LENIENT.get(node.op_type, lambda array: array)
+        arrays = {name: lenient(value.array) for name, value in operands.items()}
+        if not has_graphs(node):
+            check_computed(node, arrays, _opsets(versions), title(node))
+        values = {name: value_of(array) for name, array in arrays.items()}
+        run_node(bound_node(node, versions), values)
+        found = [values.get(name) for name in node.output]
+        if any(value is None or isinstance(value, list) for value in found):
+            return None
+        for value in found:
+            check_extents(value.shape, title(node), MOST_COMPUTED)  # type: ignore[union-attr]
+        return tuple(Known(array, text=array.dtype == object) for array in map(array_of, found))
+
+    def _branch(
+        self, node: Any, given: Mapping[str, Any], condition: Known, versions: Mapping[str, int]
+    ) -> tuple[Value | Late | None, ...]:
+        """Walk the branch that a known condition takes."""
+        graph = given["then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"]
+        prefix, names = self._prefix(node), dict[str, str]()
+        for tensor in graph.initializer:
+            names[tensor.name] = f"{prefix}{tensor.name}"
+            self.values[names[tensor.name]] = self.file.array(tensor)
+        for inner in renamed(graph.node, names, prefix):
+            self.node(inner, versions)
+        return tuple(self.value(names.get(info.name, info.name)) for info in graph.output)
+
+    def _taken_apart(
+        self, node: Any, versions: Mapping[str, int], inputs: Sequence[Value | Late | None]
+    ) -> tuple[Value | Late | None, ...] | None:
+        """Walk the graph by which the standard defines an operator that torch has no row for."""
+        if key_of(node.domain, node.op_type) in TABLE or has_graphs(node) or not is_known(node, versions):
+            return None
+        infos = [None if value is None else self._info(value) for value in inputs]
+        if any(info is None and value is not None for info, value in zip(infos, inputs, strict=True)):
+            return None
+        function = function_of(node, versions, infos)
+        prefix = self._prefix(node)
+        names = dict.fromkeys(function.input, "") | dict(zip(function.input, node.input, strict=False))
+        for name, own in zip(function.output, node.output, strict=False):
+            if own and name not in names:
+                names[name] = own
+        for inner in renamed(function.node, names, prefix):
+            self.node(inner, {**versions, **versions_of(function)})
+        return tuple(
+            self.values.get(names.get(name, "")) if at < len(node.output) and node.output[at] else None
+            for at, name in enumerate(function.output)
+        )
+
+    def _prefix(self, node: Any) -> str:
+        return f"{node.output[0]}/{self.flow.number()}/"
+
+    # torch -----------------------------------------------------------------------------------------
+    def _by_torch(
+        self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | Late | None],
+        versions: Mapping[str, int], why: str,
+    ) -> tuple[Value | Late | None, ...]:  # fmt: skip
+        """Let torch run a node: as a step of the plan, or between plans."""
+        if not is_known(node, versions):
+            raise unknown_row(node, why)
+        infos = self._inferred(node, given, versions)
+        results = [infos.get(name) for name in node.output]
+        tiles = [self._tile(info) for info in results]
+        literals = attribute_literals(given)
+        draws = key_of(node.domain, node.op_type) in DRAWS
+        if literals is None or has_graphs(node) or draws or not all(map(_is_ours, inputs)):
+            return self._stage(node, results, versions, why)
+        needed = [tile for tile, name in zip(tiles, node.output, strict=True) if name]
+        if not needed or any(tile is None for tile in needed) or not all(node.output):
+            return self._stage(node, results, versions, why)
+        return self._step(node, literals, inputs, [tile for tile in needed if tile is not None], versions)
+
+    def _step(
+        self, node: Any, literals: Any, inputs: Sequence[Value | Late | None], tiles: Sequence[Tile],
+        versions: Mapping[str, int],
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """Add a node to the plan as a call of torch."""
+        operands = [None if value is None else self.tensor(value) for value in inputs]
+        read = [value for value in operands if value is not None]
+        places = iter(range(len(read)))
+        arguments = tuple(None if value is None else ("%", next(places)) for value in operands)
+        keywords = (
+            ("attributes", literals),
+            ("domain", node.domain),
+            ("version", version_of(node.domain, versions)),
+        )
+        return self.im.call(f"onnx.{node.op_type}", arguments, keywords, read, tiles).values
+
+    def _stage(
+        self, node: Any, results: Sequence[Any], versions: Mapping[str, int], why: str
+    ) -> tuple[Late, ...]:
+        """Make a node a stage of its own."""
+        stage = NodeStage(node, tuple(names_read(node)), dict(versions), f"{title(node)}: {why}")
+        self.flow.add(stage, self.values, self.tensor)
+        return tuple(self.flow.late(name, info) for name, info in zip(node.output, results, strict=True))
+
+    def _info(self, value: Value | Late) -> Any:
+        """Return the ONNX type of a value."""
+        if isinstance(value, Late):
+            return value.info
+        return info_of_known(value) if isinstance(value, Known) else info_of_tile(self.im.tile(value))
+
+    def _inferred(self, node: Any, given: Mapping[str, Any], versions: Mapping[str, int]) -> dict[str, Any]:
+        """Return the types of a node's results."""
+        read = {name: self.value(name) for name in names_read(node)}
+        infos = {name: self._info(value) for name, value in read.items()}
+        operands = [infos.get(name) for name in node.input]
+        if node.op_type in LENIENT:
+            return {} if operands[0] is None else {node.output[0]: vector_like(operands[0])}
+        known = {name: value for name, value in read.items() if isinstance(value, Known)}
+        found = inferred(node, infos, known, _opsets(versions), title(node))
+        constants = [known.get(name) for name in node.input]
+        key, version = key_of(node.domain, node.op_type), version_of(node.domain, versions)
+        return completed(key, node, given, operands, constants, version, found)
+
+    def _tile(self, info: Any) -> Tile | None:
+        """Return the tile of a result if its extents are numbers or follow from sizes of the plan."""
+        tile = Late("", info).tile
+        return tile if tile is not None and all(map(self.flow.is_shown, tile.shape)) else None
+
+    def check(self, node: Any, name: str, value: Value | Late) -> None:
         """Compare what a row gives with what the file states."""
         info = self.stated.get(name)
         if info is None or not isinstance(value, str) or not info.type.HasField("tensor_type"):
@@ -295,14 +466,17 @@ class Walk:
         stated: list[Extent] = list(tile.shape)
         if kind.HasField("shape"):
             stated = [dim.dim_value if dim.HasField("dim_value") else "?" for dim in kind.shape.dim]
+        if tile.ttype.name != ttype:
+            raise DTypeError(f"{title(node)} gives {tile.ttype}, the file states {ttype} for {name!r}")
         fits = len(stated) == len(tile.shape) and all(
             a == b or not isinstance(a, int) or not isinstance(b, int)
             for a, b in zip(stated, tile.shape, strict=True)
         )
-        if not fits or tile.ttype.name != ttype:
-            raise ShapeError(
-                f"{title(node)} gives {tile.ttype}{show_shape(tile.shape)}, the file states"
-                f" {ttype}{show_shape(stated)} for {name!r}"
+        if not fits:
+            faults.warn_once(
+                f"{self.file.title} {name}",
+                f"{self.file.title} states {show_shape(stated)} for {name!r}, {title(node)} gives"
+                f" {show_shape(tile.shape)}: what it gives is taken",
             )
 
 
@@ -312,22 +486,15 @@ def is_plain(number: Any) -> bool:
     return np.isfinite(found) and not (found == 0 and np.signbit(found))
 
 
-def find_row(node: Any) -> Row:
-    """Return the row of a node's operator.
+def _is_ours(value: Value | Late | None) -> bool:
+    """Tell whether a plan can read a value."""
+    if isinstance(value, Late):
+        return value.tile is not None
+    return not isinstance(value, Known) or value.has_type
 
-    Raises
-    ------
-    ImportRefused
-        If there is none; the nearest names are suggested.
-    """
-    from ladder.frontend.onnx_models import ROWS
 
-    found = ROWS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if found is None:
-        if node.domain not in ("", "ai.onnx"):
-            raise ImportRefused(f"{title(node)}: operators of the domain {node.domain!r} are not known here")
-        raise ImportRefused(f"{title(node)}: {unknown_name('ONNX operator', node.op_type, ROWS)}")
-    return found
+def _opsets(versions: Mapping[str, int]) -> list[Any]:
+    return [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
 
 
 def _form(given: Mapping[str, Any]) -> str:

@@ -11,8 +11,10 @@ import numpy as np
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
-from ladder.frontend.onnx_import import Walk, Weight
+from ladder.frontend.onnx_functions import FUNCTIONS
+from ladder.frontend.onnx_import import Walk
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
+from ladder.frontend.onnx_stages import Weight
 from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import insert_gemm, weight_type
@@ -162,6 +164,8 @@ def _with_pads(
 
 def _convolution(call: Call) -> Any:
     x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    if not all(isinstance(extent, int) for extent in call.shape(1)):
+        raise call.refuse("the shape of its weight is open")
     kernel = [int(extent) for extent in call.shape(1)[2:]]
     strides, dilations = _steps(call, len(kernel))
     low, high = _pads(call, call.shape(0)[2:], kernel)
@@ -183,6 +187,8 @@ def _convolution(call: Call) -> Any:
 
 
 def _max_pool(call: Call) -> Any:
+    if "float" not in call.out:
+        return None
     kernel = list(call.given["kernel_shape"])
     strides, dilations = _steps(call, len(kernel))
     low, high = _pads(call, call.shape(0)[2:], kernel)
@@ -303,5 +309,5 @@ MODELS: Mapping[str, Row] = {
 }
 """Operators of models."""
 
-ROWS: Mapping[str, Row] = {**ARITHMETIC, **MOVES, **REDUCTIONS, **MODELS}
+ROWS: Mapping[str, Row] = {**ARITHMETIC, **MOVES, **REDUCTIONS, **MODELS, **FUNCTIONS}
 """ONNX operator -> row: all that can be imported."""

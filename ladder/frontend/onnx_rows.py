@@ -50,7 +50,10 @@ def _powered(call: Call) -> Any:
 
 
 def _clipped(call: Call) -> Any:
-    low, high = (call.number(at) for at in (1, 2))
+    low, high = (
+        call.given.get(name) if name in call.given else call.number(at)
+        for at, name in ((1, "min"), (2, "max"))
+    )
     return ATEN["clamp.default"](call.im, call.out, call.tensor(0), low, high)
 
 
@@ -60,11 +63,16 @@ def _gelu(call: Call) -> Any:
 
 
 def _cast(call: Call) -> Any:
-    return call.im.cast(call.tensor(0), element_type(call.given["to"], call.node.output[0]))
+    return _converted(call, element_type(call.given["to"], call.node.output[0]))
 
 
 def _cast_like(call: Call) -> Any:
-    return call.im.cast(call.tensor(0), call.ttype(1))
+    return _converted(call, call.ttype(1))
+
+
+def _converted(call: Call, ttype: str) -> Any:
+    """Convert; what ONNX saturates is not for kernels."""
+    return None if ttype.startswith("fp8") and call.out != ttype else call.im.cast(call.tensor(0), ttype)
 
 
 def _chosen(call: Call) -> Any:
@@ -119,7 +127,7 @@ def _flattened(call: Call) -> Any:
 
 
 def _unsqueezed(call: Call) -> Any:
-    axes, shape = call.ints(1) or [], list(call.shape(0))
+    axes, shape = call.ints(1, "axes") or [], list(call.shape(0))
     rank = len(shape) + len(axes)
     for axis in sorted(axis % rank for axis in axes):
         shape.insert(axis, 1)
@@ -127,7 +135,20 @@ def _unsqueezed(call: Call) -> Any:
 
 
 def _squeezed(call: Call) -> Any:
-    return ATEN["squeeze.dims"](call.im, call.out, call.tensor(0), call.ints(1))
+    """Leave out axes of one element; open ones are taken to have one, which a call checks."""
+    shape, axes = call.shape(0), call.ints(1, "axes")
+    if axes is None and not all(isinstance(extent, int) for extent in shape):
+        raise call.refuse("which open axes have one element is known when a model is called")
+    if axes is None:
+        axes = [at for at, extent in enumerate(shape) if extent == 1]
+    chosen, value = {axis % len(shape) for axis in axes}, call.tensor(0)
+    for axis in chosen:
+        if isinstance(shape[axis], str):
+            call.walk.limits.append((shape[axis], 1))
+            value = call.im.take_axis(value, axis, 0, 1)
+        elif shape[axis] != 1:
+            raise call.invalid(f"axis {axis} has {shape[axis]} elements, not 1")
+    return call.im.reshape(value, [extent for at, extent in enumerate(shape) if at not in chosen])
 
 
 def _transposed(call: Call) -> Any:
@@ -156,8 +177,9 @@ def _joined(call: Call) -> Any:
 
 def _divided_up(call: Call) -> Any:
     axis, count = call.given.get("axis", 0), call.given.get("num_outputs", len(call.node.output))
+    axis %= len(call.shape(0))
     extent = call.shape(0)[axis]
-    sizes: list[Extent] = list(call.ints(1) or [])
+    sizes: list[Extent] = list(call.ints(1, "split") or [])
     if not sizes:
         if not isinstance(extent, int):
             return None
@@ -168,8 +190,11 @@ def _divided_up(call: Call) -> Any:
 
 def _sliced(call: Call) -> Any:
     value, shape = call.tensor(0), call.shape(0)
-    starts, ends = call.extents(1), call.extents(2)
-    axes = call.ints(3) or list(range(len(starts)))
+    starts, ends = (
+        list(call.given[name]) if name in call.given else call.extents(at)
+        for at, name in ((1, "starts"), (2, "ends"))
+    )
+    axes = call.ints(3, "axes") or list(range(len(starts)))
     steps = call.ints(4) or [1] * len(starts)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         if step < 1:
@@ -189,13 +214,18 @@ def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -
     return first, divided(total([span, step - 1]), step) if step > 1 else span
 
 
+FAR = 1 << 16
+"""Ends of slices from which on the whole axis is meant: a longer axis is refused when a model is called."""
+
+
 def _place(call: Call, position: Extent, extent: Extent) -> Extent:
     """Return an end of a slice, brought into the axis.
 
     Whether a size with negative terms counts from the end is not known before the call: it must not.
     """
     if isinstance(position, int):
-        if position >= 1 << 30:
+        if position >= FAR:
+            call.walk.limits.append((extent, position))
             return extent
         return larger(total([extent, position]), 0) if position < 0 else smaller(position, extent)
     if not only_adds(position):
@@ -212,7 +242,7 @@ def _gathered(call: Call) -> Any:
     if ids and not isinstance(extent, int):  # checked when the model is called
         call.walk.limits.append((max(max(ids) + 1, -min(ids)), extent))
     elif ids and not -extent <= min(ids) <= max(ids) < extent:
-        raise call.refuse(f"an index of {min(ids)} to {max(ids)} lies outside of axis {axis} of {extent}")
+        raise call.invalid(f"an index of {min(ids)} to {max(ids)} lies outside of axis {axis} of {extent}")
     places = [total([extent, at]) if at < 0 else at for at in ids]
     step = _stride(places)
     if step is None:
@@ -254,13 +284,14 @@ def _taken(call: Call, axis: int, ids: str) -> Any:
 
 def _padded(call: Call) -> Any:
     rank = len(call.shape(0))
-    pads, axes = call.ints(1) or [], call.ints(3) or list(range(rank))
+    pads = call.ints(1, "pads") or []
+    axes = [axis % rank for axis in call.ints(3) or range(rank)]
     if call.given.get("mode", b"constant") != b"constant" or min(pads, default=0) < 0:
         return None
     low, high = [0] * rank, [0] * rank
     for at, axis in enumerate(axes):
         low[axis], high[axis] = pads[at], pads[at + len(axes)]
-    value = float(call.number(2) or 0)
+    value = float(call.given.get("value") or call.number(2) or 0)
     return call.im.g.add("pad", call.tensor(0), low=tuple(low), high=tuple(high), value=value)
 
 

@@ -7,7 +7,7 @@ become tensors: a `Known` holds a numpy array, or, where a size is symbolic, an 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from tile_types.tile import Extent
 
 TYPE_NAMES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 """numpy's name of a type -> ours, where they differ."""
+
+WHOLE = {6: "int32", 7: "int64"}
+"""ONNX's types of sizes -> ours."""
 
 TENSOR_TYPES = (
     *("float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8", "bool"),
@@ -35,19 +38,30 @@ class Known:
     ----------
     array
         The value; of dtype object, whose elements are extents, where a size is symbolic (int64 then).
+    text
+        Whether elements of dtype object are text.
+    whole
+        Type of symbolic sizes: ``int64`` or ``int32``.
     """
 
     array: np.ndarray
+    text: bool = False
+    whole: str = "int64"
 
     @property
     def ttype(self) -> str:
         """Name of the type."""
-        return "int64" if self.symbolic else type_name(self.array.dtype)
+        return self.whole if self.symbolic else type_name(self.array.dtype)
+
+    @property
+    def has_type(self) -> bool:
+        """Whether tensors of plans have its type."""
+        return self.symbolic or TYPE_NAMES.get(self.array.dtype.name, self.array.dtype.name) in TENSOR_TYPES
 
     @property
     def symbolic(self) -> bool:
         """Whether an element is a symbolic extent."""
-        return self.array.dtype == object
+        return self.array.dtype == object and not self.text
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,6 +72,12 @@ class Known:
         """Return the elements of a shape."""
         return [value if isinstance(value, str) else int(value) for value in self.array.reshape(-1)]
 
+    def typed(self, ttype: str) -> Known:
+        """Return whole numbers, or sizes, in the type that an operator gives."""
+        if self.symbolic:
+            return replace(self, whole=ttype)
+        return Known(self.array.astype(ttype)) if self.array.dtype == np.int64 else self
+
     def scalar(self) -> Any:
         """Return the only element: a Python number, or a symbolic extent."""
         value = self.array.reshape(-1)[0]
@@ -66,7 +86,7 @@ class Known:
 
 def wide(dtype: np.dtype) -> np.dtype:
     """Return a dtype that Python has for one: bfloat16 and fp8 become float32."""
-    return dtype if dtype.kind in "biuf" else np.dtype(np.float32)
+    return dtype if dtype.isbuiltin == 1 else np.dtype(np.float32)
 
 
 def type_name(dtype: np.dtype) -> str:
@@ -94,7 +114,7 @@ def known_extents(values: Sequence[Extent], shape: Sequence[int] | None = None) 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return an array as a tensor of its own; types that numpy lacks keep their bits."""
     array = np.ascontiguousarray(array).reshape(array.shape)
-    if array.dtype.kind in "biuf":
+    if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array.copy())
     bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}").copy())
     return bits.view(getattr(torch, array.dtype.name))
@@ -172,9 +192,20 @@ def _joined(given: Mapping[str, Any], *parts: Known) -> Known:
 
 
 def _cast(given: Mapping[str, Any], x: Known) -> Known | None:
-    import onnx
+    return x.typed(WHOLE[given["to"]]) if given["to"] in WHOLE else None
 
-    return x if given["to"] in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) else None
+
+def symbolic_value(operator: str, given: Mapping[str, Any], operands: Sequence[Known]) -> Known | None:
+    """Return what an operator gives of symbolic sizes; None if that depends on them."""
+    if operator not in SYMBOLIC or (operator in ARRANGING and any(value.symbolic for value in operands[1:])):
+        return None
+    found = SYMBOLIC[operator](given, *with_attributes(operator, given, operands))
+    keeps = found is not None and operator not in ("Cast", "Equal")
+    return (
+        found.typed(operands[-1 if operator == "Where" else 0].ttype)
+        if found is not None and keeps
+        else found
+    )
 
 
 def _normal(array: np.ndarray) -> Known:
@@ -199,3 +230,19 @@ SYMBOLIC: Mapping[str, Callable[..., Known | None]] = {
     "Concat": _joined,
 }
 """Operators of shapes with symbolic sizes -> ``(attributes, *values)``; None: that depends on the sizes."""
+
+ARRANGING = frozenset(("Gather", "Reshape", "Unsqueeze", "Squeeze", "Slice"))
+"""Operators whose further operands are places, which must be numbers."""
+
+ATTRIBUTES: Mapping[str, Sequence[str]] = {
+    "Unsqueeze": ("axes",),
+    "Squeeze": ("axes",),
+    "Slice": ("starts", "ends", "axes"),
+}
+"""Operator -> attributes that are operands in newer versions."""
+
+
+def with_attributes(operator: str, given: Mapping[str, Any], operands: Sequence[Known]) -> list[Known]:
+    """Return operands as newer versions have them."""
+    named = [name for name in ATTRIBUTES.get(operator, ()) if name in given]
+    return [*operands, *(Known(np.array(given[name], np.int64)) for name in named)]

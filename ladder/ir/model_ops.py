@@ -157,6 +157,8 @@ ELEMENTWISE = (
     _other("either", 2, _truthful(np.logical_or), scalars.either, result_type=_truth),
     _other("negation", 1, _truthful(np.logical_not), scalars.negation, result_type=_truth),
     _other("fused", 3, lambda a, b, c: a * b + c, scalars.fused, 2, doc="a * b + c, rounded once or twice"),
+    _other("exp_ftz", 1, np.exp, scalars.exp_ftz, 4, doc="exp; what is subnormal may be 0"),
+    _other("div_ftz", 2, np.divide, scalars.divide_ftz, doc="a / b of a b whose reciprocal is normal"),
     _other("select", 3, _choose, scalars.select, result_type=_branch_type),
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tile_types.errors import DTypeError
+from tile_types.errors import ConversionError, DTypeError
 from tile_types.quantized import QuantizedTensor
 
 
@@ -43,7 +43,16 @@ def spread(array: npt.NDArray[Any], group: int, extent: int) -> npt.NDArray[Any]
 
 
 def components_of(tensor: QuantizedTensor) -> Components:
-    """Take a `QuantizedTensor` (numpy or torch) apart in float64; 2-D blocks become rows."""
+    """Take a `QuantizedTensor` (numpy or torch) apart in float64; 2-D blocks become rows.
+
+    Raises
+    ------
+    ConversionError
+        If its columns are in an order of their own.
+    """
+    if tensor.columns is not None:
+        raise ConversionError("a matrix with its columns in an order of their own has no components")
+    tensor = tensor.without_offset()
     rows, columns = tensor.shape
     metadata: dict[str, Any] = {}
     for name in ("scale", "zero"):

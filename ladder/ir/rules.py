@@ -64,7 +64,19 @@ def _fold_transposes(match: Match) -> str | None:
     return match.builder.add("transpose", match["x"], level=match.root.tile.level, permutation=permutation)
 
 
+def _drop_empty(match: Match) -> str | None:
+    """``concat(x, empty)`` -> ``x``; of several parts those that have elements are joined."""
+    axis = node_attributes(match.root)["axis"]
+    parts = [value for value in match.root.inputs if match.builder.tile(value).shape[axis] != 0]
+    if not parts or len(parts) == len(match.root.inputs):
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    return match.builder.add("concat", *parts, level=match.root.tile.level, axis=axis)
+
+
 LAYOUT_FOLDING: Rules = (
+    Rule("drop empty parts of joins", pattern("concat"), _drop_empty),
     Rule("drop reshape to the same shape", pattern("reshape|broadcast", "x"), _drop_same_shape),
     Rule("fold reshape of reshape", pattern("reshape", pattern("reshape", "x")), _fold_reshapes),
     Rule("fold transposes", pattern("transpose", pattern("transpose", "x", name="inner")), _fold_transposes),

@@ -192,6 +192,12 @@ def divide(a: Any, b: Any) -> Any:
     return _applied(_cheap("div") or _tirx().div, a, b)
 
 
+def divide_ftz(a: Any, b: Any) -> Any:
+    """Return ``a / b`` of a b whose reciprocal is a normal number, or 0 or infinity as b itself."""
+    cheap = _cheap("div_ftz")
+    return divide(a, b) if cheap is None else _applied(cheap, a, b)
+
+
 def maximum(a: Any, b: Any) -> Any:
     """Return the greater of two, NaN if one is."""
     return _extreme(_tirx().max, lambda x, y: less(y, x), a, b)
@@ -216,14 +222,21 @@ def _extreme(whole: Callable[..., Any], first: Callable[..., Any], a: Any, b: An
 
 def is_number(x: Any) -> bool:
     """Tell whether a float is known, see `opaque`, and is one."""
+    value = known(x)
+    return value is not None and not math.isnan(value)
+
+
+def known(x: Any) -> float | None:
+    """Return a float that is known, also where it is `opaque`; else None."""
+    sign = 1.0
     while type(x).__name__ != "FloatImm":
         if type(x).__name__ == "Sub" and type(x.a).__name__ == "FloatImm":
-            x = x.b
-        elif getattr(getattr(x, "op", None), "name", "") == "tirx.fabs":
+            x, sign = x.b, -sign
+        elif getattr(getattr(x, "op", None), "name", "") in ("tirx.fabs", "tirx.reinterpret"):
             x = x.args[0]
         else:
-            return False
-    return not math.isnan(x.value)
+            return None
+    return sign * float(x.value)
 
 
 def negate(x: Any) -> Any:
@@ -245,6 +258,11 @@ def relu(x: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return the exponential."""
     return (_cheap("exp") or _tirx().exp)(x)
+
+
+def exp_ftz(x: Any) -> Any:
+    """Return the exponential; 0 where that is subnormal and a device flushes it to zero."""
+    return (_cheap("exp_ftz") or exp)(x)
 
 
 def sqrt(x: Any) -> Any:

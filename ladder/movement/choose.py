@@ -13,6 +13,7 @@ from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import mappings, spreads
 from ladder.movement.model import HOPPER, Machine, alternates, predicted
 from ladder.movement.rewrite import is_scattered, rewrite
+from tile_types.errors import ShapeError
 
 PROBE = 256
 """What symbolic extents are taken for."""
@@ -45,8 +46,14 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
 
 
 def bound(graph: Graph) -> Graph:
-    """Return the graph with a number for every symbolic extent."""
-    return bind(graph, dict.fromkeys(symbols(graph), PROBE))
+    """Return the graph with a number for every symbolic extent: larger where extents would be below 0."""
+    names = symbols(graph)
+    for probe in (PROBE, 16 * PROBE, 256 * PROBE):
+        try:
+            return bind(graph, dict.fromkeys(names, probe))
+        except ShapeError:
+            continue
+    return bind(graph, dict.fromkeys(names, PROBE**3))
 
 
 def symbols(graph: Graph) -> set[str]:

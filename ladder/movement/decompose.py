@@ -7,10 +7,11 @@ broadcasts and moves; all of a chain then meets the same rules, and shares what 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.build import GraphBuilder, node_attributes, prune
 from ladder.ir.common import merge_equal
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
@@ -57,11 +58,11 @@ def _tanh(f: Formula, x: str) -> str:
 
 def _complementary_erf(f: Formula, x: str) -> str:
     """Return ``1 - erf(x)`` for x >= 0 (see `ladder.ir.scalars.complementary_erf`)."""
-    t = f("div", 1.0, f("fused", x, 0.3275911, 1.0))
+    t = f("div_ftz", 1.0, f("fused", x, 0.3275911, 1.0))
     polynomial = f("fused", t, ERF_COEFFICIENTS[-1], ERF_COEFFICIENTS[-2])
     for coefficient in reversed(ERF_COEFFICIENTS[:-2]):
         polynomial = f("fused", polynomial, t, coefficient)
-    return f("mul", f("mul", polynomial, t), f("exp", f("neg", f("square", x))))
+    return f("mul", f("mul", polynomial, t), f("exp_ftz", f("neg", f("square", x))))
 
 
 def _erf(f: Formula, x: str) -> str:
@@ -168,4 +169,57 @@ def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
     """Add a node, or what it is made of, and return its value."""
     if node.operator in FORMULAS:
         return FORMULAS[node.operator](Formula(builder, inputs[0]), inputs[0])
+    if node.operator == "div" and _is_softmax(builder, *inputs):
+        return builder.add("div_ftz", *inputs)
     return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+
+
+def _is_softmax(builder: GraphBuilder, dividend: str, divisor: str) -> bool:
+    """Tell whether a quotient is ``e / sum(e)`` of ``e = exp(x - max(x))``: the sum is 1 to its count."""
+    total = builder.node(divisor)
+    if total.operator != "reduce_sum" or total.inputs[0] != dividend:
+        return False
+    powers = builder.node(dividend)
+    shifted = builder.node(powers.inputs[0]) if powers.operator == "exp" else powers
+    if shifted.operator != "sub":
+        return False
+    most = builder.node(shifted.inputs[1])
+    reduces = most.operator == "reduce_max" and most.inputs[0] == shifted.inputs[0]
+    return reduces and node_attributes(most) == node_attributes(total)
+
+
+def contracted(graph: Graph) -> Graph:
+    """Return the graph with ``a * b + c`` as one operator, rounded once, where c is read or a number.
+
+    For chains whose results are rounded to 16 bits. Two products stay apart: their difference may cancel.
+    """
+    readers = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs)
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        found = _contraction(graph, node, readers)
+        if found is None:
+            inputs = tuple(names[value] for value in node.inputs)
+            names[node.name] = builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+        else:
+            names[node.name] = builder.add("fused", *(names[value] for value in found))
+    return prune(builder.finish(*(names[value] for value in graph.outputs)))
+
+
+def _contraction(graph: Graph, node: Node, readers: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Return a, b and c of ``a * b + c``; None if a node is no such sum."""
+    if node.operator != "add":
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        product = graph.producer(value)
+        if product.operator == "mul" and readers[value] == 1 and _is_read(graph, other):
+            return (*product.inputs, other)
+    return None
+
+
+def _is_read(graph: Graph, value: str) -> bool:
+    """Tell whether a value is an input or a number, as it is or converted."""
+    node = graph.producer(value)
+    while node.operator in ("convert", "reshape", "broadcast"):
+        node = graph.producer(node.inputs[0])
+    return node.operator in ("input", "constant")

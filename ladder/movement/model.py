@@ -194,7 +194,7 @@ class Machine:
 HOPPER = Machine()
 """An H200; block, turn and launch are fitted to `benchmarks.chains`."""
 
-OPERATIONS = {"exp": 3.0, "div": 3.0, "rsqrt": 3.0, "convert": 0.7}
+OPERATIONS = {"exp": 3.0, "exp_ftz": 3.0, "div": 3.0, "div_ftz": 3.0, "rsqrt": 3.0, "convert": 0.7}
 """Element-wise operator -> instructions per element, 1 for others."""
 
 

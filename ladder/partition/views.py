@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import bind_shape, size_names
+from ladder.ir.extents import Shape, bind_shape, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import engine
 
@@ -56,8 +56,8 @@ def inlined_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
         value = node.inputs[0]
 
 
-_PROBE = 61
-"""What symbolic sizes are taken for where only the arrangement matters: large, and prime."""
+_PROBES = (61, 2003, 65537, 2097169)
+"""What symbolic sizes are taken for where only the arrangement matters: prime, larger if extents need it."""
 
 
 def is_free(graph: Graph, members: Sequence[str]) -> bool:
@@ -77,9 +77,13 @@ def is_free(graph: Graph, members: Sequence[str]) -> bool:
     return True
 
 
-def _probe_sizes(shapes: Sequence[Sequence[object]]) -> dict[str, int]:
+def _probe_sizes(shapes: Sequence[Shape]) -> dict[str, int]:
     names = sorted(size_names(extent for shape in shapes for extent in shape))
-    return {name: _PROBE + 12 * at for at, name in enumerate(names)}
+    for probe in _PROBES:
+        sizes = {name: probe + 12 * at for at, name in enumerate(names)}
+        if all(int(extent) >= 0 for shape in shapes for extent in bind_shape(shape, sizes)):
+            break
+    return sizes
 
 
 def _apply(array: np.ndarray, node: Node, sizes: dict[str, int]) -> np.ndarray:

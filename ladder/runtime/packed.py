@@ -174,13 +174,14 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     device
         Any device of the family.
     weight
-        Codes ``[N, K]`` with scales and zero points.
+        Codes ``[N, K]`` with scales and zero points; an offset becomes zero points.
 
     Raises
     ------
     ShapeError
         If the matrix is not the one the problem speaks of.
     """
+    weight = weight.without_offset()
     _check_weight(gemm, weight)
     if device.is_gpu:
         return PackedWeight(gemm, GPU, _fragments(gemm, weight))
@@ -198,6 +199,8 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
         f"{name} is {found[name]}, expected {wanted[name]}" for name in wanted if found[name] != wanted[name]
     ]
     group = min(weight.block[1], gemm.k)
+    if weight.columns is not None:
+        wrong.append("its columns are in an order of their own, which ladder.Linear takes")
     if group != gemm.group_size:
         wrong.append(f"group size is {group}, expected {gemm.group_size}")
     if wrong:

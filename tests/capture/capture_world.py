@@ -59,6 +59,23 @@ def programs(**makers: Callable[[], World]) -> None:
         PROGRAMS[name] = make
 
 
+def normals(*shape: int) -> Callable[[], tuple[Any, ...]]:
+    """Return what makes the arguments of a call: one tensor of normal numbers, of shape (3, 4) by default."""
+    return lambda: (normal(*(shape or (3, 4))),)
+
+
+def steps(function: Callable[..., Any], *set_ups: Any, observe: Any = None, make: Any = None) -> World:
+    """Return a world of one call after each of `set_ups` (None: nothing happens)."""
+    return World(function, [(set_up, make or normals()) for set_up in set_ups], observe)
+
+
+def programs_of(home: dict[str, Any], prefix: str) -> None:
+    """Register the functions of a module whose names begin with an underscore, under `prefix` and name."""
+    own = [make for make in home.values() if isinstance(make, types.FunctionType)]
+    own = [make for make in own if make.__module__ == home["__name__"] and make.__name__[0] == "_"]
+    programs(**{f"{prefix}{make.__name__}": make for make in own})
+
+
 def calls(function: Callable[..., Any], *arguments: Callable[[], tuple[Any, ...]], observe=None) -> World:
     """Return a world in which nothing happens between the calls."""
     return World(function, [(None, make) for make in arguments], observe)

@@ -15,17 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from capture_world import World, calls, normal, programs
+from capture_world import World, calls, normal, programs_of, steps
 from torch import nn
-
-
-def _x(*shape: int) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (normal(*(shape or (3, 4))),)
-
-
-def _steps(function: Callable[..., Any], *set_ups: Any, observe: Any = None, make: Any = None) -> World:
-    """Return a world of one call after each of `set_ups` (None: nothing happens)."""
-    return World(function, [(set_up, make or _x()) for set_up in set_ups], observe)
 
 
 class Computed:
@@ -81,7 +72,7 @@ class Lazy:
 
 def _getattribute() -> World:
     held = Computed()
-    return _steps(
+    return steps(
         lambda x: (x * held.scale, x + held.power_3),
         *(
             None,
@@ -107,7 +98,7 @@ def _descriptor() -> World:
         held.level = held.level + 1
         return y
 
-    return _steps(
+    return steps(
         function,
         *[None] * 5,
         lambda: setattr(held, "level", 0.5),
@@ -128,7 +119,7 @@ def _lazy_descriptor() -> World:
             return self.base * 3
 
     held = Holder(1.5)
-    return _steps(
+    return steps(
         lambda x: x * held.twice + held.thrice,
         *(None, None, lambda: setattr(held, "base", 7.0), lambda: vars(held).pop("twice"), None),
         *(lambda: vars(held).pop("thrice"), lambda: setattr(held, "thrice", 0.5), None),
@@ -144,7 +135,7 @@ def _class_attribute() -> World:
         pass
 
     held = Child()
-    return _steps(
+    return steps(
         lambda x: x * held.scale + Child.scale,
         *(None, None, lambda: setattr(Base, "scale", 3.0), None, lambda: setattr(Child, "scale", 4.0), None),
         *(
@@ -165,7 +156,7 @@ def _patched_method() -> World:
 
     layer = Layer()
     original = Layer.inner
-    return _steps(
+    return steps(
         layer,
         *(None, None, lambda: setattr(Layer, "inner", lambda self, x: x * 3), None),
         lambda: setattr(layer, "inner", lambda x: x * 5),
@@ -178,7 +169,7 @@ def _patched_method() -> World:
 
 def _patched_operator() -> World:
     home = types.SimpleNamespace(act=torch.relu)
-    return _steps(
+    return steps(
         lambda x: home.act(x) * 2,
         *(
             None,
@@ -200,7 +191,7 @@ def _hooks() -> World:
         register = layer.register_forward_pre_hook if before else layer.register_forward_hook
         return lambda: handles.append(register(hook))
 
-    return _steps(
+    return steps(
         layer,
         *(None, None, add(lambda m, a, y: y * 2), None, add(lambda m, a: (a[0] + 1,), True)),
         *(add(lambda m, a, y: seen.append(tuple(y.shape))), None, lambda: handles[0].remove(), None),
@@ -218,7 +209,7 @@ def _hook_with_state() -> World:
         return result * kept["count"]
 
     layer[0].register_forward_hook(hook)
-    return _steps(layer, *[None] * 6, observe=lambda: dict(kept))
+    return steps(layer, *[None] * 6, observe=lambda: dict(kept))
 
 
 def _tensor_hooks() -> World:
@@ -231,7 +222,7 @@ def _tensor_hooks() -> World:
         y.sum().backward()
         return x.grad
 
-    return _steps(function, *[None] * 5, observe=lambda: list(seen))
+    return steps(function, *[None] * 5, observe=lambda: list(seen))
 
 
 def _metaclass() -> World:
@@ -255,7 +246,7 @@ def _metaclass() -> World:
         def __init__(self, value: Any) -> None:
             self.value = value
 
-    return _steps(
+    return steps(
         lambda x: Kind(x).value * Kind.limit + Kind.four,
         *(None, None, None, lambda: setattr(Kind, "base", 2.5), None, lambda: setattr(Kind, "four", 9), None),
         observe=lambda: Meta.made,
@@ -274,7 +265,7 @@ def _slots() -> World:
         held.a = held.a + 1
         return x * held.a
 
-    return _steps(
+    return steps(
         function,
         *(None, None, None, lambda: delattr(held, "b"), None, lambda: setattr(held, "a", -1.0)),
         observe=lambda: (held.a, held.b),
@@ -303,7 +294,7 @@ def _property_with_effect() -> World:
             held.scale = 0
         return y
 
-    return _steps(function, *[None] * 8, observe=lambda: held.reads)
+    return steps(function, *[None] * 8, observe=lambda: held.reads)
 
 
 def _inheritance_changes() -> World:
@@ -319,7 +310,7 @@ def _inheritance_changes() -> World:
         pass
 
     held = Both()
-    return _steps(
+    return steps(
         lambda x: held.run(x),
         *(None, None, lambda: setattr(Both, "__bases__", (Two, One)), None),
         *(lambda: setattr(held, "__class__", type("Other", (One,), {})), None),
@@ -418,7 +409,7 @@ def _ordered_subclass() -> World:
         out["b"] = x * 2
         return out, out[0] + out["b"], out.a
 
-    return _steps(function, *[None] * 4)
+    return steps(function, *[None] * 4)
 
 
 def _mapping_subclass() -> World:
@@ -429,7 +420,7 @@ def _mapping_subclass() -> World:
 
     held = Defaults(a=1)
     user = UserDict({"s": 2.0})
-    return _steps(
+    return steps(
         lambda x: x * held["a"] + held["b"] + user["s"] + held.get("zz", 4),
         *(None, None, lambda: held.pop("b"), lambda: held.update(zz=1), lambda: user.update(s=5.0), None),
         observe=lambda: (dict(held), dict(user)),
@@ -438,7 +429,7 @@ def _mapping_subclass() -> World:
 
 def _default_dictionary() -> World:
     held: Any = defaultdict(list)
-    return _steps(
+    return steps(
         lambda x: (held[len(held)].append(x), held[0][0] * 2, len(held["k"]))[1:],
         *[None] * 4,
         held.clear,
@@ -457,7 +448,7 @@ def _copied() -> World:
             twin.weight.mul_(2)
         return twin(x), layer(x), copy.copy([x])[0] is x
 
-    return _steps(
+    return steps(
         function, *[None] * 3, lambda: layer.weight.add_(1), None, observe=lambda: layer.weight.clone()
     )
 
@@ -469,7 +460,7 @@ def _pickled() -> World:
     def again() -> None:
         box[0] = pickle.loads(pickle.dumps(box[0]))
 
-    return _steps(
+    return steps(
         lambda x: box[0](x),
         *(None, None, again, None, lambda: box[0][0].bias.add_(1), again, lambda: box.__setitem__(0, layer)),
     )
@@ -478,7 +469,7 @@ def _pickled() -> World:
 def _stored_state() -> World:
     layer = nn.BatchNorm1d(4).requires_grad_(False)
     first = copy.deepcopy(layer.state_dict())
-    return _steps(
+    return steps(
         layer,
         *(None, None, layer.eval, None, lambda: layer.load_state_dict(first), layer.train, None),
         observe=lambda: {key: value.clone() for key, value in layer.state_dict().items()},
@@ -501,7 +492,7 @@ def _weak_references() -> World:
         held[0] = Holder()
         reference[0] = weakref.ref(held[0])
 
-    return _steps(function, None, None, held.clear, None, lambda: held.append(Holder()), None, renew, None)
+    return steps(function, None, None, held.clear, None, lambda: held.append(Holder()), None, renew, None)
 
 
 class Scaled(torch.Tensor):
@@ -530,7 +521,7 @@ def _abstract() -> World:
             return 3
 
     held = Mine()
-    return _steps(
+    return steps(
         lambda x: x * (2 if isinstance(held, Sized) else 1),
         None,
         None,
@@ -543,7 +534,7 @@ def _abstract() -> World:
 def _partials() -> World:
     scaled = functools.partial(torch.mul, other=3.0)
     box = [functools.partial(lambda x, y, z=1: x * y + z, y=2)]
-    return _steps(
+    return steps(
         lambda x: scaled(x) + box[0](x),
         *(None, None, lambda: box.__setitem__(0, functools.partial(box[0], z=5)), None),
         *(lambda: box[0].keywords.update(z=7), lambda: scaled.keywords.update(other=1.0), None),
@@ -565,12 +556,4 @@ def _cached_function() -> World:
     )
 
 
-_worlds = {name: make for name, make in globals().items() if isinstance(make, types.FunctionType)}
-_helpers = {"_x", "_steps"}
-programs(
-    **{
-        f"class{name}": make
-        for name, make in _worlds.items()
-        if name.startswith("_") and name not in _helpers and make.__module__ == __name__
-    }
-)
+programs_of(globals(), "class")

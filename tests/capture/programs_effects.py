@@ -6,25 +6,16 @@ import contextlib
 import heapq
 import itertools
 import sys
-import types
 from collections import ChainMap, Counter, deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from capture_world import World, calls, normal, programs
+from capture_world import World, calls, normal, normals, programs_of, steps
 
 COUNT = 0
 HISTORY: list[Any] = []
 SETTINGS = {"scale": 2.0}
-
-
-def _x(*shape: int) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (normal(*(shape or (3, 4))),)
-
-
-def _steps(function: Callable[..., Any], *set_ups: Any, observe: Any = None) -> World:
-    return World(function, [(set_up, _x()) for set_up in set_ups], observe)
 
 
 def _globals_written() -> World:
@@ -42,7 +33,7 @@ def _globals_written() -> World:
         global COUNT
         COUNT = -5
 
-    return _steps(
+    return steps(
         function, *(None, None, None, reset, None, HISTORY.clear, None), observe=lambda: (COUNT, [*HISTORY])
     )
 
@@ -55,7 +46,7 @@ def _global_set_anew() -> World:
         return lambda: home.update(values)
 
     home.update(scale=2.0, other=1)
-    return _steps(
+    return steps(
         home["function"],
         *(None, None, put(scale=3.0), put(other="a"), lambda: home.pop("fresh"), put(len=lambda v: 7), None),
         observe=lambda: sorted(key for key in home if not key.startswith("__")),
@@ -79,7 +70,7 @@ def _closure_cells() -> World:
         nonlocal kept
         kept = None
 
-    return _steps(function, *(None, None, None, change, None, forget, None), observe=lambda: (total, scale))
+    return steps(function, *(None, None, None, change, None, forget, None), observe=lambda: (total, scale))
 
 
 def _closures_made() -> World:
@@ -94,7 +85,7 @@ def _closures_made() -> World:
         found = [make(x) for make in makers]
         return found, count, add.__closure__ is not None
 
-    return calls(function, *[_x(n, 2) for n in (2, 2, 3, 4, 5, 2)])
+    return calls(function, *[normals(n, 2) for n in (2, 2, 3, 4, 5, 2)])
 
 
 def _generators() -> World:
@@ -116,13 +107,13 @@ def _generators() -> World:
         stream.close()
         return first + second, rest, sum(numbers(x + 1)), list(itertools.islice(numbers(x), 2))
 
-    return _steps(function, *[None] * 4, observe=lambda: [*log])
+    return steps(function, *[None] * 4, observe=lambda: [*log])
 
 
 def _generator_outside() -> World:
     stream = (n * 0.5 for n in itertools.count())
     iterator = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
-    return _steps(lambda x: x * next(stream) + next(iterator), *[None] * 6)
+    return steps(lambda x: x * next(stream) + next(iterator), *[None] * 6)
 
 
 def _delegated() -> World:
@@ -148,7 +139,7 @@ def _delegated() -> World:
             next(stream, None),
         ]
 
-    return _steps(function, *[None] * 4)
+    return steps(function, *[None] * 4)
 
 
 def _exceptions_with_state() -> World:
@@ -277,7 +268,7 @@ def _lists() -> World:
         kept.reverse()
         return x * last + sum(kept), kept[:2], kept.index(kept[-1])
 
-    return _steps(
+    return steps(
         function,
         *(None, None, None, kept.clear, None, lambda: kept.extend([5, 6, 7]), None),
         observe=lambda: [*kept],
@@ -295,7 +286,7 @@ def _dictionaries() -> World:
         both = kept | {"z": 1}
         return x * kept["b"], list(both), dict(reversed(list(kept.items()))), "a" in kept
 
-    return _steps(
+    return steps(
         function,
         *(None, None, None, lambda: kept.pop("a"), None, lambda: kept.update({1: 2, "a": 5}), None),
         observe=lambda: list(kept.items()),
@@ -310,7 +301,7 @@ def _sets() -> World:
         kept.discard(4)
         return x * len(kept), sorted(kept & {1, 2, 6}), kept >= {1}, frozenset(kept) ^ {1}
 
-    return _steps(
+    return steps(
         function, *(None, None, None, lambda: kept.add(99), None, kept.clear, None), observe=lambda: set(kept)
     )
 
@@ -326,7 +317,7 @@ def _queues() -> World:
         heapq.heappush(heap, len(queue) + heap[0])
         return x * heapq.heappop(heap) + queue.popleft(), list(queue)
 
-    return _steps(
+    return steps(
         function,
         *(None, None, None, lambda: queue.extend([7, 8]), None),
         observe=lambda: (list(queue), list(heap)),
@@ -341,7 +332,7 @@ def _counters() -> World:
         chain["c"] = words["a"]
         return x * chain["b"] + chain["c"], words.most_common(1), list(chain)
 
-    return _steps(
+    return steps(
         function,
         *(None, None, None, lambda: words.subtract("aaa"), lambda: chain.maps[1].update(b=9), None),
         observe=lambda: (dict(words), dict(chain)),
@@ -358,7 +349,7 @@ def _kept_tensors() -> World:
             cache["k"] = x
         return cache["k"].sum(0) + x.mean(0), cache["k"] is x
 
-    return _steps(function, *(None,) * 5, cache.clear, None, observe=lambda: dict(cache))
+    return steps(function, *(None,) * 5, cache.clear, None, observe=lambda: dict(cache))
 
 
 def _ring_buffer() -> World:
@@ -369,7 +360,7 @@ def _ring_buffer() -> World:
         at[0] = (at[0] + 1) % 4
         return buffer.roll(-at[0], 0) * 2, buffer[at[0] - 1]
 
-    return _steps(function, *[None] * 7, observe=lambda: (buffer.clone(), at[0]))
+    return steps(function, *[None] * 7, observe=lambda: (buffer.clone(), at[0]))
 
 
 def _in_place_on_views() -> World:
@@ -384,7 +375,7 @@ def _in_place_on_views() -> World:
         diagonal[:2] += 5
         return row, column + 1, base.view(-1)[3:7], diagonal
 
-    return _steps(function, *[None] * 5, observe=lambda: base.clone())
+    return steps(function, *[None] * 5, observe=lambda: base.clone())
 
 
 def _argument_containers() -> World:
@@ -415,12 +406,4 @@ def _same_container_twice() -> World:
     return calls(function, *[lambda s=s: pair(s) for s in (False, False, True, False, True, True)])
 
 
-_worlds = {name: make for name, make in globals().items() if isinstance(make, types.FunctionType)}
-_helpers = {"_x", "_steps"}
-programs(
-    **{
-        f"effect{name}": make
-        for name, make in _worlds.items()
-        if name.startswith("_") and name not in _helpers and make.__module__ == __name__
-    }
-)
+programs_of(globals(), "effect")

@@ -9,16 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from capture_world import World, calls, normal, programs
+from capture_world import World, calls, normal, normals, programs, steps
 from torch import nn
-
-
-def _x(*shape: int) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (normal(*(shape or (3, 4))),)
-
-
-def _steps(function: Callable[..., Any], *set_ups: Any, observe: Any = None, make: Any = None) -> World:
-    return World(function, [(set_up, make or _x()) for set_up in set_ups], observe)
 
 
 def _leaf() -> tuple[Any, ...]:
@@ -26,7 +18,7 @@ def _leaf() -> tuple[Any, ...]:
 
 
 def _mixed() -> list[Callable[[], tuple[Any, ...]]]:
-    return [_x(), _leaf, _x(), _leaf, lambda: (_leaf()[0] * 1,), _x(), _leaf]
+    return [normals(), _leaf, normals(), _leaf, lambda: (_leaf()[0] * 1,), normals(), _leaf]
 
 
 def _no_grad_nested(x: Any) -> Any:
@@ -74,7 +66,7 @@ def _penalty() -> World:
     def seen() -> Any:
         return None if layer.weight.grad is None else layer.weight.grad.clone()
 
-    return _steps(function, *(None,) * 4, lambda: layer.zero_grad(), None, observe=seen)
+    return steps(function, *(None,) * 4, lambda: layer.zero_grad(), None, observe=seen)
 
 
 def _trained() -> World:
@@ -90,7 +82,7 @@ def _trained() -> World:
         optimizer.step()
         return loss.detach()
 
-    return _steps(step, *[None] * 5, observe=lambda: layer.weight.detach().clone())
+    return steps(step, *[None] * 5, observe=lambda: layer.weight.detach().clone())
 
 
 def _leaves_gradients_off(x: Any) -> Any:
@@ -125,7 +117,7 @@ def _autocast_outside() -> World:
     def leave() -> None:
         stack.pop().__exit__(None, None, None)
 
-    return _steps(
+    return steps(
         lambda x: (x @ x.t()).exp(),
         None,
         None,
@@ -162,7 +154,7 @@ def _device_context(x: Any) -> Any:
 
 
 def _default_device() -> World:
-    return _steps(
+    return steps(
         lambda x: (x * 2, torch.ones(2).device.type),
         *(
             None,
@@ -179,7 +171,7 @@ def _flags() -> World:
     def switch(holds: bool) -> Callable[[], None]:
         return lambda: torch.use_deterministic_algorithms(holds)
 
-    return _steps(
+    return steps(
         lambda x: (x.cumsum(0), torch.are_deterministic_algorithms_enabled()),
         *(None, None, switch(True), None, switch(False), None),
     )
@@ -189,7 +181,7 @@ def _printing() -> World:
     def set_to(n: int) -> Callable[[], None]:
         return lambda: torch.set_printoptions(precision=n)
 
-    return _steps(lambda x: (x + 1, str(x)), None, None, set_to(2), None, set_to(4), None)
+    return steps(lambda x: (x + 1, str(x)), None, None, set_to(2), None, set_to(4), None)
 
 
 def _inference_outside() -> World:
@@ -225,7 +217,7 @@ def _argument_asked() -> World:
         x.requires_grad_(True)
         return x * 2
 
-    return calls(function, *[_x()] * 4)
+    return calls(function, *[normals()] * 4)
 
 
 def _custom_function() -> World:
@@ -311,7 +303,7 @@ def _versions() -> World:
         y[0] = 1
         return y, kept._version, y._version, x._version
 
-    return calls(function, *[_x(3)] * 5, observe=lambda: (kept.clone(), kept._version))
+    return calls(function, *[normals(3)] * 5, observe=lambda: (kept.clone(), kept._version))
 
 
 def _written_leaf() -> World:
@@ -346,13 +338,13 @@ programs(
     mode_leaves_gradients_off=lambda: _restored(_leaves_gradients_off),
     mode_autocast=lambda: calls(_autocast, *_mixed()),
     mode_autocast_outside=_autocast_outside,
-    mode_default_dtype=lambda: _steps(
+    mode_default_dtype=lambda: steps(
         lambda x: (x * 2, torch.ones(2) * 0.5, torch.tensor(1.5)),
         *(None, None, _default_dtype(torch.float64), None, _default_dtype(torch.float32), None),
         *(_default_dtype(torch.float16), _default_dtype(torch.float32)),
     ),
-    mode_dtype_inside=lambda: calls(_dtype_inside, *[_x()] * 4),
-    mode_device_context=lambda: calls(_device_context, *[_x()] * 4),
+    mode_dtype_inside=lambda: calls(_dtype_inside, *[normals()] * 4),
+    mode_device_context=lambda: calls(_device_context, *[normals()] * 4),
     mode_default_device=_default_device,
     mode_flags=_flags,
     mode_printing=_printing,
@@ -361,14 +353,14 @@ programs(
     mode_argument_asked=_argument_asked,
     mode_custom_function=_custom_function,
     mode_checkpointed=lambda: calls(_checkpointed, *_mixed()),
-    mode_transforms=lambda: calls(_transforms, *[_x()] * 4),
-    mode_jacobian=lambda: calls(_jacobian, *[_x()] * 4),
+    mode_transforms=lambda: calls(_transforms, *[normals()] * 4),
+    mode_jacobian=lambda: calls(_jacobian, *[normals()] * 4),
     mode_detached=lambda: calls(_detached, *_mixed()),
-    mode_saved_hooks=lambda: calls(_saved_hooks, *[_x()] * 4),
+    mode_saved_hooks=lambda: calls(_saved_hooks, *[normals()] * 4),
     mode_module_modes=_module_modes,
     mode_mode_stack=_mode_stack,
     mode_versions=_versions,
     mode_written_leaf=_written_leaf,
-    mode_sizes=lambda: calls(_sizes_0_and_1, *[_x(n, 2) for n in (3, 3, 4, 5, 1, 0, 6, 1, 0)]),
+    mode_sizes=lambda: calls(_sizes_0_and_1, *[normals(n, 2) for n in (3, 3, 4, 5, 1, 0, 6, 1, 0)]),
     mode_dtypes=lambda: calls(_dtypes, *[lambda k=k: (normal(3).to(k),) for k in _kinds]),
 )

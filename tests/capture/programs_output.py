@@ -8,20 +8,11 @@ import itertools
 import logging
 import types
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from capture_world import World, calls, normal, programs
-
-
-def _x(*shape: int) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (normal(*(shape or (3, 4))),)
-
-
-def _steps(function: Callable[..., Any], *set_ups: Any, observe: Any = None) -> World:
-    return World(function, [(set_up, _x()) for set_up in set_ups], observe)
+from capture_world import World, calls, normal, programs_of, steps
 
 
 def _printed() -> World:
@@ -80,7 +71,7 @@ def _arrays() -> World:
         scale = float(table.sum()) / table.size
         return x * scale + torch.from_numpy(table).float()[0, 0], table.shape, x.numpy().sum() > 0
 
-    return _steps(function, *(None, None, None, lambda: table.fill(0), None), observe=table.copy)
+    return steps(function, *(None, None, None, lambda: table.fill(0), None), observe=table.copy)
 
 
 def _attributes_of_objects() -> World:
@@ -94,7 +85,7 @@ def _attributes_of_objects() -> World:
             held.flag = True
         return x * held.n, before is x, getattr(held, "flag", False), vars(held)["n"]
 
-    return _steps(
+    return steps(
         function,
         *(None,) * 4,
         lambda: delattr(held, "flag"),
@@ -240,15 +231,7 @@ def _deleted() -> World:
         held["c"] = 1
         return y
 
-    return _steps(function, *(None, None, None, lambda: held.pop("c"), None), observe=lambda: dict(held))
+    return steps(function, *(None, None, None, lambda: held.pop("c"), None), observe=lambda: dict(held))
 
 
-_worlds = {name: make for name, make in globals().items() if isinstance(make, types.FunctionType)}
-_helpers = {"_x", "_steps"}
-programs(
-    **{
-        f"effect{name}": make
-        for name, make in _worlds.items()
-        if name.startswith("_") and name not in _helpers and make.__module__ == __name__
-    }
-)
+programs_of(globals(), "effect")

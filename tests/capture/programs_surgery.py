@@ -6,28 +6,18 @@ import contextlib
 import functools
 import operator
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from capture_world import World, calls, normal, programs
+from capture_world import World, calls, normal, programs_of, steps
 from torch import nn
-
-
-def _x(*shape: int) -> Callable[[], tuple[Any, ...]]:
-    return lambda: (normal(*(shape or (3, 4))),)
-
-
-def _steps(function: Callable[..., Any], *set_ups: Any, observe: Any = None, make: Any = None) -> World:
-    """Return a world of one call after each of `set_ups` (None: nothing happens)."""
-    return World(function, [(set_up, make or _x()) for set_up in set_ups], observe)
 
 
 def _getters() -> World:
     held = types.SimpleNamespace(inner=types.SimpleNamespace(scale=2.0), items=[1.0, 2.0, 3.0])
     get, at = operator.attrgetter("inner.scale"), operator.itemgetter(0, -1)
     call = operator.methodcaller("add", 1.0)
-    return _steps(
+    return steps(
         lambda x: call(x) * get(held) + sum(at(held.items)),
         *(None, None, lambda: setattr(held.inner, "scale", 3.0), lambda: held.items.append(9.0), None),
         lambda: setattr(held, "inner", types.SimpleNamespace(scale=0.5)),
@@ -42,7 +32,7 @@ def _module_surgery() -> World:
             x = layer(x) + len(name)
         return x, sum(p.numel() for p in model.parameters()), [n for n, _ in model.named_buffers()]
 
-    return _steps(
+    return steps(
         run,
         *(None, None, lambda: model.update({"cc": nn.Tanh()}), None, lambda: model.pop("b")),
         *(lambda: model["a"].register_buffer("extra", torch.ones(1)), None),
@@ -54,7 +44,7 @@ def _parameter_replaced() -> World:
     layer = nn.Linear(4, 4).requires_grad_(False)
     other = nn.Parameter(normal(4, 4, seed=5), requires_grad=False)
     tied = nn.Linear(4, 4).requires_grad_(False)
-    return _steps(
+    return steps(
         lambda x: tied(layer(x)),
         *(None, None, lambda: setattr(layer, "weight", other), None, lambda: setattr(tied, "weight", other)),
         *(
@@ -72,7 +62,7 @@ def _state_of_a_function() -> World:
         return x * counted.calls
 
     counted.calls, counted.last = 0, None
-    return _steps(counted, *[None] * 5, observe=lambda: (counted.calls, counted.last))
+    return steps(counted, *[None] * 5, observe=lambda: (counted.calls, counted.last))
 
 
 def _replaced_code() -> World:
@@ -82,7 +72,7 @@ def _replaced_code() -> World:
     def other(x: Any, scale: float = 2.0) -> Any:
         return x + scale * 100
 
-    return _steps(
+    return steps(
         lambda x: inner(x) + 1,
         *(None, None, lambda: setattr(inner, "__defaults__", (7.0,)), None),
         lambda: setattr(inner, "__code__", other.__code__),
@@ -93,7 +83,7 @@ def _replaced_code() -> World:
 def _module_getattr() -> World:
     module = types.ModuleType("changing")
     module.scale = 2.0
-    return _steps(
+    return steps(
         lambda x: x * module.scale,
         *(None, None, lambda: setattr(module, "scale", 4.0), None, lambda: delattr(module, "scale")),
         lambda: setattr(module, "__getattr__", lambda name: 6.0),
@@ -148,7 +138,7 @@ def _wrapped() -> World:
     def run(x: Any, *, shift: float = 1.0) -> Any:
         return x + shift
 
-    return _steps(
+    return steps(
         lambda x: run(x, shift=2.0),
         *(
             None,
@@ -161,12 +151,4 @@ def _wrapped() -> World:
     )
 
 
-_worlds = {name: make for name, make in globals().items() if isinstance(make, types.FunctionType)}
-_helpers = {"_x", "_steps"}
-programs(
-    **{
-        f"class{name}": make
-        for name, make in _worlds.items()
-        if name.startswith("_") and name not in _helpers and make.__module__ == __name__
-    }
-)
+programs_of(globals(), "class")

@@ -12,7 +12,7 @@ from torch import nn
 
 import ladder
 from ladder.capture import capture
-from ladder.capture.conditionals import Unrecorded, choose
+from ladder.capture.trace.conditionals import Unrecorded, choose
 
 
 def two_sides(x, log):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -148,3 +149,40 @@ def test_variables_of_the_environment_are_read_one_by_one(monkeypatch: pytest.Mo
     monkeypatch.setenv("LADDER_TEST_SCALE", "1")
     assert torch.equal(captured(x), 2 * x)
     assert captured.calls["recorded"] == 2
+
+
+@pytest.mark.parametrize("key", ["other", "pin", "is", "len"])
+def test_a_dictionary_read_by_any_key_is_still_told_from_another(key: str) -> None:
+    known = {key: 1.0}
+    home: dict[str, Any] = {"known": known, "key": key}
+    exec("def function(x, d):\n    y = x * d[key]\n    return y * (2 if d is known else 3)", home)
+    captured, x = capture(home["function"]), torch.ones(2)
+    for given in (known, {key: 1.0}, known):
+        assert torch.equal(captured(x, given), home["function"](x, given))
+
+
+def test_the_default_of_a_dictionary_is_told_from_its_entries() -> None:
+    def function(x: Tensor, d: Any) -> Tensor:
+        return x * d["default_factory"] + d["missing"]
+
+    captured, x = capture(function), torch.ones(2)
+    for factory in (float, int, lambda: 5.0, lambda: 7.0):
+        given = [defaultdict(factory, default_factory=1.0) for _ in range(2)]
+        assert torch.equal(captured(x, given[0]), function(x, given[1]))
+
+
+COUNTS: defaultdict[str, int] = defaultdict(int)
+
+
+def test_the_default_of_a_dictionary_that_stays_is_guarded_once() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * (COUNTS["a"] + 2)
+        del COUNTS["a"]
+        return y
+
+    captured, x = capture(function), torch.ones(2)
+    for _ in range(3):
+        assert torch.equal(captured(x), 2 * x)
+    assert captured.calls["recorded"] == 1
+    COUNTS.default_factory = lambda: 5
+    assert torch.equal(captured(x), 7 * x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.capture import Captured, capture, guards, records
+from ladder.capture import Captured, capture, records, run
+from ladder.capture.heap import guard_lines
 
 
 def same(captured: Captured, function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
@@ -50,7 +52,7 @@ def test_a_thousand_splits_in_a_loop(caplog):
     assert len(warnings_of(caplog)) == 1
 
 
-def test_misses_between_records_that_match_take_no_stack():
+def test_misses_between_records_that_match_take_no_stack(monkeypatch):
     """Where runs and recordings take turns, each begins where the one before was called."""
     count = 30
     lines = [
@@ -61,6 +63,7 @@ def test_misses_between_records_that_match_take_no_stack():
     captured = capture(home["function"])
     depth = len(list(_stack()))
     before = sys.getrecursionlimit()
+    monkeypatch.setattr(run, "ROOM", contextlib.nullcontext())
     sys.setrecursionlimit(depth + 300)
     try:
         for period in (1, 2, 3, 2):
@@ -78,8 +81,36 @@ def _stack():
         frame = frame.f_back
 
 
+class Countdown:
+    """Properties that call one another: each call goes through many functions of the interpreter."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    @property
+    def following(self) -> int:
+        return Countdown(self.left - 1).value if self.left else 0
+
+    @property
+    def value(self) -> int:
+        return self.following + 1
+
+
+def test_calls_as_deep_as_they_may_be_fit_on_the_stack_of_a_caller_that_is_deep():
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + Countdown(80).value
+
+    def deeper(levels: int) -> torch.Tensor:
+        return deeper(levels - 1) if levels else captured(torch.ones(2))
+
+    captured, limit = capture(function), sys.getrecursionlimit()
+    for _ in range(2):
+        assert torch.equal(deeper(200), torch.full((2,), 82.0))
+    assert sys.getrecursionlimit() == limit
+
+
 def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
-    monkeypatch.setattr(records, "MAX_SITES", 10)
+    monkeypatch.setattr(records, "MAX_POINTS", 10)
 
     def function(x):
         home: dict[str, Any] = {}
@@ -96,7 +127,7 @@ def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
 
 
 def test_a_guard_of_too_many_conditions(monkeypatch):
-    monkeypatch.setattr(guards, "MAX_CHECKS", 200)
+    monkeypatch.setattr(guard_lines, "MAX_CHECKS", 200)
 
     def function(x, numbers):
         return x * sum(numbers)

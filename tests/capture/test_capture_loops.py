@@ -8,7 +8,7 @@ import torch.fx
 from torch import nn
 
 from ladder.capture import capture
-from ladder.capture.loops import repeat, rolled
+from ladder.capture.trace.loops import repeat, rolled
 
 
 def counts(graph):

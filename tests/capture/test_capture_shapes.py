@@ -256,3 +256,55 @@ def test_extents_that_must_be_numbers_are_left_open_once(program):
     (entry,) = fast.entries.values()
     assert "args[0].shape[1]" in entry.lifted & entry.unliftable
     assert not any("args[0].shape[1]" in check.why for check in entry.records[0].checks)
+
+
+class Offset(nn.Module):
+    """Takes a number, as embeddings of positions do."""
+
+    def forward(self, x, start):
+        return x + torch.arange(start, start + x.shape[1]), lambda: start
+
+
+def test_numbers_given_to_modules_stay_open():
+    """``Module._call_impl`` keeps its arguments in a cell, and here ``forward`` does too."""
+    module = Offset()
+
+    def program(x, cache):
+        y, ask = module(x, cache.shape[1] * 2)
+        return y, ask
+
+    fast = capture(program)
+    for length in (3, 5, 6, 9, 4):
+        x, cache = torch.randn(2, 3), torch.randn(2, length)
+        (found, ask), (expected, _) = fast(x, cache), program(x, cache)
+        assert torch.equal(found, expected)
+        assert ask() == 2 * length
+    assert (fast.outcome, len(fast.records)) == ("whole", 2)
+
+
+def test_open_sizes_in_messages_stay_open():
+    def program(x):
+        torch._assert(x.dim() == 2, f"expected rows, got {x.shape}")
+        return x * 2, f"{x.shape} {x.shape[:1]!r}"
+
+    fast = capture(program)
+    for rows in (3, 5, 6, 9):
+        x = torch.randn(rows, 4)
+        (found, text), (expected, wanted) = fast(x), program(x)
+        assert torch.equal(found, expected)
+        assert text == wanted
+    assert (fast.outcome, len(fast.records)) == ("whole", 2)
+
+
+@pytest.mark.parametrize("kind", [bool, int, float, complex])
+def test_types_of_python_are_types_of_tensors(kind):
+    def program(x):
+        return x[torch.tensor([-1], dtype=int)].to(kind), torch.zeros(2, dtype=kind)
+
+    fast = capture(program)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        found, expected = fast(x), program(x)
+        assert all(map(torch.equal, found, expected))
+        assert [y.dtype for y in found] == [y.dtype for y in expected]
+    assert fast.outcome == "whole"

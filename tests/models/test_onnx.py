@@ -164,10 +164,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_versions_that_are_not_known() -> None:
-    old = product()
-    old.opset_import[0].version = 11
-    with pytest.raises(ImportRefused, match="opset 11, opsets 13 to 21"):
-        ladder.compile(old)
+    new = product()
+    new.opset_import[0].version = 1000
+    with pytest.raises(ImportRefused, match="opset 1000, opsets 1 to"):
+        ladder.compile(new)
     ours = product()
     ours.opset_import.append(helper.make_opsetid("ladder", 2))
     with pytest.raises(ImportRefused, match="version 2 of Ladder"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ladder.api.model import Compiler
 from ladder.integrations.dynamo import backend, compiler
 
 Tensor = torch.Tensor
@@ -90,3 +91,38 @@ def test_open_products_of_batches(size: float) -> None:
         q, k = torch.randn(2, 3, count, 8), torch.randn(2, 3, count, 8)
         assert torch.allclose(fast(q, k), program(q, k), atol=1e-5)
     assert len(compiler.refused) == refused
+
+
+def steps_of_a_recurrence(x: Tensor) -> Tensor:
+    """Rows of a buffer that are written one by one, as in models that step through time in Python."""
+    rows, state = torch.zeros(4, 6), torch.zeros(6)
+    for at in range(4):
+        state = state * 0.5 + x[at]
+        rows[at] = state
+    rows[:, 1:3] = 2.0
+    return rows * 2
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Rows of the step before, as ``ZeroPad2d((0, 0, 1, -1))`` gives."""
+    return torch.nn.functional.pad(x, (0, 0, 1, -1)) - x
+
+
+def repeated(x: Tensor) -> Tensor:
+    return x.repeat(2, 1, 3) + 1
+
+
+def rounded_up(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ceil(x * 3), torch.sign((x * 2).round()) + torch.sign((x * 2).long())
+
+
+@pytest.mark.parametrize("program", [steps_of_a_recurrence, shifted, repeated, rounded_up])
+def test_operators_that_only_move_values_are_kernels(program: Callable[..., Any]) -> None:
+    compiler = Compiler()
+    x = torch.randn(4, 6)
+    x[0, 0], x[1, 1] = -0.0, torch.inf
+    fast = torch.compile(program, backend=compiler)
+    found, wanted = flat(fast(x)), flat(program(x))
+    assert all(torch.allclose(a, b, equal_nan=True) for a, b in zip(found, wanted, strict=True))
+    (built,) = compiler.built
+    assert {kind for kind, *_ in built.plan.table()} <= {"chain", "view"}

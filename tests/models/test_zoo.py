@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks.zoo import HF, run
+from benchmarks.zoo import HF, AsIs, made, run
+from ladder.capture import capture
 
 GRAPHS_ONLY = [
     *("hf/llama", "hf/gemma2", "hf/gpt2", "hf/mixtral", "hf/mamba", "hf/bert", "hf/albert", "hf/modernbert"),
@@ -23,6 +27,36 @@ def test_one_graph(name: str) -> None:
 def test_plan() -> None:
     row = run("hf/qwen2", graphs_only=False)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
+    assert {"chain", "product"} <= row["us"].keys()
+    assert 0 < row["ours"] < row["ours_where_any"] <= 1
+    assert row["compile_s"] > 0
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 20},
+    "beams": {"num_beams": 3},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generate(way: str) -> None:
+    model: Any
+    model, inputs = made("hf/llama")
+    model.generation_config.pad_token_id = 0
+    fast: Any = capture(model, backend=AsIs())
+    prompts = [
+        inputs[0]["input_ids"],
+        torch.cat([torch.zeros(3, 4, dtype=torch.int64), inputs[2]["input_ids"]], 1),
+    ]
+    for prompt in prompts:
+        found = []
+        for each in (model, fast):
+            torch.manual_seed(3)
+            found.append(each.generate(prompt, max_new_tokens=5, **WAYS[way]))
+        assert torch.equal(*found)
+    assert (fast.outcome, fast.within.calls["eager"]) == ("whole", 0)
 
 
 @pytest.mark.parametrize("name", [f"hf/{kind}" for kind in HF])

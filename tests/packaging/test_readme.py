@@ -17,7 +17,19 @@ from ladder.cli.app import command_names
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", README, re.DOTALL)
+OWN = ("ladder", "tile_types", "targets", "schedules", "benchmarks", "tests")
+PAGES = {".": README} | {
+    path.parent.relative_to(ROOT).as_posix(): path.read_text()
+    for folder in OWN
+    for path in sorted((ROOT / folder).rglob("README.md"))
+}
+"""Folder -> its README."""
+
+BLOCKS = {
+    folder: re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", text, re.DOTALL)
+    for folder, text in PAGES.items()
+}
+MOST_LINES = 200
 
 
 def run_blocks(*blocks: str) -> None:
@@ -28,16 +40,29 @@ def run_blocks(*blocks: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def blocks(kind: str) -> list[str]:
-    return [code for name, code in BLOCKS if name == kind]
+def blocks(kind: str, folder: str = ".") -> list[str]:
+    return [code for name, code in BLOCKS[folder] if name == kind]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
 
 
 def test_every_python_block_is_tested() -> None:
-    assert len(BLOCKS) == README.count("```python")
+    assert {at: len(found) for at, found in BLOCKS.items()} == {
+        at: text.count("```python") for at, text in PAGES.items()
+    }
 
 
-def test_examples_run_on_the_cpu() -> None:
-    run_blocks(*blocks("cpu"))
+def test_links_lead_somewhere() -> None:
+    for folder, text in PAGES.items():
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (ROOT / folder / link).exists(), f"{folder}: {link}"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in BLOCKS if blocks("cpu", folder)])
+def test_examples_run_on_the_cpu(folder: str) -> None:
+    run_blocks(*blocks("cpu", folder))
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not on PATH; see `ladder doctor`")
@@ -53,10 +78,11 @@ def test_new_type_takes_about_ten_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "table"), [("types", tables.type_markdown), ("devices", tables.device_markdown)]
+    ("folder", "name", "table"),
+    [("tile_types", "types", tables.type_markdown), ("targets", "devices", tables.device_markdown)],
 )
-def test_support_tables_come_from_the_tables(name: str, table: object) -> None:
-    match = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", README, re.DOTALL)
+def test_support_tables_come_from_the_tables(folder: str, name: str, table: object) -> None:
+    match = re.search(rf"<!-- table: {name} -->\n(.*?)<!-- end -->", PAGES[folder], re.DOTALL)
     assert match is not None
     assert match[1].strip() == table(), f"run `python -m benchmarks.support_table` to write the {name} table"
 

@@ -65,6 +65,8 @@ TORCH = {
     "both": torch.logical_and,
     "either": torch.logical_or,
     "negation": torch.logical_not,
+    "exp_ftz": torch.exp,
+    "div_ftz": torch.div,
     "fused": lambda a, b, c: a * b + c,
     "select": lambda condition, yes, no: torch.where(condition != 0, yes, no),
 }

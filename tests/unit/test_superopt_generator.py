@@ -264,7 +264,7 @@ def test_steps_are_in_canonical_order_and_graphs_distinct(reports):
 
 
 def test_pruning_saves_twenty_times_the_states():
-    """At fewer operators here; README has the measured figures for 8."""
+    """At fewer operators here; benchmarks/README.md has the measured figures for 8."""
     for row in ablation(get_program("gated_mlp"), ONE, [6]):
         assert row.factor >= 20
         assert row.verified > 0

@@ -70,10 +70,12 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     from ladder.lower.chain.dialect import dialect_of
     from ladder.lower.chain.gpu import GpuNest
     from ladder.movement.choose import ranked
-    from ladder.movement.decompose import decompose
+    from ladder.movement.decompose import contracted, decompose
     from ladder.movement.machines import machine_of
 
-    plain, cheap = replace(chain, graph=decompose(chain.graph)), may_be_approximate(chain.graph)
+    cheap = may_be_approximate(chain.graph)
+    graph = decompose(chain.graph)
+    plain = replace(chain, graph=contracted(graph) if cheap else graph)
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
     wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
     if chain.puts:

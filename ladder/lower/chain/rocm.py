@@ -76,6 +76,18 @@ def _quotient(x: Expr, y: Expr) -> Expr:
     return x * d.intrinsic("float32", "llvm.amdgcn.rcp", y * scale) * scale
 
 
+def _exponential_ftz(x: Expr) -> Expr:
+    if str(x.ty.dtype) != "float32":
+        return T.exp(x)
+    return d.intrinsic("float32", "llvm.amdgcn.exp2", x * T.float32(LOG2_E))
+
+
+def _quotient_ftz(x: Expr, y: Expr) -> Expr:
+    if str(y.ty.dtype) != "float32":
+        return tirx.div(x, y)
+    return x * d.intrinsic("float32", "llvm.amdgcn.rcp", y)
+
+
 def _inverse_root(x: Expr) -> Expr:
     """Return V_RSQ, of what is subnormal 24 binary digits higher."""
     if str(x.ty.dtype) != "float32":
@@ -100,7 +112,9 @@ class RocmDialect(Dialect):
     }
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
         "exp": _exponential,
+        "exp_ftz": _exponential_ftz,
         "div": _quotient,
+        "div_ftz": _quotient_ftz,
         "rsqrt": _inverse_root,
     }
 

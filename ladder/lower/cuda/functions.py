@@ -19,6 +19,9 @@ Expr = Any
 
 LOG2_E = 1.4426950408889634
 
+FAR = 2.0**100
+"""Within which, and its inverse, numbers have reciprocals that are normal float32."""
+
 HELPER = """
 __forceinline__ __device__ float ladder_{name}(float x) {{
   float result;
@@ -82,9 +85,28 @@ def _whole_exponential(x: Expr) -> Expr:
     return special("whole_power_of_two", x * T.float32(LOG2_E))
 
 
+def _quotient(x: Expr, y: Expr) -> Expr:
+    """Return a quotient; of a divisor that is known and far from the ends of the range, a product."""
+    if str(x.ty.dtype) != "float32":
+        return tirx.div(x, y)
+    divisor = scalars.known(y)
+    if divisor is not None and 1 / FAR <= abs(divisor) <= FAR:
+        return product(x, T.float32(1 / divisor))
+    return pair("quotient", x, y)
+
+
+def _quotient_ftz(x: Expr, y: Expr) -> Expr:
+    if str(x.ty.dtype) != "float32":
+        return tirx.div(x, y)
+    inverse = special("reciprocal", y)
+    return inverse if scalars.known(x) == 1.0 else product(x, inverse)
+
+
 CHEAP: Mapping[str, Callable[..., Expr]] = {
     "exp": _whole_exponential,
-    "div": _of_singles("quotient", tirx.div),
+    "exp_ftz": exponential,
+    "div": _quotient,
+    "div_ftz": _quotient_ftz,
     "rsqrt": T.rsqrt,
 }
 """What operators become where every result is rounded to 16 bits: within 2^-22 on the whole range."""

@@ -49,10 +49,13 @@ class Arguments:
     ----------
     written
         Positions of the arguments that are written.
+    are_open
+        Whether a tensor may have another shape than in the call before.
     """
 
-    def __init__(self, written: Iterable[int]) -> None:
+    def __init__(self, written: Iterable[int], *, are_open: bool = True) -> None:
         self.written = frozenset(written)
+        self.are_open = are_open
         self.moving: frozenset[int] = frozenset()
         """Positions of tensors that are only read, and were not the same in two calls."""
         self._generation = 0
@@ -76,7 +79,7 @@ class Arguments:
         return (
             all(map(is_, steady, self._known))
             and [*map(torch.Tensor.data_ptr, steady)] == self._addresses
-            and [*map(torch.Tensor.numel, steady)] == self._counts
+            and not (self.are_open and [*map(torch.Tensor.numel, steady)] != self._counts)
         )
 
     def _start_anew(self, tensors: Mapping[int, torch.Tensor]) -> None:

@@ -165,7 +165,7 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def library_attention(node: Node) -> Callable[..., torch.Tensor]:
     """Return torch's attention for a node: positions become a mask, codes are decoded before."""
     given = node_attributes(node)
-    names = operand_names(len(node.inputs), given)
+    names, how = operand_names(len(node.inputs), given), (given["causal"], given["scale"])
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         found = dict(zip(names, operands, strict=True))
@@ -178,7 +178,12 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
         if mask is not None:
             mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
             mask = mask[(None,) * (q.ndim - mask.ndim)]  # torch's fastest kernels take no other
-        out = attend(q, k, v, mask, given["causal"], given["scale"])
+        if q.dtype == torch.float16 and q.device.type == "cpu":  # torch rounds scores there
+            whole = None if mask is None or mask.dtype == torch.bool else mask.float()
+            wide = attend(q.float(), k.float(), v.float(), mask if whole is None else whole, *how)
+            out = wide.to(q.dtype)
+        else:
+            out = attend(q, k, v, mask, *how)
         return out.transpose(1, 2) if given["turned"] else out
 
     return run

@@ -91,7 +91,7 @@ class Executable:
         """Arguments that take outputs once all steps have run."""
         self.counted = sorted({*self.written.values(), *(at for at, _ in self.copied)})
         """Arguments that are written."""
-        self.arguments = Arguments(self.counted)
+        self.arguments = Arguments(self.counted, are_open=bool(self.names))
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
         self._frames: list[Frame] = []

@@ -98,7 +98,7 @@ class Frame:
             self.slots[self.slot[name]] = tensor
         chains = (step.part for step in plan.steps if step.part.kind == "chain" and step.sizes)
         shapes = {tile.shape for part in chains for node in part.graph.nodes for tile in node.tiles}
-        self.counted = [evaluator(shape, self.now.names) for shape in shapes]
+        self.counted = [evaluator(shape, self.now.names) for shape in shapes if 0 not in shape]
         self.sizes: Sizes = ()
         self.some_empty = False
         self.steps: list[tuple[Bound, tuple[int, ...]]] = []
@@ -314,8 +314,9 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
 
 
 def _extents_within(graph: Graph) -> tuple[Extent, ...]:
-    """Return the extents of all values of a chain."""
-    return tuple(dict.fromkeys(e for node in graph.nodes for tile in node.tiles for e in tile.shape))
+    """Return the extents of all values of a chain of which a kernel does not know whether they are 0."""
+    extents = (e for node in graph.nodes for tile in node.tiles for e in tile.shape)
+    return tuple(dict.fromkeys(extent for extent in extents if extent != 0))
 
 
 def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:

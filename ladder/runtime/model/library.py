@@ -48,6 +48,8 @@ def library_title(graph: Graph) -> str:
     if node.operator in _TITLES:
         return _TITLES[node.operator]
     target = str(dict(node.attributes)["target"])
+    if is_onnx(target):
+        return f"torch {target}"
     return f"ladder {target.split('.')[1]}" if target.startswith("ladder.") else f"torch.ops.{target}"
 
 
@@ -69,6 +71,8 @@ def _put(node: Node, now: Now) -> Run:
 
 def _call(node: Node, now: Now) -> Run:
     given = node_attributes(node)
+    if is_onnx(given["target"]):
+        return onnx_run(node, now)
     function = resolve(given["target"])
     arguments = [literal(value, now) for value in given["arguments"]]
     keywords = [(key, literal(value, now)) for key, value in given["keywords"]]
@@ -78,6 +82,33 @@ def _call(node: Node, now: Now) -> Run:
         return function(*(value(operands) for value in arguments), **named)
 
     return run
+
+
+def is_onnx(target: str) -> bool:
+    """Tell whether a call is of an ONNX operator, see `ladder.runtime.onnx_ops`, not of one of torch's."""
+    return target.startswith("onnx.")
+
+
+def onnx_run(node: Node, now: Now) -> Run:
+    """Return ``(operands) -> results`` of an ONNX operator; results must be what the graph states."""
+    from ladder.runtime.onnx_ops.plan_calls import operation_run
+
+    given = node_attributes(node)
+    run = operation_run(given["target"], dict(given["keywords"]), len(node.tiles))
+    places = [None if value is None else value[1] for value in given["arguments"]]
+    stated = [(torch_type(tile.ttype.name), now.numbers(tile.shape)) for tile in node.tiles]
+
+    def call(*operands: torch.Tensor) -> Any:
+        found = run(*(None if at is None else operands[at] for at in places))
+        for result, (dtype, shape) in zip(found, stated, strict=True):
+            if result.dtype != dtype or tuple(result.shape) != shape():
+                raise LadderError(
+                    f"{given['target']} gives {result.dtype}{list(result.shape)}, the plan has"
+                    f" {dtype}{list(shape())}"
+                )
+        return found if len(found) > 1 else found[0]
+
+    return call
 
 
 RUNS: Mapping[str, Callable[[Node, Now], Run]] = {

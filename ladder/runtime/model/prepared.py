@@ -20,7 +20,7 @@ from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.partition import Part, partition, simplify
 from ladder.partition.parts import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for
-from ladder.runtime.model.library import resolve
+from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.packed import gemm_from_dict
 
@@ -116,6 +116,8 @@ def shown_by(graph: Graph, value: str) -> str:
 def _is_view(node: Node) -> bool:
     """Say whether a call may give its first operand's memory."""
     target = str(dict(node.attributes)["target"])
+    if is_onnx(target):
+        return bool(node.inputs)
     schema = resolve(target)._schema
     return bool(node.inputs) and any(item.alias_info is not None for item in schema.returns)
 

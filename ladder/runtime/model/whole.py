@@ -101,20 +101,7 @@ class WholeModel:
 
     def _given(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
-        names = list(self.parameters)
-        if len(arguments) > len(names):
-            raise ShapeError(f"this model takes {', '.join(names)}, got {len(arguments)} arguments")
-        given = dict(zip(names, arguments, strict=False))
-        for name, value in named.items():
-            if name not in self.parameters:
-                raise unknown_name("input", name, names)
-            if name in given:
-                raise ShapeError(f"{name} is given twice")
-            given[name] = value
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise ShapeError(f"this model also takes {', '.join(missing)}")
-        return given
+        return by_name(tuple(self.parameters), arguments, named)
 
     def _check_limits(self, values: Sequence[Any]) -> None:
         sizes = self.executable.sizes(values)
@@ -122,3 +109,26 @@ class WholeModel:
             found, bound = bind(extent, sizes), bind(most, sizes)
             if isinstance(found, int) and isinstance(bound, int) and found > bound:
                 raise ShapeError(f"the model needs {extent} <= {most}, this call has {found} and {bound}")
+
+
+def by_name(names: Sequence[str], arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, in order.
+
+    Raises
+    ------
+    ShapeError, UnknownNameError
+        If there are too many, too few, or others.
+    """
+    if len(arguments) > len(names):
+        raise ShapeError(f"this model takes {', '.join(names)}, got {len(arguments)} arguments")
+    given = dict(zip(names, arguments, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            raise unknown_name("input", name, names)
+        if name in given:
+            raise ShapeError(f"{name} is given twice")
+        given[name] = value
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ShapeError(f"this model also takes {', '.join(missing)}")
+    return {name: given[name] for name in names}

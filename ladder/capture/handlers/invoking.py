@@ -1,0 +1,140 @@
+"""Instructions that call, or make what is called: spread arguments, `super`, functions, class patterns."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from ladder.capture.handlers.variables import load_cell
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.opcodes import STOP
+from ladder.capture.operations.attributes import load_attr
+from ladder.capture.operations.replay import advance, drained, iterate, iterated
+from ladder.capture.python.frames import NULL, Frame
+from ladder.capture.values.kinds import is_a, is_constant
+
+_MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
+    """Call with ``*args, **kwargs``."""
+    if vm.recording:
+        if type(args) is not tuple:
+            with vm.barrier():
+                args = drained(vm, iterate(vm, iterated(vm, args, tuple)))
+        with vm.stopping():
+            vm.heap.touch(args, 1)
+            vm.heap.touch(kwargs, 1)
+    args = tuple(args)
+    if function is super and not args:
+        args = super_arguments(vm, vm.frames[-1])
+    return vm.call(function, args, dict(kwargs))
+
+
+def super_arguments(vm: Interpreter, frame: Frame) -> tuple[Any, Any]:
+    """Return what ``super()`` without arguments means in `frame`."""
+    first = frame.slots[frame.code.co_varnames[0]]
+    if is_a(first, types.CellType):
+        first = load_cell(vm, frame, frame.code.co_varnames[0])
+    return load_cell(vm, frame, "__class__"), first
+
+
+def special_method(vm: Interpreter, value: Any, name: str) -> Any:
+    """Return the bound special method `name`, looked up on the type."""
+    kind = type(value)
+    if not vm.recording:
+        return types.MethodType(getattr(kind, name), value)
+    found = vm.heap.class_attribute(kind, name)
+    if found is NULL:
+        raise TypeError(
+            f"'{kind.__name__}' object does not support the context manager protocol"
+            + (f" (missed {name} method)" if hasattr(kind, "__enter__") else "")
+        )
+    if is_a(found, types.FunctionType):
+        return types.MethodType(found, value)
+    return found.__get__(value, kind)
+
+
+def make_function(vm: Interpreter, frame: Frame, code: types.CodeType, parts: dict[str, Any]) -> Any:
+    """Make a function, as ``def`` and ``lambda`` do."""
+    parts = {name: vm.plain(value) for name, value in parts.items()}
+    defaults, closure = parts.get("defaults"), parts.get("closure")
+    function = types.FunctionType(code, frame.names, code.co_name, defaults, closure)
+    _complete(function, parts)
+    if vm.recording:
+        heap = vm.heap
+        uses: set[str] = set()
+        try:
+            texts = [
+                heap.constant(code),
+                heap.constant(frame.names),
+                repr(code.co_name),
+                heap.reference(defaults, uses),
+                heap.reference(closure, uses),
+            ]
+            node = heap.fresh(function, f"{heap.constant(types.FunctionType)}({', '.join(texts)})", uses)
+            for name in ("kwdefaults", "annotations"):
+                if name in parts:
+                    _set_part(vm, node, function, name, parts[name])
+            qualified = f"{node.var}.__qualname__ = {code.co_qualname!r}"
+            heap.change(qualified, [node], set())
+        except CaptureError as error:
+            heap.hidden(function, getattr(error, "origin", None) or vm.here())
+    return function
+
+
+def _set_part(vm: Interpreter, node: Any, function: Any, name: str, value: Any) -> None:
+    uses: set[str] = set()
+    if name == "annotations":
+        value = function.__annotations__
+        if id(value) not in vm.heap.nodes and not is_constant(value):
+            vm.heap.fresh(value, _dict_text(vm, value, uses), uses)
+    text = f"{node.var}.__{name}__ = {vm.heap.reference(value, uses)}"
+    vm.heap.change(text, [node], uses)
+
+
+def _dict_text(vm: Interpreter, value: dict[str, Any], uses: set[str]) -> str:
+    refer = vm.heap.reference
+    return "{" + ", ".join(f"{key!r}: {refer(item, uses)}" for key, item in value.items()) + "}"
+
+
+def advance_or_raise(vm: Interpreter, iterator: Any) -> Any:
+    """Return ``next(iterator)``."""
+    if is_a(iterator, types.GeneratorType):
+        with vm.barrier():
+            return next(iterator)
+    with vm.barrier():
+        item = advance(vm, iterator)
+    if item is STOP:
+        raise StopIteration
+    return item
+
+
+def match_class(vm: Interpreter, subject: Any, kind: Any, names: tuple[str, ...], count: int) -> Any:
+    """Return the attributes that a class pattern takes, or None if it does not match."""
+    if not vm.call(isinstance, (subject, kind), {}):
+        return None
+    if count and kind in _MATCH_SELF:
+        positional = [subject]
+        matched: list[str] = []
+    else:
+        matched = list(load_attr(vm, kind, "__match_args__"))[:count] if count else []
+        positional = []
+    if count > len(matched) + len(positional):
+        raise TypeError(f"{kind.__name__}() accepts {len(matched)} positional sub-patterns ({count} given)")
+    values = list(positional)
+    for name in (*matched, *names):
+        if not vm.call(hasattr, (subject, name), {}):
+            return None
+        values.append(load_attr(vm, subject, name))
+    return tuple(values)
+
+
+def _complete(function: Any, parts: dict[str, Any]) -> None:
+    if "kwdefaults" in parts:
+        function.__kwdefaults__ = parts["kwdefaults"]
+    if "annotations" in parts:
+        given = parts["annotations"]
+        flat = given if is_a(given, dict) else dict(zip(given[::2], given[1::2], strict=True))
+        function.__annotations__ = flat

@@ -1,0 +1,463 @@
+"""The other handlers: displays, calls, generators, exceptions, patterns, imports."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from ladder.capture.handlers.building import (
+    add_to,
+    build_dict,
+    build_set,
+    extend_display,
+    format_field,
+    joined_text,
+    unpacked,
+)
+from ladder.capture.handlers.invoking import (
+    advance_or_raise,
+    call_spread,
+    make_function,
+    match_class,
+    special_method,
+    super_arguments,
+)
+from ladder.capture.handlers.variables import import_module
+from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.interpreter.exceptions import set_field
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.opcodes import (
+    LIST_TO_TUPLE,
+    UNARY_POSITIVE,
+    YIELD,
+    after_delegation,
+    handles,
+    popn,
+)
+from ladder.capture.interpreter.recording import opaque
+from ladder.capture.operations.attributes import load_attr
+from ladder.capture.operations.objects import new_container, settled
+from ladder.capture.operations.operators import unary
+from ladder.capture.operations.replay import items_of, iterate
+from ladder.capture.python.bytecode import VERSION, Instruction
+from ladder.capture.python.frames import NULL, Frame
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.shapes import DynamicSize, Growing
+
+
+# building ----------------------------------------------------------------------------------------
+@handles("BUILD_TUPLE")
+def _build_tuple(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(tuple(popn(f, i.arg)))
+
+
+@handles("BUILD_LIST")
+def _build_list(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    items = popn(f, i.arg)
+    if any(type(item) is Dynamic for item in items) and _becomes_tuple(f, 0):
+        f.stack.append(Growing(items))
+        return
+    f.stack.append(new_container(vm, [settled(vm, item) for item in items]))
+
+
+@handles("BUILD_SET")
+def _build_set(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(build_set(vm, popn(f, i.arg)))
+
+
+@handles("BUILD_MAP")
+def _build_map(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    flat = popn(f, 2 * i.arg)
+    f.stack.append(build_dict(vm, flat[::2], flat[1::2]))
+
+
+@handles("BUILD_CONST_KEY_MAP")
+def _build_const_map(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    keys = f.stack.pop()
+    f.stack.append(build_dict(vm, list(keys), popn(f, i.arg)))
+
+
+@handles("BUILD_STRING")
+def _build_string(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(joined_text(vm, popn(f, i.arg)))
+
+
+@handles("BUILD_SLICE")
+def _build_slice(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(slice(*popn(f, i.arg)))
+
+
+@handles("FORMAT_VALUE")
+def _format_value(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    spec = f.stack.pop() if i.arg & 4 else ""
+    f.stack.append(format_field(vm, f.stack.pop(), i.arg & 3, spec))
+
+
+@handles("CONVERT_VALUE")
+def _convert_value(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(format_field(vm, f.stack.pop(), i.arg, ""))
+
+
+@handles("FORMAT_SIMPLE")
+def _format_simple(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(format_field(vm, f.stack.pop(), 0, ""))
+
+
+@handles("FORMAT_WITH_SPEC")
+def _format_spec(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value, spec = popn(f, 2)
+    f.stack.append(format_field(vm, value, 0, spec))
+
+
+@handles("LIST_APPEND")
+def _list_append(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value = f.stack.pop()
+    if type(f.stack[-i.arg]) is Growing:
+        f.stack[-i.arg].items.append(value)
+        return
+    add_to(vm, f.stack[-i.arg], list.append, (settled(vm, value),))
+
+
+@handles("SET_ADD")
+def _set_add(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value = f.stack.pop()
+    add_to(vm, f.stack[-i.arg], set.add, (settled(vm, value),))
+
+
+@handles("MAP_ADD")
+def _map_add(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    key, value = popn(f, 2)
+    add_to(vm, f.stack[-i.arg], dict.__setitem__, (settled(vm, key), settled(vm, value)))
+
+
+@handles("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
+def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value, target = f.stack.pop(), f.stack[-i.arg]
+    if type(target) is list and type(value) in (tuple, DynamicSize) and _becomes_tuple(f, i.arg - 1):
+        target = f.stack[-i.arg] = Growing(target)
+    if type(target) is Growing:
+        items = unpacked(vm, value)
+        if items is None:
+            f.index -= 1
+        else:
+            target.items.extend(items)
+        return
+    value = vm.plain(value)
+    if i.op == "DICT_MERGE" and not is_a(value, dict):
+        f.stack.append(opaque(vm, dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
+        f.index -= 1
+        return
+    if i.op == "DICT_MERGE" and (set(value) & set(target) or not all(type(key) is str for key in value)):
+        callee = getattr(f.stack[-2 - i.arg], "__qualname__", "function")
+        key = next(iter(set(value) & set(target)), None)
+        raise TypeError(f"{callee}() got multiple values for keyword argument {key!r}")
+    method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
+    if i.op == "LIST_EXTEND" and not _iterable(type(value)):
+        raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
+    try:
+        extend_display(vm, target, method, value)
+    except CaptureError as error:
+        why = str(error)
+    else:
+        return
+    kind: Any = {"LIST_EXTEND": list, "SET_UPDATE": items_of}.get(i.op, dict)
+    if type(value) in (dict, list):
+        vm.stop(why, vm.here())
+        method(target, value)
+        return
+    f.stack.append(opaque(vm, kind, (value,), {}, "redo", why))
+    f.index -= 1
+
+
+def _iterable(kind: type) -> bool:
+    return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+
+
+@handles("LIST_TO_TUPLE")
+def _list_to_tuple(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(_as_tuple(f.stack.pop()))
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value.items if type(value) is Growing else value)
+
+
+def _becomes_tuple(f: Frame, above: int) -> bool:
+    """Say whether a list, `above` items below the top, goes into a tuple and is seen by nothing else."""
+    for following in f.program.instructions[f.index :]:
+        if above == 0 and following.op in ("LIST_TO_TUPLE", "CALL_INTRINSIC_1"):
+            return following.op == "LIST_TO_TUPLE" or following.arg == LIST_TO_TUPLE
+        if following.effect is None or above + following.effect < 0:
+            return False
+        above += following.effect
+    return False
+
+
+@handles("UNPACK_SEQUENCE")
+def _unpack(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    items = unpacked(vm, f.stack.pop(), i.arg, False)
+    if items is None:
+        f.index -= 1
+        return
+    if len(items) > i.arg:
+        raise ValueError(f"too many values to unpack (expected {i.arg})")
+    if len(items) < i.arg:
+        raise ValueError(f"not enough values to unpack (expected {i.arg}, got {len(items)})")
+    f.stack.extend(reversed(items))
+
+
+@handles("UNPACK_EX")
+def _unpack_ex(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    before, after = i.arg & 255, i.arg >> 8
+    items = unpacked(vm, f.stack.pop(), before)
+    if items is None:
+        f.index -= 1
+        return
+    if len(items) < before + after:
+        raise ValueError(
+            f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        )
+    middle = new_container(vm, [settled(vm, item) for item in items[before : len(items) - after]])
+    tail = items[len(items) - after :]
+    f.stack.extend(reversed([*items[:before], middle, *tail]))
+
+
+# calls -------------------------------------------------------------------------------------------
+@handles("KW_NAMES")
+def _kw_names(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value = i.value
+    f.keywords = value if is_a(value, tuple) else f.code.co_consts[i.arg]
+
+
+def _do_call(vm: Interpreter, f: Frame, count: int, keywords: tuple[str, ...]) -> None:
+    args = popn(f, count)
+    first, second = popn(f, 2)
+    if VERSION < (3, 13):
+        function, args = (second, args) if first is NULL else (first, [second, *args])
+    else:
+        function, args = (first, args) if second is NULL else (first, [second, *args])
+    named = dict(zip(keywords, args[len(args) - len(keywords) :], strict=True))
+    positional = tuple(args[: len(args) - len(keywords)])
+    if function is super and not positional:
+        function, positional = super, super_arguments(vm, f)
+    f.stack.append(vm.call(function, positional, named))
+
+
+@handles("CALL")
+def _call(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    keywords, f.keywords = f.keywords, ()
+    _do_call(vm, f, i.arg, keywords)
+
+
+@handles("CALL_KW")
+def _call_kw(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    keywords = f.stack.pop()
+    _do_call(vm, f, i.arg, keywords)
+
+
+@handles("CALL_FUNCTION_EX")
+def _call_ex(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    kwargs = f.stack.pop() if i.arg & 1 else {}
+    args = f.stack.pop()
+    function = f.stack.pop()
+    if function is NULL:
+        function = f.stack.pop()
+    elif f.stack and f.stack[-1] is NULL:
+        f.stack.pop()
+    f.stack.append(call_spread(vm, function, args, kwargs))
+
+
+_PARTS = {8: "closure", 4: "annotations", 2: "kwdefaults", 1: "defaults"}
+
+
+@handles("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE")
+def _make_function(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    code = f.stack.pop()
+    parts: dict[str, Any] = {}
+    if VERSION < (3, 13):
+        for bit, name in _PARTS.items():
+            if i.arg & bit:
+                parts[name] = settled(vm, f.stack.pop())
+    while (following := f.program.instructions[f.index]).op == "SET_FUNCTION_ATTRIBUTE":
+        parts[_PARTS[following.arg]] = settled(vm, f.stack.pop())
+        f.index += 1
+    f.stack.append(make_function(vm, f, code, parts))
+
+
+@handles("CALL_INTRINSIC_1")
+def _intrinsic(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value = f.stack.pop()
+    if i.arg == UNARY_POSITIVE:
+        f.stack.append(unary(vm, "+", value))
+    elif i.arg == LIST_TO_TUPLE:
+        f.stack.append(_as_tuple(value))
+    elif is_a(value, StopIteration):
+        error = RuntimeError("generator raised StopIteration")
+        error.__cause__ = error.__context__ = value
+        f.stack.append(error)
+    else:
+        f.stack.append(value)
+
+
+# generators --------------------------------------------------------------------------------------
+@handles("RETURN_GENERATOR")
+def _return_generator(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(None)  # what the following POP_TOP takes: the generator itself was made by the call
+
+
+@handles("YIELD_VALUE")
+def _yield(vm: Interpreter, f: Frame, i: Instruction) -> Any:
+    return YIELD
+
+
+@handles("GET_YIELD_FROM_ITER")
+def _yield_from(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(iterate(vm, f.stack.pop()))
+
+
+@handles("SEND")
+def _send(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value = vm.plain(f.stack.pop())
+    target = f.stack[-1]
+    try:
+        given = advance_or_raise(vm, target) if value is None else target.send(value)
+    except StopIteration as error:
+        after_delegation(f, i, error.value)
+        return
+    f.stack.append(given)
+
+
+# exceptions --------------------------------------------------------------------------------------
+@handles("LOAD_ASSERTION_ERROR")
+def _assertion_error(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(AssertionError)
+
+
+@handles("PUSH_EXC_INFO")
+def _push_exc(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    error = f.stack.pop()
+    f.stack.append(f.handled[-1] if f.handled else None)
+    f.stack.append(error)
+    f.handled.append(error)
+
+
+@handles("POP_EXCEPT")
+def _pop_except(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.pop()
+    f.handled.pop()
+
+
+@handles("CHECK_EXC_MATCH")
+def _check_match(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    given = f.stack.pop()
+    kinds = given if isinstance(given, tuple) else (given,)
+    for kind in kinds:
+        if not (is_a(kind, type) and issubclass(kind, BaseException)):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+    order = type(f.stack[-1]).__mro__  # no `__instancecheck__` is asked
+    f.stack.append(any(kind in order for kind in kinds))
+
+
+@handles("RERAISE")
+def _reraise(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    raise f.stack.pop()
+
+
+@handles("RAISE_VARARGS")
+def _raise(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    if i.arg == 0:
+        if not f.handled or f.handled[-1] is None:
+            raise RuntimeError("No active exception to reraise")
+        raise f.handled[-1]
+    cause: Any = f.stack.pop() if i.arg == 2 else NULL
+    error = f.stack.pop()
+    if is_a(error, type) and issubclass(error, BaseException):
+        with vm.barrier():
+            error = vm.call(error, (), {})
+    if not is_a(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if cause is not NULL:
+        set_field(vm, error, "__cause__", cause() if is_a(cause, type) else cause)
+    raise error
+
+
+@handles("BEFORE_WITH")
+def _before_with(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    manager = vm.plain(f.stack.pop())
+    leave = special_method(vm, manager, "__exit__")
+    enter = special_method(vm, manager, "__enter__")
+    f.stack.append(leave)
+    f.stack.append(vm.call(enter, (), {}))
+
+
+@handles("WITH_EXCEPT_START")
+def _with_except(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    error = f.stack[-1]
+    leave = f.stack[-4]
+    f.stack.append(vm.call(leave, (type(error), error, error.__traceback__), {}))
+
+
+@handles("CLEANUP_THROW")
+def _cleanup_throw(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    error = f.stack.pop()
+    if not is_a(error, StopIteration):
+        raise error
+    f.stack.pop()
+    f.stack[-1] = None
+    f.stack.append(error.value)
+
+
+# matching ----------------------------------------------------------------------------------------
+@handles("GET_LEN")
+def _get_len(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    value = f.stack[-1]
+    with vm.barrier():
+        f.stack.append(vm.call(len, (value,), {}))
+
+
+@handles("MATCH_MAPPING")
+def _match_mapping(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(bool(type(vm.plain(f.stack[-1])).__flags__ & 1 << 6))
+
+
+@handles("MATCH_SEQUENCE")
+def _match_sequence(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(bool(type(vm.plain(f.stack[-1])).__flags__ & 1 << 5))
+
+
+@handles("MATCH_KEYS")
+def _match_keys(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    keys, subject = f.stack[-1], f.stack[-2]
+    values = []
+    with vm.barrier():
+        for key in keys:
+            found = vm.call(load_attr(vm, subject, "get"), (key, NULL), {})
+            if found is NULL:
+                f.stack.append(None)
+                return
+            values.append(found)
+    f.stack.append(tuple(values))
+
+
+@handles("MATCH_CLASS")
+def _match_class(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    subject, kind, names = popn(f, 3)
+    with vm.barrier():
+        f.stack.append(match_class(vm, subject, kind, names, i.arg))
+
+
+# imports and classes -----------------------------------------------------------------------------
+@handles("IMPORT_NAME")
+def _import(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    level, names = popn(f, 2)
+    f.stack.append(import_module(vm, f, i.value, names, level))
+
+
+@handles("IMPORT_FROM")
+def _import_from(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(load_attr(vm, f.stack[-1], i.value))
+
+
+@handles("LOAD_BUILD_CLASS")
+def _build_class(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    f.stack.append(builtins.__build_class__)

@@ -1,0 +1,117 @@
+"""Globals, cells and imports."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from typing import Any
+
+from ladder.capture.heap.nodes import CaptureError, dynamic_parts
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import opaque
+from ladder.capture.operations.objects import settled
+from ladder.capture.python.frames import NULL, Frame
+
+
+def load_global(vm: Interpreter, frame: Frame, name: str) -> Any:
+    """Return a global or builtin."""
+    names = frame.names
+    if name not in names and name not in frame.builtins:
+        raise NameError(f"name '{name}' is not defined", name=name)
+    if not vm.recording:
+        return names[name] if name in names else frame.builtins[name]
+    node = vm.heap.pin(names)
+    home = names.get("__name__", "globals")
+    if name in names:
+        return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+    vm.heap.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
+    inside = vm.heap.pin(frame.builtins)
+    value = frame.builtins[name]
+    return vm.heap.load(inside, name, value, f"{inside.var}[{name!r}]", f"builtins.{name}")
+
+
+def store_global(vm: Interpreter, frame: Frame, name: str, value: Any) -> None:
+    """Assign a global."""
+    value = settled(vm, value, keep=True)
+    if vm.recording:
+        with vm.stopping():
+            node = vm.heap.pin(frame.names)
+            if name not in frame.names:
+                vm.heap.absent(node, name, f"{name!r} not in {node.var}", name)
+            vm.heap.assign(node, name, f"{node.var}[{name!r}]", value)
+    frame.names[name] = vm.unlifted(value)
+
+
+def made_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
+    """Register a new cell of `value`, which may be or hold dynamic scalars; `NULL` if it is empty."""
+    if vm.recording:
+        uses: set[str] = set()
+        kind = vm.heap.constant(types.CellType)
+        try:
+            inside = "" if value is NULL else vm.heap.reference(value, uses)
+        except CaptureError:
+            vm.plain(value)
+            vm.heap.hidden(cell, vm.here())
+            return
+        node = vm.heap.fresh(cell, f"{kind}({inside})", uses)
+        if dynamic_parts(value):
+            node.wrote("contents", value)
+
+
+def load_cell(vm: Interpreter, frame: Frame, name: str) -> Any:
+    """Return the contents of a cell."""
+    cell = frame.slots[name]
+    try:
+        value = cell.cell_contents
+    except ValueError:
+        free = name in frame.code.co_freevars
+        where = f"cannot access free variable '{name}' where it is not associated with a value in"
+        if free:
+            raise NameError(f"{where} enclosing scope", name=name) from None
+        raise UnboundLocalError(
+            f"cannot access local variable '{name}' where it is not associated with a value"
+        ) from None
+    if not vm.recording:
+        return value
+    try:
+        node = vm.heap.node(cell)
+    except CaptureError as error:
+        vm.stop(str(error), vm.here())
+        return value
+    path = f"{vm.heap.guard.path(node.var)}"
+    return vm.heap.load(node, "contents", value, f"{node.var}.cell_contents", path)
+
+
+def store_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
+    """Assign a cell."""
+    value = settled(vm, value, keep=True)
+    if vm.recording:
+        with vm.stopping():
+            node = vm.heap.node(cell)
+            vm.heap.assign(node, "contents", f"{node.var}.cell_contents", value)
+    cell.cell_contents = vm.unlifted(value)
+
+
+def delete_cell(vm: Interpreter, cell: types.CellType) -> None:
+    """Empty a cell."""
+    if vm.recording:
+        with vm.stopping():
+            node = vm.heap.node(cell)
+            node.wrote("contents")
+            vm.heap.change(f"del {node.var}.cell_contents", [node], set())
+    del cell.cell_contents
+
+
+def import_module(vm: Interpreter, frame: Frame, name: str, names: Any, level: int) -> Any:
+    """Import; a module already imported is found in `sys.modules`, which is guarded."""
+    whole = importlib.util.resolve_name("." * level + name, frame.names.get("__package__"))
+    top = whole if names or level else name.partition(".")[0]
+    if vm.recording and (names or not level) and whole in sys.modules and top in sys.modules:
+        node = vm.heap.pin(sys.modules)
+        for key in {whole, top}:
+            text = f"{node.var}[{key!r}]"
+            vm.heap.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
+        return sys.modules[top]
+    arguments: tuple[Any, ...] = (name, frame.names, {}, names, level)
+    return opaque(vm, frame.builtins["__import__"], arguments, {}, "push", "an import")

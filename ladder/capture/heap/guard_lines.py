@@ -1,0 +1,114 @@
+"""The guard of a finished segment, as lines of code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ladder.capture.heap.heap import Heap
+from ladder.capture.heap.nodes import CaptureError, Check, Node
+from ladder.capture.values.shapes import Differing
+from ladder.capture.values.tensors import autocast_state, bulk_check, is_plain_tensor, signature, torch_state
+
+MAX_CHECKS = 100_000
+"""Conditions of one guard."""
+Open = tuple[Node, frozenset[int]]
+"""A tensor, and which of its extents are left open."""
+
+
+def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
+    """Return bulk checks of the metadata of tensors; what they cannot check is checked one by one.
+
+    The second form returns the paths of the extents that differ.
+    """
+    bulk: list[Open] = []
+    entry = heap.guard.state, heap.guard.autocast
+    usable = (torch_state(), autocast_state()) == entry
+    for node, before, rows, left_open in heap.metadata:
+        if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
+            bulk.append((node, left_open))
+        else:
+            _check_each(heap, rows)
+    bulk.sort(key=lambda pair: pair[0].pinned)
+    check = bulk_check([node.obj for node, _ in bulk], [left for _, left in bulk])
+    if bulk and check is None:
+        chosen = {id(node) for node, _ in bulk}
+        for node, _, rows, _ in heap.metadata:
+            _check_each(heap, rows if id(node) in chosen else [])
+        return [], []
+    for node, left_open in bulk:
+        if left_open:
+            heap.guard.check(f"{node.var}.is_contiguous()", f"{heap.guard.paths.get(node.var)} is contiguous")
+    heap.guard.check("True", f"metadata of {len(bulk)} tensors")
+    pairs = [*_asking(heap, bulk, check)]
+    return [line for line, _ in pairs], [learning for _, learning in pairs]
+
+
+def _check_each(heap: Heap, rows: list[tuple[str, str]]) -> None:
+    for text, why in rows:
+        heap.guard.check(text, why)
+
+
+def _asking(heap: Heap, tensors: list[Open], check: Any) -> Iterator[tuple[str, str]]:
+    """Yield the line that asks tensors for their metadata, in both forms."""
+    if not tensors:
+        return
+    given = [node for node, _ in tensors if not node.pinned]
+    names = "".join(f"{node.var}, " for node in given)
+    pinned = heap.constant(tuple(node.obj for node, _ in tensors if node.pinned))
+    differs = Differing([heap.guard.paths.get(node.var, "") for node in given], [node.obj for node in given])
+    condition = f"if not {heap.constant(check)}({names}*{pinned}): return "
+    yield f"{condition}{len(heap.guard.checks)}", f"{condition}{heap.constant(differs)}({names})"
+
+
+def check_distinct(heap: Heap, *, writes: bool) -> None:
+    """Guard that objects which were different are where one of their type is changed.
+
+    `writes`: tensors are changed.
+    """
+    groups: dict[type, list[Node]] = {}
+    for node in heap.nodes.values():
+        if node.external:
+            groups.setdefault(type(node.obj), []).append(node)
+    for kind, nodes in groups.items():
+        changed = any(node.mutated for node in nodes)
+        changed |= issubclass(kind, torch.Tensor) and writes
+        changed |= kind in heap.distinct
+        if changed and len(nodes) > 1:
+            _check_group(heap, kind, nodes)
+
+
+def _check_group(heap: Heap, kind: type, nodes: list[Node]) -> None:
+    """Guard that objects of one type are distinct; those that stay are known to be."""
+    stay = frozenset(id(node.obj) for node in nodes if node.var in heap.guard.space)
+    names = sorted({f"id({node.var})" for node in nodes if node.var not in heap.guard.space})
+    if names:
+        found, others = f"{{{', '.join(names)}}}", heap.constant(stay)
+        text = f"len({found} - {others}) == {len(names)}" if stay else f"len({found}) == {len(names)}"
+        heap.guard.check(text, f"{kind.__name__}s are distinct")
+
+
+def guard_lines(heap: Heap, asking: list[str], learning: list[str]) -> tuple[list[str], list[str]]:
+    """Return the guard: each line binds a variable or returns the number of the check that fails.
+
+    The second form, which is run after a miss, returns the paths of extents that differ.
+    """
+    lines = ["try:"]
+    for number, check in enumerate(heap.guard.checks, 1):
+        if check.binds is not None:
+            lines.append(f"    {check.binds} = {check.text}")
+        else:
+            lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
+    facts = heap.guard.table.finish(len(heap.guard.checks) + 1)
+    if len(heap.guard.checks) + len(facts) > MAX_CHECKS:
+        raise CaptureError(f"a guard of more than {MAX_CHECKS} conditions")
+    table = heap.guard.table.lines(heap.constant)
+    heap.guard.checks += [Check("True", None, fact.path, fact.path, id(fact.value)) for fact in facts]
+    heap.guard.check("True", "objects that stay")
+    forms = [
+        [*lines, *(f"    {line}" for line in (*bulk, *table)), "except Exception:", "    return -1"]
+        for bulk in (asking, learning)
+    ]
+    return forms[0], forms[1]

@@ -1,0 +1,497 @@
+"""The heap model: what a segment has read, made and changed, from which guard and mock follow.
+
+A *segment* is a stretch of a run without a call whose effect is unknown. While it is interpreted,
+each heap object that it meets has a `Node`: an external object with the path by which a matched
+run finds it, or a fresh one with the step that makes it. Everything external that is read becomes
+a line of the `Guard`; everything that is made or changed becomes a `Step` of the mock.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ladder.capture.heap.guard import Guard
+from ladder.capture.heap.nodes import (
+    CaptureError,
+    Dynamic,
+    Itself,
+    MockStep,
+    Node,
+    Unrecordable,
+    dynamic_parts,
+)
+from ladder.capture.heap.table import ABSENT, WHOLE, Field
+from ladder.capture.python.frames import NULL
+from ladder.capture.values.kinds import (
+    by_identity,
+    by_value,
+    descriptor_of,
+    is_a,
+    is_constant,
+    made_by_native,
+    parts,
+)
+from ladder.capture.values.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open
+from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, signature
+
+FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
+"""What of a function that stays is compared in bulk."""
+MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
+"""Immutable containers, and what makes one of the tuple of its parts."""
+
+
+class Heap:
+    """Objects of one segment.
+
+    Attributes
+    ----------
+    lifted
+        Paths of what the guard leaves open.
+    numbers
+        Whether graphs take numbers that are no extents.
+    outside
+        Variables of objects that were there before the segment.
+    tensors
+        Tensors that were there before; `metadata` says what the guard holds them to.
+    steps
+        The lines of the mock, in order.
+    distinct
+        Types whose objects are told apart by identity.
+    """
+
+    def __init__(self, shapes: Shapes, lifted: set[str], *, numbers: bool = True) -> None:
+        self.shapes = shapes
+        self.lifted = lifted
+        self.numbers = numbers
+        self.guard = Guard()
+        self.nodes: dict[int, Node] = {}
+        self.roots: dict[int, list[tuple[str, Any]]] = {}
+        self.arguments: set[int] = set()
+        self.outside: set[str] = set()
+        self.tensors: list[Node] = []
+        self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
+        self.steps: list[MockStep] = []
+        self.distinct: set[type] = set()
+        self.unliftable: set[str] = set()
+        self.uses_dynamic = False
+        self._classes: set[tuple[int, str]] = set()
+
+    def release(self) -> None:
+        """Let go of all objects: nothing is recorded any more, and when they die may be seen."""
+        self.guard.release()
+        self.nodes, self.roots = {}, {}
+        self.tensors, self.metadata, self.steps = [], [], []
+
+    def constant(self, value: Any) -> str:
+        """Return text that denotes `value` itself in the generated code."""
+        return self.guard.constant(value)
+
+    # reads ------------------------------------------------------------------------------------
+    def load(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
+        """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
+        if parent.holds_dynamic(key):
+            return parent.lifted[key]
+        if path in self.lifted and liftable(value, self.numbers) and parent.first(key):
+            parent.lifted[key] = self._lift(value, expression, path)
+            return parent.lifted[key]
+        return self.read(parent, key, value, expression, path)
+
+    def fix(self, dynamic: Dynamic) -> None:
+        """Guard that a dynamic scalar has the value of this run."""
+        self.guard.check_value(dynamic.var, dynamic.value, dynamic.var, self.guard.paths.get(dynamic.var))
+        if dynamic.symbol is not None:
+            self.settle([dynamic.symbol])
+
+    def fix_parts(self, value: Any) -> None:
+        """Guard the dynamic scalars that `value` is, or a tuple of which it is."""
+        for dynamic in dynamic_parts(value):
+            self.fix(dynamic)
+
+    def settle(self, extents: Iterable[Any]) -> None:
+        """Let open extents be the numbers of this run; those that must be one number stay so from now on."""
+        if self.shapes:
+            self.shapes.settle(extents)
+            self.unliftable |= {self.guard.paths[name] for name in self.shapes.settled()}
+
+    def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
+        """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
+        if parent.holds_dynamic(key):
+            self.fix_parts(parent.lifted.pop(key))
+        if not parent.first(key):
+            return value
+        if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
+            self.guard.table.add(parent.obj, key, value, path)
+            if not (by_identity(value) or by_value(value)):
+                self.pin(value, path)
+            return value
+        if (
+            parent.pinned
+            and type(parent.obj) is types.FunctionType
+            and key in FUNCTION_FIELDS
+            and not by_value(value)
+        ):
+            self.guard.table.add(parent.obj, Field(key), value, path)
+            if not by_identity(value):
+                self.pin(value, path)
+            return value
+        return self.meet(value, expression, path, stable=parent.stable)
+
+    def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
+        """Guard the external `value` that a matched run finds as `expression`."""
+        pinned = stable and path not in self.lifted and not by_value(value)
+        if by_identity(value) or pinned:
+            text = f"{expression} is {self.constant(value)}"
+            self.guard.check(text, f"{path} is {_brief(value)}", path, id(value))
+            if not by_identity(value):
+                self.pin(value, path)
+        elif by_value(value):
+            self._meet_value(value, expression, path)
+        else:
+            self._meet_object(value, expression, path, stable)
+        return value
+
+    def _lift(self, value: Any, expression: str, path: str) -> Dynamic:
+        var = self.guard.bind(expression, path)
+        self.guard.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
+        self.uses_dynamic = True
+        return Dynamic(value, var, None if self.numbers else self.shapes.number(value, var))
+
+    def _meet_value(self, value: Any, expression: str, path: str) -> None:
+        self.guard.check_value(self.guard.bind(expression, path), value, path, path)
+
+    def _meet_object(self, value: Any, expression: str, path: str, stable: bool) -> None:
+        known = self.find(value)  # a root that is the same object is met as such
+        if known is not None:
+            self.guard.check(f"{expression} is {known.var}", f"{path} is {self.guard.path(known.var)}")
+            return
+        if value is NULL:
+            return
+        node = self.add(Node(value, self.guard.bind(expression, path), external=True, stable=stable))
+        self.guard.check(f"type({node.var}) is {self.constant(type(value))}", f"type of {path}")
+        if is_a(value, torch.Tensor) and is_plain_tensor(value):
+            self._meet_tensor(node, path)
+
+    def _meet_tensor(self, node: Node, path: str) -> None:
+        self.tensors.append(node)
+        node.autograd = (node.obj.is_leaf, node.obj._is_view())
+        left_open = self._left_open(node, path)
+        rows = [
+            (text, f"{path}{why}")
+            for text, why in metadata_checks(self.constant, node.obj, node.var, left_open)
+        ]
+        self.metadata.append((node, signature(node.obj), rows, left_open))
+
+    def _left_open(self, node: Node, path: str) -> frozenset[int]:
+        """Give symbols to the lifted extents of a tensor; return which these are."""
+        extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
+        found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
+        if not found or not may_be_left_open(node.obj):
+            return frozenset()
+        names = {dim: self.guard.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
+        self.shapes.lift(node.var, node.obj, names)
+        return frozenset(found)
+
+    def fix_shapes(self, why: str) -> None:
+        """Guard that all extents which were left open are those of this run."""
+        for name, value in self.shapes.values.items():
+            path = self.guard.paths[name]
+            self.unliftable.add(path)
+            self.guard.check(f"{name} == {value}", f"{path} == {value} ({why})")
+        self.shapes.forget()
+
+    def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
+        """Note that `key` was not in `parent` at entry."""
+        if parent.first(key):
+            if parent.pinned and is_a(parent.obj, dict):
+                self.guard.table.add(parent.obj, key, ABSENT, path)
+            else:
+                self.guard.check(text, f"{path} is not there")
+
+    def class_attribute(self, kind: type, name: str) -> Any:
+        """Look `name` up along the MRO of `kind` and guard what was found; NULL where nothing is."""
+        first = (id(kind), name) not in self._classes
+        self._classes.add((id(kind), name))
+        if first and (id(kind), "") not in self._classes and _mutable_class(kind):
+            self._classes.add((id(kind), ""))
+            self.guard.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
+        for owner in kind.__mro__:
+            here = owner.__dict__
+            if first and _mutable_class(owner):
+                self._guard_class(owner, name)
+            if name in here:
+                return here[name]
+        return NULL
+
+    def _guard_class(self, owner: type, name: str) -> None:
+        if (id(owner), f"={name}") in self._classes:
+            return
+        self._classes.add((id(owner), f"={name}"))
+        here = owner.__dict__
+        self.guard.keep.append(here)
+        path = f"{owner.__module__}.{owner.__qualname__}.{name}"
+        value = here.get(name, ABSENT)
+        if value is not ABSENT and path in self.lifted:
+            proxy = self.constant(owner)
+            self.meet(value, f"{proxy}.__dict__[{name!r}]", path, stable=False)
+            return
+        self.guard.table.add(here, name, value, path)
+        if value is not ABSENT and not (by_identity(value) or by_value(value)):
+            self.pin(value, path)
+
+    def pin(self, value: Any, path: str = "") -> Node:
+        """Return the node of an object that is the same in every run that matches."""
+        known = None if by_identity(value) else self.find(value)
+        if known is not None and not known.pinned and known.first(Itself.PINNED):
+            self.guard.check(
+                f"{known.var} is {self.constant(value)}", f"{self.guard.paths.get(known.var)} is {path}"
+            )
+        if known is None and not by_identity(value):
+            node = self.add(Node(value, self.constant(value), external=True, stable=True))
+            node.pinned = True
+            self.guard.paths[node.var] = path or _brief(value)
+            if is_a(value, torch.Tensor):
+                if is_plain_tensor(value):
+                    self._meet_tensor(node, self.guard.paths[node.var])
+            elif _mutable_class(type(value)):
+                self.guard.table.kinds[id(value)] = (value, type(value))
+        return self.node(value)
+
+    # nodes ------------------------------------------------------------------------------------
+    def add(self, node: Node) -> Node:
+        """Register `node`."""
+        self.nodes[id(node.obj)] = node
+        self.guard.keep.append(node.obj)
+        if node.external:
+            self.outside.add(node.var)
+        return node
+
+    def derive(self, node: Node, sources: Iterable[Node]) -> None:
+        """Note that a change of `node` is a change of `sources`, as with iterators over iterators."""
+        for source in sources:
+            node.parents |= {source.var, *source.parents}
+
+    def add_root(self, var: str, value: Any, path: str) -> Any:
+        """Register a value that the segment starts with; scalars are guarded at once."""
+        self.guard.paths[var] = path
+        if path in self.lifted and liftable(value, self.numbers):
+            return self._lift(value, var, path)
+        if by_identity(value) or by_value(value):
+            return self.meet(value, var, path, stable=False)
+        self.roots.setdefault(id(value), []).append((var, value))
+        return value
+
+    def find(self, value: Any) -> Node | None:
+        """Return the node of `value`, meeting it first if it is a root."""
+        node = self.nodes.get(id(value))
+        if node is None and id(value) in self.roots:
+            for var, root in self.roots.pop(id(value)):
+                self.meet(root, var, self.guard.paths[var], stable=False)
+            node = self.nodes.get(id(value))
+        return node
+
+    def node(self, value: Any) -> Node:
+        """Return the node of a heap object.
+
+        Raises
+        ------
+        CaptureError
+            If it is not known where the object comes from.
+        """
+        node = self.find(value)
+        if node is not None:
+            return node
+        own = is_a(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
+        if by_identity(value) or own:
+            return self.add(Node(value, self.constant(value), external=True, stable=True))
+        raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+
+    def fresh(self, value: Any, text: str, uses: set[str]) -> Node:
+        """Register an object made in this segment by the expression `text`."""
+        node = self.computed(value)
+        self.steps.append(MockStep(f"{node.var} = {text}", node.var, uses, set(), False))
+        return node
+
+    def computed(self, value: Any, var: str = "") -> Node:
+        """Register an object that the graph, or the step that defines `var`, makes."""
+        return self.add(Node(value, var or self.guard.fresh_name(), external=False))
+
+    def hidden(self, value: Any, origin: Any) -> Node:
+        """Register an object of this segment that no step can make again."""
+        node = self.computed(value)
+        node.recordable = False
+        node.origin = origin
+        return node
+
+    def hidden_generator(self, value: Any, origin: Any) -> None:
+        """Register a generator; it is not held, since what it does when it is dropped must come then."""
+        node = Node(None, self.guard.fresh_name(), external=False)
+        node.recordable, node.origin = False, origin
+        self.nodes[id(value)] = node
+        weakref.finalize(value, self.nodes.pop, id(value), None).atexit = False
+
+    def change(self, text: str, targets: Iterable[Node], uses: set[str], var: str | None = None) -> None:
+        """Add a step that changes `targets`."""
+        changed = list(targets)
+        for node in changed:
+            node.mutated = True
+        names = {node.var for node in changed}.union(*(node.parents for node in changed))
+        keep = bool(names & self.outside)
+        self.steps.append(MockStep(text, var, uses | names, names, keep))
+
+    def assign(self, node: Node, key: Any, target: str, value: Any) -> None:
+        """Add the step that assigns `value` to the text `target`, which is `key` of `node`."""
+        uses: set[str] = set()
+        text = f"{target} = {self.reference(value, uses)}"
+        node.wrote(key, value)
+        self.change(text, [node], uses)
+
+    # references -------------------------------------------------------------------------------
+    def reference(self, value: Any, uses: set[str]) -> str:
+        """Return text that denotes `value` in the mock, and add the variables it needs to `uses`."""
+        if type(value) is Dynamic:
+            uses.add(value.var)
+            return value.var
+        node = self.find(value)
+        if node is None and is_constant(value):
+            return self.constant(value)
+        if node is None:
+            node = self._compose(value)
+        if not node.recordable:
+            raise Unrecordable(f"a live {_brief(value)} cannot be made again", node.origin)
+        uses.add(node.var)
+        return node.var
+
+    def _compose(self, value: Any) -> Node:
+        """Make an immutable object from its parts, at the time of its first use."""
+        uses: set[str] = set()
+        kind = type(value)
+        if kind is types.FunctionType and value.__module__.startswith("ladder.capture."):
+            return self.node(value)
+        maker = self.constant(torch.Size) if kind is DynamicSize else MAKERS.get(kind)
+        if maker is not None:
+            texts = "".join(f"{self.reference(item, uses)}, " for item in value)
+            return self.fresh(value, f"{maker}(({texts}))", uses)
+        if kind is slice:
+            texts = ", ".join(self.reference(part, uses) for part in parts(value))
+            return self.fresh(value, f"slice({texts})", uses)
+        if kind is types.MethodType:
+            texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
+            return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
+        if is_a(value, types.BuiltinMethodType | types.MethodWrapperType):
+            found = descriptor_of(value)
+            if found is not None:
+                owner = self.reference(value.__self__, uses)
+                return self.fresh(value, f"{self.constant(found)}.__get__({owner}, type({owner}))", uses)
+        fields = made_by_native(value) if is_a(value, BaseException) and is_constant(value.args) else None
+        if fields is not None:
+            given = "".join(f", {name}={self.reference(item, uses)}" for name, item in fields.items())
+            return self.fresh(value, f"{self.constant(kind)}(*{self.constant(value.args)}{given})", uses)
+        if kind is types.CellType:
+            raise CaptureError("a cell of unknown origin")
+        raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+
+    def call_text(self, function: str, args: Iterable[Any], kwargs: dict[str, Any], uses: set[str]) -> str:
+        """Return the call of what `function` denotes as text."""
+        texts = [self.reference(item, uses) for item in args]
+        texts += [f"{key}={self.reference(item, uses)}" for key, item in kwargs.items()]
+        return f"{function}({', '.join(texts)})"
+
+    # whole contents ---------------------------------------------------------------------------
+    def touch(self, value: Any, depth: int = 8) -> None:
+        """Guard all that a container holds, and what its containers hold, to `depth` levels."""
+        if depth == 0 or (is_constant(value) and self.find(value) is None):
+            return
+        node = self.find(value)
+        if node is None:
+            if is_a(value, tuple | frozenset):
+                for item in value:
+                    self.touch(item, depth - 1)
+            return
+        for key in node.stored & node.lifted.keys():
+            self.fix_parts(node.lifted.pop(key))
+        if not node.full:
+            if node.external and node.mutated:
+                raise CaptureError("a container read whole after it was changed in part")
+            node.full = True
+            if node.external:
+                self._touch_entries(node)
+        self._touch_inside(value, depth)
+
+    def _touch_inside(self, value: Any, depth: int) -> None:
+        if depth > 1:
+            inside = dict.values(value) if is_a(value, dict) else value
+            if is_a(value, dict | list | tuple | set | frozenset | deque):
+                for item in list(inside):
+                    self.touch(item, depth - 1)
+
+    def _touch_entries(self, node: Node) -> None:
+        value: Any = node.obj
+        var = node.var
+        if node.pinned and type(value) in (tuple, frozenset):
+            for item in value:  # they are as lasting as the tuple
+                self.pin(item) if not is_constant(item) else None
+            return
+        path = self.guard.path(var)
+        sequence: Any = value
+        if is_a(value, list | tuple | deque):
+            base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
+            size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
+            text = f"{self.constant(base.__len__)}({var}) == {size}"
+            self.guard.check(text, f"len({path}) == {size}", f"len({path})")
+            if type(value) is base:
+                entry = f"{var}[{{}}]"
+            for index in range(size):
+                item = base.__getitem__(value, index)
+                self.read(node, index, item, entry.format(index), f"{path}[{index}]")
+            if base is deque:
+                self.guard.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
+        elif is_a(value, dict):
+            self._touch_dict(node, path)
+        elif is_a(value, set | frozenset):
+            self.constant_keys(value)
+            items = self.constant(list(value))
+            self.guard.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
+            self.guard.check(f"list({var}) == {items}", f"{path} has the same elements")
+
+    def constant_keys(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            if not is_constant(key):
+                raise CaptureError(f"a set or dict keyed by {_brief(key)}")
+
+    def _touch_dict(self, node: Node, path: str) -> None:
+        if node.pinned and type(node.obj) is dict:
+            self.constant_keys(node.obj)
+            self.guard.table.add(node.obj, WHOLE, list(node.obj), path)
+            for key, item in node.obj.items():
+                self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
+            return
+        keys = list(dict.__iter__(node.obj)) if not is_a(node.obj, OrderedDict) else list(node.obj)
+        self.constant_keys(keys)
+        var = node.var
+        exact = type(node.obj) in (dict, OrderedDict)
+        # Types first: comparing keys of other types may run code of the user's.
+        self.guard.check(
+            f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys"
+        )
+        self.guard.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
+        for key in keys:
+            text = (
+                f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
+            )
+            self.read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
+
+
+def _mutable_class(kind: type) -> bool:
+    """Say whether attributes of `kind` itself can be assigned (heap types, not IMMUTABLETYPE)."""
+    return bool(kind.__flags__ & 1 << 9) and not kind.__flags__ & 1 << 8
+
+
+def _brief(value: Any) -> str:
+    named = is_a(value, type | types.FunctionType | types.ModuleType)
+    return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__

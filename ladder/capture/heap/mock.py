@@ -1,0 +1,39 @@
+"""The mock of a segment: the steps that make, for a matched run, what the segment has made and changed."""
+
+from __future__ import annotations
+
+import re
+
+from ladder.capture.heap.heap import Heap
+from ladder.capture.heap.nodes import MockStep
+
+
+def live_steps(steps: list[MockStep], wanted: set[str]) -> tuple[list[MockStep], set[str]]:
+    """Return the steps whose effect is seen outside or in `wanted`, and all variables they need."""
+    needed = set(wanted)
+    kept: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for number in reversed(range(len(steps))):
+            step = steps[number]
+            if number in kept or not (step.keep or step.var in needed or step.changes & needed):
+                continue
+            kept.add(number)
+            needed |= step.uses
+            changed = True
+    return [step for number, step in enumerate(steps) if number in kept], needed
+
+
+def changed_roots(heap: Heap) -> frozenset[int] | None:
+    """Return the numbers of the roots that a segment changes; None if it changes anything else outside."""
+    own: dict[str, int] = {}
+    for check in heap.guard.checks:
+        root = re.fullmatch(r"r(\d+)", check.text)
+        inside = re.fullmatch(r"(v\d+)\.__dict__|\w+\((v\d+), '__dict__'\)", check.text)
+        if check.binds is not None and root is not None:
+            own[check.binds] = int(root[1])
+        elif check.binds is not None and inside is not None and (var := inside[1] or inside[2]) in own:
+            own[check.binds] = own[var]
+    changed = set[str]().union(*(step.changes & heap.outside for step in heap.steps if step.keep))
+    return frozenset(own[var] for var in changed) if changed <= own.keys() else None

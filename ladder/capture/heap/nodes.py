@@ -1,0 +1,147 @@
+"""What heap model and guard are made of: shadows of objects, lines, steps of the mock, open scalars."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class CaptureError(Exception):
+    """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
+
+
+class Unrecordable(CaptureError):
+    """A live object that no step can make again; `origin` is the instruction that made it."""
+
+    def __init__(self, message: str, origin: Any) -> None:
+        super().__init__(message)
+        self.origin = origin
+
+
+class Itself(enum.Enum):
+    """What is read of an object itself: keys of a `Node` that no key of a container equals."""
+
+    IDENTITY = enum.auto()
+    PINNED = enum.auto()
+    LENGTH = enum.auto()
+    CODE = enum.auto()
+    TARGET = enum.auto()
+    AUTOGRAD = enum.auto()
+    FACTORY = enum.auto()
+
+
+class Node:
+    """The shadow of one heap object.
+
+    `source`: the dictionary of which it is a view of the keys.
+    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
+    dynamic scalars at keys, found there or (`stored`) set.
+    """
+
+    __slots__ = (
+        "autograd",
+        "external",
+        "full",
+        "lifted",
+        "mutated",
+        "obj",
+        "origin",
+        "parents",
+        "pinned",
+        "recordable",
+        "seen",
+        "source",
+        "stable",
+        "stored",
+        "var",
+        "written",
+    )
+
+    def __init__(self, obj: Any, var: str, *, external: bool, stable: bool = False) -> None:
+        self.obj = obj
+        self.var = var
+        self.external = external
+        self.stable = stable
+        self.seen: set[Any] = set()
+        self.written: set[Any] = set()
+        self.pinned = False
+        self.full = False
+        self.mutated = False
+        self.recordable = True
+        self.origin: Any = None
+        self.parents: set[str] = set()
+        self.lifted: dict[Any, Any] = {}
+        self.stored: set[Any] = set()
+        self.source: Any = None
+        self.autograd = (True, False)
+
+    def first(self, key: Any) -> bool:
+        """Say whether what `key` of an object from outside was at entry is read now, and was not before."""
+        if not self.external or key in self.seen or key in self.written:
+            return False
+        self.seen.add(key)
+        return True
+
+    def wrote(self, key: Any, item: Any = None) -> None:
+        """Note that the segment has set `key`, to `item` if that is dynamic."""
+        self.written.add(key)
+        self.lifted.pop(key, None)
+        self.stored.discard(key)
+        if dynamic_parts(item):
+            self.lifted[key] = item
+            self.stored.add(key)
+
+    def holds_dynamic(self, key: Any) -> bool:
+        """Say whether what is at `key` now is dynamic."""
+        return key in self.lifted and (key in self.stored or key not in self.written)
+
+
+class MockStep:
+    """One line of the mock: it defines `var`, uses `uses`, changes `changes`."""
+
+    __slots__ = ("changes", "keep", "text", "uses", "var")
+
+    def __init__(self, text: str, var: str | None, uses: set[str], changes: set[str], keep: bool) -> None:
+        self.text = text
+        self.var = var
+        self.uses = uses
+        self.changes = changes
+        self.keep = keep
+
+
+class Dynamic:
+    """A scalar of the interpreter's stack that matched runs read or compute anew.
+
+    `symbol`: what it is to `Shapes`, if it is an extent of a tensor.
+    """
+
+    __slots__ = ("symbol", "value", "var")
+
+    def __init__(self, value: Any, var: str, symbol: Any = None) -> None:
+        self.value = value
+        self.var = var
+        self.symbol = symbol
+
+
+def dynamic_parts(value: Any) -> list[Dynamic]:
+    """Return the dynamic scalars that `value` is, or a tuple of which it is."""
+    if type(value) is Dynamic:
+        return [value]
+    is_tuple = issubclass(type(value), tuple)
+    return [part for item in value for part in dynamic_parts(item)] if is_tuple else []
+
+
+class Check:
+    """One line of the guard: `text` binds a variable, or is a condition that must hold.
+
+    `holds`: the id of the object that must be where it was.
+    """
+
+    __slots__ = ("binds", "holds", "path", "text", "why")
+
+    def __init__(self, text: str, binds: str | None, why: str, path: str | None, holds: int = 0) -> None:
+        self.text = text
+        self.binds = binds
+        self.why = why
+        self.path = path
+        self.holds = holds

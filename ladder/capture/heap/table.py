@@ -1,0 +1,195 @@
+"""The part of a guard that is about objects that stay: modules, classes, functions and their dictionaries.
+
+They are the same objects call after call. What a record read in them is a table of facts (home, key, value).
+Dictionaries count their changes (torch's ``dict_version``), so those that did not change are not looked into;
+facts about other homes are compared by identity in bulk.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from operator import attrgetter, contains, eq, getitem, is_
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ladder.capture.values.kinds import by_value, has_same_value
+
+dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
+"""A number that differs after each change of a dictionary; None where torch has it no more."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Missing()
+WHOLE = _Missing()
+_instance_dict = attrgetter("__dict__")
+
+
+class Field(str):
+    """A key that is the name of a field: of a function, or of a class."""
+
+    __slots__ = ()
+
+
+class Entry:
+    """One fact: `key` of `home` is `value` (or `ABSENT`; or the keys are `value`, for `WHOLE`)."""
+
+    __slots__ = ("home", "key", "path", "value")
+
+    def __init__(self, home: Any, key: Any, value: Any, path: str) -> None:
+        self.home = home
+        self.key = key
+        self.value = value
+        self.path = path
+
+    def found(self) -> Any:
+        """Return what is there now."""
+        home, key = self.home, self.key
+        if type(key) is Field:
+            return getattr(home, key)
+        return dict.get(home, key, ABSENT) if isinstance(home, dict) else home.get(key, ABSENT)
+
+    def holds(self) -> bool:
+        """Look whether it is so."""
+        home, value = self.home, self.value
+        if self.key is WHOLE:
+            return list(home) == value and [*map(type, home)] == [*map(type, value)]
+        found = self.found()
+        if found is value:
+            return True
+        return by_value(value) and type(found) is type(value) and has_same_value(found, value)
+
+
+UNKNOWN = -1
+"""No version."""
+
+PLAIN = (dict, OrderedDict, MappingProxyType)
+"""Types whose entries are read by a built-in function alone."""
+Columns = tuple[tuple[Any, ...], ...]
+
+
+class Table:
+    """All facts of one record."""
+
+    def __init__(self) -> None:
+        self.facts: list[Entry] = []
+        self.empty: list[Any] = []
+        self.instances: dict[int, tuple[Any, Any]] = {}
+        self.kinds: dict[int, tuple[Any, Any]] = {}
+        self.first = 0
+        self.there: Columns = ()
+        self.missing: Columns = ()
+        self.fields: Columns = ()
+        self.others: list[Entry] = []
+        self.homes: list[dict[Any, Any]] = []
+        """Dictionaries that count their changes,"""
+        self.within: list[list[Entry]] = []
+        """the facts about each,"""
+        self.versions: list[int] = []
+        """and the versions at which these held."""
+
+    def add(self, home: Any, key: Any, value: Any, path: str) -> None:
+        """Add a fact."""
+        self.facts.append(Entry(home, key, value, path))
+
+    def finish(self, first: int) -> list[Entry]:
+        """Prepare for use; `first` is the number of the first fact. Returns all facts."""
+        self.first = first
+        self._arrange()
+        return self.facts
+
+    def _arrange(self) -> None:
+        """Lay the facts out in columns for `unchanged`."""
+        rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": [], "fields": []}
+        counted: dict[int, list[Entry]] = {}
+        self.others = []
+        for entry in self.facts:
+            if type(entry.home) is dict and dict_version is not None:
+                counted.setdefault(id(entry.home), []).append(entry)
+            elif entry.key is WHOLE:
+                self.others.append(entry)
+            elif type(entry.key) is Field:
+                rows["fields"].append((entry.home, entry.key, entry.value))
+            elif type(entry.home) not in PLAIN:
+                self.others.append(entry)
+            elif entry.value is ABSENT:
+                rows["missing"].append((entry.home, entry.key))
+            else:
+                rows["there"].append((entry.home, entry.key, entry.value))
+        self.there = _columns(rows["there"], 3)
+        self.missing = _columns(rows["missing"], 2)
+        self.fields = _columns(rows["fields"], 3)
+        self.within = [*counted.values()]
+        self.homes = [entries[0].home for entries in self.within]
+        self.versions = [UNKNOWN] * len(self.homes)
+
+    def unchanged(self) -> bool:
+        """Say quickly whether every value is what it was."""
+        homes, keys, values = self.there
+        owners, names, parts = self.fields
+        try:
+            same = self._dictionaries_hold() and all(map(is_, map(getitem, homes, keys), values))
+        except KeyError:
+            return False
+        return (
+            same
+            and not any(map(contains, *self.missing))
+            and all(map(is_, map(getattr, owners, names), parts))
+            and all(entry.holds() for entry in self.others)
+        )
+
+    def _dictionaries_hold(self) -> bool:
+        """Look into the dictionaries that changed since all facts about them held."""
+        if dict_version is None:
+            return True
+        versions = [*map(dict_version, self.homes)]
+        if versions == self.versions:
+            return True
+        changed = [at for at, same in enumerate(map(eq, versions, self.versions)) if not same]
+        if not all(entry.holds() for at in changed for entry in self.within[at]):
+            return False
+        self.versions = versions
+        return True
+
+    def recheck(self) -> int:
+        """Return 0 if all facts hold, else the number of one that does not.
+
+        Equal scalars in place of others are compared by identity from then on.
+        """
+        for number, entry in enumerate(self.facts, self.first):
+            if not entry.holds():
+                return number
+        for entry in self.facts:
+            if entry.key is not WHOLE:
+                entry.value = entry.found()
+        self._arrange()
+        return 0
+
+    def lines(self, constant: Callable[[Any], str]) -> list[str]:
+        """Return the lines of the guard; each returns a number where a fact does not hold."""
+        lines = []
+        last = self.first + len(self.facts)
+        if self.facts:
+            lines.append(f"if not {constant(self.unchanged)}():")
+            lines += [f"    failed = {constant(self.recheck)}()", "    if failed: return failed"]
+        if self.empty:
+            lines.append(f"if any({constant(tuple(self.empty))}): return {last}")
+        if self.instances:
+            owners, inside = zip(*self.instances.values(), strict=True)
+            found = f"map({constant(_instance_dict)}, {constant(owners)})"
+            lines.append(f"if not all(map({constant(is_)}, {found}, {constant(inside)})): return {last}")
+        if self.kinds:
+            values, kinds = zip(*self.kinds.values(), strict=True)
+            found = f"map(type, {constant(values)})"
+            lines.append(f"if not all(map({constant(is_)}, {found}, {constant(kinds)})): return {last}")
+        return lines
+
+
+def _columns(rows: list[tuple[Any, ...]], count: int) -> Columns:
+    return tuple(zip(*rows, strict=True)) or ((),) * count

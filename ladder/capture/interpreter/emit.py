@@ -1,0 +1,183 @@
+"""The record of a segment, as one generated Python function: guard, graph, mock."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.heap.guard_lines import check_distinct, guard_lines, tensor_lines
+from ladder.capture.heap.heap import Heap
+from ladder.capture.heap.mock import changed_roots, live_steps
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.endings import Ending, GraphBreak
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.python.tracebacks import RECORD
+from ladder.capture.records import FAILED, Assumed, Record, ResumePoint
+from ladder.capture.trace.conditionals import Unrecorded
+from ladder.capture.trace.graph_module import graph_module
+from ladder.capture.trace.trace import Trace, Value
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.tensors import (
+    STATE,
+    random_states,
+    restore_memory,
+    restore_random,
+    restore_state,
+    saved_memory,
+)
+from ladder.faults import tolerated
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put garbage collection off: what a record is made of stays, and is much to look through."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
+def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None) -> Record:
+    """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one."""
+    heap, trace, point = vm.heap, vm.trace, vm.point
+    guard = heap.guard
+    assert point is not None
+    check_distinct(heap, writes=trace.changes_tensors)
+    point.unliftable |= heap.unliftable
+    asking, learning = tensor_lines(heap)
+    steps, needed = live_steps(heap.steps, ending.uses)
+    needed |= {item.var for item in trace.assumed}
+    computing, module = _graph_lines(vm, needed)
+    for text in heap.shapes.conditions():
+        guard.check(text, text)  # what the backend decided about symbols is among them
+    guarding, learning = guard_lines(heap, asking, learning)
+    lines = [*guarding, *computing, *(step.text for step in steps), *ending.lines]
+    roots = ", ".join(f"r{at}" for at in range(vm.roots))
+    source = _function("run", roots, lines)
+    run, check = _compiled(source + _function("check", roots, [*learning, "return 0"]), guard.space)
+    record = Record(run, check, guard.checks, source, module, trace.operators, point)
+    record.pinned = frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned)
+    record.calls_cached, record.side = guard.calls_cached, vm.side
+    record.depth, record.branches = ending.depth, frozenset(ending.branches)
+    _note_end(record, trace, changed_roots(heap), ending, graph_break)
+    return record
+
+
+def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the functions ``run`` and ``check`` of a record."""
+    try:
+        exec(compile(source, RECORD, "exec"), space)
+    except SyntaxError as error:
+        raise CaptureError(f"the generated record is not valid: {error}") from error
+    # Not left in their own globals: a record that is dropped lets go of what it holds at once.
+    return space.pop("run"), space.pop("check")
+
+
+def _note_end(
+    record: Record,
+    trace: Trace,
+    changed: frozenset[int] | None,
+    ending: Ending,
+    graph_break: GraphBreak | None,
+) -> None:
+    """Note what follows a record, and what a run through it changes."""
+    ends = ending.returns
+    if graph_break is not None:
+        record.split, record.where = graph_break.why, graph_break.where
+        record.follows = (graph_break.point, graph_break.failure)
+        ends = ends or graph_break.point.forks
+    record.assumes = frozenset(item.here for item in trace.assumed)
+    record.changed = changed or frozenset()
+    record.unseen = ends and not record.assumes and _is_unseen(trace, changed)
+
+
+def _is_unseen(trace: Trace, changed: frozenset[int] | None) -> bool:
+    """Say whether a run that goes through a segment changes only roots, and cannot bring down a GPU."""
+    written = trace.changes_tensors or trace.random or trace.state_written or trace.asserts
+    return not written and changed is not None
+
+
+def _function(name: str, parameters: str, lines: list[str]) -> str:
+    return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def graph_results(heap: Heap, trace: Trace, needed: set[str]) -> tuple[list[Value], list[str]]:
+    """Return the values that the graph must give, and the lines that make containers of them again.
+
+    Graphs give tensors: what is in the tuples and lists of tensors that are needed becomes needed too.
+    """
+    wanted, lines = [], []
+    for value in trace.results:  # what is inside comes after what it is in
+        if value.var not in needed:
+            continue
+        if not is_a(value.obj, tuple | list):
+            wanted.append(value)
+            continue
+        needed |= {heap.node(item).var for item in value.obj if item is not None}
+        items = "".join(f"{heap.reference(item, set())}, " for item in value.obj)
+        lines.append(f"{value.var} = {heap.constant(type(value.obj))}(({items}))")
+    return wanted, lines[::-1]
+
+
+def _spread(heap: Heap, names: list[str]) -> Iterator[str]:
+    """Yield arguments; runs of objects that stay come as one tuple, which is quicker to read."""
+    for constant, run in groupby(names, heap.guard.space.__contains__):
+        if constant:
+            yield f"*{heap.constant(tuple(heap.guard.space[name] for name in run))}"
+        else:
+            yield from run
+
+
+def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
+    """Return the lines that run the graph, and the graph module (None if there is no operator)."""
+    heap, trace, backend = vm.heap, vm.trace, vm.store.backend
+    if not trace.operators:
+        return [], None
+    wanted, rebuilt = graph_results(heap, trace, needed)
+    names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]
+    before, loops = heap.guard.state[STATE.index(torch.is_grad_enabled)], getattr(backend, "loops", False)
+    try:
+        module = graph_module(trace, wanted, before=before, loops=loops)
+        compiled = backend(module, examples)
+    except Exception as error:
+        if getattr(backend, "is_ours", False):
+            raise CaptureError(tolerated(error, "a graph that cannot be built runs as it is")) from error
+        raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
+    call = f"{heap.constant(compiled)}({', '.join(_spread(heap, names))})"
+    results = "".join(f"{value.var}, " for value in wanted) or "_"
+    return [*_running_lines(heap, trace, vm.point, f"{results} = {call}"), *rebuilt], module
+
+
+def _running_lines(heap: Heap, trace: Trace, point: ResumePoint | None, call: str) -> list[str]:
+    """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so."""
+    failed = f"return ({heap.constant(FAILED)}, None)"
+    grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast
+    undo = f"    {heap.constant(restore_state)}({grad}, {heap.constant(autocast)})"
+    lines, undone = [], [undo]
+    if trace.random:
+        lines.append(f"states = {heap.constant(random_states)}()")
+        undone.append(f"    {heap.constant(restore_random)}(states)")
+    if (trace.may_fail or trace.assumed) and trace.written:
+        written = "".join(f"{var}, " for var in trace.written.values())
+        lines.append(f"written = {heap.constant(saved_memory)}(({written}))")
+        undone.append(f"    {heap.constant(restore_memory)}(written)")
+    lines += ["try:", f"    {call}"]
+    if trace.modules:
+        lines += [f"except {heap.constant(Unrecorded)}:", *undone, "    return -1"]
+    lines += ["except Exception:", *undone, f"    {failed}"]
+    if trace.assumed:
+        assert point is not None
+        numbers = Assumed(point, [(item.here, item.number) for item in trace.assumed])
+        read = ", ".join(item.var for item in trace.assumed)
+        lines += [f"if not {heap.constant(numbers.holds)}({read}):", *undone, "    return -1"]
+    return lines

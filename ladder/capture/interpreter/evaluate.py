@@ -1,0 +1,158 @@
+"""The loop: one handler for each instruction; frames, generators, and frames that are taken up again.
+
+Handlers pop their operands *before* they act and push the result after, so that a segment can end, and a
+later run can resume, in the middle of any instruction.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.endings import Leaving
+from ladder.capture.interpreter.exceptions import leaves
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.opcodes import (
+    HANDLERS,
+    INTRINSICS,
+    RETURN,
+    YIELD,
+    after_delegation,
+    after_next,
+    push_result,
+)
+from ladder.capture.python.bytecode import program_of
+from ladder.capture.python.frames import NO_OVERRIDE, Frame
+from ladder.capture.values.kinds import is_a
+
+FROM_YIELD_FROM = 2
+"""What RESUME says where a generator stands in ``yield from``."""
+
+
+def is_known(code: types.CodeType) -> bool:
+    """Say whether every instruction of `code` has a handler."""
+    program = program_of(code)
+    return program.operations <= HANDLERS.keys() and program.intrinsics <= INTRINSICS
+
+
+def run(vm: Interpreter, frame: Frame, error: BaseException | None = None) -> Any:
+    """Run `frame` until it returns, yields or raises; `error` is raised where it stands."""
+    vm.frames.append(frame)
+    frame.yielded = False
+    try:
+        if error is not None:
+            _unwind(vm, frame, error)
+        return _loop(vm, frame)
+    finally:
+        vm.frames.pop()
+
+
+def _loop(vm: Interpreter, frame: Frame) -> Any:
+    instructions = frame.program.instructions
+    while True:
+        instruction = instructions[frame.index]
+        frame.index += 1
+        before = list(frame.stack) if vm.recording else None
+        try:
+            signal = HANDLERS[instruction.op](vm, frame, instruction)
+        except CaptureError as error:
+            # No handler has an answer to it: the instruction is made again without recording.
+            if before is None:
+                raise
+            vm.stop(str(error), vm.here())
+            frame.stack, frame.index = [*map(vm.plain, before)], frame.index - 1
+            continue
+        except Leaving:
+            raise
+        except BaseException as error:
+            _unwind(vm, frame, error)
+            continue
+        if signal is RETURN:
+            value = frame.stack.pop()
+            return value if frame.override is NO_OVERRIDE else frame.override
+        if signal is YIELD:
+            frame.yielded = True
+            return frame.stack.pop()
+
+
+def _unwind(vm: Interpreter, frame: Frame, error: BaseException) -> None:
+    """Go to the handler of `error` in `frame`, or raise it."""
+    index = frame.index - 1
+    handler = frame.program.handler_of(index)
+    leaves(vm, frame, error)
+    if handler is None:
+        raise error
+    del frame.stack[handler.depth :]
+    if handler.lasti:
+        frame.stack.append(index)
+    frame.stack.append(error)
+    frame.index = handler.target
+
+
+def resume(vm: Interpreter, frame: Frame, value: Any, is_error: bool) -> Any:
+    """MockStep a generator's frame."""
+    with vm.barrier():
+        if is_error:
+            return _throw(vm, frame, value)
+        if frame.index:
+            frame.stack.append(value)
+        return run(vm, frame)
+
+
+def _throw(vm: Interpreter, frame: Frame, error: BaseException) -> Any:
+    """Raise `error` where a generator stands: what it delegates to is told first."""
+    ahead = frame.program.instructions[frame.index : frame.index + 2]
+    delegates = [item.op for item in ahead] == ["NOP", "JUMP"] and ahead[0].value == FROM_YIELD_FROM
+    if not delegates:
+        return run(vm, frame, error)
+    target = frame.stack[-1]
+    name = "close" if is_a(error, GeneratorExit) else "throw"
+    tell = getattr(target, name, None)
+    try:
+        if tell is None or name == "close":
+            tell and tell()
+            raise error
+        given = tell(error)
+    except StopIteration as stop:
+        after_delegation(frame, frame.program.instructions[ahead[1].value], stop.value)
+        return run(vm, frame)
+    except BaseException as raised:
+        found = raised
+    else:
+        frame.yielded = True
+        return given
+    return run(vm, frame, found)
+
+
+def drive(vm: Interpreter, frames: list[Frame], after: str, result: Any, error: BaseException | None) -> Any:
+    """Run restored `frames`, outermost first, to the end of the outermost."""
+    vm.frames = list(frames[:-1])
+    inner = frames[-1]
+    if error is None:
+        apply(inner, after, result)
+    while True:
+        try:
+            value = run(vm, inner, error)
+            error = None
+        except Leaving:
+            raise
+        except BaseException as raised:
+            if not vm.frames:
+                raise
+            error = raised
+        if not vm.frames:
+            return value
+        inner = vm.frames.pop()
+        if error is None:
+            push_result(inner, value)
+
+
+def apply(frame: Frame, after: str, result: Any) -> None:
+    """Take up `frame` where a graph break left it."""
+    if after == "next":
+        after_next(frame, frame.program.instructions[frame.index - 1], result)
+    elif after == "redo":
+        frame.stack.append(result)
+    else:
+        push_result(frame, result)

@@ -1,0 +1,425 @@
+"""Attribute access, by the rules of `object.__getattribute__`, with every look-up guarded."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import torch
+
+from ladder.capture.heap.nodes import CaptureError, Node
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import call_in_statement, recorded
+from ladder.capture.operations.objects import pinned_part, settled, tuple_item
+from ladder.capture.operations.symbolic import is_open, open_metadata
+from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.python.frames import NULL
+from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
+from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
+
+_OBJECT_GET: Any = object.__getattribute__
+_OBJECT_SET: Any = object.__setattr__
+_OBJECT_DELETE: Any = object.__delattr__
+_PLAIN_HOMES = frozenset(
+    {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
+    | {BaseException, complex, types.FunctionType, functools.partial}
+    | {
+        types.GeneratorType,
+        types.SimpleNamespace,
+        types.ModuleType,
+        types.MappingProxyType,
+        contextvars.ContextVar,
+        Exception,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    }
+)
+"""Types whose `__getattribute__` is `object`'s under another name."""
+_FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
+_TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
+_TYPE_GET: Any = type.__getattribute__
+CACHED: Any = type(functools.cache(len))
+"""The type of functions behind `functools.cache`."""
+_TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
+
+
+def instance_dict(value: Any) -> Any:
+    """Return the instance dictionary of `value`, or `NULL` if it has none."""
+    try:
+        found = _OBJECT_GET(value, "__dict__")
+    except AttributeError:
+        return NULL
+    return found if is_a(found, dict) else NULL
+
+
+def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
+    """Return ``value.name``."""
+    value = vm.plain(value)
+    return recorded(vm, _load, (value, name), (getattr, (value, name)))
+
+
+def _load(vm: Interpreter, value: Any, name: str) -> Any:
+    kind = type(value)
+    if kind is types.ModuleType:
+        return namespace_item(vm, vars(value), name, value.__name__)
+    if is_a(value, type):
+        return _class_attr(vm, value, name)
+    if kind is super:
+        return _super_attr(vm, value, name)
+    if kind is types.MethodType and name in ("__func__", "__self__", "__name__", "__doc__"):
+        return getattr(value, name)
+    if is_constant(value) and not is_a(value, types.FunctionType | torch.jit.ScriptFunction):
+        return _constant_attr(vm, value, name)
+    return _object_attr(vm, value, kind, name)
+
+
+def _constant_attr(vm: Interpreter, value: Any, name: str) -> Any:
+    """Attributes of scalars and other constants are constants, if the class is not the user's."""
+    if type(value).__flags__ & 1 << 9 and type(value).__module__.split(".")[0] not in ("torch", "numpy"):
+        return _object_attr(vm, value, type(value), name)
+    return getattr(value, name)
+
+
+def _object_attr(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
+    fallback = vm.heap.class_attribute(kind, "__getattr__")
+    if fallback is NULL:
+        return _attribute(vm, value, kind, name)
+    if not is_a(fallback, types.FunctionType):
+        raise CaptureError("a native __getattr__")
+    try:
+        with vm.barrier():
+            return _attribute(vm, value, kind, name)
+    except AttributeError:
+        pass
+    return vm.call_function(fallback, (value, name), {})
+
+
+def _attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
+    """Return what ``__getattribute__`` gives."""
+    getter = vm.heap.class_attribute(kind, "__getattribute__")
+    if is_a(getter, types.FunctionType):
+        return vm.call_function(getter, (value, name), {})
+    if kind is CACHED and name.startswith("cache_"):
+        raise vm.meets_statistics()
+    if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
+        raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
+    return generic_attribute(vm, value, kind, name)
+
+
+def generic_attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
+    """Return ``object.__getattribute__(value, name)``; `kind` is the type of `value`."""
+    found = vm.heap.class_attribute(kind, name)
+    described = type(found)
+    if found is not NULL and hasattr(described, "__get__") and _is_data(described):
+        return bind_descriptor(vm, found, value, kind)
+    inside = instance_item(vm, value, name)
+    if inside is not NULL:
+        return inside
+    if found is not NULL:
+        return bind_descriptor(vm, found, value, kind) if hasattr(described, "__get__") else found
+    return _OBJECT_GET(value, name)  # raises the AttributeError of this type
+
+
+def instance_item(vm: Interpreter, value: Any, name: str) -> Any:
+    """Return the entry `name` of the instance dictionary, or `NULL`."""
+    inside = instance_dict(value)
+    if inside is NULL:
+        return NULL
+    node = dict_node(vm, value, inside)
+    path = f"{vm.heap.guard.path(node.var)}[{name!r}]"
+    if name not in inside:
+        vm.heap.absent(node, name, f"{name!r} not in {node.var}", path)
+        return NULL
+    return vm.heap.load(node, name, inside[name], f"{node.var}[{name!r}]", path)
+
+
+def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
+    """Return the node of the instance dictionary of `value`."""
+    heap = vm.heap
+    known = heap.find(inside)
+    if known is not None:
+        return known
+    owner = heap.node(value)
+    plain = type(value).__getattribute__ is _OBJECT_GET
+    text = f"{owner.var}.__dict__" if plain else f"{heap.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
+    if not owner.external:
+        node = heap.fresh(inside, text, {owner.var})
+        node.parents = {owner.var, *owner.parents}
+        node.seen.update(inside)
+        return node
+    path = heap.guard.paths.get(owner.var, _brief_path(value))
+    if owner.pinned and plain:
+        heap.guard.table.instances[id(value)] = (value, inside)
+        return heap.pin(inside, f"{path}.__dict__")
+    node = Node(inside, heap.guard.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
+    return heap.add(node)
+
+
+def namespace_item(vm: Interpreter, names: dict[str, Any], name: str, home: str) -> Any:
+    """Return an entry of a module dictionary."""
+    node = vm.heap.pin(names)
+    if name not in names:
+        raise CaptureError(f"{home}.{name} is computed by the module")
+    return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+
+
+# classes ----------------------------------------------------------------------------------
+def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
+    meta = type(value)
+    if name in _TYPE_FIELDS:
+        return _type_field(vm, value, name)
+    if meta is not type and vm.heap.class_attribute(meta, "__getattribute__") != _TYPE_GET:
+        raise CaptureError("a metaclass with its own __getattribute__")
+    over = vm.heap.class_attribute(meta, name)
+    if over is not NULL and _is_data(type(over)):
+        raise CaptureError("a data descriptor of a metaclass")
+    found = vm.heap.class_attribute(value, name)
+    if found is NULL:
+        if over is not NULL:
+            return bind_descriptor(vm, over, value, meta)
+        if vm.heap.class_attribute(meta, "__getattr__") is not NULL:
+            raise CaptureError("an attribute computed by a metaclass")
+        return getattr(value, name)
+    return _bound_to_class(vm, found, value, name)
+
+
+def _type_field(vm: Interpreter, value: type, name: str) -> Any:
+    found = getattr(value, name)
+    if by_identity(found) or by_value(found):
+        owner = vm.heap.constant(value)
+        vm.heap.meet(found, f"{owner}.{name}", f"{owner}.{name}", stable=True)
+    return found
+
+
+def _bound_to_class(vm: Interpreter, found: Any, value: type, name: str) -> Any:
+    if is_a(found, classmethod):
+        return types.MethodType(pinned_part(vm, found.__func__), value)
+    if is_a(found, staticmethod):
+        return pinned_part(vm, found.__func__)
+    if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType | property):
+        if is_a(type(found).__get__, types.FunctionType):
+            raise CaptureError("a descriptor written in Python, read from a class")
+        return getattr(value, name)
+    return found
+
+
+def _super_attr(vm: Interpreter, value: Any, name: str) -> Any:
+    this, owner = value.__thisclass__, value.__self__
+    kind = value.__self_class__
+    if name == "__class__":
+        return super
+    order = kind.__mro__
+    for home in order[order.index(this) + 1 :]:
+        vm.heap.class_attribute(home, name)
+        if name in home.__dict__:
+            found = home.__dict__[name]
+            if not hasattr(type(found), "__get__"):
+                return found
+            return bind_descriptor(vm, found, None if owner is kind else owner, kind)
+    return getattr(value, name)
+
+
+# descriptors ------------------------------------------------------------------------------
+def bind_descriptor(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
+    """Return what the descriptor `found` gives for `value`, an instance of `kind`."""
+    described = type(found)
+    if described is types.FunctionType:
+        return found if value is None else types.MethodType(found, value)
+    if described is property:
+        return vm.call(pinned_part(vm, found.fget), (value,), {})
+    if described in (staticmethod, classmethod):
+        inner = pinned_part(vm, found.__func__)
+        return inner if described is staticmethod else types.MethodType(inner, kind)
+    return _bind_native(vm, found, described, value, kind)
+
+
+def _bind_native(vm: Interpreter, found: Any, described: type, value: Any, kind: type) -> Any:
+    if described in (
+        types.MethodDescriptorType,
+        types.WrapperDescriptorType,
+        types.ClassMethodDescriptorType,
+    ):
+        return found.__get__(value, kind)
+    if described is types.BuiltinFunctionType:
+        return found
+    if described is CACHED:
+        return types.MethodType(found, value)
+    if described is _TUPLE_GETTER and is_a(value, tuple):
+        return tuple_item(vm, value, found.__reduce__()[1][0])
+    if described is types.MemberDescriptorType:
+        return _slot(vm, found, value)
+    if described is types.GetSetDescriptorType:
+        return _computed(vm, found, value, kind)
+    getter = vm.heap.class_attribute(described, "__get__")
+    if is_a(getter, types.FunctionType):
+        return vm.call_function(getter, (found, value, kind), {})
+    raise CaptureError(f"a descriptor of type {described.__qualname__}")
+
+
+def _slot(vm: Interpreter, found: Any, value: Any) -> Any:
+    try:
+        inside = found.__get__(value)
+    except AttributeError:
+        raise CaptureError(f"the slot {found.__name__} is unset") from None
+    node = vm.heap.node(value)
+    text = f"{vm.heap.constant(found)}.__get__({node.var})"
+    return vm.heap.load(node, found, inside, text, f"{node.var}.{found.__name__}")
+
+
+def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
+    name = found.__name__
+    if name == "__class__":
+        return kind
+    if name == "__dict__":
+        inside = found.__get__(value)
+        dict_node(vm, value, inside)
+        return inside
+    if is_a(value, torch.Tensor) and found.__objclass__ is torch._C.TensorBase:
+        return _tensor_attr(vm, value, name)
+    if is_a(value, types.FunctionType) and name in _FUNCTION_FIELDS:
+        return _function_field(vm, value, name)
+    if is_constant(value):
+        return found.__get__(value)
+    if is_a(value, BaseException):
+        return _error_field(vm, found, value, name)
+    raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")
+
+
+def _function_field(vm: Interpreter, value: Any, name: str) -> Any:
+    node = vm.heap.node(value)
+    return vm.heap.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
+
+
+def _error_field(vm: Interpreter, found: Any, value: Any, name: str) -> Any:
+    inside, node = found.__get__(value), vm.heap.find(value)
+    if node is None or not node.external:
+        return inside
+    return vm.heap.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
+
+
+def _tensor_attr(vm: Interpreter, value: Any, name: str) -> Any:
+    if not is_plain_tensor(value):
+        raise CaptureError("an attribute of a tensor subclass")
+    node = vm.heap.node(value)
+    if name in VIEWS_BY_ATTRIBUTE or name == "data":
+        return tensor_operator(vm, getattr, (value, name), {})
+    if name in METADATA and not vm.trace.is_dynamic(node.var):
+        meet_metadata(vm, value, name)
+        return open_metadata(vm, value, name, ()) if is_open(vm, value) else getattr(value, name)
+    if name == "grad" and node.external:
+        # Within a segment no gradient changes: backward passes and assignments break the graph.
+        return vm.heap.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
+    raise CaptureError(f"the tensor attribute {name}")
+
+
+def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
+    """Guard metadata that do not follow from what is guarded of every tensor."""
+    node = vm.heap.node(value)
+    if name not in UNGUARDED or name in node.seen:
+        return
+    if not node.external:
+        if name not in ("is_leaf", "requires_grad", "is_nested"):
+            raise CaptureError(f"{name} of a tensor made here")
+        return
+    node.seen.add(name)
+    found = getattr(value, name)
+    text = f"{node.var}.{name}{'()' if callable(found) else ''}"
+    found = vm.heap.constant(found() if callable(found) else found)
+    vm.heap.guard.check(f"{text} == {found}", f"{node.var}.{name}")
+
+
+# stores -----------------------------------------------------------------------------------
+def store_attr(vm: Interpreter, value: Any, name: str, item: Any) -> None:
+    """Do ``value.name = item``."""
+    value = vm.plain(value)
+    recorded(vm, _store, (value, name, item), (setattr, (value, name, item)))
+
+
+def _store(vm: Interpreter, value: Any, name: str, item: Any) -> None:
+    kind = type(value)
+    if is_a(value, type | types.ModuleType):
+        raise CaptureError("an attribute of a class or module is set")
+    setter = vm.heap.class_attribute(kind, "__setattr__")
+    if is_a(setter, types.FunctionType):
+        call_in_statement(vm, setter, (value, name, item))
+        return
+    if getattr(setter, "__objclass__", None) not in _PLAIN_HOMES:
+        raise CaptureError("a native __setattr__")
+    store_plain(vm, value, name, item, setter)
+
+
+def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any = _OBJECT_SET) -> None:
+    """Do ``object.__setattr__(value, name, item)``, by that name or another."""
+    found = vm.heap.class_attribute(type(value), name)
+    if type(found) is property and found.fset is not None:
+        call_in_statement(vm, pinned_part(vm, found.fset), (value, item))
+        return
+    slot = type(found) is types.MemberDescriptorType
+    if found is not NULL and _is_data(type(found)) and not slot:
+        raise CaptureError(f"the data descriptor {name} is set")
+    inside = instance_dict(value)
+    node = vm.heap.node(value) if slot or inside is NULL else dict_node(vm, value, inside)
+    item = settled(vm, item, keep=True)
+    uses: set[str] = set()
+    owner = vm.heap.reference(value, uses)
+    text = f"{vm.heap.constant(setter)}({owner}, {name!r}, "
+    text += f"{vm.heap.reference(item, uses)})"
+    setter(value, name, vm.unlifted(item))
+    node.wrote(found if slot else name, item)
+    targets = [node, vm.heap.node(value)]
+    vm.heap.change(text, targets, uses)
+
+
+def delete_attr(vm: Interpreter, value: Any, name: str) -> None:
+    """Do ``del value.name``."""
+    value = vm.plain(value)
+    recorded(vm, _delete, (value, name), (delattr, (value, name)))
+
+
+def _delete(vm: Interpreter, value: Any, name: str) -> None:
+    deleter = vm.heap.class_attribute(type(value), "__delattr__")
+    if is_a(deleter, types.FunctionType):
+        call_in_statement(vm, deleter, (value, name))
+        return
+    if deleter is not _OBJECT_DELETE or is_a(value, type):
+        raise CaptureError("an attribute is deleted natively")
+    delete_plain(vm, value, name)
+
+
+def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
+    """Do ``object.__delattr__(value, name)``."""
+    inside = instance_dict(value)
+    if inside is NULL:
+        raise CaptureError("an attribute is deleted natively")
+    found = vm.heap.class_attribute(type(value), name)
+    if type(found) is property and found.fdel is not None:
+        call_in_statement(vm, pinned_part(vm, found.fdel), (value,))
+        return
+    if found is not NULL and _is_data(type(found)):
+        raise CaptureError("a descriptor is deleted")
+    if instance_item(vm, value, name) is NULL:
+        delattr(value, name)  # raises
+    node = dict_node(vm, value, inside)
+    uses: set[str] = set()
+    owner = vm.heap.reference(value, uses)
+    object.__delattr__(value, name)
+    node.wrote(name)
+    vm.heap.change(
+        f"{vm.heap.constant(object.__delattr__)}({owner}, {name!r})",
+        [node, vm.heap.node(value)],
+        uses,
+    )
+
+
+def _is_data(described: type) -> bool:
+    return hasattr(described, "__set__") or hasattr(described, "__delete__")
+
+
+def _brief_path(value: Any) -> str:
+    return value.__qualname__ if is_a(value, type | types.FunctionType) else type(value).__name__

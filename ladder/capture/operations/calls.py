@@ -1,0 +1,238 @@
+"""Calls: Python functions are interpreted, annotated natives replayed, all others break the graph."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import re
+import types
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from ladder.capture.heap.nodes import CaptureError, Itself
+from ladder.capture.interpreter.evaluate import is_known, run
+from ladder.capture.interpreter.interpreter import Call, Interpreter
+from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.attributes import CACHED, load_attr
+from ladder.capture.operations.builtin_functions import BUILTINS
+from ladder.capture.operations.functions import generator_of, new_frame
+from ladder.capture.operations.modeled import FUNCTIONS, call_cached
+from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
+from ladder.capture.operations.objects import identify, met_part, pinned_part, touch_part
+from ladder.capture.operations.operators import subscript
+from ladder.capture.operations.replay import replay
+from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.python import natives
+from ladder.capture.python.prescan import frame_names
+from ladder.capture.values import tensors
+from ladder.capture.values.kinds import by_identity, is_a, is_constant
+from ladder.runtime.operator import is_captured
+
+MAX_DEPTH = 60
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_BUILTIN = types.BuiltinFunctionType
+_NATIVE_TYPES = (
+    *(_BUILTIN, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
+    *(types.ClassMethodDescriptorType, type(torch.jit.script), torch._ops.OpOverload),
+    type(re.compile("").sub),
+)
+_DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
+_COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
+"""Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
+
+
+def call(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `function`: interpret, replay or break the graph."""
+    function = vm.plain(function)
+    given = (function, args, kwargs)
+    return recorded(vm, _called, given, given)
+
+
+def _called(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kind = type(function)
+    composed = COMPOSED.get(kind)
+    if composed is not None:
+        return composed(vm, function, args, kwargs)
+    if by_identity(function):
+        builtin = BUILTINS.get(function)
+        if builtin is not None:
+            return builtin(vm, *args, **kwargs)
+        if function in natives.DATA and not is_a(function, type) and kind not in _NATIVE_TYPES:
+            return replay(vm, function, args, kwargs, looking=True)
+    if is_a(function, type):
+        return instantiate(vm, function, args, kwargs)
+    if kind is np.ufunc:
+        return replay(vm, function, args, kwargs, looking=True)
+    if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
+        return _identified(vm, function, args, kwargs)
+    found = vm.heap.class_attribute(kind, "__call__")
+    if is_a(found, types.FunctionType):
+        return vm.call_function(found, (function, *args), kwargs)
+    raise CaptureError(f"a call of {kind.__module__}.{kind.__qualname__}")
+
+
+def _call_method(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    owner = met_part(vm, function, "__self__")
+    return vm.call(met_part(vm, function, "__func__"), (owner, *args), kwargs)
+
+
+def _identified(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a native; one from outside that is bound to an object is known by name and object."""
+    node = vm.heap.find(function)
+    if node is not None and node.external and not node.stable:
+        vm.heap.guard.check(f"{node.var}.__name__ == {function.__name__!r}", f"name of {node.var}")
+        met_part(vm, function, "__self__")
+    if type(function) is _BUILTIN:
+        if function in tensors.STATE_READS:
+            return _state_read(vm, function, args, kwargs)
+        if function in tensors.NO_EFFECT:
+            return None
+        if function in tensors.OVERRIDE_CHECKS:
+            return _has_override(vm, function, args)
+    return native(vm, function, args, kwargs)
+
+
+def _state_read(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the answer of a function that reads the state of torch, guarded."""
+    given = tuple(map(vm.plain, args))
+    found = function(*given, **kwargs)
+    if "autocast" in function.__name__:
+        vm.heap.guard.meet_autocast()
+    if function not in tensors.STATE_GUARDED:
+        if vm.trace.state_written or kwargs or not is_constant((given, found)):
+            raise CaptureError(f"{function.__name__} is read")
+        constant = vm.heap.constant
+        text = f"{constant(function)}(*{constant(given)}) == {constant(found)}"
+        vm.heap.guard.check(text, f"{function.__name__} gives {found}")
+    return found
+
+
+def _call_partial(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    inner, before = met_part(vm, function, "func"), met_part(vm, function, "args")
+    named = met_part(vm, function, "keywords")
+    vm.heap.touch(before, 1)
+    touch_part(vm, function, named)
+    return vm.call(inner, (*before, *args), {**named, **kwargs})
+
+
+def _call_getter(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    node = vm.heap.node(function)
+    keys = function.__reduce__()[1]
+    if node.external:
+        constant = vm.heap.constant(keys)
+        vm.heap.guard.check(f"{node.var}.__reduce__()[1] == {constant}", f"{node.var} gets {keys}")
+    if type(function) is operator.attrgetter and any("." in key for key in keys):
+        raise CaptureError("a getter of nested attributes")
+    get: Any = load_attr if type(function) is operator.attrgetter else subscript
+    with vm.barrier():
+        found = tuple(get(vm, args[0], key) for key in keys)
+    return found[0] if len(keys) == 1 else found
+
+
+def _call_reference(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    node, target = vm.heap.node(function), function()
+    if target is not None and id(target) not in vm.heap.arguments and may_have_died(vm):
+        raise vm.leave("a weak reference to what may have died meanwhile")
+    if node.first(Itself.TARGET):
+        # Never pinned: a record must not keep alive what is only weakly referred to.
+        vm.heap.meet(target, f"{node.var}()", f"{node.var}()", stable=False)
+    return target
+
+
+def _has_override(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool:
+    """``has_torch_function`` and its forms: tensors of torch's own classes have none."""
+    flat = args[0] if len(args) == 1 and is_a(args[0], tuple | list) else args
+    for item in flat:
+        if is_a(item, torch.Tensor):
+            vm.heap.node(item)
+            if not tensors.is_plain_tensor(item):
+                raise CaptureError("a tensor subclass")
+        elif not is_constant(item):
+            raise CaptureError("an object that might override operators")
+    return bool(function(*args))
+
+
+# Python functions -------------------------------------------------------------------------
+def call_function(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a Python function: as one operator, replayed, or interpreted."""
+    if not vm.recording:
+        return vm.natively(function, *args, **kwargs)
+    how = _annotation(function, kwargs)
+    if how is not None:
+        identify(vm, function)
+        return how(vm, function, args, kwargs)
+    code = function.__code__
+    if code.co_flags & _ASYNC or len(vm.frames) >= MAX_DEPTH or not is_known(code):
+        raise CaptureError(f"{function.__qualname__} is not interpreted")
+    if frame_names(code):
+        raise CaptureError(f"{function.__qualname__} looks at frames")
+    frame = new_frame(vm, function, args, kwargs)
+    if code.co_flags & inspect.CO_GENERATOR:
+        return generator_of(vm, frame)
+    return run(vm, frame)
+
+
+def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
+    """Return how to call a Python function that is in one of the tables, else None."""
+    for table, how in ANNOTATIONS:
+        if function in table:
+            return how
+    if function in FUNCTIONS:
+        return FUNCTIONS[function]
+    if function in natives.DATA and kwargs.get("key") is None:
+        return annotated
+    if function in natives.LEAVES:
+        return _leaf
+    return _dispatched if function.__code__ is _DISPATCHED else None
+
+
+def _builtin(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return BUILTINS[function](vm, *args, **kwargs)
+
+
+def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+def _leaf(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise CaptureError(f"{function.__qualname__} runs natively")
+
+
+def _dispatched(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a `functools.singledispatch` function."""
+    node, kind = vm.heap.node(function), type(vm.plain(args[0]))
+    chosen = function.dispatch(kind)
+    constant = vm.heap.constant
+    text = f"{node.var}.dispatch({constant(kind)}) is {constant(chosen)}"
+    vm.heap.guard.check(text, f"{node.var} dispatches {kind.__qualname__}")
+    return vm.call(pinned_part(vm, chosen), args, kwargs)
+
+
+def _python_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = function.__name__
+    if name in tensors.METADATA or name.strip("_") == "len":
+        return native(vm, function, args, kwargs)
+    return tensor_operator(vm, function, args, kwargs)
+
+
+COMPOSED: dict[type, Call] = {
+    types.FunctionType: call_function,
+    types.MethodType: _call_method,
+    functools.partial: _call_partial,
+    operator.itemgetter: _call_getter,
+    operator.attrgetter: _call_getter,
+    weakref.ReferenceType: _call_reference,
+    CACHED: call_cached,
+}
+"""How to call what is made of other callables, by type."""
+ANNOTATIONS: tuple[tuple[Any, Call], ...] = (
+    (BUILTINS, _builtin),
+    (tensors.PYTHON_OPERATORS, _python_operator),
+    (tensors.STATE_READS, _state_read),
+    (_COMPILING, _compiling),
+)
+"""Python functions that are not interpreted, and how they are called."""

@@ -1,0 +1,60 @@
+"""Python functions that are called: what is read of them, and their frames."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+from ladder.capture.heap.nodes import CaptureError, Itself, Node
+from ladder.capture.interpreter.evaluate import resume
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.operations.objects import new_container
+from ladder.capture.python.frames import Frame, bind, make_generator
+
+
+def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+    """Return the frame of a call, after guarding what the function itself holds."""
+    heap = vm.heap
+    node = heap.node(function)
+    if node.first(Itself.CODE):
+        _meet_function(vm, node)
+    defaults = function.__defaults__ or ()
+    named = function.__kwdefaults__ or {}
+    slots = bind(function, args, kwargs, defaults, named)
+    if slots is None:
+        function(*map(vm.plain, args), **{key: vm.plain(v) for key, v in kwargs.items()})
+        raise CaptureError("arguments that do not fit")
+    if function.__code__.co_flags & inspect.CO_VARKEYWORDS:
+        code = function.__code__
+        last = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+        named = slots[code.co_varnames[last]]
+        for key in named:
+            named[key] = vm.plain(named[key])
+        new_container(vm, named)
+    return Frame(function, slots)
+
+
+def _meet_function(vm: Interpreter, node: Node) -> None:
+    heap, function, var = vm.heap, node.obj, node.var
+    path = getattr(function, "__qualname__", var)
+    heap.read(node, "__code__", function.__code__, f"{var}.__code__", f"{path}.__code__")
+    heap.read(node, "__defaults__", function.__defaults__, f"{var}.__defaults__", f"{path}.defaults")
+    named = function.__kwdefaults__
+    heap.read(node, "__kwdefaults__", named, f"{var}.__kwdefaults__", f"{path}.kwdefaults")
+    if not node.stable:
+        names = heap.constant(function.__globals__)
+        heap.guard.check(f"{var}.__globals__ is {names}", f"globals of {path}")
+    for part in (function.__defaults__, named):
+        if part:
+            heap.touch(part, 1)
+    for number, cell in enumerate(function.__closure__ or ()):
+        name = function.__code__.co_freevars[number]
+        heap.read(node, f"={number}", cell, f"{var}.__closure__[{number}]", f"{path}<{name}>")
+
+
+def generator_of(vm: Interpreter, frame: Frame) -> Any:
+    """Return the generator that a call of a generator function gives."""
+    generator = make_generator(frame, partial(resume, vm))
+    vm.heap.hidden_generator(generator, vm.here())
+    return generator

@@ -1,0 +1,165 @@
+"""Calls that are not followed but known: which state they read or write, or what operator they are.
+
+The state of an object that has no Python attributes is a key of its `Node`: reads are guards, writes steps.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._higher_order_ops.associative_scan import associative_scan
+
+from ladder.capture.heap.nodes import CaptureError, MockStep
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.operations.objects import identify, perform, pinned_part
+from ladder.capture.operations.symbolic import settle_extents
+from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.python import natives, polyfills
+from ladder.capture.python.frames import NULL
+from ladder.capture.python.prescan import frame_names
+from ladder.capture.values import tensors
+from ladder.capture.values.kinds import is_a, is_constant, is_plain
+
+_UNSET = object()
+_VALUE = "value"
+
+
+def _current(vm: Interpreter, variable: contextvars.ContextVar[Any]) -> Any:
+    """Return the value of `variable` in this context, guarded; `NULL` if it has none and no default."""
+    heap, value = vm.heap, variable.get(_UNSET)
+    node = heap.node(variable)
+    path = f"{variable.name}.get()"
+    if value is _UNSET:
+        text = f"{node.var}.get({heap.constant(_UNSET)}) is {heap.constant(_UNSET)}"
+        heap.absent(node, _VALUE, text, path)
+        return NULL
+    return heap.load(node, _VALUE, value, f"{node.var}.get()", path)
+
+
+def get_variable(vm: Interpreter, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
+    """``ContextVar.get``."""
+    found = _current(vm, variable)
+    if found is not NULL:
+        return found
+    return variable.get(*default)  # the variable's own default, or LookupError, if none is given
+
+
+def set_variable(vm: Interpreter, variable: contextvars.ContextVar[Any], value: Any) -> Any:
+    """``ContextVar.set``: the value before is guarded, since `reset` brings it back."""
+    _current(vm, variable)
+    node = vm.heap.node(variable)
+    token = perform(vm, contextvars.ContextVar.set, (variable, value), {}, [node])
+    node.wrote(_VALUE)
+    return token
+
+
+def reset_variable(vm: Interpreter, variable: contextvars.ContextVar[Any], token: Any) -> None:
+    """``ContextVar.reset`` with a token of this segment."""
+    heap = vm.heap
+    changes = [heap.node(variable), heap.node(token)]
+    if changes[1].external:
+        raise CaptureError("a context variable is reset by a token from before")
+    perform(vm, contextvars.ContextVar.reset, (variable, token), {}, changes)
+
+
+METHODS: dict[tuple[type, str], Callable[..., Any]] = {
+    (contextvars.ContextVar, "get"): get_variable,
+    (contextvars.ContextVar, "set"): set_variable,
+    (contextvars.ContextVar, "reset"): reset_variable,
+}
+"""(type of the receiver, method name) -> what carries it out and records it."""
+
+
+def ask_about_program(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ask what a part of the program is; the answer holds wherever that part is the same."""
+    for item in (*args, *kwargs.values()):
+        while is_a(item, types.MethodType):
+            item = item.__func__
+        if is_constant(item):
+            continue
+        node = vm.heap.node(item)
+        if is_a(item, types.FunctionType) and node.external:
+            identify(vm, item)
+        elif not node.stable:
+            raise CaptureError(f"{function.__qualname__} of a {type(item).__qualname__}")
+    return pinned_part(vm, function(*map(vm.plain, args), **kwargs))
+
+
+def scan(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``associative_scan``: one operator, if the function it combines by is nothing but its code."""
+    combine, *rest = args
+    if type(combine) is not types.FunctionType or combine.__closure__ or combine.__defaults__:
+        raise CaptureError("a scan by a function that refers to more than its arguments")
+    names = frame_names(combine.__code__) | set(combine.__code__.co_names) & combine.__globals__.keys()
+    if names - {"torch"}:
+        raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
+    settle_extents(vm, torch.utils._pytree.tree_leaves((rest, kwargs)))
+    return tensor_operator(vm, tensors.scanning(function, combine), tuple(rest), kwargs)
+
+
+def check(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Do what ``torch._check`` does where the condition holds; where it does not, it raises by itself."""
+    if len(args) != 3 or kwargs or vm.plain(args[1]) is not True:
+        raise CaptureError("a check that fails")
+
+
+def apply_function(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a `torch.autograd.Function`: its ``forward``, where no gradient is asked of it."""
+    recorded = torch.is_grad_enabled()
+    asked = any(is_a(item, torch.Tensor) and item.requires_grad for item in args)
+    if kwargs or (recorded and asked):
+        raise CaptureError("a gradient of a torch.autograd.Function is recorded")
+    chosen = polyfills.apply_function_without_gradients if recorded else polyfills.apply_function
+    return vm.call_function(pinned_part(vm, chosen), args, {})
+
+
+def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function behind `functools.cache`; guards call it again and compare what it gives."""
+    heap, uses = vm.heap, set[str]()
+    node = heap.node(function)
+    if vm.store.counts_cached_calls:
+        raise CaptureError("a cached function whose calls are counted")
+    heap.guard.calls_cached = True
+    args, kwargs = vm.plain_given(args, kwargs)
+    given = (*args, *kwargs.values())
+    if not node.stable or not all(is_constant(item) or heap.node(item).pinned for item in given):
+        raise CaptureError("a cached function of objects that come and go")
+    result = function(*args, **kwargs)
+    text = heap.call_text(node.var, args, kwargs, uses)
+    return heap.meet(result, heap.guard.bind(text, text), text, stable=False)
+
+
+def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a function that prints, warns or logs plain data; a matched run does so in the same place."""
+    heap, uses = vm.heap, set[str]()
+    args, kwargs = vm.plain_given(args, kwargs)
+    for item in (*args, *kwargs.values()):
+        owned = is_a(item, logging.Logger) or item is sys.stdout or item is sys.stderr
+        if not owned and not is_plain(item):
+            raise CaptureError(f"{function.__qualname__} of what is no plain data")
+        if not owned:
+            heap.touch(item)
+    if function is warnings.warn:
+        filters = heap.constant(list(warnings.filters))
+        heap.guard.check(f"{heap.constant(warnings)}.filters == {filters}", "what is done with warnings")
+    call = vm.through(function)
+    text = heap.call_text(heap.constant(call), args, kwargs, uses)
+    call(*args, **kwargs)
+    heap.steps.append(MockStep(text, None, uses, set(), True))
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
+    **dict.fromkeys(natives.SAYING, say),
+    associative_scan: scan,
+    torch._check_with: check,
+    torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
+}
+"""Python functions that are not interpreted -> ``call(vm, function, args, kwargs)``."""

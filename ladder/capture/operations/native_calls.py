@@ -1,0 +1,319 @@
+"""Calls of classes and of native functions, by their annotations."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import itertools
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import torch
+
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.evaluate import is_known, run
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.attributes import delete_plain, generic_attribute, meet_metadata, store_plain
+from ladder.capture.operations.containers import container_method
+from ladder.capture.operations.functions import new_frame
+from ladder.capture.operations.modeled import FUNCTIONS, METHODS
+from ladder.capture.operations.objects import perform, pinned_part
+from ladder.capture.operations.replay import drained, iterate, replay
+from ladder.capture.operations.symbolic import is_open, open_metadata
+from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.python import natives, polyfills
+from ladder.capture.python.frames import NULL
+from ladder.capture.values import tensors
+from ladder.capture.values.kinds import is_a, is_constant, is_plain
+
+_BUILTIN = types.BuiltinFunctionType
+_POLYFILLS: dict[Any, types.FunctionType] = {
+    map: polyfills.map_,  # type: ignore[dict-item]
+    filter: polyfills.filter_,  # type: ignore[dict-item]
+    itertools.starmap: polyfills.starmap_,  # type: ignore[dict-item]
+    itertools.filterfalse: polyfills.filterfalse_,  # type: ignore[dict-item]
+    itertools.takewhile: polyfills.takewhile_,  # type: ignore[dict-item]
+    itertools.dropwhile: polyfills.dropwhile_,  # type: ignore[dict-item]
+    itertools.compress: polyfills.compress_,  # type: ignore[dict-item]
+    itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
+    functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
+}
+_POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
+    sum: polyfills.sum_,
+    any: polyfills.any_,
+    all: polyfills.all_,
+    copy.deepcopy: polyfills.deepcopy_,
+}
+_POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
+_OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
+
+
+def _outlives(vm: Interpreter, target: Any) -> bool:
+    """Say whether `target` lives longer than this segment."""
+    if id(target) in vm.heap.arguments:
+        return True
+    node = vm.heap.find(target)
+    return node is not None and node.external and not may_have_died(vm)
+
+
+def may_have_died(vm: Interpreter) -> bool:
+    """Say whether something from outside may have lost its last reference in this segment."""
+    taken_up = vm.point is not None and bool(vm.point.layouts)
+    return taken_up or any(step.keep for step in vm.heap.steps)
+
+
+def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a class."""
+    heap = vm.heap
+    if kind is type and len(args) == 1 and not kwargs:
+        return type(vm.plain(args[0]))
+    if kind in _POLYFILLS:
+        return vm.call_function(pinned_part(vm, _POLYFILLS[kind]), args, kwargs)
+    if issubclass(kind, weakref.ReferenceType):
+        if kind is not weakref.ref or len(args) != 1 or not _outlives(vm, args[0]):
+            raise vm.leave("a weak reference to what may die meanwhile")
+        return perform(vm, kind, args, kwargs, [])
+    if kind is reversed and len(args) == 1 and not kwargs and _indexed(vm, args[0]):
+        return vm.call_function(pinned_part(vm, polyfills.reversed_), args, kwargs)
+    if kind in natives.STRUCTURE or kind in natives.DATA:
+        return replay(vm, kind, args, kwargs, looking=kind in natives.DATA)
+    if kind is functools.partial:
+        return replay(vm, kind, args, kwargs, looking=False)
+    meta_call = heap.class_attribute(type(kind), "__call__")
+    if is_a(meta_call, types.FunctionType):
+        return vm.call_function(meta_call, (kind, *args), kwargs)
+    if meta_call is not type.__call__:
+        raise CaptureError("a native metaclass __call__")
+    return construct(vm, kind, args, kwargs)
+
+
+def _indexed(vm: Interpreter, value: Any) -> bool:
+    """Say whether `reversed` indexes `value` by functions of torch's, as it does lists of modules.
+
+    Where it is made a list, it asks for the length again: that of torch may be asked any number of times.
+    """
+    names = ("__reversed__", "__getitem__", "__len__")
+    own, *found = (vm.heap.class_attribute(type(value), name) for name in names)
+    return own is NULL and all(
+        is_a(item, types.FunctionType) and item.__module__.startswith("torch.") for item in found
+    )
+
+
+def construct(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do ``type.__call__(kind, *args, **kwargs)``."""
+    heap = vm.heap
+    if heap.class_attribute(kind, "__del__") is not NULL:
+        raise vm.leave(f"{kind.__qualname__} has a finalizer")
+    if issubclass(kind, BaseException):
+        return _exception(vm, kind, args, kwargs)
+    new = heap.class_attribute(kind, "__new__")
+    initialise = heap.class_attribute(kind, "__init__")
+    if is_a(new, staticmethod):
+        new = pinned_part(vm, new.__func__)
+    if is_a(new, types.FunctionType):
+        if initialise is not object.__init__:
+            if not is_a(initialise, types.FunctionType) or not is_known(initialise.__code__):
+                raise CaptureError("__init__ is not interpreted")
+            with vm.barrier():
+                made = vm.call_function(new, (kind, *args), kwargs)
+        else:
+            return vm.call_function(new, (kind, *args), kwargs)
+    else:
+        made = _allocate(vm, kind, new, args, kwargs)
+    if not is_a(made, kind) or initialise is object.__init__:
+        return made
+    return _initialise(vm, made, initialise, args, kwargs)
+
+
+def _allocate(vm: Interpreter, kind: type, new: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    inherited = vm.heap.class_attribute(kind, "__init__") is object.__init__
+    if new is object.__new__ and inherited and (args or kwargs):
+        raise CaptureError("object() takes no arguments")
+    return allocate(vm, getattr(new, "__self__", None), new, kind, args)
+
+
+def allocate(vm: Interpreter, home: Any, new: Any, kind: type, args: tuple[Any, ...]) -> Any:
+    """Make an instance of `kind` by `new`, the ``__new__`` of the native class `home`."""
+    if kind.__flags__ & 1 << 20:
+        raise CaptureError("an abstract class")
+    if home is tuple and len(args) == 1:
+        items = args[0]
+        if not is_a(items, tuple | list):
+            with vm.barrier():
+                items = drained(vm, iterate(vm, items))
+        given = (kind, tuple(map(vm.plain, items)))
+        return recorded(vm, _touched_tuple, (items, new, given), (new, given))
+    if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
+        raise CaptureError(f"instances of {kind.__qualname__} are made natively")
+    made = new(kind)
+    vm.heap.fresh(made, f"{vm.heap.constant(new)}({vm.heap.constant(kind)})", set())
+    return made
+
+
+def _touched_tuple(vm: Interpreter, items: Any, new: Any, given: tuple[Any, ...]) -> Any:
+    vm.heap.touch(items, 1)
+    return perform(vm, new, given, {}, [])
+
+
+def _initialise(vm: Interpreter, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not is_a(how, types.FunctionType):
+        with vm.barrier():
+            native(vm, how, (made, *args), kwargs)
+        return made
+    if how.__code__.co_flags & inspect.CO_GENERATOR or not is_known(how.__code__):
+        raise CaptureError("__init__ is not interpreted")
+    frame = new_frame(vm, how, (made, *args), kwargs)
+    frame.override = made
+    return run(vm, frame)
+
+
+def _exception(vm: Interpreter, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    plain = tuple(map(vm.plain, args))
+    lookup = vm.heap.class_attribute
+    new, initialise = lookup(kind, "__new__"), lookup(kind, "__init__")
+    if is_a(new, types.FunctionType | staticmethod):
+        raise CaptureError("an exception class with its own __new__")
+    if not is_a(initialise, types.FunctionType):
+        made = perform(vm, kind, plain, kwargs, [])
+        return made
+    made = new(kind, *plain, **kwargs)
+    uses: set[str] = set()
+    text = vm.heap.call_text(vm.heap.constant(new), (kind, *plain), kwargs, uses)
+    vm.heap.fresh(made, text, uses)
+    return _initialise(vm, made, initialise, args, kwargs)
+
+
+def native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a native function by its annotation."""
+    if function in tensors.STATE_WRITES:
+        return tensor_operator(vm, function, args, kwargs)
+    if tensors.is_torch_native(function) or _is_tensor_method(function):
+        return _torch_native(vm, function, args, kwargs)
+    if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
+        return annotated(vm, function, args, kwargs)
+    if function in FUNCTIONS:
+        return FUNCTIONS[function](vm, function, args, kwargs)
+    owner, name, rest = _receiver(function, args)
+    if (type(owner), name) in METHODS:
+        return METHODS[type(owner), name](vm, owner, *map(vm.plain, rest), **kwargs)
+    if owner is NULL:
+        raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
+    if is_a(owner, type) and name in _OF_CLASSES:
+        return _of_class(vm, function, owner, name, args, kwargs)
+    if is_a(owner, natives.SCALAR_TYPES):
+        return replay(vm, function, args, kwargs, looking=True)
+    if owner is object or is_a(function, types.WrapperDescriptorType | types.MethodWrapperType):
+        return _wrapper(vm, function, owner, name, rest, kwargs)
+    return container_method(vm, function, owner, name, rest, kwargs)
+
+
+def _of_class(
+    vm: Interpreter, function: Any, owner: type, name: str, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    if name != "__new__":
+        return function(*map(vm.unlifted, args), **kwargs)  # of which only the type matters
+    if not args or not is_a(args[0], type):
+        raise CaptureError(f"{owner.__qualname__}.__new__")
+    if owner is object and len(args) > 1:
+        raise CaptureError("object.__new__ with arguments")
+    return allocate(vm, owner, function, args[0], args[1:])
+
+
+def _is_tensor_method(function: Any) -> bool:
+    return type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor)
+
+
+def _torch_native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor):
+        args = (function.__self__, *args)
+        function = getattr(torch._C.TensorBase, function.__name__)
+    name = function.__name__
+    if name in tensors.METADATA and not (name == "type" and len(args) > 1):
+        return _metadata(vm, function, args, kwargs)
+    return tensor_operator(vm, function, args, kwargs)
+
+
+def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    for item in args:
+        if is_a(item, torch.Tensor):
+            if vm.trace.is_dynamic(vm.heap.node(item).var) or not tensors.is_plain_tensor(item):
+                raise CaptureError("metadata that depends on values")
+            meet_metadata(vm, item, function.__name__)
+        elif not is_plain(item):
+            raise CaptureError("metadata of a structure")
+    if any(is_open(vm, item) for item in args):
+        return _open_metadata(vm, function, args, kwargs)
+    result = function(*map(vm.plain, args), **kwargs)
+    if not is_constant(result):
+        raise CaptureError("metadata that is not a constant")
+    return result
+
+
+def _open_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Metadata of tensors with open extents: those of one tensor may be open too."""
+    if sum(is_a(item, torch.Tensor) for item in args) == 1 and is_open(vm, args[0]):
+        return open_metadata(vm, args[0], function.__name__, (*args[1:], *kwargs.values()))
+    vm.heap.fix_shapes(f"{function.__name__} is read")
+    return function(*map(vm.plain, args), **kwargs)
+
+
+def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:
+    """Slot wrappers: `object.__setattr__`, `dict.__getitem__`, `list.__init__` and the like."""
+    home = getattr(function, "__objclass__", None) or type(owner)
+    if (name == "__setattr__" and function in (object.__setattr__,)) or _wraps(function, object, name):
+        return _object_wrapper(vm, owner, name, rest)
+    if name == "__init__" and home is object:
+        return None
+    if (name == "__call__" and home is type) or (is_a(owner, type) and name == "__call__"):
+        return construct(vm, owner, rest, kwargs)
+    return container_method(vm, function, owner, name, rest, kwargs)
+
+
+def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
+    if name == "__setattr__":
+        return store_plain(vm, owner, vm.plain(rest[0]), rest[1])
+    if name == "__getattribute__" and not is_a(owner, type | types.ModuleType):
+        return generic_attribute(vm, owner, type(owner), vm.plain(rest[0]))
+    if name == "__delattr__":
+        return delete_plain(vm, owner, vm.plain(rest[0]))
+    if name == "__init__":
+        return None
+    raise CaptureError(f"object.{name}")
+
+
+def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a native or Python function that computes plain data or moves references."""
+    if function in _POLYFILLS:
+        return vm.call_function(pinned_part(vm, _POLYFILLS[function]), args, kwargs)
+    looking = function in natives.DATA
+    if function in natives.OF_TENSORS and any(is_a(item, torch.Tensor) for item in args[:2]):
+        return tensor_operator(vm, natives.OF_TENSORS[function], args, kwargs)
+    if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
+        return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, kwargs)
+    if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):
+        return vm.call_function(pinned_part(vm, _POLYFILLS_OF_OBJECTS[function]), args, kwargs)
+    return replay(vm, function, args, kwargs, looking=looking)
+
+
+def _receiver(function: Any, args: tuple[Any, ...]) -> tuple[Any, str, tuple[Any, ...]]:
+    """Return (receiver, method name, other arguments) of a native method; NULL if it has none."""
+    name = getattr(function, "__name__", "")
+    if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return (args[0], name, args[1:]) if args else (NULL, name, args)
+    owner = getattr(function, "__self__", None)
+    if owner is None or is_a(owner, types.ModuleType):
+        return NULL, name, args
+    return owner, name, args
+
+
+def _wraps(function: Any, home: type, name: str) -> bool:
+    """Say whether `function` is the slot `name` of exactly `home`."""
+    if is_a(function, types.WrapperDescriptorType):
+        return function.__objclass__ is home and function is home.__dict__.get(name)
+    if is_a(function, types.MethodWrapperType):
+        return getattr(function, "__objclass__", None) is home
+    return False

@@ -1,0 +1,178 @@
+"""What is noted of single objects: identity, natives that are called again, containers that are made."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from typing import Any
+
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, Node
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.python import natives
+from ladder.capture.python.words import words
+from ladder.capture.values.kinds import is_a, is_constant
+from ladder.capture.values.shapes import DynamicSize
+
+OVERRIDES = frozenset(
+    words("__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values")
+)
+_READ_OVERRIDES = OVERRIDES - {"__setitem__", "__delitem__"}
+LAZY = (zip, enumerate, iter, reversed)
+
+
+def pinned_part(vm: Interpreter, value: Any) -> Any:
+    """Return `value`, a read-only part of a constant, after pinning it."""
+    if vm.recording and not is_constant(value):
+        vm.heap.pin(value)
+    return value
+
+
+def settled(vm: Interpreter, item: Any, *, keep: bool = False) -> Any:
+    """Return `item` as it goes into the heap: plain, but for a scalar where a place can `keep` it."""
+    if keep and type(item) is Dynamic and vm.recording:
+        return item
+    return vm.plain(item) if type(item) in (Dynamic, tuple, slice, DynamicSize) else item
+
+
+def met_part(vm: Interpreter, value: Any, name: str) -> Any:
+    """Return a part of a bound method or partial, met if the object is external."""
+    part = getattr(value, name)
+    node = vm.heap.find(value)
+    if node is not None and node.external:
+        vm.heap.read(node, name, part, f"{node.var}.{name}", f"{node.var}.{name}")
+    return part
+
+
+def touch_part(vm: Interpreter, owner: Any, part: Any) -> None:
+    """Guard the contents of a container inside a native object."""
+    node = vm.heap.find(owner)
+    if node is not None and node.external:
+        vm.heap.touch(part, 1)
+
+
+def identify(vm: Interpreter, function: Any) -> None:
+    """Guard that a function from outside is this one: its table row holds for no other."""
+    node = vm.heap.find(function)
+    if node is not None and not node.stable and node.first(Itself.IDENTITY):
+        vm.heap.guard.check(f"{node.var} is {vm.heap.constant(function)}", f"{node.var} is unchanged")
+
+
+def check_not_overridden(kind: type) -> None:
+    """Raise if natives that read a container of class `kind` would call methods of the program."""
+    if kind in natives.METHODS:
+        return
+    for owner in kind.__mro__:
+        if owner in natives.METHODS:
+            return
+        if _READ_OVERRIDES & set(vars(owner)):
+            raise CaptureError(f"{kind.__qualname__} overrides what natives call")
+
+
+def perform(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changes: list[Node]
+) -> Any:
+    """Call a native with admitted arguments and add the step that calls it again."""
+    heap = vm.heap
+    uses: set[str] = set()
+    consumed = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
+    changes = [*changes, *(node for node in consumed if function not in LAZY and node not in changes)]
+    text = heap.call_text(heap.constant(function), args, kwargs, uses)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException:
+        if changes:
+            vm.stop("a native that changes its argument failed")
+        raise
+    _note_result(vm, result, text, uses, changes)
+    if type(result) in natives.ITERATORS:
+        sources = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
+        heap.derive(heap.node(result), sources)
+    return result
+
+
+def _note_result(vm: Interpreter, result: Any, text: str, uses: set[str], changes: list[Node]) -> None:
+    heap = vm.heap
+    known = heap.find(result) is not None or is_constant(result)
+    if changes:
+        if known or type(result) is tuple:
+            heap.change(text, changes, uses)
+            return
+        var = heap.guard.fresh_name()
+        heap.change(f"{var} = {text}", changes, uses, var)
+        node = heap.computed(result, var)
+    elif not known:
+        node = heap.fresh(result, text, uses)
+    if not known:
+        _note_inside(vm, result, node.var, 4, set())
+
+
+def _note_inside(vm: Interpreter, value: Any, var: str, depth: int, parents: set[str]) -> None:
+    """Register the new mutable objects inside a new container by where they lie in it."""
+    if depth == 0 or not is_a(value, list | tuple | dict):
+        return
+    entries = value.items() if is_a(value, dict) else enumerate(value)
+    for key, item in list(entries):
+        if is_constant(item) or vm.heap.find(item) is not None:
+            continue
+        if is_a(item, list | dict | set | deque | tuple) or hasattr(type(item), "__dict__"):
+            if type(item) is types.MethodType:
+                continue
+            node = vm.heap.fresh(item, f"{var}[{vm.heap.constant(key)}]", {var})
+            node.parents = {var, *parents}
+            _note_inside(vm, item, node.var, depth - 1, node.parents)
+
+
+def new_container(vm: Interpreter, value: Any) -> Any:
+    """Register a list, dict or set that an instruction has just made of items on the stack."""
+    if not vm.recording:
+        return value
+    heap = vm.heap
+    uses: set[str] = set()
+    try:
+        if is_a(value, dict):
+            pairs = [(heap.reference(k, uses), heap.reference(v, uses)) for k, v in value.items()]
+            text = "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
+        else:
+            items = ", ".join(heap.reference(item, uses) for item in value)
+            text = f"[{items}]" if is_a(value, list) else f"{{*({items},)}}" if value else "set()"
+        heap.fresh(value, text, uses)
+    except CaptureError as error:
+        # Nothing of the user's has run: only a later use of this object ends the recording.
+        heap.hidden(value, getattr(error, "origin", None) or vm.here())
+    return value
+
+
+def same(vm: Interpreter, left: Any, right: Any) -> bool:
+    """Return ``left is right``, guarded."""
+    left, right = vm.plain(left), vm.plain(right)
+    if vm.recording:
+        nodes = [vm.heap.find(item) for item in (left, right)]
+        if nodes[0] and nodes[1] and nodes[0] is not nodes[1] and nodes[0].external and nodes[1].external:
+            vm.heap.guard.check(f"{nodes[0].var} is not {nodes[1].var}", "two objects are not the same")
+    return left is right
+
+
+def tuple_item(vm: Interpreter, container: tuple[Any, ...], key: int) -> Any:
+    """Return one item of a tuple."""
+    node = vm.heap.find(container)
+    if node is not None and node.pinned:
+        vm.heap.touch(container, 1)
+    if node is None or not node.external or node.pinned:
+        return container[key]
+    size = vm.heap.constant(len(container))
+    if node.first(Itself.LENGTH):
+        vm.heap.guard.check(f"len({node.var}) == {size}", f"len({node.var})")
+    index = key if key >= 0 else key + len(container)
+    item = tuple.__getitem__(container, key)
+    path = f"{vm.heap.guard.path(node.var)}[{index}]"
+    return vm.heap.load(node, index, item, f"{node.var}[{index}]", path)
+
+
+def hide(vm: Interpreter, target: Any, origin: Any) -> None:
+    """Note that a fresh container holds what no step can make."""
+    node = vm.heap.find(target)
+    if node is None or node.external:
+        vm.stop("a container of unknown origin", vm.here())
+        return
+    node.recordable = False
+    node.origin = node.origin or origin or vm.here()

@@ -1,0 +1,222 @@
+"""Instructions that may become tensor operators: arithmetic, comparison, truth, subscripts."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+
+from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import call_in_statement, recorded
+from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
+from ladder.capture.operations.objects import perform, settled, tuple_item
+from ladder.capture.operations.replay import admit, computed_dynamic, pure_dynamic
+from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.operations.truth import decided, user_constant
+from ladder.capture.operations.user_operators import COMPARE, user_binary, user_unary
+from ladder.capture.python import natives
+from ladder.capture.python.frames import NULL
+from ladder.capture.python.symbols import BINARY, IN_PLACE, UNARY
+from ladder.capture.values.kinds import is_a, is_constant, is_plain
+from ladder.capture.values.shapes import DynamicSize
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def negated_contains(container: Any, item: Any) -> bool:
+    """Return ``item not in container``."""
+    return item not in container
+
+
+def binary(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
+    """Return ``left symbol right``, also for comparisons and in-place forms."""
+    function = BINARY[symbol]
+    return recorded(vm, _binary, (symbol, function, left, right), (function, (left, right)))
+
+
+def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
+    if symbol == "+" and DynamicSize in (type(left), type(right)):
+        return _joined_sizes(left, right)
+    if is_a(left, torch.Tensor) or is_a(right, torch.Tensor):
+        return _tensor_binary(vm, symbol, function, left, right)
+    if type(left) is Dynamic and symbol in IN_PLACE:
+        function = BINARY[symbol[:-1]]
+    if pure_dynamic(function, (left, right), {}):
+        return computed_dynamic(vm, function, (left, right))
+    left, right = vm.plain(left), vm.plain(right)
+    if is_constant(left) and is_constant(right) and not user_constant(left, right):
+        return function(left, right)
+    known = (*_CONTAINERS, int, str)
+    if is_a(left, known) and is_a(right, known):
+        return _container_binary(vm, symbol, function, left, right)
+    return user_binary(vm, symbol, left, right)
+
+
+def _joined_sizes(left: Any, right: Any) -> Any:
+    """Concatenate shapes, or a shape and a tuple."""
+    if not (is_a(left, tuple) and is_a(right, tuple)):
+        raise CaptureError("a shape is added to what is no tuple")
+    values = [torch.Size(()) if type(item) is DynamicSize else type(item)(()) for item in (left, right)]
+    joined = (*left, *right)
+    return DynamicSize(joined) if type(values[0] + values[1]) is torch.Size else joined
+
+
+def _tensor_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
+    left, right = (item if type(item) is Dynamic else vm.plain(item) for item in (left, right))
+    if is_a(right, np.generic):
+        right = right.item()  # on the left, numpy would take over
+    if symbol in IN_PLACE and not is_a(left, torch.Tensor):
+        function = BINARY[symbol[:-1]]  # numbers have no in-place form
+    other = right if is_a(left, torch.Tensor) else left
+    if type(other) in (Dynamic, int, float, bool, complex) or is_a(other, torch.Tensor):
+        return tensor_operator(vm, function, (left, right), {})
+    if other is None and symbol in ("==", "!="):
+        return function(left, right)
+    raise CaptureError(f"a tensor {symbol} {type(other).__qualname__}")
+
+
+def _container_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
+    for item in (left, right):
+        if type(item) not in natives.METHODS and not is_constant(item):
+            raise CaptureError("arithmetic of a container subclass")
+    looking = symbol in COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
+    for item in (left, right):
+        admit(vm, item, looking and not (is_a(left, dict) and symbol.startswith("|")))
+    in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
+    changes = [vm.heap.node(left)] if in_place and type(left) in (list, set, dict) else []
+    return perform(vm, function, (left, right), {}, changes)
+
+
+def unary(vm: Interpreter, symbol: str, value: Any) -> Any:
+    """Return ``symbol value``."""
+    function = UNARY[symbol]
+    return recorded(vm, _unary, (symbol, function, value), (function, (value,)))
+
+
+def _unary(vm: Interpreter, symbol: str, function: Any, value: Any) -> Any:
+    if is_a(value, torch.Tensor):
+        return tensor_operator(vm, function, (value,), {})
+    if type(value) is Dynamic:
+        return computed_dynamic(vm, function, (value,))
+    if is_constant(value) and not user_constant(value):
+        return function(value)
+    return user_unary(vm, symbol, function, value)
+
+
+def contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> Any:
+    """Return ``item in container`` or its negation."""
+    container, item = vm.plain(container), vm.plain(item)
+    function = negated_contains if negate else operator.contains
+    return recorded(vm, _contains, (container, item, negate), (function, (container, item)))
+
+
+def _contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> bool:
+    return _holds(vm, container, item) is not negate
+
+
+def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
+    kind = type(container)
+    if is_constant(container) and is_constant(item) and vm.heap.find(container) is None:
+        return item in container
+    view = vm.heap.find(container) if kind in natives.VIEWS else None
+    if view is not None and view.source is not None:
+        return _holds(vm, view.source, item)
+    method = vm.heap.class_attribute(kind, "__contains__")
+    if is_a(method, types.FunctionType):
+        with vm.barrier():
+            return decided(vm, vm.call_function(method, (container, item), {}))
+    if is_a(container, dict) and is_constant(item):
+        quick = dict_read(vm, container, "__contains__", (item,))
+        if quick is not NULL:
+            return bool(quick)
+    if is_a(container, dict) and not is_plain(item):
+        raise CaptureError("a key that is not a constant")
+    if is_a(container, set) and identity_key(vm, container, item):
+        return item in container
+    if not is_a(container, dict) and not (is_plain(container) and is_plain(item)):
+        raise CaptureError("membership among objects")
+    admit(vm, container, not is_a(container, dict))
+    admit(vm, item, True)
+    return item in container
+
+
+# subscripts -------------------------------------------------------------------------------
+def subscript(vm: Interpreter, container: Any, key: Any) -> Any:
+    """Return ``container[key]``."""
+    container = vm.plain(container) if type(container) not in (tuple, DynamicSize) else container
+    key = vm.plain(key) if not is_a(container, torch.Tensor) else key
+    return recorded(vm, _subscript, (container, key), (operator.getitem, (container, key)))
+
+
+def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
+    if is_a(container, torch.Tensor):
+        return tensor_operator(vm, operator.getitem, (container, key), {})
+    if type(container) is DynamicSize and type(key) is slice:
+        return DynamicSize(container[key])
+    if is_a(container, type | torch.nn.Module):
+        pass
+    elif is_a(container, tuple) and is_a(key, int) and _plain_items(vm, container):
+        return tuple_item(vm, container, key)
+    elif is_constant(container) and is_constant(key) and not user_constant(container):
+        return container[key]
+    elif type(container) is tuple and type(key) is slice:
+        vm.heap.touch(container, 1)
+        return container[key]
+    elif is_a(container, list | tuple | dict | deque):
+        method = vm.heap.class_attribute(type(container), "__getitem__")
+        if not is_a(method, types.FunctionType):
+            return container_method(vm, method, container, "__getitem__", (key,), {})
+    method = vm.heap.class_attribute(type(container), "__getitem__")
+    if is_a(method, types.FunctionType):
+        return vm.call_function(method, (container, key), {})
+    raise CaptureError(f"{type(container).__qualname__} is subscripted")
+
+
+def _plain_items(vm: Interpreter, container: Any) -> bool:
+    own = type(container) is DynamicSize
+    return own or vm.heap.class_attribute(type(container), "__getitem__") is tuple.__getitem__
+
+
+def store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> None:
+    """Do ``container[key] = item``."""
+    container, key = vm.plain(container), vm.plain(key)
+    item = settled(vm, item, keep=is_a(container, dict))
+    given = (container, key, item)
+    recorded(vm, _store_subscript, given, (operator.setitem, given))
+
+
+def _store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> None:
+    if is_a(container, torch.Tensor):
+        tensor_operator(vm, operator.setitem, (container, key, item), {})
+        return
+    method = vm.heap.class_attribute(type(container), "__setitem__")
+    if is_a(method, types.FunctionType):
+        call_in_statement(vm, method, (container, key, item))
+    elif is_a(container, dict) and is_constant(key) and not is_a(container, OrderedDict):
+        store_key(vm, container, key, item)
+    elif is_a(container, list | dict | deque):
+        container_method(vm, method, container, "__setitem__", (key, item), {})
+    else:
+        raise CaptureError(f"an item of {type(container).__qualname__} is set")
+
+
+def delete_subscript(vm: Interpreter, container: Any, key: Any) -> None:
+    """Do ``del container[key]``."""
+    container, key = vm.plain(container), vm.plain(key)
+    recorded(vm, _delete_subscript, (container, key), (operator.delitem, (container, key)))
+
+
+def _delete_subscript(vm: Interpreter, container: Any, key: Any) -> None:
+    method = vm.heap.class_attribute(type(container), "__delitem__")
+    if is_a(method, types.FunctionType):
+        call_in_statement(vm, method, (container, key))
+    elif is_a(container, list | dict | deque):
+        container_method(vm, method, container, "__delitem__", (key,), {})
+    else:
+        raise CaptureError("an item is deleted natively")

@@ -1,0 +1,273 @@
+"""Natives that are called again by matched runs, and the iterators that they take and give."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.opcodes import STOP
+from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.objects import LAZY, check_not_overridden, perform, pinned_part
+from ladder.capture.operations.symbolic import ARITHMETIC, computed_extent
+from ladder.capture.python import natives, polyfills
+from ladder.capture.python.frames import NULL
+from ladder.capture.values.kinds import PLAIN_DICTS, is_a, is_constant, is_plain
+
+_MAPPINGS = (dict, OrderedDict)
+
+
+def _consumes(function: Any) -> bool:
+    """Say whether a native takes all that the iterators it is given have."""
+    return function in natives.CONSUMERS or getattr(function, "__name__", "") == "join"
+
+
+def next_or_stop(iterator: Iterator[Any]) -> Any:
+    """Return the next item, or `STOP`."""
+    return next(iterator, STOP)
+
+
+def taken(value: Any, first: int | None, rest: bool) -> tuple[Any, ...]:
+    """Return items of `value` as unpacking takes them; see `building.unpacked`."""
+    if first is None:
+        return tuple(value)
+    stream = iter(value)
+    items: list[Any] = []
+    for _ in range(first if rest else first + 1):
+        item = next(stream, STOP)
+        if item is STOP:
+            return tuple(items)
+        items.append(item)
+    return (*items, *list(stream)) if rest else tuple(items)
+
+
+def items_of(value: Any) -> list[Any]:
+    """Return all items of `value`, without asking it how many there are."""
+    return [item for item in value]  # noqa: C416 `list` would ask
+
+
+# replay -----------------------------------------------------------------------------------
+def replay(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool
+) -> Any:
+    """Call a replayable native; a matched run calls it again if its result lives on."""
+    if looking and pure_dynamic(function, args, kwargs):
+        return computed_dynamic(vm, function, args)
+    args, kwargs = vm.plain_given(args, kwargs)
+    if function is zip:
+        args = tuple(iterated(vm, item, function) for item in args)
+    elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
+        several = function in (min, max) and len(args) > 1  # these compare their arguments
+        args = args if several or not args else (iterated(vm, args[0], function), *args[1:])
+    hidden = any(is_hidden(vm, item) for item in args)
+    if _consumes(function):
+        kinds = natives.ITERATORS if looking else frozenset()
+        args = tuple(
+            drained(vm, item) if type(item) in kinds or is_hidden(vm, item) else item for item in args
+        )
+    elif hidden and function not in LAZY:
+        raise CaptureError("a native given a generator")
+    if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
+        vm.heap.touch(args[0], 1)
+        args = (tuple(args[0]), *args[1:])
+    # What iterators had is in `args` by now: the call must not be made with the iterators again.
+    call = (function, args, kwargs)
+    return recorded(vm, _replayed, (*call, looking, hidden and function in LAZY), call)
+
+
+def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
+    for item in (*args, *kwargs.values()):
+        admit(vm, item, looking)
+    if hidden:
+        return _hidden_result(vm, function, args, kwargs)
+    changes = [vm.heap.node(args[0])] if function in natives.CHANGES else []
+    return perform(vm, function, args, kwargs, changes)
+
+
+def pure_dynamic(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a scalar can be computed of dynamic scalars and constants."""
+    dynamic = any(type(item) is Dynamic for item in args)
+    return dynamic and not kwargs and all(type(item) is Dynamic or is_constant(item) for item in args)
+
+
+def computed_dynamic(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> Any:
+    """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
+    values = [item.value if type(item) is Dynamic else item for item in args]
+    try:
+        result = function(*values)
+    except Exception:
+        for item in args:  # what follows is for these values
+            vm.plain(item)
+        raise
+    if type(result) not in (int, float, bool, str):
+        return function(*map(vm.plain, args))
+    heap = vm.heap
+    texts = [item.var if type(item) is Dynamic else heap.constant(item) for item in args]
+    text = f"{heap.constant(function)}({', '.join(texts)})"
+    made = Dynamic(result, heap.guard.bind(text, text))
+    if function not in ARITHMETIC:  # of others the type may depend on the values
+        heap.guard.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
+    return computed_extent(function, args, made)
+
+
+def iterated(vm: Interpreter, value: Any, function: Any) -> Any:
+    """Return what the native `function` may iterate over in place of `value`, if that runs Python code.
+
+    Such code is interpreted: ``__iter__``, what natives ask for a length, and items of a consumer.
+    """
+    if is_constant(value) or is_a(value, list | tuple | dict | set | frozenset | deque):
+        return value
+    if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or is_hidden(vm, value):
+        return value
+    if not is_a(vm.heap.class_attribute(type(value), "__iter__"), types.FunctionType):
+        return value
+    with vm.barrier():
+        iterator = iterate(vm, value)
+        if function in natives.ASKING:
+            _ask_length(vm, value)
+    if type(iterator) in natives.ITERATORS or is_hidden(vm, iterator):
+        return iterator
+    if function in natives.CONSUMERS:
+        return drained(vm, iterator)
+    return vm.call_function(pinned_part(vm, polyfills.stream), (iterator,), {})
+
+
+def _ask_length(vm: Interpreter, value: Any) -> None:
+    """Do what natives do to find out how much room items will take."""
+    lookup = vm.heap.class_attribute
+    method = lookup(type(value), "__len__")
+    method = lookup(type(value), "__length_hint__") if method is NULL else method
+    if is_a(method, types.FunctionType):
+        with contextlib.suppress(TypeError):  # as they do
+            vm.call_function(method, (value,), {})
+
+
+def is_hidden(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is an iterator of this segment that no step can make again."""
+    node = vm.heap.nodes.get(id(value))
+    return node is not None and not node.recordable and hasattr(type(value), "__next__")
+
+
+def drained(vm: Interpreter, value: Any, most: int | None = None) -> tuple[Any, ...]:
+    """Return what is left of an iterator, or `most` items of it, taken under watch."""
+    items: list[Any] = []
+    with vm.barrier():
+        while len(items) != most and (item := advance(vm, value)) is not STOP:
+            items.append(item)
+    return tuple(items)
+
+
+def admit(vm: Interpreter, value: Any, looking: bool) -> None:
+    """Check that a replayable native may be given `value`."""
+    if (is_constant(value) and vm.heap.find(value) is None) or is_hidden(vm, value):
+        return
+    kind = type(value)
+    if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
+        raise CaptureError(f"a native that looks into {kind.__qualname__}")
+    if is_a(value, list | tuple | dict | set | frozenset | deque):
+        check_not_overridden(kind)
+        if is_a(value, set | frozenset):
+            vm.heap.constant_keys(value)
+        vm.heap.touch(value, 8 if looking else 1)
+    elif kind in natives.ITERATORS:
+        known_iterator(vm, value)
+    elif kind in natives.VIEWS:
+        if vm.heap.node(value).external:
+            raise CaptureError("a view from outside")
+    elif looking or not is_a(value, types.FunctionType | types.MethodType | type(len)):
+        raise CaptureError(f"a native given {kind.__qualname__}")
+
+
+def _hidden_result(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = function(*args, **kwargs)
+    vm.heap.hidden(result, vm.here())
+    return result
+
+
+# iteration --------------------------------------------------------------------------------
+def iterate(vm: Interpreter, value: Any) -> Any:
+    """Return ``iter(value)``."""
+    value = vm.plain(value)
+    return recorded(vm, _iterate, (value,), (iter, (value,)))
+
+
+def _iterate(vm: Interpreter, value: Any) -> Any:
+    kind = type(value)
+    if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
+        return value
+    if kind in natives.METHODS or is_a(value, str | bytes | range | torch.Size):
+        return replay(vm, iter, (value,), {}, looking=False)
+    if kind in natives.VIEWS:
+        return replay(vm, iter, (value,), {}, looking=False)
+    method = vm.heap.class_attribute(kind, "__iter__")
+    if is_a(method, types.FunctionType):
+        return vm.call(types.MethodType(method, value), (), {})
+    if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
+        return replay(vm, iter, (value,), {}, looking=False)
+    if method is NULL and is_a(value, torch.Tensor):
+        raise CaptureError("a tensor is iterated over")
+    raise CaptureError(f"{kind.__qualname__} is iterated over")
+
+
+def advance(vm: Interpreter, iterator: Any) -> Any:
+    """Return the next item of an iterator, or `STOP`."""
+    if not vm.recording:
+        return vm.natively(next_or_stop, iterator)
+    node = vm.heap.find(iterator)
+    kind = type(iterator)
+    if is_hidden(vm, iterator):
+        with vm.barrier():
+            return next_or_stop(iterator)
+    if kind in natives.ITERATORS and node is not None:
+        return recorded(vm, _advance_known, (iterator,), (next_or_stop, (iterator,)), "next")
+    return recorded(vm, _advance_by_method, (iterator,), (next_or_stop, (iterator,)), "next")
+
+
+def _advance_by_method(vm: Interpreter, iterator: Any) -> Any:
+    kind = type(iterator)
+    method = vm.heap.class_attribute(kind, "__next__")
+    if not is_a(method, types.FunctionType):
+        raise CaptureError(f"{kind.__qualname__} is advanced")
+    try:
+        with vm.barrier():
+            return vm.call_function(method, (iterator,), {})
+    except StopIteration:
+        return STOP
+
+
+def known_iterator(vm: Interpreter, iterator: Any, depth: int = 4) -> None:
+    """Guard what an iterator from outside will give, by what it would be pickled as."""
+    node = vm.heap.node(iterator)
+    if not node.external or node.full:
+        return
+    if depth == 0 or type(iterator) not in natives.REDUCIBLE:
+        raise CaptureError(f"a {type(iterator).__qualname__} from outside")
+    parts = iterator.__reduce__()
+    heap, path = vm.heap, vm.heap.guard.path(node.var)
+    var = heap.guard.bind(f"{node.var}.__reduce__()", f"{path} from here on")
+    heap.guard.check(f"len({var}) == {len(parts)} and len({var}[1]) == {len(parts[1])}", f"kind of {path}")
+    heap.guard.check(f"{var}[0] is {heap.constant(parts[0])}", f"kind of {path}")
+    for number, source in enumerate(parts[1]):
+        heap.meet(source, f"{var}[1][{number}]", f"source of {path}", stable=False)
+        heap.guard.keep.append(source)
+        if type(source) in natives.ITERATORS:
+            known_iterator(vm, source, depth - 1)
+        else:
+            heap.touch(source, 2)
+    if len(parts) > 2:
+        heap.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
+    node.full = True
+
+
+def _advance_known(vm: Interpreter, iterator: Any) -> Any:
+    known_iterator(vm, iterator)
+    node, item = vm.heap.node(iterator), next_or_stop(iterator)
+    vm.heap.change(f"next({node.var}, None)", [node], set())
+    return item

@@ -1,0 +1,190 @@
+"""Tensor operators: run, watched, and added to the graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.heap.nodes import Itself
+from ladder.capture.interpreter.branches import fork
+from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import try_break
+from ladder.capture.interpreter.segments import finish
+from ladder.capture.operations.symbolic import fake_results, real_values, settled_for_operator
+from ladder.capture.python.words import words
+from ladder.capture.trace.trace import Assumption, Value
+from ladder.capture.values import tensors
+from ladder.capture.values.aliasing import storage_of
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.monitor import Monitor
+
+_DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
+_DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
+_DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
+_SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
+
+
+def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
+    if not vm.recording:
+        return vm.natively(function, *args, **kwargs)
+    args, kwargs = _settled_given(vm, function, args, kwargs)
+    inputs: list[Value] = []
+    nodes = argument(vm, args, inputs), argument(vm, kwargs, inputs)
+    values, named = real_values(args), real_values(kwargs)
+    monitor = Monitor()
+    try:
+        with monitor:
+            result = function(*values, **named)
+    except Exception as error:
+        vm.trace.late = monitor.counted
+        return _failed(vm, function, values, named, error)
+    if _value_is_known(vm, function, inputs, result):
+        return result
+    _fix_read_numbers(vm, monitor)
+    why = _must_break(vm, function, result, monitor, inputs)
+    if monitor.mutated and torch.is_grad_enabled():
+        why = _meet_written(vm, monitor) or why
+    if why:
+        vm.trace.late = monitor.counted  # it has run, and is not in the graph
+        return _break_after(vm, function, *vm.plain_given(args, kwargs), result, why)
+    _note_effects(vm, function, args, result, monitor)
+    _note_result(vm, result, operator_node(vm, function, *nodes), inputs, monitor)
+    for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
+        vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
+    return result
+
+
+def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Return arguments in which only what the graph can take is `Dynamic`."""
+    if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
+        args = tuple(settled_for_operator(vm, value) for value in args)
+    return args, {key: settled_for_operator(vm, value) for key, value in kwargs.items()}
+
+
+def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> None:
+    vm.trace.note(monitor, ((node.var, node.obj) for node in vm.heap.tensors))
+    # `backward`, `requires_grad_` and the like change what no kernel writes.
+    if function not in _SETTERS and function not in tensors.STATE_WRITES:
+        in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
+        vm.trace.impure |= result is None or (in_place and bool(args) and result is args[0])
+
+
+def _note_result(
+    vm: Interpreter, result: Any, node: torch.fx.Node, inputs: list[Value], monitor: Monitor
+) -> None:
+    vm.trace.operators += 1
+    _fx_result(vm, result, node, monitor.dynamic or any(item.dynamic for item in inputs))
+    known = not (monitor.random or monitor.mutated) and all(item.constant for item in inputs)
+    for tensor in _leaves(result):
+        value_of(vm, tensor).constant |= known
+
+
+def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> bool:
+    """Say whether a number read from a tensor is the same in all runs, or is assumed to be and checked.
+
+    Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
+    where that has failed before, the graph breaks instead.
+    """
+    if type(result) not in (bool, int, float) or function in tensors.STATE_WRITES or not inputs:
+        return False
+    if all(value.constant for value in inputs):
+        return True
+    point, here = vm.point, vm.here()
+    reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
+    if not reads or point is None or here in point.surprising or bool(vm.aside) or inputs[0].dynamic:
+        return False
+    branches = function is torch.Tensor.__bool__ or (type(result) is bool and point.layouts)
+    if vm.store.joins and branches:
+        return False  # both of the sides are recorded
+    copy = tensor_operator(vm, torch.clone, (inputs[0].obj,), {})
+    vm.trace.assumed.append(Assumption(vm.heap.node(copy).var, result, here))
+    return True
+
+
+def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:
+    """Let an operator that takes a constant tensor for a number be of known shape."""
+    nodes = [vm.heap.nodes.get(id(tensor)) for tensor in monitor.read]
+    if monitor.dynamic and monitor.read and not monitor.shape_depends:
+        monitor.dynamic = not all(node is not None and vm.trace.is_constant(node.var) for node in nodes)
+
+
+def _failed(vm: Interpreter, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+    graph_break = try_break(vm, function, tuple(map(vm.plain, args)), kwargs, "push", "an operator failed")
+    if graph_break is not None:
+        finish(vm, graph_break, error)
+    raise error
+
+
+def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, inputs: list[Value]) -> str:
+    """Say why the graph must break at an operator that has just run; empty if it need not."""
+    if function in tensors.STATE_WRITES:
+        vm.trace.state_written = True
+        if "autocast" in function.__name__:
+            vm.heap.guard.meet_autocast()
+        return ""
+    if not _only_tensors(result):
+        return "a value is read from a tensor"
+    if vm.trace.can_fail(monitor):
+        vm.trace.may_fail = True
+        if vm.trace.impure:
+            return "an operator that may fail comes after a change"
+    if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
+        return "the number of results may depend on values"
+    if any(item.dynamic for item in inputs) and any(vm.heap.find(t) for t in _leaves(result)):
+        return "an alias that depends on values"
+    return ""
+
+
+def _meet_written(vm: Interpreter, monitor: Monitor) -> str:
+    """Guard that autograd will let tensors be written again; say why to break the graph if not known."""
+    heap, unknown = vm.heap, False
+    for node in heap.tensors:
+        if node.obj.layout is torch.strided and storage_of(node.obj) in monitor.mutated:
+            if node.first(Itself.AUTOGRAD):
+                text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
+                heap.guard.check(text, f"{heap.guard.paths.get(node.var)} is a leaf, a view or neither")
+            unknown |= node.autograd[1]
+    return "a view from outside is written after a change" if unknown and vm.trace.changes_tensors else ""
+
+
+def _break_after(vm: Interpreter, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
+    graph_break = try_break(vm, function, args, kwargs, "push", why)
+    if graph_break is not None:
+        fork(vm, graph_break, function, args, kwargs, result)
+    return result if graph_break is None or not vm.recording else finish(vm, graph_break, result)
+
+
+def _fx_result(vm: Interpreter, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
+    if is_a(result, torch.Tensor):
+        if vm.heap.find(result) is None:
+            vm.trace.add(Value(vm.heap.computed(result).var, result, fx, dynamic))
+    elif is_a(result, tuple | list):
+        node = vm.heap.computed(result)
+        node.full = True
+        vm.trace.add(Value(node.var, result, fx))
+        for index, item in enumerate(result):
+            if item is not None:
+                part = vm.trace.graph.call_function(operator.getitem, (fx, index))
+                part.meta["part"] = True
+                _fx_result(vm, item, part, dynamic)
+
+
+def _only_tensors(result: Any) -> bool:
+    if is_a(result, torch.Tensor):
+        return tensors.is_plain_tensor(result)
+    if is_a(result, tuple | list):
+        kind = type(result)
+        known = kind in (tuple, list) or kind.__module__.startswith("torch.return_types")
+        return known and bool(result) and all(item is None or _only_tensors(item) for item in result)
+    return result is None
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    if is_a(result, torch.Tensor):
+        return [result]
+    return [leaf for item in result for leaf in _leaves(item)] if is_a(result, tuple | list) else []

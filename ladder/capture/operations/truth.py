@@ -1,0 +1,119 @@
+"""The truth and length of values."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.operations.objects import check_not_overridden
+from ladder.capture.python import natives
+from ladder.capture.python.frames import NULL
+from ladder.capture.values.kinds import is_a, is_constant
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class Answer:
+    """An object of which CPython takes the truth or length that a method of another one gave."""
+
+    __slots__ = ("answer", "name")
+
+    def __init__(self, answer: Any, name: str) -> None:
+        self.answer, self.name = answer, name
+
+    def __len__(self) -> Any:
+        return self.answer
+
+    def __bool__(self) -> Any:
+        return self.answer if self.name == "__bool__" else len(self) > 0
+
+
+def user_constant(*values: Any) -> bool:
+    """Say whether a constant is an instance of a class of the user's (an enum member)."""
+    return any(type(v).__flags__ & 1 << 9 and type(v).__module__ != "torch" for v in values)
+
+
+def truth(vm: Interpreter, value: Any) -> Any:
+    """Return ``bool(value)``, or `NULL` if it must be read at a graph break."""
+    value = vm.plain(value)
+    if not vm.recording:
+        return vm.natively(bool, value)
+    if is_a(value, bool) or value is None:
+        return bool(value)
+    if is_constant(value) and not user_constant(value):
+        return bool(value)
+    try:
+        vm.refuse_poisoned()
+        return _truth(vm, value)
+    except CaptureError:
+        return NULL
+
+
+def _truth(vm: Interpreter, value: Any) -> bool:
+    known = type(value) in natives.METHODS
+    if known or (is_a(value, _CONTAINERS) and _has_no_truth(vm, type(value))):
+        check_not_overridden(type(value))
+        node = vm.heap.find(value)
+        if node is not None and node.pinned and not value and not node.mutated and not node.full:
+            node.full = True
+            vm.heap.guard.table.empty.append(value)
+            return False
+        if node is not None and node.external and not node.full and not node.mutated:
+            size = vm.heap.constant(type(value).__len__)
+            holds = len(value) > 0
+            vm.heap.guard.check(f"({size}({node.var}) > 0) is {holds}", f"{node.var} is empty or not")
+            node.full = False
+            if not holds:
+                vm.heap.touch(value, 1)
+        return bool(value)
+    if is_a(value, torch.Tensor):
+        raise CaptureError("the truth of a tensor")
+    kind = type(value)
+    for name in ("__bool__", "__len__"):
+        method = vm.heap.class_attribute(kind, name)
+        if is_a(method, types.FunctionType):
+            with vm.barrier():
+                return truth_as(vm, name, vm.call_function(method, (value,), {}))
+        if method is not NULL:
+            raise CaptureError("a native truth value")
+    return True
+
+
+def _has_no_truth(vm: Interpreter, kind: type) -> bool:
+    """Say whether the truth of instances of a class of containers is that of their length."""
+    return vm.heap.class_attribute(kind, "__bool__") is NULL
+
+
+def decided(vm: Interpreter, answer: Any) -> bool:
+    """Return the truth of what a method of the program gave: guarded, or no longer recorded.
+
+    The method is never called again, so that what it changed is changed once.
+    """
+    holds = truth(vm, answer)
+    if holds is NULL:
+        vm.stop(f"the truth of {type(answer).__qualname__}, which a method gave", vm.here())
+        holds = vm.natively(bool, answer)
+    return bool(holds)
+
+
+def truth_as(vm: Interpreter, name: str, answer: Any) -> bool:
+    """Return the truth of an object whose ``__bool__`` or ``__len__`` gave `answer`."""
+    return bool(Answer(settled_answer(vm, answer), name))
+
+
+def length_as(vm: Interpreter, answer: Any) -> int:
+    """Return the length of an object whose ``__len__`` gave `answer`."""
+    return len(Answer(settled_answer(vm, answer), "__len__"))
+
+
+def settled_answer(vm: Interpreter, answer: Any) -> Any:
+    """Return a guarded number; where CPython would ask `answer` for one, recording ends."""
+    answer = vm.plain(answer)
+    if vm.recording and not is_constant(answer):
+        vm.stop(f"{type(answer).__qualname__} stands for a number", vm.here())
+    return answer

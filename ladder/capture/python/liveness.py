@@ -1,0 +1,66 @@
+"""Which local variables a frame may still read, so that a graph break need not carry the others."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+from ladder.capture.python.bytecode import Program
+
+_READS = {"LOAD_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FROM_CLASS_OR_DEREF"}
+_READS_TOO = {"DELETE_FAST", "STORE_DEREF", "DELETE_DEREF", "MAKE_CELL"}
+_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
+_PAIRS = {
+    "LOAD_FAST_LOAD_FAST": ((0, 1), ()),
+    "STORE_FAST_LOAD_FAST": ((1,), (0,)),
+    "STORE_FAST_STORE_FAST": ((), (0, 1)),
+}
+_known: dict[int, tuple[CodeType, list[frozenset[str]]]] = {}
+
+
+def live_names(program: Program, index: int) -> frozenset[str]:
+    """Return the names that may be read from instruction `index` on."""
+    known = _known.get(id(program.code))
+    if known is None:
+        known = _known[id(program.code)] = (program.code, _solve(program))
+    return known[1][index] if index < len(known[1]) else frozenset()
+
+
+def _successors(program: Program, index: int) -> list[int]:
+    item = program.instructions[index]
+    after = [] if item.op in _ENDS or item.op == "JUMP" else [index + 1]
+    if item.op == "JUMP" or "JUMP" in item.op or item.op in ("FOR_ITER", "SEND"):
+        after += [item.value, item.value + 1]
+    handler = program.handler_of(index)
+    return [*after, *([handler.target] if handler else [])]
+
+
+def _uses(program: Program, index: int) -> tuple[set[str], set[str]]:
+    """Return (read, overwritten) names of one instruction."""
+    item = program.instructions[index]
+    if item.op in _PAIRS:
+        reads, writes = _PAIRS[item.op]
+        return {item.value[at] for at in reads}, {item.value[at] for at in writes}
+    if item.op in _READS or item.op in _READS_TOO:
+        return {item.value}, set()
+    return set(), {item.value} if item.op == "STORE_FAST" else set()
+
+
+def _solve(program: Program) -> list[frozenset[str]]:
+    count = len(program.instructions)
+    live: list[frozenset[str]] = [frozenset()] * (count + 2)
+    cells = frozenset(program.code.co_freevars) | frozenset(program.code.co_cellvars)
+    if "__class__" in cells:
+        cells |= frozenset(program.code.co_varnames[:1])  # what `super()` without arguments reads
+    effects = [_uses(program, index) for index in range(count)]
+    changed = True
+    while changed:
+        changed = False
+        for index in reversed(range(count)):
+            after = frozenset().union(*(live[at] for at in _successors(program, index) if at <= count))
+            reads, writes = effects[index]
+            handler = program.handler_of(index)
+            kept = live[handler.target] if handler else frozenset()
+            now = (after - writes) | reads | kept | cells
+            if now != live[index]:
+                live[index], changed = now, True
+    return live

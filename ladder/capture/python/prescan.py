@@ -1,0 +1,51 @@
+"""What is left to Python from the start: functions that look at frames, generators, coroutines."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from ladder.capture.python.bytecode import program_of
+from ladder.capture.python.natives import FRAME_FUNCTIONS, FRAME_NAMES
+
+_NOT_CALLS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def reason_not_to_capture(function: Any) -> str:
+    """Return why `function` runs as it is in every call; empty if it is to be captured."""
+    code = _code_of(function)
+    if code is None:
+        return ""
+    if code.co_flags & _NOT_CALLS:
+        return "a generator or coroutine function: a call only makes an object"
+    for inner in _codes(code):
+        found = frame_names(inner)
+        if found:
+            return f"{inner.co_name} looks at frames: {', '.join(sorted(found))}"
+    return ""
+
+
+def frame_names(code: types.CodeType) -> frozenset[str]:
+    """Return the names by which `code` itself looks at frames: attributes, and built-in functions."""
+    if FRAME_FUNCTIONS.isdisjoint(code.co_names):
+        return FRAME_NAMES.intersection(code.co_names)
+    called = {item.value for item in program_of(code).instructions if item.op in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return FRAME_NAMES.intersection(code.co_names) | FRAME_FUNCTIONS.intersection(called)
+
+
+def _code_of(function: Any) -> types.CodeType | None:
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, types.FunctionType):
+        return function.__code__
+    forward = getattr(type(function), "forward", None)
+    return forward.__code__ if isinstance(forward, types.FunctionType) else None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            yield from _codes(item)

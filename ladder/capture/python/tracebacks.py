@@ -1,0 +1,78 @@
+"""Exceptions of interpreted frames: the context, cause and traceback that CPython would have given them.
+
+An exception goes through frames of ours as it leaves interpreted ones. Its traceback shows the latter
+instead: each by a frame object with the code's name, file and lines, made by `shell`.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any
+
+from ladder.capture.python.frames import is_stand_in
+
+HOME = str(Path(__file__).parent.parent)
+_NOP = bytes([dis.opmap["NOP"], 0])
+RECORD = "<ladder record>"
+"""The file name of generated code."""
+Place = tuple[CodeType, dict[str, Any], int, int]
+"""Code, globals, offset of the instruction, line."""
+
+
+def _stub(frame_of: Callable[[int], FrameType]) -> FrameType:
+    return frame_of(0)
+
+
+def shell(code: CodeType, names: dict[str, Any]) -> FrameType:
+    """Return a frame object that looks like one of `code`."""
+    stub = _stub.__code__
+    padding = _NOP * ((len(code.co_code) - len(stub.co_code)) // 2)
+    made = stub.replace(
+        co_filename=code.co_filename,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_firstlineno=code.co_firstlineno,
+        co_linetable=code.co_linetable,
+        co_code=stub.co_code + padding,
+    )
+    frame: FrameType = FunctionType(made, names)(sys._getframe)
+    return frame
+
+
+def pushed(error: BaseException, place: Place) -> None:
+    """Add `place` to the traceback of `error`: it has left a frame there."""
+    code, names, offset, line = place
+    inner = trimmed(error.__traceback__)
+    error.__traceback__ = TracebackType(inner, shell(code, names), offset, line)
+
+
+def trimmed(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without frames of ours, and without what a watched operator runs in."""
+    kept = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == "__torch_dispatch__" and code.co_filename.startswith(HOME):
+            break
+        ours = code.co_filename.startswith(HOME) or code.co_filename == RECORD
+        if not ours and not is_stand_in(code):
+            kept.append(trace)
+        trace = trace.tb_next
+    made: TracebackType | None = None
+    for item in reversed(kept):
+        made = TracebackType(made, item.tb_frame, item.tb_lasti, item.tb_lineno)
+    return made
+
+
+def again(error: BaseException) -> None:
+    """Raise `error`; its context stays what the program made it."""
+    context = error.__context__
+    if context is None:
+        raise error
+    try:
+        raise error
+    finally:
+        error.__context__ = context

@@ -1,0 +1,82 @@
+"""The fx graph module of a finished trace, with what a backend is told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.trace.conditionals import with_modules
+from ladder.capture.trace.loops import rolled
+from ladder.capture.trace.trace import Trace, Value, without_unused_parts
+from ladder.capture.values.aliasing import Aliasing, aliasing_of
+from ladder.capture.values.kinds import is_a
+
+ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
+"""Methods of tensors that change what autograd does, and no numbers."""
+
+
+def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool) -> torch.fx.GraphModule:
+    """Return the graph that gives the values `wanted`.
+
+    Parameters
+    ----------
+    before
+        Whether gradients are recorded where the graph begins.
+    loops
+        Whether iterations that match become one node.
+    """
+    graph = trace.graph
+    graph.output(tuple(value.fx for value in wanted))
+    without_unused_parts(graph)
+    root = with_modules(graph, trace.modules)
+    if loops:
+        root, graph = rolled(graph, root)
+    module = torch.fx.GraphModule(root, graph)
+    if why := _switches_gradients(trace, graph, wanted, before):
+        module.meta["switches"] = why
+    if not trace.modules:  # which side is taken decides it otherwise
+        module.meta["aliasing"] = _aliasing(trace, wanted)
+    if trace.shapes:
+        module.meta["open"] = _open_examples(trace)
+    return module
+
+
+def _aliasing(trace: Trace, wanted: list[Value]) -> Aliasing:
+    """Return what shares memory in the run that was recorded."""
+    inputs = [example for _, _, example in trace.placeholders]
+    before = [trace.versions[var] for _, var, _ in trace.placeholders]
+    results = [value.obj for value in wanted]
+    return aliasing_of(inputs, results, writes=trace.writes, before=before, late=trace.late)
+
+
+def _open_examples(trace: Trace) -> list[Any]:
+    """Return the graph's examples with symbols in place of what is left open: fake tensors, and numbers."""
+    symbols = trace.shapes
+
+    def opened(var: str, example: Any) -> Any:
+        if is_a(example, torch.Tensor):
+            return symbols.fake_of(var, example)
+        symbol = symbols.given.get(var)
+        return example if symbol is None else symbol
+
+    return [opened(var, example) for _, var, example in trace.placeholders]
+
+
+def _switches_gradients(trace: Trace, graph: torch.fx.Graph, wanted: list[Value], before: bool) -> str:
+    """Say what a graph does to the recording of gradients that a plan would not; empty if nothing.
+
+    `before`: whether gradients were recorded where it begins.
+    """
+    if any(node.op == "call_method" and node.target in ASKING_FOR_GRADIENTS for node in graph.nodes):
+        return "it says of tensors whether they have gradients"
+    if any(is_a(value.obj, torch.Tensor) and value.obj.requires_grad for value in wanted):
+        return "its results have gradients"
+    written = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    if written and written[-1] is not before:
+        return "it leaves the recording of gradients otherwise than it was"
+    tensors = [item for _, _, item in trace.placeholders if is_a(item, torch.Tensor)]
+    if True in written and any(item.requires_grad for item in tensors):
+        return "gradients are recorded in a part of it"
+    return ""

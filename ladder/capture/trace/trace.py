@@ -1,0 +1,185 @@
+"""The trace: what the tensor operators of a segment compute, as one fx graph.
+
+It knows tensors by the variables of the code around the graph, and nothing of how they were found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx
+
+from ladder.capture.values.aliasing import storage_of, version_of
+from ladder.capture.values.indices import Proven
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.monitor import Monitor
+from ladder.capture.values.shapes import Shapes
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor, or a tuple or list of them, that the graph takes or computes.
+
+    `fx`: its node; None for an input that nothing has used yet. `dynamic`: its shape depends on values.
+    `constant`: it is made of numbers alone, and so the same in every run that matches.
+    """
+
+    var: str
+    obj: Any
+    fx: torch.fx.Node | None = None
+    dynamic: bool = False
+    constant: bool = False
+
+
+class Assumption(NamedTuple):
+    """A number that a value holds, by the instruction that read it; checked when the graph has run."""
+
+    var: str
+    number: Any
+    here: Any
+
+
+class Apart(NamedTuple):
+    """What a trace had before a side of a branch."""
+
+    results: list[Value]
+    nodes: set[torch.fx.Node]
+    proven: Proven
+
+
+class Trace:
+    """The graph of one segment, and what running it does besides computing.
+
+    Attributes
+    ----------
+    placeholders
+        (node, variable, example) of each input, in order; `versions`: how often each was written before.
+    results
+        What operators gave, in order; `values`: the same and inputs, by variable.
+    modules
+        The graphs inside of conditionals.
+    written
+        Storage -> variable of a tensor from outside that is written; `writes`: whether any memory is.
+    impure
+        Whether a tensor is changed otherwise than by writing its memory.
+    late
+        Storage -> how often it was written by what has run and is not in the graph.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self.graph = torch.fx.Graph()
+        self.operators = 0
+        self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
+        self.placed: dict[str, torch.fx.Node] = {}
+        self.versions: dict[str, int | None] = {}
+        self.values: dict[str, Value] = {}
+        self.results: list[Value] = []
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.assumed: list[Assumption] = []
+        self.proven = Proven()
+        self.written: dict[int, str] = {}
+        self.late: Mapping[int, int] = Counter[int]()
+        self.writes = self.impure = self.random = False
+        self.asserts = self.may_fail = self.state_written = False
+
+    def release(self) -> None:
+        """Let go of all tensors."""
+        self.values, self.results = {}, []
+
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether tensors from outside are changed."""
+        return self.impure or bool(self.written)
+
+    # values -----------------------------------------------------------------------------------
+    def value(self, var: str, tensor: Any) -> Value:
+        """Return what is known of a tensor by its variable."""
+        known = self.values.get(var)
+        if known is None:
+            known = self.values[var] = Value(var, tensor)
+        return known
+
+    def is_dynamic(self, var: str) -> bool:
+        """Say whether the shape of a tensor depends on values."""
+        known = self.values.get(var)
+        return known is not None and known.dynamic
+
+    def is_constant(self, var: str) -> bool:
+        """Say whether a tensor is made of numbers alone."""
+        known = self.values.get(var)
+        return known is not None and known.constant
+
+    def placeholder(self, var: str, example: Any) -> torch.fx.Node:
+        """Return the input that variable `var` of the code is given to."""
+        known = self.placed.get(var)
+        if known is not None:
+            return known
+        graph, last = self.graph, self.placeholders[-1][0] if self.placeholders else None
+        with graph.inserting_before(None) if last is None else graph.inserting_after(last):
+            node = graph.placeholder(var if var.isidentifier() else f"a{len(self.placeholders)}")
+        self.placeholders.append((node, var, example))
+        self.placed[var] = node
+        self.versions[var] = version_of(example)
+        return node
+
+    def add(self, value: Value) -> Value:
+        """Register what an operator has given."""
+        self.values[value.var] = value
+        self.results.append(value)
+        return value
+
+    # effects ----------------------------------------------------------------------------------
+    def note(self, monitor: Monitor, outside: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Note what an operator did, to tensors from `outside` by their variables, and to results."""
+        self.random |= monitor.random
+        self.asserts |= [] in monitor.risks
+        if not monitor.mutated:
+            return
+        self.writes = True
+        for value in self.results:
+            if value.constant and self._is_written(value.obj, monitor):
+                value.constant = False
+        for var, tensor in outside:
+            if self._is_written(tensor, monitor):
+                self.written[storage_of(tensor)] = var
+
+    def _is_written(self, tensor: Any, monitor: Monitor) -> bool:
+        strided = is_a(tensor, torch.Tensor) and tensor.layout is torch.strided
+        return strided and storage_of(tensor) in monitor.mutated
+
+    def can_fail(self, monitor: Monitor) -> bool:
+        """Tell whether what has just run may raise in a later run; its indices are known to be good then."""
+        risks = monitor.risks
+        fails = any(risk is None or not all(map(self.proven.covers, risk)) for risk in risks)
+        for use in (use for risk in risks for use in risk or ()):
+            self.proven.add(use)
+        return fails
+
+    # sides of branches ------------------------------------------------------------------------
+    def set_apart(self) -> Apart:
+        """Begin a side of a branch; return what `take_back` needs to forget it."""
+        kept = Apart(self.results, set(self.graph.nodes), self.proven)
+        self.results, self.proven = [], self.proven.copy()
+        return kept
+
+    def take_back(self, kept: Apart) -> None:
+        """Forget what was computed on a side."""
+        self.results, self.proven = kept.results, kept.proven
+
+    def added(self, kept: Apart, returned: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+        """Return the nodes of a side that returns `returned`."""
+        without_unused_parts(self.graph, {*returned, *kept.nodes})
+        return [node for node in self.graph.nodes if node not in kept.nodes and node.op != "placeholder"]
+
+
+def without_unused_parts(graph: torch.fx.Graph, kept: Iterable[torch.fx.Node] = ()) -> None:
+    """Erase the nodes that only take a part of a result and that nothing uses, besides `kept`."""
+    needed = set(kept)
+    for node in reversed(list(graph.nodes)):
+        if node.meta.get("part") and not node.users and node not in needed:
+            graph.erase_node(node)

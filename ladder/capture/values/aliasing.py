@@ -1,0 +1,122 @@
+"""What shares memory among the inputs and results of a graph, and how results lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.overrides
+
+from ladder.capture.values.kinds import is_a
+
+
+class Strides(NamedTuple):
+    """How the elements of a tensor lie.
+
+    `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
+    `repeated`: the axes along which it is one element. `steps`, `offset`, `reach`: strides, the number of the
+    first element and of all in its memory.
+    """
+
+    order: tuple[int, ...] | None
+    repeated: frozenset[int]
+    steps: tuple[int, ...]
+    offset: int
+    reach: int
+
+
+class Aliasing(NamedTuple):
+    """What shares memory among inputs and results, in order, and how results lie.
+
+    `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
+    `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
+    `versions`: by how much that of each input grows, then that of each result; None where there is none.
+    """
+
+    memory: tuple[int, ...]
+    objects: tuple[int, ...]
+    writes: bool
+    strides: tuple[Strides | None, ...]
+    versions: tuple[int | None, ...]
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the items of nested tuples and lists."""
+    return [leaf for item in value for leaf in flat(item)] if is_a(value, tuple | list) else [value]
+
+
+def aliasing_of(
+    inputs: Sequence[Any],
+    results: Any,
+    *,
+    writes: bool = False,
+    before: Sequence[int | None] | None = None,
+    late: Mapping[int, int] | None = None,
+) -> Aliasing:
+    """Return what shares memory.
+
+    `before`: the versions of the inputs before the results were computed; `late`: how often storages were
+    written since.
+    """
+    given = flat(results)
+    values = [*inputs, *given]
+    memory, objects = [_memory_of(value) for value in values], [*map(id, values)]
+    counts = [*map(version_of, values)]
+    missed = [late.get(where, 0) for where in memory] if late else [0] * len(values)
+    after = [None if count is None else count - more for count, more in zip(counts, missed, strict=True)]
+    grown = [
+        None if old is None or new is None else new - old
+        for old, new in zip(after[: len(inputs)] if before is None else before, after, strict=False)
+    ]
+    return Aliasing(
+        tuple(map(memory.index, memory)),
+        tuple(map(objects.index, objects)),
+        writes,
+        tuple(map(strides_of, given)),
+        (*grown, *after[len(inputs) :]),
+    )
+
+
+def version_of(value: Any) -> int | None:
+    """Return how often a tensor was written; None where that is not counted."""
+    counted = is_a(value, torch.Tensor) and value.layout is torch.strided and not value.is_inference()
+    return value._version if counted else None
+
+
+def strides_of(value: Any) -> Strides | None:
+    """Return how a tensor lies; symbols count as what they were at first."""
+    if not is_a(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        return None
+    shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
+    reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
+    repeated = frozenset(axis for axis, step in enumerate(steps) if step == 0 and shape[axis] > 1)
+    once = [1 if axis in repeated else size for axis, size in enumerate(shape)]
+    return Strides(dense_order(once, steps), repeated, steps, hint_of(value.storage_offset()), reach)
+
+
+def hint_of(extent: Any) -> int:
+    """Return a number, or the one that a symbol stood for at first."""
+    return extent if is_a(extent, int) else int(extent.node.hint)
+
+
+def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the axes of a tensor from the outermost on; None if its elements do not lie side by side."""
+    order = sorted(range(len(shape)), key=lambda axis: (-steps[axis], -shape[axis], axis))
+    expected = 1
+    for axis in reversed(order):
+        if shape[axis] != 1:
+            if steps[axis] != expected:
+                return None
+            expected *= shape[axis]
+    return tuple(order)
+
+
+def _memory_of(value: Any) -> int:
+    strided = is_a(value, torch.Tensor) and value.layout is torch.strided
+    return storage_of(value) if strided else -id(value)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return a key of the memory behind `tensor`."""
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,151 @@
+"""What a Python object is to capture: a constant by identity, a constant by value, or a heap object."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar, overload
+
+import numpy as np
+import torch
+
+from ladder.capture.python.frames import Absent
+
+Kind = TypeVar("Kind")
+
+
+@overload
+def is_a(value: object, kinds: type[Kind]) -> TypeGuard[Kind]: ...
+@overload
+def is_a(value: object, kinds: Any) -> bool: ...
+def is_a(value: object, kinds: Any) -> bool:
+    """Say whether `value` is an instance by its type.
+
+    `isinstance` would go on to ask the object for its ``__class__``, which may be code of the user's.
+    """
+    return issubclass(type(value), kinds)
+
+
+IDENTITY_TYPES: frozenset[type] = frozenset(
+    {
+        *(type, types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
+        *(types.CodeType, type(None), bool, type(...), type(NotImplemented), property, staticmethod),
+        *(classmethod, torch.dtype, torch.layout, torch.memory_format, np.ufunc, type(np.prod), Absent),
+        *(
+            torch._ops.TorchBindOpOverload,
+            torch._ops.OpOverload,
+            torch._ops.OpOverloadPacket,
+            torch.jit.ScriptFunction,
+            torch.Generator,
+        ),
+        *(type(type.__dict__["mro"]), types.GenericAlias, types.UnionType),
+    }
+)
+"""Objects of these types are what they are: the guard is ``is``."""
+
+VALUE_TYPES: frozenset[type] = frozenset(
+    {int, float, complex, str, bytes, range, torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo}
+)
+"""Immutable and compared by value: the guard is the exact type and ``==``."""
+
+PLAIN_DICTS = (dict, OrderedDict, Counter, defaultdict)
+_MODULE_FUNCTION = types.BuiltinFunctionType
+
+
+def by_identity(value: Any) -> bool:
+    """Say whether `value` is a constant whose guard is ``is``."""
+    kind = type(value)
+    if kind in IDENTITY_TYPES or is_a(value, type | enum.Enum):
+        return True
+    if kind is _MODULE_FUNCTION:
+        return value.__self__ is None or is_a(value.__self__, types.ModuleType | type)
+    return False
+
+
+def by_value(value: Any) -> bool:
+    """Say whether `value` is an immutable scalar whose guard is its type and ``==``."""
+    return type(value) in VALUE_TYPES or is_a(value, np.generic)
+
+
+def is_constant(value: Any) -> bool:
+    """Say whether `value` is an immutable value with nothing of the heap inside."""
+    if by_identity(value) or by_value(value):
+        return True
+    if type(value) in (tuple, frozenset):
+        return all(is_constant(item) for item in value)
+    if type(value) is slice:
+        return all(map(is_constant, parts(value)))
+    return False
+
+
+def parts(value: slice) -> tuple[Any, Any, Any]:
+    """Return start, stop and step of a slice."""
+    return value.start, value.stop, value.step
+
+
+def mapped(value: slice, change: Callable[[Any], Any]) -> slice:
+    """Return a slice with each of its parts changed."""
+    return slice(*map(change, parts(value)))
+
+
+def is_plain(value: Any, depth: int = 8) -> bool:
+    """Say whether `value` is data all the way down: containers of constants."""
+    if is_constant(value):
+        return True
+    if depth == 0:
+        return False
+    if type(value) in PLAIN_DICTS:
+        return all(is_constant(key) and is_plain(item, depth - 1) for key, item in value.items())
+    if type(value) in (list, tuple, set, frozenset, deque):
+        return all(is_plain(item, depth - 1) for item in value)
+    return False
+
+
+def descriptor_of(function: Any) -> Any:
+    """Return the descriptor of a class that, bound to its object, is the native method `function`.
+
+    None if there is none: ``getattr(object, name)`` need not be it, as in calls through ``super()``.
+    """
+    if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function
+    owner, name = function.__self__, function.__name__
+    for home in type(owner).__mro__:
+        found: Any = home.__dict__.get(name)
+        native = is_a(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+        if native and found.__get__(owner, type(owner)) == function:
+            return found
+    return None
+
+
+def made_by_native(value: BaseException) -> dict[str, Any] | None:
+    """Return the fields besides its arguments that make an exception again; None if more is in it."""
+    kind = type(value)
+    more = (OSError, ImportError, SyntaxError, BaseExceptionGroup)
+    if kind.__module__ != "builtins" or issubclass(kind, more) or vars(value):
+        return None
+    if value.__cause__ is not None or value.__context__ is not None:
+        return None
+    fields = {NameError: ("name",), AttributeError: ("name", "obj")}
+    names = next((fields[home] for home in kind.__mro__ if home in fields), ())
+    return {name: getattr(value, name) for name in names}
+
+
+def same_value(name: str, value: Any, constant: str) -> str:
+    """Return the Python condition that the variable `name` holds exactly the scalar `value`."""
+    if is_a(value, float) and value != value:
+        return f"{name} != {name}"
+    if is_a(value, float | complex | np.generic) and not value:
+        return f"repr({name}) == {repr(value)!r}"  # 0.0 and -0.0
+    return f"{name} == {constant}"
+
+
+def has_same_value(found: Any, value: Any) -> bool:
+    """Say what the condition of `same_value` says, of two scalars of one type."""
+    if is_a(value, float) and value != value:
+        return bool(found != found)
+    if is_a(value, float | complex | np.generic) and not value:
+        return repr(found) == repr(value)
+    return bool(found == value)

@@ -1,0 +1,80 @@
+"""What an operator did: which aten operators it ran, what these wrote, and how they may fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.overrides
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ladder.capture.python.words import words
+from ladder.capture.values.aliasing import storage_of
+from ladder.capture.values.indices import Use, uses
+from ladder.capture.values.kinds import is_a
+
+_RISKY = words(
+    "index gather scatter embedding take multinomial nll_loss cholesky linalg lu_ inverse bernoulli ctc"
+    " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram"
+    " one_hot"
+)
+"""Beginnings of the names of aten operators that may raise, or not, depending on values."""
+
+
+class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches which aten operators a call runs.
+
+    ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
+    by indices or (None) otherwise.
+    ``mutated``: the storages written; ``counted``: how often versions say so.
+    ``random``: a generator advanced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dynamic = self.random = self.shape_depends = False
+        self.read: list[torch.Tensor] = []
+        self.risks: list[list[Use] | None] = []
+        self.mutated: set[int] = set()
+        self.counted: Counter[int] = Counter()
+        self.operators = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave the mode undecorated: torch's decorator would import the whole of ``torch._dynamo``."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note `func`, then run it."""
+        kwargs = kwargs or {}
+        tags, name = func.tags, func._schema.name.removeprefix("aten::")
+        self.operators += 1
+        depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        self.dynamic |= depends and not _takes_numbers(name, args)
+        if name == "_local_scalar_dense":
+            self.read.append(args[0])
+        else:
+            self.shape_depends |= depends and not _takes_numbers(name, args)
+        self.random |= torch.Tag.nondeterministic_seeded in tags
+        if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
+            self.risks.append(uses(name, args))
+        for place, argument in enumerate(func._schema.arguments):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written or ("batch_norm" in name and argument.name.startswith("running")):
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                self._note_written(value, int(written))
+        return func(*args, **kwargs)
+
+    def _note_written(self, value: Any, times: int) -> None:
+        for item in value if is_a(value, list | tuple) else [value]:
+            if is_a(item, torch.Tensor) and item.layout is torch.strided:
+                self.mutated.add(storage_of(item))
+                self.counted[storage_of(item)] += times
+
+
+def _takes_numbers(name: str, args: Sequence[Any]) -> bool:
+    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from those of operands."""
+    masks = (torch.bool, torch.uint8)
+    return name == "index" and not any(index is not None and index.dtype in masks for index in args[1])

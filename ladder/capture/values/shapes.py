@@ -1,0 +1,265 @@
+"""Extents that a record leaves open, and what follows from them.
+
+Where guards on the shape of a tensor have missed repeatedly, the next recording gives those extents
+symbols (torch's `ShapeEnv`) and runs each operator on fake tensors beside the real ones. Extents of
+results are then expressions of the symbols, which the guard computes; whatever torch had to decide
+about symbols on the way (that two extents broadcast, that one is at least a window) becomes a line
+of the guard. Anything that does not go through fixes the extents after all: nothing is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.remembered import Remembered
+
+LEAST = 2
+"""Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
+
+
+MOST = 1 << 24
+"""What open extents are below: kernels compute with 32 bits."""
+
+
+class DynamicSize(tuple[Any, ...]):
+    """A `torch.Size` some of whose extents are `Dynamic`."""
+
+    __slots__ = ()
+
+
+class Growing:
+    """The list of ``(*shape, n)`` while it is built: nothing else sees it, so it may hold `Dynamic`."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = list(items)
+
+
+def may_be_left_open(tensor: torch.Tensor) -> bool:
+    """Say whether extents of `tensor` may have symbols: its strides follow from its shape."""
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
+
+
+def liftable(value: Any, numbers: bool) -> bool:
+    """Say whether a number may be left open: any where graphs take ``numbers``, else what can be a symbol."""
+    return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
+
+
+@cache
+def environment_class() -> Any:
+    """Return torch's `ShapeEnv`, which does not look for the line of the program behind each symbol.
+
+    For its own messages torch would; and import its exporter first, to know its own files from the program's.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return type("Environment", (ShapeEnv,), {"_get_user_frame": lambda self: None})
+
+
+class Shapes:
+    """The symbols of one segment.
+
+    Attributes
+    ----------
+    env, mode
+        torch's environment of symbols and mode of fake tensors; None as long as nothing is left open.
+    names
+        Symbol -> variable of the guard; `values`: variable -> what it is in this run.
+    given
+        Variable that an operator takes -> its symbol.
+    fakes
+        Variable of a tensor with open extents -> its fake.
+    extents
+        Expression of variables -> the variable of the guard that holds it.
+    """
+
+    def __init__(self) -> None:
+        self.env: Any = None
+        self.mode: Any = None
+        self.remembered = Remembered()
+        self.names: dict[Any, str] = {}
+        self.values: dict[str, int] = {}
+        self.given: dict[str, Any] = {}
+        self.fakes: dict[str, torch.Tensor] = {}
+        self.extents: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        """Say whether anything is left open."""
+        return self.env is not None
+
+    def forget(self) -> None:
+        """Leave nothing open any more."""
+        self.env = self.mode = None
+        for each in (self.names, self.values, self.given, self.fakes):
+            each.clear()
+
+    def _begin(self) -> None:
+        if self.env is None:
+            from torch._subclasses.fake_tensor import FakeTensorMode
+
+            # Equal extents are different symbols until something asks them to be equal.
+            self.env = environment_class()(duck_shape=False)
+            self.mode = FakeTensorMode(shape_env=self.env)
+            self.mode.cache_enabled = False  # `remembered` knows what repeats
+            self.remembered = Remembered()
+
+    def lift(self, var: str, tensor: torch.Tensor, names: dict[int, str]) -> None:
+        """Give variable `var`, a tensor, a fake whose extents `names` are symbols: variables of the guard."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+        self._begin()
+        kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
+        fake: torch.Tensor = self.mode.from_tensor(
+            without_base(tensor),
+            static_shapes=False,
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
+            source=ConstantSource("_".join(names.values())),
+        )
+        for dim, name in names.items():
+            extent: Any = fake.shape[dim]
+            self.names[extent.node.expr] = name
+            self.values[name] = tensor.shape[dim]
+        self.fakes[var] = fake
+
+    def number(self, value: int, name: str) -> Any:
+        """Return the symbol of a number that is not the extent of a tensor, but open as one."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        self._begin()
+        source = ConstantSource(name)
+        symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
+        self.names[symbol] = name
+        self.values[name] = value
+        return self.env.create_symintnode(symbol, hint=value, source=source)
+
+    def settle(self, extents: Iterable[Any]) -> None:
+        """Let extents be the numbers of this run, which the guard then asks for."""
+        for extent in extents:
+            int(extent)
+
+    def settled(self) -> set[str]:
+        """Return the variables of the guard that must be one number each."""
+        known = self.env.replacements
+        return {name for symbol, name in self.names.items() if symbol in known and known[symbol].is_number}
+
+    def fake_of(self, var: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake of a tensor; without one its extents are what they are."""
+        known = self.fakes.get(var)
+        fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True) if known is None else known
+        return fake
+
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operator on fakes; the state of random generators stays as it is."""
+        return self.remembered(function, args, kwargs, lambda: self._run(function, args, kwargs))
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        from torch._dispatch.python import enable_python_dispatcher
+
+        state = torch.get_rng_state()
+        try:
+            with self.mode, enable_python_dispatcher():  # else some operators read sizes as numbers
+                return function(*args, **kwargs)
+        finally:
+            torch.set_rng_state(state)
+
+    def laid_out_as(self, fake: Any, real: Any) -> Any:
+        """Return fakes of the shapes of ``fake`` that lie as what an operator gave: dense, axes in any order.
+
+        Which kernel of a library runs, and so how its result lies, fakes do not always know.
+        """
+        if is_a(real, tuple | list):
+            return type(real)(self.laid_out_as(*pair) for pair in zip(fake, real, strict=True))
+        if not is_a(real, torch.Tensor) or fake.dtype is not real.dtype or agrees(fake, real):
+            return fake
+        order = sorted(
+            range(real.dim()), key=lambda axis: (real.stride(axis), real.shape[axis]), reverse=True
+        )
+        places = sorted(range(real.dim()), key=order.__getitem__)
+        with self.mode:
+            return fake.new_empty([fake.shape[axis] for axis in order]).permute(places)
+
+    def text(self, expression: Any) -> str:
+        """Return an expression of symbols as Python over the variables of the guard."""
+        from sympy import Symbol  # type: ignore[import-untyped]
+        from torch.utils._sympy.printers import PythonPrinter
+
+        renamed = {symbol: Symbol(self.names[symbol], integer=True) for symbol in expression.free_symbols}
+        return str(PythonPrinter().doprint(expression.xreplace(renamed)))
+
+    def conditions(self) -> list[str]:
+        """Return what the guard must check: all that was decided about symbols."""
+        if not self:
+            return []
+        within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
+        return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+
+
+def without_base(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is no view: fakes of views have symbols for the extents of what they show."""
+    if not tensor._is_view():
+        return tensor
+    with torch.no_grad():
+        place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        found = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*place)
+    return found.requires_grad_(tensor.requires_grad)
+
+
+def is_open(tensor: torch.Tensor) -> bool:
+    """Say whether shape or strides of a fake depend on symbols."""
+    return any(not is_fixed(item) for item in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+
+
+def is_fixed(extent: Any) -> bool:
+    """Say whether an extent is a number."""
+    return is_a(extent, int) or bool(extent.node.expr.is_number)
+
+
+def agrees(fake: Any, real: Any) -> bool:
+    """Say whether fakes are, for the symbols' values, what the operator gave; strides along 1 say nothing."""
+    if is_a(real, torch.Tensor):
+        if fake.dtype is not real.dtype or len(fake.shape) != len(real.shape):
+            return False
+        strides = zip(real.shape, fake.stride(), real.stride(), strict=True)
+        alike = all(_same(mine, theirs) for extent, mine, theirs in strides if extent != 1)
+        return alike and all(map(_same, fake.shape, real.shape))
+    if is_a(real, tuple | list):
+        return len(fake) == len(real) and all(map(agrees, fake, real))
+    return real is None and fake is None
+
+
+def _same(extent: Any, value: int) -> bool:
+    return (int(extent) if is_fixed(extent) else extent.node.hint) == value
+
+
+class Differing:
+    """Says which extents of a guard's tensors are not those that were recorded."""
+
+    def __init__(self, paths: list[str], tensors: list[torch.Tensor]) -> None:
+        self.paths = paths
+        self.shapes = [tuple(item.shape) for item in tensors]
+        self.kinds = [(item.dtype, item.device) for item in tensors]
+
+    def __call__(self, *tensors: Any) -> tuple[str, ...]:
+        """Return their paths; none if something else differs too."""
+        found: list[str] = []
+        for path, shape, kind, tensor in zip(self.paths, self.shapes, self.kinds, tensors, strict=True):
+            if not is_a(tensor, torch.Tensor) or (tensor.dtype, tensor.device) != kind:
+                return ()
+            if tensor.dim() != len(shape):
+                return ()
+            extents = enumerate(zip(shape, tensor.shape, strict=True))
+            found += [extent_path(path, dim) for dim, (old, new) in extents if old != new]
+        return tuple(found)
+
+
+def extent_path(path: str, dim: int) -> str:
+    """Return the path by which the extent of a tensor is known."""
+    return f"{path}.shape[{dim}]"

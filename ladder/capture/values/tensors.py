@@ -1,0 +1,318 @@
+"""Tensors under capture: metadata guards, what an operator did, which calls are operators."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+import torch.overrides
+
+from ladder.capture.python.words import words
+from ladder.capture.values.kinds import is_a
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+METADATA = frozenset(
+    words(
+        "shape ndim dtype device requires_grad is_leaf layout is_cuda itemsize nbytes is_sparse is_quantized"
+        " is_mkldnn is_meta is_cpu is_nested is_mps is_xpu is_complex is_floating_point names name"
+        " size dim stride numel nelement element_size is_contiguous storage_offset ndimension"
+        " is_signed is_inference is_conj is_neg get_device __len__ type is_same_size is_shared is_pinned"
+        " is_distributed is_coalesced has_names is_sparse_csr is_xla is_vulkan is_ipu is_mtia is_maia"
+        " is_tensor is_storage result_type can_cast promote_types broadcast_shapes _is_view"
+    )
+)
+"""Attributes and functions whose answer follows from guarded metadata."""
+
+UNGUARDED = frozenset(
+    words(
+        "storage_offset _is_view is_inference is_shared is_pinned is_conj is_neg names name has_names"
+        " is_coalesced is_distributed is_leaf requires_grad is_nested"
+    )
+)
+"""Those whose answer is guarded on its own where it is read."""
+
+VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
+"""Tensor attributes that are operators."""
+
+READS_A_NUMBER = frozenset(words("item __int__ __float__ __bool__ __index__"))
+"""Methods of a tensor of one element that give it as a number."""
+
+STATE_WRITES = frozenset(
+    getattr(torch._C, name)
+    for name in (
+        "_set_grad_enabled",
+        "set_autocast_enabled",
+        "set_autocast_dtype",
+        "set_autocast_cache_enabled",
+        "autocast_increment_nesting",
+        "autocast_decrement_nesting",
+        "clear_autocast_cache",
+        "set_anomaly_enabled",
+    )
+    if hasattr(torch._C, name)
+) | {
+    getattr(torch, name)
+    for name in (
+        "set_autocast_enabled",
+        "set_autocast_dtype",
+        "set_autocast_cache_enabled",
+        "autocast_increment_nesting",
+        "autocast_decrement_nesting",
+        "clear_autocast_cache",
+    )
+}
+"""Natives that change the global state of torch; they become nodes of the graph, in order."""
+
+STATE_GUARDED = frozenset(
+    {
+        *(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype),
+        *(torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled),
+        *(torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack),
+        *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
+        torch._jit_internal.is_scripting,
+        torch._C._functorch.maybe_current_level,
+    }
+    | {
+        getattr(torch._C, name)
+        for name in words(
+            "_get_tracing_state _is_tracing _is_torch_function_enabled _len_torch_function_stack"
+            " _len_torch_dispatch_stack _is_torch_function_mode_enabled _is_torch_function_all_disabled"
+            " _is_grad_enabled _is_inference_mode_enabled _get_autocast_dtype is_autocast_available"
+            " _is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
+            " _get_privateuse1_backend_name"
+        )
+        if hasattr(torch._C, name)
+    }
+)
+"""Natives and functions that only read the state that `torch_state` guards, or what never changes."""
+
+STATE_READS = STATE_GUARDED | {
+    *(torch._C._get_default_device, torch._C._get_cudnn_enabled, torch._C._get_mkldnn_enabled),
+    torch.is_deterministic_algorithms_warn_only_enabled,
+}
+"""Those and others, whose answers are guarded one by one."""
+
+
+NO_EFFECT = frozenset({torch._C._log_api_usage_once, torch._C._log_api_usage_metadata})
+"""Natives that only count uses."""
+
+
+OVERRIDE_CHECKS = frozenset(
+    {torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic}
+)
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """Return all that `torch.autocast` reads and writes."""
+    return (
+        *(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES),
+        *(torch.get_autocast_dtype(device) for device in _AUTOCAST_DEVICES),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+STATE: tuple[Any, ...] = (
+    *(torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack, torch.is_grad_enabled),
+    *(torch.is_inference_mode_enabled, torch.get_default_dtype, torch._C._is_torch_function_enabled),
+    *(torch._C._get_deterministic_algorithms, torch._C._get_tracing_state),
+    getattr(torch._C, "_is_any_autocast_enabled", autocast_state),
+)
+"""What gives the global state on which the meaning of operators depends; the last, whether autocast is on."""
+
+
+def torch_state() -> tuple[Any, ...]:
+    """Return the answers of `STATE`."""
+    return tuple(read() for read in STATE)
+
+
+def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
+    """Undo what nodes of an interrupted graph did to the state; `autocast` is of `autocast_state`."""
+    torch._C._set_grad_enabled(grad)
+    count = len(_AUTOCAST_DEVICES)
+    for device, enabled, dtype in zip(_AUTOCAST_DEVICES, autocast, autocast[count:], strict=False):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(autocast[-1])
+
+
+Memory = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+"""Storages, each with a copy of what it held."""
+
+
+def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
+    """Return what lies in the memory of tensors that a graph writes, so that a failed run can be undone."""
+    storages = [tensor.untyped_storage() for tensor in written]
+    return [(storage, storage.clone()) for storage in storages]  # type: ignore[no-untyped-call]
+
+
+def restore_memory(saved: Memory) -> None:
+    """Put back what `saved_memory` gave."""
+    for storage, before in saved:
+        storage.copy_(before)
+
+
+RandomStates = list[tuple[torch.Generator, torch.Tensor]]
+"""Generators, each with its state."""
+
+
+def random_states() -> RandomStates:
+    """Return the states of the generators from which operators draw: the CPU's, and of GPUs in use."""
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    return [(each, each.get_state()) for each in generators]
+
+
+def restore_random(states: RandomStates) -> None:
+    """Set generators back."""
+    for generator, state in states:
+        generator.set_state(state)
+
+
+def modes_are_active() -> bool:
+    """Say whether a Python mode watches each operator; capture then leaves the call alone."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Say whether operators on `value` run no Python code of the user's."""
+    kind = type(value)
+    return kind in PLAIN_TENSORS or (
+        is_a(value, torch.Tensor)
+        and kind.__torch_function__ is torch._C._disabled_torch_function_impl
+        and "__torch_dispatch__" not in vars(kind)
+    )
+
+
+def metadata_checks(
+    constant: Callable[[Any], str],
+    tensor: torch.Tensor,
+    var: str,
+    left_open: frozenset[int] = frozenset(),
+) -> list[tuple[str, str]]:
+    """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`.
+
+    `constant` names objects. The extents `left_open` may be others; the tensor is contiguous then.
+    """
+    rows = [(f"{var}.layout is {constant(tensor.layout)}", " has the same layout")]
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, stride = tuple(tensor.shape), tensor.stride()
+        rows = [
+            (f"{var}.dtype is {constant(tensor.dtype)}", f".dtype is {tensor.dtype}"),
+            *_shape_checks(constant, shape, stride, var, left_open),
+            (f"{var}.device == {constant(tensor.device)}", f".device is {tensor.device}"),
+            (f"{var}.requires_grad is {tensor.requires_grad}", f".requires_grad is {tensor.requires_grad}"),
+            *rows,
+        ]
+    return rows
+
+
+def _shape_checks(
+    constant: Any, shape: Any, stride: Any, var: str, left_open: frozenset[int]
+) -> list[tuple[str, str]]:
+    if not left_open:
+        return [
+            (f"{var}.shape == {constant(shape)}", f".shape == {shape}"),
+            (f"{var}.stride() == {constant(stride)}", f".stride() == {stride}"),
+        ]
+    fixed = [(dim, extent) for dim, extent in enumerate(shape) if dim not in left_open]
+    extents = [(f"{var}.shape[{dim}] == {extent}", f".shape[{dim}] == {extent}") for dim, extent in fixed]
+    rank = (f"{var}.dim() == {len(shape)}", f" has {len(shape)} dimensions")
+    return [rank, *extents, (f"{var}.is_contiguous()", " is contiguous")]
+
+
+def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the metadata that guards hold a tensor to."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return (tensor.layout,)
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = (tuple(tensor.shape), tensor.stride())
+        return (*shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, type(tensor))
+
+
+def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> Any:
+    """Return ``check(*tensors)`` in C++, if torch has it and it takes these tensors.
+
+    Of tensors with extents in `left_open` it does not check those, nor strides.
+    """
+    guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+    if guards is None or not tensors or any(len(signature(item)) == 1 for item in tensors):
+        return None
+    try:
+        pairs = list(zip(tensors, left_open, strict=True))
+        sizes = [
+            [None if dim in left else extent for dim, extent in enumerate(item.shape)] for item, left in pairs
+        ]
+        strides = [[None if left else step for step in item.stride()] for item, left in pairs]
+        made = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return made.check if made.check(*tensors) else None
+    except (TypeError, RuntimeError):
+        return None
+
+
+def scripted(function: Any) -> Any:
+    """Return a Python function that calls a scripted one: a graph cannot name the latter."""
+
+    def script_function(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return script_function
+
+
+def scanning(function: Any, combine: Any) -> Any:
+    """Return ``associative_scan`` of one function, as an operator of tensors."""
+
+    def associative_scan(*args: Any, **kwargs: Any) -> Any:
+        return function(combine, *args, **kwargs)
+
+    return associative_scan
+
+
+def _python_operators() -> dict[Any, str]:
+    """Return the Python functions of torch that are one operator each, with their names."""
+    with_state = {functional.multi_head_attention_forward}
+    rows: dict[Any, str] = {}
+    for home in (functional, torch.functional, torch.Tensor, torch):
+        for function in torch.overrides.get_overridable_functions().get(home, ()):
+            if is_a(function, types.FunctionType) and function not in with_state:
+                rows[function] = function.__name__
+    return rows
+
+
+PYTHON_OPERATORS = _python_operators()
+
+_FACTORIES = words(
+    "arange empty zeros ones full eye linspace logspace rand randn randint randperm tensor scalar_tensor"
+    " tril_indices triu_indices empty_strided hann_window hamming_window bartlett_window blackman_window"
+    " kaiser_window range as_tensor rand_like randn_like randint_like empty_like full_like ones_like"
+    " zeros_like bernoulli normal poisson complex polar from_numpy"
+)
+
+
+def _native_operators() -> frozenset[Any]:
+    """Return torch's native functions that compute tensors from tensors or make them."""
+    homes = torch.overrides.get_overridable_functions()
+    overridable = [item for home in homes for item in homes[home] if home is not torch.Tensor]
+    factories = [getattr(torch, name) for name in _FACTORIES]
+    return frozenset(item for item in (*overridable, *factories) if type(item) is types.BuiltinFunctionType)
+
+
+NATIVE_OPERATORS = _native_operators()
+_NATIVE_MODULES = frozenset({"torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special"})
+
+
+def is_torch_native(function: Any) -> bool:
+    """Say whether `function` is a native callable of torch that takes and returns tensors."""
+    if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function.__objclass__ is torch._C.TensorBase
+    if is_a(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.jit.ScriptFunction):
+        return True
+    if type(function) is not types.BuiltinFunctionType:
+        return False
+    named = getattr(function, "__qualname__", "").startswith("_VariableFunctionsClass.")
+    return named or function in NATIVE_OPERATORS or function.__module__ in _NATIVE_MODULES

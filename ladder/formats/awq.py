@@ -1,0 +1,112 @@
+"""AWQ (AutoAWQ, AutoRound's auto_awq): 4-bit codes along N (gemm) or along K (gemv).
+
+``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])``. Sources: AutoAWQ ``modules/linear/gemm.py``, ``gemv.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ladder.formats.bits import storage_of_words, transposed_nibbles, words_to_codes
+from ladder.formats.gptq import Geometry, symmetric_or_not
+from ladder.formats.layer import Format, Layer, Shape, group_of
+
+if TYPE_CHECKING:
+    from tile_types import QuantizedTensor
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Nibble i of word c is output ``8 * c + ORDER[i]``."""
+
+BITS = 4
+
+
+def is_gemm(layer: Layer) -> bool:
+    """Tell by shapes whether words hold codes of eight outputs."""
+    weight, scales = layer[".qweight"].shape, layer[".scales"].shape
+    return len(weight) == len(scales) == 2 and weight[1] * 8 == scales[1]
+
+
+def is_gemv(layer: Layer) -> bool:
+    """Tell by shapes whether words hold eight codes of one output."""
+    weight, scales, zeros = (layer[part].shape for part in (".qweight", ".scales", ".qzeros"))
+    return len(weight) == len(scales) == len(zeros) == 2 and weight[0] == scales[0] == zeros[0]
+
+
+def gemm_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    k, words = layer.shape(".qweight", 2)
+    return 8 * words, k
+
+
+def gemv_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    n, words = layer.shape(".qweight", 2)
+    return n, 8 * words
+
+
+def read_gemm(layer: Layer) -> QuantizedTensor:
+    """Read a layer of the gemm layout."""
+    n, k = gemm_shape(layer)
+    groups, _ = layer.shape(".scales", 2)
+    _require_types(layer)
+    layer.require(layer.shape(".qzeros", 2) == (groups, n // 8), "qzeros do not fit scales")
+    layer.require(k % 8 == 0, f"{k} inputs are no multiple of 8")
+    group = group_of(layer, k, groups, layer.option("group_size", int, None))
+    words = transposed_nibbles(layer.tensor(".qweight"), ORDER)
+    packed = words_to_codes(layer.tensor(".qzeros"), BITS, n).view(groups, n // 8, 8)
+    zero = packed[:, :, [ORDER.index(output) for output in range(8)]].reshape(groups, n)
+    fields = {"scale": layer.tensor(".scales").t().contiguous(), "columns": None, "block": (1, group)}
+    form = Geometry(n, k, BITS, groups, planar=False)
+    return symmetric_or_not(form, storage_of_words(words, BITS, k), zero.t().contiguous(), None, fields)
+
+
+def read_gemv(layer: Layer) -> QuantizedTensor:
+    """Read a layer of the gemv layout; its groups are padded, so the configuration must say their size."""
+    n, k = gemv_shape(layer)
+    _require_types(layer)
+    group = layer.option("group_size", int, None)
+    layer.require(group is not None, "the gemv layout needs group_size in the configuration")
+    group = k if group == -1 else group
+    layer.require(group >= 1 and k % group == 0, f"group_size {group} does not divide {k} inputs")
+    groups = k // group
+    room = min(layer.shape(".scales", 2)[1], 8 * layer.shape(".qzeros", 2)[1])
+    layer.require(groups <= room, f"scales and zero points have room for {room} groups, not for {groups}")
+    zero = words_to_codes(layer.tensor(".qzeros"), BITS, groups)
+    scale = layer.tensor(".scales")[:, :groups].contiguous()
+    form = Geometry(n, k, BITS, groups, planar=False)
+    stored = storage_of_words(layer.tensor(".qweight"), BITS, k)
+    return symmetric_or_not(form, stored, zero, None, {"scale": scale, "columns": None, "block": (1, group)})
+
+
+def _require_types(layer: Layer) -> None:
+    layer.require_type(".qweight", "int32")
+    layer.require_type(".qzeros", "int32")
+    layer.require_type(".scales", "float16", "bfloat16", "float32")
+    layer.require(layer.option("bits", int, BITS) == BITS, "AWQ packs 4-bit codes only")
+
+
+METHODS = ("awq", "auto-round", "intel/auto-round")
+PARTS = (".scales", ".qzeros")
+
+GEMM = Format(
+    "awq",
+    ".qweight",
+    is_gemm,
+    gemm_shape,
+    read_gemm,
+    methods=METHODS,
+    parts=PARTS,
+    dtype="scale",
+    doc="AWQ gemm; AutoRound's auto_awq",
+)
+GEMV = Format(
+    "awq_gemv",
+    ".qweight",
+    is_gemv,
+    gemv_shape,
+    read_gemv,
+    methods=METHODS,
+    parts=PARTS,
+    dtype="scale",
+    doc="AWQ gemv",
+)

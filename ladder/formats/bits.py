@@ -1,0 +1,185 @@
+"""Codes packed by other tools, to canonical storage (`tile_types.packing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tile_types.packing import is_dense, pack_codes, unpack_codes
+
+if TYPE_CHECKING:
+    import torch
+
+PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}
+"""Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
+
+CHUNK_WORDS = 1 << 20
+"""32-bit words that are rearranged at a time: temporary arrays stay in caches."""
+
+
+CHUNK_CODES = 1 << 22
+"""Codes that are unpacked at a time where a whole matrix of them would take many times its storage."""
+
+
+def by_rows(
+    function: Callable[[torch.Tensor], torch.Tensor], array: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Return what a function of rows gives, called for some rows of ``count`` codes at a time."""
+    import torch
+
+    step = max(1, CHUNK_CODES // count)
+    if len(array) <= step:
+        return function(array)
+    return torch.cat([function(array[first : first + step]) for first in range(0, len(array), step)])
+
+
+def repacked(
+    stored: torch.Tensor, bits: int, count: int, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return canonical storage of ``change(codes)``."""
+    return by_rows(lambda part: pack_codes(change(unpack_codes(part, bits, count)), bits), stored, count)
+
+
+def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
+    """Unpack a stream of codes along the last axis, lowest bits first.
+
+    Parameters
+    ----------
+    words
+        int32 ``[..., W]``.
+    bits
+        Width of a code, 1 to 8.
+    count
+        Codes per row.
+    dense
+        Whether codes cross words; else a word holds ``32 // bits``.
+
+    Returns
+    -------
+    uint8 ``[..., count]``.
+    """
+    import torch
+
+    octets = octets_of(words)
+    if dense and 8 % bits == 0:
+        return _bytes_to_codes(octets, bits)[..., :count]
+    if not dense:
+        shifts = torch.arange(32 // bits, dtype=torch.int32) * bits
+        return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)[..., :count]
+    first = torch.arange(count) * bits
+    padded = torch.nn.functional.pad(octets, (0, 1)).to(torch.int32)
+    pairs = padded[..., first // 8] | padded[..., first // 8 + 1] << 8
+    return ((pairs >> (first % 8).to(torch.int32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def octets_of(words: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of an array, along the last axis."""
+    import torch
+
+    flat = words.contiguous().reshape(-1).view(torch.uint8)
+    return flat.reshape(*words.shape[:-1], words.shape[-1] * words.element_size())
+
+
+def _bytes_to_codes(octets: torch.Tensor, bits: int) -> torch.Tensor:
+    """Split bytes into codes of 1, 2, 4 or 8 bits."""
+    import torch
+
+    if bits == 8:
+        return octets
+    codes = torch.empty((*octets.shape, 8 // bits), dtype=torch.uint8)
+    for slot in range(8 // bits):
+        codes[..., slot] = (octets >> (bits * slot)) & ((1 << bits) - 1)
+    return codes.flatten(-2)
+
+
+def planes_to_codes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unpack the planar layout along the last axis: ``bits`` words hold 32 codes, plane by plane."""
+    import torch
+
+    blocks = words.reshape(*words.shape[:-1], -1, bits)
+    codes = torch.zeros((*blocks.shape[:-1], 32), dtype=torch.uint8)
+    word = 0
+    for width, first in PLANES[bits]:
+        part = words_to_codes(blocks[..., word : word + width], width, 32, dense=32 % width == 0)
+        codes |= part << first
+        word += width
+    return codes.flatten(-2)
+
+
+def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
+    """Return canonical storage of codes that lie along the last axis of int32 words, lowest bits first."""
+    if is_dense(bits) and dense:
+        stored = octets_of(words)
+        units = -(-count * bits // 8)
+        return stored if stored.shape[-1] == units else stored[..., :units].contiguous()
+    return by_rows(
+        lambda part: pack_codes(words_to_codes(part, bits, count, dense=dense), bits), words, count
+    )
+
+
+def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torch.Tensor:
+    """Return dense storage with the highest bit of each code inverted: biased codes as two's complement.
+
+    Parameters
+    ----------
+    storage
+        uint8.
+    bits
+        Width of a code: 1, 2, 4 or 8.
+    in_place
+        Whether the storage itself may be changed.
+    """
+    import torch
+
+    ones = sum(1 << (slot * bits + bits - 1) for slot in range(8 // bits))
+    result = storage if in_place else torch.empty_like(storage)
+    if storage.shape[-1] % 8 or not storage.is_contiguous() or storage.storage_offset() % 8:
+        return torch.bitwise_xor(storage, ones, out=result)
+    wide = int.from_bytes(bytes([ones] * 8), "little", signed=True)
+    torch.bitwise_xor(storage.view(torch.int64), wide, out=result.view(torch.int64))
+    return result
+
+
+def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
+    """Exchange the halves of bytes: first code high becomes first code low."""
+    return octets << 4 | octets >> 4
+
+
+def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Transpose 4-bit codes that lie along the last axis: int32 ``[K, C]`` -> int32 ``[8 * C, K // 8]``.
+
+    Code i of ``words[k, c]`` becomes code ``k % 8`` of word ``[8 * c + order[i], k // 8]``.
+
+    Parameters
+    ----------
+    words
+        K must be a multiple of 8.
+    order
+        A permutation of 0 to 7.
+    """
+    import torch
+
+    rows, columns = words.shape
+    result = torch.empty(8 * columns, rows // 8, dtype=torch.int32)
+    target = result.view(columns, 8, rows // 8)
+    step = max(1, CHUNK_WORDS // (8 * columns))
+    for first in range(0, rows // 8, step):
+        lines = _transpose_blocks(words[8 * first : 8 * (first + step)].view(-1, 8, columns))
+        for line, output in zip(lines, order, strict=True):
+            target[:, output, first : first + step] = line.t()
+    return result
+
+
+def _transpose_blocks(block: torch.Tensor) -> list[torch.Tensor]:
+    """Transpose the 8 x 8 matrices of nibbles that 8 words on axis 1 are, by three rounds of exchanges."""
+    import torch
+
+    lines = [block[:, line].clone() for line in range(8)]
+    moved = torch.empty_like(lines[0])
+    for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        for low in (line for line in range(8) if not line & distance):
+            a, b = lines[low], lines[low + distance]
+            torch.bitwise_right_shift(a, 4 * distance, out=moved)
+            b ^= moved.bitwise_xor_(b).bitwise_and_(mask)
+            a ^= moved.bitwise_left_shift_(4 * distance)
+    return lines

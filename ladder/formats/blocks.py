@@ -1,0 +1,134 @@
+"""Formats whose bytes are canonical storage already: gpt-oss MXFP4, fp8 with block scales, ModelOpt NVFP4.
+
+Sources: transformers ``integrations/mxfp4.py``, ``integrations/finegrained_fp8.py`` (DeepSeek-V3's
+``weight_scale_inv`` multiplies); ModelOpt ``qtensor/nvfp4_tensor.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ladder.formats.compressed import EIGHT_BIT, nvfp4_tensor, stated_blocks
+from ladder.formats.layer import Format, Layer, Shape, group_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+SCALE_NAMES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "float8_e8m0fnu": "e8m0"}
+"""torch's name of a block scale's element -> ours."""
+
+
+def mxfp4_shape(layer: Layer) -> Shape:
+    """Return [E, N, K]."""
+    experts, rows, groups, octets = layer.shape("_blocks", 4)
+    layer.require(octets == 16, f"blocks of {octets} bytes, expected 16")
+    return experts, rows, 32 * groups
+
+
+def read_mxfp4(layer: Layer) -> tuple[QuantizedTensor, ...]:
+    """Read gpt-oss's experts, one matrix each; of ``gate_up_proj``, even rows are gates."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    experts, n, k = mxfp4_shape(layer)
+    layer.require_type("_blocks", "uint8")
+    layer.require_type("_scales", "uint8", "float8_e8m0fnu")
+    layer.require(layer.shape("_scales", 3) == (experts, n, k // 32), "_scales do not fit _blocks")
+    codes = layer.tensor("_blocks").reshape(experts, n, k // 2)
+    scale = layer.tensor("_scales").view(torch.float8_e8m0fnu)
+    element = get_type("fp4_e2m1")
+    return tuple(
+        QuantizedTensor(
+            element, (n, k), codes[expert], (1, 32), scale[expert], scale_type="e8m0", type_name="mxfp4"
+        )
+        for expert in range(experts)
+    )
+
+
+def fp8_shape(layer: Layer) -> Shape:
+    """Return [N, K] or, of experts, [E, N, K]."""
+    shape = layer.shape("")
+    layer.require(len(shape) in (2, 3), f"its weight has the shape {list(shape)}")
+    return shape
+
+
+def read_fp8(layer: Layer) -> QuantizedTensor | tuple[QuantizedTensor, ...]:
+    """Read fp8 codes with one scale per block."""
+    fp8_shape(layer)
+    layer.require_type("_scale_inv", *SCALE_NAMES)
+    codes, scale = layer.tensor(""), layer.tensor("_scale_inv")
+    if codes.ndim == 2:
+        return _fp8_matrix(layer, codes, scale)
+    layer.require(scale.ndim == 3 and len(scale) == len(codes), "scales are not of as many experts")
+    return tuple(_fp8_matrix(layer, *pair) for pair in zip(codes, scale, strict=True))
+
+
+def _fp8_matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> QuantizedTensor:
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, k = codes.shape
+    scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
+    layer.require(scale.ndim == 2 and 0 not in scale.shape, f"scales have the shape {list(scale.shape)}")
+    rows, columns = scale.shape
+    fitting = (b for b in stated_blocks(layer) if (-(-n // b[0]), -(-k // b[1])) == (rows, columns))
+    block = next(fitting, None) or (group_of(layer, n, rows), group_of(layer, k, columns))
+    return QuantizedTensor(
+        get_type(EIGHT_BIT[layer[""].dtype]),
+        (n, k),
+        codes.view(torch.uint8),
+        block,
+        scale=scale,
+        scale_type=SCALE_NAMES[layer["_scale_inv"].dtype],
+    )
+
+
+def read_modelopt(layer: Layer) -> QuantizedTensor:
+    """Read ModelOpt's NVFP4: ``q * (scale * scale_2)``."""
+    return nvfp4_tensor(layer, ".weight", layer.number(".weight_scale_2"))
+
+
+def modelopt_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    n, octets = layer.shape(".weight", 2)
+    return n, 2 * octets
+
+
+MXFP4 = Format(
+    "mxfp4",
+    "_blocks",
+    lambda layer: len(layer["_blocks"].shape) == 4,
+    mxfp4_shape,
+    read_mxfp4,
+    methods=("mxfp4",),
+    parts=("_scales",),
+    result="",
+    dtype="bfloat16",
+    doc="gpt-oss experts",
+)
+FP8 = Format(
+    "fp8-blocks",
+    "_scale_inv",
+    lambda layer: layer[""].dtype.startswith("float8"),
+    fp8_shape,
+    read_fp8,
+    methods=("fp8",),
+    parts=("",),
+    result="",
+    doc="fp8 with scales of blocks (DeepSeek-V3, Qwen3)",
+)
+MODELOPT = Format(
+    "modelopt-nvfp4",
+    ".weight_scale_2",
+    lambda layer: layer[".weight"].dtype == "uint8",
+    modelopt_shape,
+    read_modelopt,
+    methods=("modelopt", "modelopt_fp4"),
+    parts=(".weight", ".weight_scale"),
+    rounding="scales_first",
+    doc="ModelOpt NVFP4",
+)

@@ -1,0 +1,322 @@
+"""`load_checkpoint`: a file or folder of another tool as a mapping from names to tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, native, torchao
+from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
+from ladder.formats.gguf import FORMATS as GGUF_FORMATS
+from ladder.formats.gguf import read_gguf
+from ladder.formats.layer import Format, Layer, Loaded, Shape
+from ladder.formats.pickled import read_pickled
+from tile_types.errors import CheckpointError, LadderError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+FORMATS = (
+    gptq.FORMAT,
+    awq.GEMM,
+    awq.GEMV,
+    compressed.PACKED,
+    compressed.MX,
+    compressed.NVFP4,
+    blocks.MODELOPT,
+    blocks.FP8,
+    compressed.EIGHT,
+    blocks.MXFP4,
+    bitsandbytes.FOUR,
+    bitsandbytes.EIGHT,
+    hqq.FORMAT,
+    torchao.FORMAT,
+    native.FORMAT,
+)
+"""In the order in which they are tried."""
+
+CONFIGS = (("config.json", "quantization_config"), ("quantize_config.json", ""), ("quant_config.json", ""))
+"""File of a folder -> the key that describes the quantization; empty for the whole file."""
+
+INDEX = "model.safetensors.index.json"
+ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
+
+DAMAGE = (LadderError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError)
+"""What a contradiction that no check foresaw raises."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a tensor without reading it.
+
+    Parameters
+    ----------
+    name
+        Of the tensor.
+    format
+        Name of the format that it is stored in; empty if it is not quantized.
+    shape
+        In elements.
+    nbytes
+        In the file, scales included.
+    dtype
+        torch's name of the element type of a tensor that is not quantized.
+    """
+
+    name: str
+    format: str
+    shape: Shape
+    nbytes: int
+    dtype: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint(Mapping[str, "Loaded"]):
+    """Tensors by name, read when they are asked for.
+
+    A quantized one is a `QuantizedTensor` (a tuple of them for stacked experts), bit for bit what the tool
+    stored; the others are tensors that share the file's mapped memory. The file must not change meanwhile.
+
+    Parameters
+    ----------
+    path
+        Where it lies.
+    layers
+        Format and arrays of each quantized tensor.
+    plain
+        The other tensors.
+    config
+        What the checkpoint says of its quantization.
+    metadata
+        What else the files say.
+    """
+
+    path: Path
+    layers: Mapping[str, tuple[Format, Layer]]
+    plain: Mapping[str, Stored]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Count the tensors."""
+        return len(self.layers) + len(self.plain)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        yield from self.layers
+        yield from self.plain
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a tensor of that name, without reading it."""
+        return name in self.layers or name in self.plain
+
+    def __getitem__(self, name: str) -> Loaded:
+        """Read a tensor.
+
+        Raises
+        ------
+        KeyError
+            If there is none of that name.
+        CheckpointError
+            If its arrays contradict each other.
+        """
+        import torch
+
+        with torch.device("cpu"):  # whatever the default device is, such as meta while a model is built
+            if name in self.layers:
+                form, layer = self.layers[name]
+                return self._guarded(name, lambda: form.read(layer))
+            return self._guarded(name, self.plain[name].tensor)
+
+    def entry(self, name: str) -> Entry:
+        """Describe a tensor from the headers alone."""
+        if name in self.plain:
+            stored = self.plain[name]
+            return Entry(name, "", stored.shape, stored.nbytes, stored.dtype)
+        form, layer = self.layers[name]
+        shape = self._guarded(name, lambda: form.shape(layer))
+        return Entry(name, form.name, shape, sum(part.nbytes for part in layer.parts.values()))
+
+    def entries(self) -> Iterator[Entry]:
+        """Describe all tensors."""
+        return (self.entry(name) for name in self)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats that occur."""
+        return tuple(sorted({form.name for form, _ in self.layers.values()}))
+
+    def dequantize(self, name: str, dtype: Any = None) -> torch.Tensor:
+        """Return a tensor's values as the tool's own dequantization rounds them.
+
+        Parameters
+        ----------
+        name
+            Of the tensor. Stacked experts give ``[E, N, K]``.
+        dtype
+            torch's type of the result, to which the tool's is converted; by default the tool's.
+        """
+        import torch
+
+        loaded = self[name]
+        if isinstance(loaded, torch.Tensor):
+            return loaded if dtype is None else loaded.to(dtype)
+        form, _ = self.layers[name]
+        if isinstance(loaded, tuple):
+            result = torch.stack([_as_tool(form, matrix) for matrix in loaded])
+        else:
+            result = _as_tool(form, loaded)
+        return result if dtype is None else result.to(dtype)
+
+    def _guarded(self, name: str, read: Callable[[], T]) -> T:
+        """Read, and give what damage raises as one error."""
+        try:
+            return read()
+        except CheckpointError as error:
+            if str(self.path) not in str(error):
+                raise CheckpointError(f"{self.path}: {error}") from error
+            raise
+        except DAMAGE as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} is damaged or of an unknown form: {text}"
+            ) from error
+
+
+def _as_tool(form: Format, matrix: QuantizedTensor) -> torch.Tensor:
+    own = matrix.scale_type if matrix.scale_type in ("float16", "bfloat16", "float32") else "bfloat16"
+    found: torch.Tensor = matrix.dequantize(own if form.dtype == "scale" else form.dtype, form.rounding)
+    return found
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint of another tool.
+
+    Parameters
+    ----------
+    path
+        A folder with ``*.safetensors`` (and its ``config.json``), an index of shards, or one file:
+        ``.safetensors``, ``.gguf``, or ``.pt`` and ``.bin`` of tensors, which are unpickled as data only.
+
+    Returns
+    -------
+    Tensors by name; nothing but headers is read before a tensor is asked for.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read: missing, truncated, damaged, or of a form that is not known.
+    """
+    found = Path(path)
+    require(found.exists(), f"there is no checkpoint at {found}")
+    if found.suffix == ".gguf":
+        file = read_gguf(found)
+        return Checkpoint(found, file.layers, file.plain, metadata=file.metadata)
+    arrays = _arrays(found)
+    config = _config(found if found.is_dir() else found.parent)
+    try:
+        layers, plain = assign(arrays, config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{found}: {error}") from error
+    return Checkpoint(found, layers, plain, config, arrays.metadata)
+
+
+def _arrays(path: Path) -> Arrays:
+    """Return the arrays of a file or folder."""
+    if path.is_dir():
+        if (path / INDEX).exists():
+            return read_shards(path / INDEX)
+        files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
+        safe = [file for file in files if file.suffix == ".safetensors"]
+        chosen = safe or files
+        require(len(chosen) > 0, f"{path} holds no file of {', '.join(ENDINGS)}")
+        require(len(chosen) == 1, f"{path} holds several files and no {INDEX}; name one of them")
+        return _arrays(chosen[0])
+    if path.suffix == ".json":
+        return read_shards(path)
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    require(path.suffix in ENDINGS, f"{path} is none of {', '.join(ENDINGS)}, nor a folder or an index")
+    return read_pickled(path)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its quantization; empty if it says nothing."""
+    for name, key in CONFIGS:
+        if (folder / name).is_file():
+            content = read_json(folder / name)
+            found = content.get(key) if key else content
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def assign(
+    arrays: Arrays, config: Mapping[str, Any]
+) -> tuple[dict[str, tuple[Format, Layer]], dict[str, Stored]]:
+    """Divide arrays into quantized tensors with their formats, and plain ones.
+
+    Raises
+    ------
+    CheckpointError
+        If parts of a quantized tensor are missing, or its format is not what the configuration says.
+    """
+    layers: dict[str, tuple[Format, Layer]] = {}
+    taken: set[str] = set()
+    for name in arrays:
+        if name in taken:
+            continue
+        for suffix in {form.key for form in FORMATS if name.endswith(form.key)}:
+            prefix = name.removesuffix(suffix)
+            found = _recognised(arrays, prefix, suffix, config)
+            if found is not None:
+                _, layer = found
+                require(layer.name not in layers, f"{layer.name} is stored in two formats")
+                layers[layer.name] = found
+                taken.update(prefix + part for part in layer.parts)
+    clash = next((name for name in layers if name in arrays and name not in taken), None)
+    require(clash is None, f"{clash} is there both quantized and as it is")
+    return layers, {name: stored for name, stored in arrays.items() if name not in taken}
+
+
+def _recognised(
+    arrays: Arrays, prefix: str, key: str, config: Mapping[str, Any]
+) -> tuple[Format, Layer] | None:
+    """Return the format of arrays that share a prefix, or None if they are of none."""
+    fitting: list[tuple[Format, Layer]] = []
+    reasons: list[str] = []
+    for form in (form for form in FORMATS if form.key == key):
+        wanted = (key, *form.parts)
+        missing = [prefix + part for part in wanted if prefix + part not in arrays]
+        if missing:
+            reasons.append(f"{form.name} needs {', '.join(map(repr, missing))}")
+            continue
+        named = {part: arrays[prefix + part] for part in (*wanted, *form.optional) if prefix + part in arrays}
+        layer = Layer(form.name_of(prefix), named, config, arrays.metadata)
+        if form.fits(layer):
+            fitting.append((form, layer))
+        else:
+            reasons.append(f"its extents and types are not those of {form.name}")
+    method = config.get("quant_method")
+    stated = [found for found in fitting if not found[0].methods or method in (None, *found[0].methods)]
+    if fitting and not stated:
+        raise CheckpointError(
+            f"{fitting[0][1].name} is stored as {fitting[0][0].name}, the configuration says {method!r}"
+        )
+    require(bool(stated) or key not in DISTINCT, f"{prefix + key}: {'; '.join(reasons)}")
+    return stated[0] if stated else None
+
+
+DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")
+"""Suffixes that no array has which is not part of a quantized tensor."""
+
+ALL_FORMATS = (*FORMATS, *GGUF_FORMATS.values())
+"""Every format, for tables."""

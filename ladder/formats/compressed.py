@@ -1,0 +1,347 @@
+"""compressed-tensors (llm-compressor): packed integers, and 8-bit, MX and NVFP4 weights beside scales.
+
+Also what others store alike: per-tensor fp8 of ModelOpt and FBGEMM. Sources: compressed-tensors
+``compressors/{pack_quantized,naive_quantized,mxfp4,mxfp6,mxfp8,nvfp4}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ladder.formats.bits import by_rows, flipped, repacked, storage_of_words, words_to_codes
+from ladder.formats.layer import Format, Layer, Shape, group_of
+from tile_types.packing import is_dense, pack_codes
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+"""torch's name of a weight's element -> ours."""
+
+SCALES = ("float16", "bfloat16", "float32")
+
+
+def weight_options(layer: Layer) -> Iterator[dict[str, Any]]:
+    """Yield the options of weights of each group of the configuration."""
+    groups = layer.config.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        options = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(options, dict):
+            yield options
+
+
+def packed_form(layer: Layer) -> tuple[int, int, int, bool]:
+    """Return (N, K, bits, whether codes cross words) of packed integers, from extents and configuration."""
+    n, words = layer.shape(".weight_packed", 2)
+    extents = layer.tensor(".weight_shape").flatten().tolist()
+    layer.require(len(extents) == 2 and extents[0] == n, f"weight_shape is {extents[:8]}, with {n} rows")
+    k = int(extents[1])
+    layer.require(1 <= k <= 32 * words, f"weight_shape is {extents}, with {words} words per row")
+    stated = {options.get("num_bits") for options in weight_options(layer)}
+    widths = [(bits, -(-k * bits // 32), True) for bits in range(1, 9)]
+    widths += [(bits, -(-k // (32 // bits)), False) for bits in (3, 5, 6, 7)]
+    fitting = [(bits, dense) for bits, extent, dense in widths if extent == words]
+    chosen = [found for found in fitting if not stated or found[0] in stated]
+    layer.require(bool(chosen), f"{words} words per row for {k} codes fit no width")
+    layer.require(
+        len({bits for bits, _ in chosen}) == 1, f"{words} words per row fit several widths: {chosen}"
+    )
+    return n, k, *chosen[0]
+
+
+def packed_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    return packed_form(layer)[:2]
+
+
+def read_packed(layer: Layer) -> QuantizedTensor:
+    """Read packed integers; codes are biased by the middle one."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    layer.require_type(".weight_packed", "int32")
+    n, k, bits, dense = packed_form(layer)
+    scale, block = scales_of(layer, n, k)
+    words = layer.tensor(".weight_packed")
+    stored = storage_of_words(words, bits, k, dense=dense)
+    order, index = columns_of(layer, k, scale)
+    if order is not None:
+        moved = order.long()
+        stored = repacked(stored, bits, k, lambda codes: codes[:, moved])
+        scale, block = scale[:, index], (1, block_of(index))
+        scale = scale[:, :: block[1]].contiguous()
+    zero = None
+    if ".weight_zero_point" in layer:
+        packed = layer.tensor(".weight_zero_point")
+        layer.require_type(".weight_zero_point", "int32")
+        layer.require(packed.ndim == 2 and block[0] == 1, "zero points must be packed along outputs")
+        layer.require(
+            packed.shape[0] * (32 if dense else 32 // bits * bits) >= n * bits,
+            f"{packed.shape[0]} words of zero points for {n} outputs",
+        )
+        zero = words_to_codes(packed.t(), bits, n, dense=dense).t().contiguous()
+        if order is not None:
+            layer.require(int(index.max()) < zero.shape[1], "weight_g_idx names a group without zero point")
+            zero = zero[:, index][:, :: block[1]].contiguous()
+    elif is_dense(bits):
+        stored = flipped(stored, bits)
+    else:
+        stored = repacked(stored, bits, k, lambda codes: codes ^ (1 << (bits - 1)))
+    layer.require(zero is None or zero.shape == scale.shape, "zero points do not fit scales")
+    return QuantizedTensor(
+        get_type(f"{'int' if zero is None else 'uint'}{bits}"),
+        (n, k),
+        stored,
+        block,
+        scale=scale,
+        zero=zero,
+        zero_kind="none" if zero is None else "integer",
+        scale_type=str(scale.dtype).removeprefix("torch."),
+        columns=None if order is None else order.to(torch.int32),
+    )
+
+
+def columns_of(layer: Layer, k: int, scale: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return the order of columns that sorts them by group, if they are not sorted, and their groups."""
+    import torch
+
+    if ".weight_g_idx" not in layer:
+        return None, torch.empty(0, dtype=torch.int64)
+    layer.require_type(".weight_g_idx", "int32", "int64")
+    index = layer.tensor(".weight_g_idx").long()
+    layer.require(tuple(index.shape) == (k,), f"weight_g_idx has the shape {list(index.shape)}")
+    if bool((index == -1).all()):
+        return None, index
+    within = int(index.min()) >= 0 and int(index.max()) < scale.shape[1]
+    layer.require(within, f"weight_g_idx names a group beyond the {scale.shape[1]} that there are")
+    order = torch.argsort(index, stable=True)
+    return order, index[order]
+
+
+def block_of(index: torch.Tensor) -> int:
+    """Return the largest run length that divides all runs of equal numbers but the last."""
+    import math
+
+    import torch
+
+    counts = torch.unique_consecutive(index, return_counts=True)[1].tolist()
+    return math.gcd(*counts[:-1]) or counts[-1]
+
+
+def scales_of(layer: Layer, n: int, k: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Return the scales as a matrix, and the block that each serves."""
+    layer.require_type(".weight_scale", *SCALES)
+    return blocks_of(layer, ".weight_scale", n, k)
+
+
+def blocks_of(layer: Layer, suffix: str, n: int, k: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Return per-block numbers as a matrix [ceil(N/bn), ceil(K/bk)], and (bn, bk)."""
+    scale = layer.tensor(suffix)
+    if scale.numel() == 1:
+        return scale.reshape(1, 1), (n, k)
+    if scale.ndim == 1:
+        scale = scale[:, None]
+    layer.require(scale.ndim == 2 and 0 not in scale.shape, f"{suffix} has the shape {list(scale.shape)}")
+    rows, columns = scale.shape
+    for height, width in stated_blocks(layer):
+        if (-(-n // height), -(-k // width)) == (rows, columns):
+            return scale.contiguous(), (height, width)
+    layer.require(n % rows == 0, f"{rows} rows of {suffix} do not divide {n} outputs")
+    return scale.contiguous(), (n // rows, group_of(layer, k, columns))
+
+
+def stated_blocks(layer: Layer) -> Iterator[tuple[int, int]]:
+    """Yield the blocks that the configuration speaks of."""
+    for options in (layer.config, *weight_options(layer)):
+        for key in ("weight_block_size", "block_structure"):
+            match options.get(key):
+                case [int(height), int(width)] if height >= 1 and width >= 1:
+                    yield height, width
+        group = options.get("group_size")
+        if isinstance(group, int) and group >= 1:
+            yield 1, group
+
+
+def read_eight_bit(layer: Layer) -> QuantizedTensor:
+    """Read int8 or fp8 codes with scales per tensor, channel, group or block."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, k = layer.shape(".weight", 2)
+    scale, block = (mx_scales if is_mx(layer) else scales_of)(layer, n, k)
+    zero = None
+    if ".weight_zero_point" in layer:
+        layer.require_type(".weight_zero_point", "int8")
+        zero, _ = blocks_of(layer, ".weight_zero_point", n, k)
+        layer.require(zero.shape == scale.shape, "zero points do not fit scales")
+    asymmetric = zero is not None and bool(zero.any())
+    layer.require(not asymmetric or layer[".weight"].dtype == "int8", "fp8 codes have no zero points")
+    return QuantizedTensor(
+        get_type(EIGHT_BIT[layer[".weight"].dtype]),
+        (n, k),
+        layer.tensor(".weight").view(torch.uint8),
+        block,
+        scale=scale,
+        zero=zero if asymmetric else None,
+        zero_kind="integer" if asymmetric else "none",
+        scale_type=_scale_name(scale),
+    )
+
+
+def is_mx(layer: Layer) -> bool:
+    """Tell whether scales are powers of two, stored as exponents."""
+    return layer[".weight_scale"].dtype in ("uint8", "float8_e8m0fnu")
+
+
+def mx_scales(layer: Layer, n: int, k: int) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Return exponents as scales of type e8m0, one per 32 columns."""
+    import torch
+
+    rows, columns = layer.shape(".weight_scale", 2)
+    layer.require(rows == n and 32 * columns == k, f"exponents [{rows}, {columns}] for [{n}, {k}]")
+    return layer.tensor(".weight_scale").view(torch.float8_e8m0fnu), (1, 32)
+
+
+def _scale_name(scale: torch.Tensor) -> str:
+    name = str(scale.dtype).removeprefix("torch.")
+    return {"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "fp8_e4m3"}.get(name, name)
+
+
+MX_ELEMENTS = {16: ("fp4_e2m1", 4, "mxfp4"), 24: ("fp6_e2m3", 6, "mxfp6_e2m3")}
+"""Bytes of codes per exponent -> element, its bits, the block type."""
+
+
+def mx_element(layer: Layer) -> tuple[str, int, str] | None:
+    """Return the element of packed MX codes, if they are such."""
+    weight, scale = layer[".weight_packed"], layer[".weight_scale"]
+    if weight.dtype != "uint8" or len(weight.shape) != 2 or len(scale.shape) != 2 or 0 in scale.shape:
+        return None
+    if not is_mx(layer) or ".weight_global_scale" in layer or weight.shape[1] % scale.shape[1]:
+        return None
+    return MX_ELEMENTS.get(weight.shape[1] // scale.shape[1])
+
+
+def mx_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    return layer.shape(".weight_packed", 2)[0], 32 * layer.shape(".weight_scale", 2)[1]
+
+
+def read_mx(layer: Layer) -> QuantizedTensor:
+    """Read packed MXFP4 or MXFP6 codes."""
+
+    from tile_types import QuantizedTensor, get_type
+
+    found = mx_element(layer)
+    assert found is not None
+    element, bits, name = found
+    n, k = mx_shape(layer)
+    scale, block = mx_scales(layer, n, k)
+    codes = layer.tensor(".weight_packed")
+    if bits == 6:
+        codes = by_rows(lambda part: pack_codes(words_to_codes(part, bits, k), bits), codes, k)
+    fields = {"scale": scale, "scale_type": "e8m0", "type_name": name}
+    return QuantizedTensor(get_type(element), (n, k), codes, block, **fields)  # type: ignore[arg-type]
+
+
+def is_nvfp4(layer: Layer) -> bool:
+    """Tell packed NVFP4 codes."""
+    return layer[".weight_packed"].dtype == "uint8" and ".weight_global_scale" in layer
+
+
+def nvfp4_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    n, octets = layer.shape(".weight_packed", 2)
+    return n, 2 * octets
+
+
+def read_nvfp4(layer: Layer) -> QuantizedTensor:
+    """Read packed NVFP4 codes: ``q * (scale / global)``."""
+    total = layer.number(".weight_global_scale")
+    layer.require(total != 0, "weight_global_scale is 0")
+    return nvfp4_tensor(layer, ".weight_packed", 1 / total)
+
+
+def nvfp4_tensor(layer: Layer, codes: str, factor: float) -> QuantizedTensor:
+    """Return e2m1 codes with e4m3 scales of 16 columns and a factor of all."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, octets = layer.shape(codes, 2)
+    layer.require_type(codes, "uint8")
+    layer.require_type(".weight_scale", "float8_e4m3fn")
+    fits = layer.shape(".weight_scale", 2) == (n, octets // 8) and octets % 8 == 0
+    layer.require(fits, f"{octets} bytes per row beside scales {list(layer['.weight_scale'].shape)}")
+    return QuantizedTensor(
+        get_type("fp4_e2m1"),
+        (n, 2 * octets),
+        layer.tensor(codes).view(torch.uint8),
+        (1, 16),
+        scale=layer.tensor(".weight_scale"),
+        tensor_scale=factor,
+        scale_type="fp8_e4m3",
+        type_name="nvfp4",
+    )
+
+
+def is_eight_bit(layer: Layer) -> bool:
+    """Tell 8-bit codes beside scales."""
+    return layer[".weight"].dtype in EIGHT_BIT
+
+
+METHOD = ("compressed-tensors",)
+
+PACKED = Format(
+    "pack-quantized",
+    ".weight_packed",
+    lambda layer: layer[".weight_packed"].dtype == "int32" and ".weight_shape" in layer,
+    packed_shape,
+    read_packed,
+    methods=METHOD,
+    parts=(".weight_scale",),
+    optional=(".weight_shape", ".weight_zero_point", ".weight_g_idx"),
+    dtype="scale",
+    doc="compressed-tensors integers of 1 to 8 bits, words dense (0.17 on) or not (before)",
+)
+MX = Format(
+    "mx-pack-quantized",
+    ".weight_packed",
+    lambda layer: mx_element(layer) is not None,
+    mx_shape,
+    read_mx,
+    methods=METHOD,
+    parts=(".weight_scale",),
+    optional=(".weight_global_scale",),
+    dtype="scale",
+    doc="compressed-tensors mxfp4 and mxfp6",
+)
+NVFP4 = Format(
+    "nvfp4-pack-quantized",
+    ".weight_packed",
+    is_nvfp4,
+    nvfp4_shape,
+    read_nvfp4,
+    methods=METHOD,
+    parts=(".weight_scale",),
+    optional=(".weight_global_scale",),
+    dtype="float32",
+    rounding="scales_first",
+    doc="compressed-tensors nvfp4: scales divided by the global one",
+)
+EIGHT = Format(
+    "8-bit",
+    ".weight_scale",
+    is_eight_bit,
+    lambda layer: layer.shape(".weight", 2),
+    read_eight_bit,
+    methods=("compressed-tensors", "fbgemm_fp8", "modelopt", "fp8"),
+    parts=(".weight",),
+    optional=(".weight_zero_point",),
+    dtype="scale",
+    doc="int8, fp8 and mxfp8 with scales: compressed-tensors, FBGEMM, ModelOpt's fp8",
+)

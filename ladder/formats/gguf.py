@@ -1,0 +1,256 @@
+"""GGUF files: metadata and tensors of llama.cpp, mapped into memory.
+
+Source: ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, require
+from ladder.formats.gguf_blocks import BLOCKS, BlockType
+from ladder.formats.layer import Format, Layer, Loaded, Shape
+from tile_types.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF's number of a metadata type -> ``struct``'s letter."""
+
+STRING, ARRAY = 8, 9
+MOST_DIMENSIONS, MOST_NAME, MOST_NESTING = 4, 1 << 16, 4
+DEFAULT_ALIGNMENT = 32
+
+PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
+PLAIN |= {30: "bfloat16"}
+"""ggml's number of a type that is not quantized -> torch's name."""
+
+CHUNK_ELEMENTS = 1 << 20
+"""Elements that are decoded at a time."""
+
+
+@dataclass
+class Cursor:
+    """A place in a file from which values are read one after the other."""
+
+    file: MappedFile
+    at: int = 0
+
+    def take(self, count: int) -> bytes:
+        """Return the next bytes."""
+        found = self.file.bytes(self.at, count)
+        self.at += count
+        return found
+
+    def number(self, letter: str) -> Any:
+        """Return the next number."""
+        return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
+
+    def text(self, most: int) -> str:
+        """Return the next string of at most so many bytes."""
+        length = self.number("Q")
+        require(length <= most, f"{self.file.path}: a text of {length} bytes at {self.at}")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{self.file.path}: a name at {self.at} is no UTF-8") from error
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        """Return the next metadata value."""
+        if kind == STRING:
+            return self.take(self._length(1)).decode("utf-8", "replace")
+        if kind == ARRAY:
+            require(depth < MOST_NESTING, f"{self.file.path}: arrays are nested too deeply")
+            return self._array(self.number("I"), depth + 1)
+        letter = NUMBERS.get(kind)
+        require(letter is not None, f"{self.file.path}: metadata of the unknown type {kind} at {self.at}")
+        return self.number(str(letter))
+
+    def _length(self, size: int) -> int:
+        """Return the next count, of things of at least so many bytes, which must be in the file."""
+        count: int = self.number("Q")
+        within = count * size <= self.file.size - self.at
+        require(within, f"{self.file.path} is truncated, or counts {count} values at {self.at}")
+        return count
+
+    def _array(self, kind: int, depth: int) -> list[Any]:
+        letter = NUMBERS.get(kind)
+        count = self._length(8 if letter is None else struct.calcsize(f"<{letter}"))
+        if letter is None:
+            return [self.value(kind, depth) for _ in range(count)]
+        return list(struct.unpack(f"<{count}{letter}", self.take(count * struct.calcsize(f"<{letter}"))))
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What a file holds.
+
+    Parameters
+    ----------
+    metadata
+        Values by key.
+    layers
+        Quantized tensors: format and bytes.
+    plain
+        The others.
+    """
+
+    metadata: dict[str, Any]
+    layers: dict[str, tuple[Format, Layer]]
+    plain: dict[str, Stored]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the headers of a GGUF file.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is truncated, of another version or byte order, or contradicts itself.
+    """
+    cursor = Cursor(MappedFile(path))
+    require(cursor.take(4) == MAGIC, f"{path} is no GGUF file")
+    version = cursor.number("I")
+    require(version in VERSIONS, f"{path} has GGUF version {version}, or is big-endian; known: {VERSIONS}")
+    tensors, pairs = cursor.number("Q"), cursor.number("Q")
+    require(max(tensors, pairs) <= MOST_TENSORS, f"{path} counts {tensors} tensors and {pairs} metadata")
+    metadata: dict[str, Any] = {}
+    for _ in range(pairs):
+        key = cursor.text(MOST_NAME)
+        require(key not in metadata, f"{path} has the key {key!r} twice")
+        metadata[key] = cursor.value(cursor.number("I"))
+    infos = list(_infos(cursor, tensors))
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    valid = isinstance(alignment, int) and alignment >= 8 and alignment & (alignment - 1) == 0
+    require(valid, f"{path}: general.alignment is {alignment!r}")
+    return _placed(cursor.file, metadata, infos, -(-cursor.at // alignment) * alignment)
+
+
+@dataclass(frozen=True)
+class _Info:
+    name: str
+    shape: Shape
+    kind: int
+    offset: int
+
+
+def _infos(cursor: Cursor, count: int) -> Iterator[_Info]:
+    for _ in range(count):
+        name, axes = cursor.text(MOST_NAME), cursor.number("I")
+        require(1 <= axes <= MOST_DIMENSIONS, f"{cursor.file.path}: tensor {name!r} has {axes} dimensions")
+        extents = tuple(cursor.number("Q") for _ in range(axes))
+        require(math.prod(extents) < 1 << 48, f"{cursor.file.path}: tensor {name!r} has the shape {extents}")
+        yield _Info(name, extents[::-1], cursor.number("I"), cursor.number("Q"))
+
+
+def _placed(file: MappedFile, metadata: dict[str, Any], infos: list[_Info], start: int) -> GgufFile:
+    """Check where tensors lie, and divide them into quantized and plain ones."""
+    found = GgufFile(metadata, {}, {})
+    spans: list[tuple[int, int, str]] = []
+    for info in infos:
+        where = f"tensor {info.name!r} of {file.path}"
+        row = BLOCKS.get(info.kind)
+        require(row is not None or info.kind in PLAIN, f"{where} is of ggml's type {info.kind}, not known")
+        require(info.name not in found.layers and info.name not in found.plain, f"{where} is there twice")
+        begin = start + info.offset
+        if row is None:
+            stored = Stored(info.name, PLAIN[info.kind], info.shape, file, begin)
+            found.plain[info.name] = stored
+        else:
+            fits = info.shape[-1] % row.elements == 0 and 0 not in info.shape
+            require(fits, f"{where}: {info.shape} is not made of {row.name} blocks of {row.elements}")
+            octets = (*info.shape[:-1], info.shape[-1] // row.elements * row.nbytes)
+            stored = Stored(info.name, "uint8", octets, file, begin)
+            found.layers[info.name] = (FORMATS[info.kind], Layer(info.name, {"": stored}))
+        require(begin + stored.nbytes <= file.size, f"{file.path} is truncated: {where} ends beyond it")
+        spans.append((begin, begin + stored.nbytes, info.name))
+    for (_, end, _), (begin, _, name) in zip(sorted(spans), sorted(spans)[1:], strict=False):
+        require(begin >= end, f"tensor {name!r} of {file.path} overlaps another")
+    return found
+
+
+def shape_of(row: BlockType, layer: Layer) -> Shape:
+    """Return the extents in elements."""
+    shape = layer.shape("")
+    return (*shape[:-1], shape[-1] // row.nbytes * row.elements)
+
+
+def read(row: BlockType, layer: Layer) -> Loaded:
+    """Read a matrix, or a stack of them as one each; a vector is a matrix of one row."""
+    *outer, n, k = (1, *shape_of(row, layer))
+    octets = layer.tensor("").numpy().reshape(-1, n, k // row.elements * row.nbytes)
+    matrices = tuple(_matrix(row, octets[index], k) for index in range(len(octets)))
+    return matrices[0] if math.prod(outer) == 1 and len(layer.shape("")) <= 2 else matrices
+
+
+def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
+    """Decode the blocks of a matrix, some rows at a time on each core."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+    from tile_types.arrays import TORCH_NAMES
+
+    ttype = get_type(row.element)
+    step = max(1, CHUNK_ELEMENTS // k)
+    chunks = [octets[first : first + step] for first in range(0, len(octets), step)]
+    with ThreadPoolExecutor(min(len(chunks), torch.get_num_threads())) as pool:
+        parts = [
+            [part for part in column if part is not None]
+            for column in zip(*pool.map(partial(_decoded, row, ttype.elem_bits), chunks), strict=True)
+        ]
+    storage, scale, offset = (torch.cat(part) if part else None for part in parts)
+    assert storage is not None
+    assert scale is not None
+    native = getattr(torch, TORCH_NAMES.get(row.scale, row.scale))
+    return QuantizedTensor(
+        ttype,
+        (len(octets), k),
+        storage,
+        (1, k // scale.shape[1]),
+        scale=scale.view(native) if scale.dtype == torch.uint8 else scale.to(native),
+        scale_type=row.scale,
+        offset=offset,
+        type_name={"mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(row.name, ""),
+    )
+
+
+def _decoded(row: BlockType, bits: int, octets: Any) -> list[torch.Tensor | None]:
+    """Decode some rows: canonical storage, scales, and offsets or None."""
+    import torch
+
+    from tile_types import pack_codes
+
+    decoded = row.decode(np.ascontiguousarray(octets).reshape(-1).view(row.fields))
+    parts = [
+        None if part is None else torch.from_numpy(np.ascontiguousarray(part.reshape(len(octets), -1)))
+        for part in decoded
+    ]
+    return parts if row.packed else [pack_codes(parts[0], bits), *parts[1:]]
+
+
+FORMATS = {
+    number: Format(
+        f"gguf {row.name}",
+        "",
+        lambda layer: True,
+        partial(shape_of, row),
+        partial(read, row),
+        result="",
+        doc=f"{row.elements} elements in {row.nbytes} bytes: {row.element} with {row.scale} scales",
+    )
+    for number, row in BLOCKS.items()
+}
+"""ggml's number of a type -> its format."""

@@ -1,0 +1,212 @@
+"""GPTQ (AutoGPTQ, GPTQModel, AutoRound): words of codes along K, zero points along N, ``g_idx``.
+
+``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])`` with ``g = g_idx[k]``. Version 1 stores ``z - 1``. Sources:
+GPTQModel ``nn_modules/qlinear``, ``utils/model_dequant.py`` and ``utils/planar_packing.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ladder.formats.bits import (
+    PLANES,
+    by_rows,
+    flipped,
+    planes_to_codes,
+    repacked,
+    storage_of_words,
+    words_to_codes,
+)
+from ladder.formats.layer import Format, Layer, Shape, group_of
+from tile_types.packing import is_dense, pack_codes
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
+FIRST, SECOND, PLANAR = "gptq", "gptq_v2", "gptq_p"
+VERSIONS = {
+    "": FIRST,
+    "gptq": FIRST,
+    "auto_round:auto_gptq": FIRST,
+    "gptq_v2": SECOND,
+    "auto_round": SECOND,
+    "auto_round:gptqmodel": SECOND,
+    "gptq_p": PLANAR,
+}
+"""``checkpoint_format`` of GPTQModel or ``packing_format`` of AutoRound -> version; the first has z - 1."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Extents and widths of a layer."""
+
+    n: int
+    k: int
+    bits: int
+    groups: int
+    planar: bool
+
+
+def geometry(layer: Layer) -> Geometry:
+    """Work out a layer's extents from those of its arrays.
+
+    Raises
+    ------
+    CheckpointError
+        If they contradict each other or the configuration.
+    """
+    rows, n = layer.shape(".qweight", 2)
+    groups, columns = layer.shape(".scales", 2)
+    zero_rows, zero_words = layer.shape(".qzeros", 2)
+    layer.require(columns == n, f"scales for {columns} outputs beside codes of {n}")
+    layer.require(zero_rows == groups, f"zero points of {zero_rows} groups beside scales of {groups}")
+    fitting = [bits for bits in WIDTHS if -(-n * bits // 32) == zero_words]
+    stated = layer.option("bits", int, None)
+    bits = stated if stated in fitting else fitting[0] if len(fitting) == 1 else None
+    layer.require(bits is not None, f"zero points of {zero_words} words for {n} outputs fit no width")
+    assert bits is not None
+    k = layer.shape(".g_idx", 1)[0] if ".g_idx" in layer else rows * 32 // bits
+    layer.require(-(-k * bits // 32) == rows, f"{rows} words do not hold {k} codes of {bits} bits")
+    planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not is_auto_round(layer)))
+    layer.require(not planar or (k % 32 == 0 and n % 32 == 0), "planes need extents that are multiples of 32")
+    return Geometry(n, k, bits, groups, planar)
+
+
+def version(layer: Layer) -> str:
+    """Return the version of a layer's arrays."""
+    stated = layer.option("checkpoint_format", str, "") or layer.option("packing_format", str, "")
+    layer.require(stated in VERSIONS, f"the form {stated!r} is not read; known: {', '.join(VERSIONS)}")
+    return VERSIONS[stated]
+
+
+def is_auto_round(layer: Layer) -> bool:
+    """Tell AutoRound, which packs 5, 6 and 7 bits as a stream, where GPTQModel has planes."""
+    return "auto-round" in layer.option("quant_method", str, "")
+
+
+def is_gptq(layer: Layer) -> bool:
+    """Tell GPTQ from AWQ by shapes: codes of one output per column."""
+    weight, scales = layer[".qweight"], layer[".scales"]
+    return len(weight.shape) == len(scales.shape) == 2 and weight.shape[1] == scales.shape[1]
+
+
+def zero_points(layer: Layer, form: Geometry) -> torch.Tensor:
+    """Return the zero points in code space, uint8 [G, N]."""
+    words = layer.tensor(".qzeros")
+    codes = planes_to_codes(words, form.bits) if form.planar else words_to_codes(words, form.bits, form.n)
+    first = version(layer) == FIRST
+    return (codes + 1) & ((1 << form.bits) - 1) if first else codes
+
+
+def storage(layer: Layer, form: Geometry) -> torch.Tensor:
+    """Return the codes in canonical storage, [N, ...]."""
+    words = layer.tensor(".qweight").t().contiguous()
+    if form.planar:
+        return by_rows(lambda part: pack_codes(planes_to_codes(part, form.bits), form.bits), words, form.k)
+    return storage_of_words(words, form.bits, form.k)
+
+
+def read(layer: Layer) -> QuantizedTensor:
+    """Read a layer: signed codes where all zero points are the middle one, else unsigned ones."""
+    layer.require_type(".qweight", "int32")
+    layer.require_type(".qzeros", "int32")
+    layer.require_type(".scales", "float16", "bfloat16", "float32")
+    form = geometry(layer)
+    group, columns = grouping(layer, form)
+    scale, zero = layer.tensor(".scales"), zero_points(layer, form)
+    if columns is not None:
+        index = layer.tensor(".g_idx").long()[columns.long()][::group]
+        scale, zero = scale[index], zero[index]
+    fields = {"scale": scale.t().contiguous(), "columns": columns, "block": (1, group)}
+    stored = storage(layer, form)
+    fresh = stored.data_ptr() != layer.tensor(".qweight").data_ptr()
+    return symmetric_or_not(form, stored, zero.t().contiguous(), columns, fields, fresh=fresh)
+
+
+def symmetric_or_not(
+    form: Geometry,
+    stored: torch.Tensor,
+    zero: torch.Tensor,
+    columns: torch.Tensor | None,
+    fields: dict[str, Any],
+    *,
+    fresh: bool = False,
+) -> QuantizedTensor:
+    """Return the matrix of codes in canonical storage and zero points [N, G].
+
+    ``fresh`` says that the storage is not the file's own memory.
+    """
+    from tile_types import QuantizedTensor, get_type
+
+    bits = form.bits
+    if columns is not None:
+        order = columns.long()
+        stored = repacked(stored, bits, form.k, lambda codes: codes[:, order])
+    middle = 1 << (bits - 1)
+    signed = bool((zero == middle).all())
+    if signed and is_dense(bits):
+        stored = flipped(stored, bits, in_place=fresh)
+    elif signed:
+        stored = repacked(stored, bits, form.k, lambda codes: codes ^ middle)
+    element = get_type(f"{'int' if signed else 'uint'}{bits}")
+    return QuantizedTensor(
+        element,
+        (form.n, form.k),
+        stored,
+        zero=None if signed else zero,
+        zero_kind="none" if signed else "integer",
+        scale_type=str(fields["scale"].dtype).removeprefix("torch."),
+        **fields,
+    )
+
+
+def grouping(layer: Layer, form: Geometry) -> tuple[int, torch.Tensor | None]:
+    """Return the group size, and the order of columns that makes groups contiguous if they are not.
+
+    A group's columns may be any; the group size is then the largest that divides every group.
+    """
+    import torch
+
+    stated = layer.option("group_size", int, None)
+    if ".g_idx" not in layer:
+        return group_of(layer, form.k, form.groups, stated), None
+    layer.require_type(".g_idx", "int32", "int64")
+    index = layer.tensor(".g_idx").long()
+    within = int(index.min()) >= 0 and int(index.max()) < form.groups
+    layer.require(within, f"g_idx names a group beyond the {form.groups} that there are")
+    group = group_of(layer, form.k, form.groups, stated) if _even(form, stated) else 1
+    if torch.equal(index, torch.arange(form.k) // group):
+        return group, None
+    order = torch.argsort(index, stable=True)
+    counts = torch.bincount(index, minlength=form.groups).tolist()
+    used = [count for count in counts if count]
+    return math.gcd(*used[:-1]) or used[-1], order.to(torch.int32)
+
+
+def _even(form: Geometry, stated: int | None) -> bool:
+    return form.k % form.groups == 0 or bool(stated and stated > 0 and -(-form.k // stated) == form.groups)
+
+
+def shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    form = geometry(layer)
+    return form.n, form.k
+
+
+FORMAT = Format(
+    "gptq",
+    ".qweight",
+    is_gptq,
+    shape,
+    read,
+    methods=("gptq", "auto-round", "intel/auto-round"),
+    parts=(".scales", ".qzeros"),
+    optional=(".g_idx",),
+    dtype="scale",
+    doc="GPTQ versions 1 and 2, 2 to 8 bits, desc_act, planar; AutoRound's auto_gptq",
+)

@@ -1,0 +1,158 @@
+"""What formats have in common: the arrays of one quantized layer, and how a format reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from ladder.formats.files import Stored, require
+from tile_types.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+Shape = tuple[int, ...]
+
+Loaded = Union["QuantizedTensor", tuple["QuantizedTensor", ...], "torch.Tensor"]
+"""A matrix, one per expert, or what no type here holds, dequantized."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The arrays that one quantized tensor is stored in.
+
+    Parameters
+    ----------
+    name
+        Name of the tensor, such as ``model.layers.0.mlp.up_proj.weight``.
+    parts
+        Suffix, such as ``.qweight``, -> array.
+    config
+        The checkpoint's ``quantization_config``; empty if there is none.
+    metadata
+        Texts beside the arrays.
+    """
+
+    name: str
+    parts: Mapping[str, Stored]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __contains__(self, suffix: str) -> bool:
+        """Tell whether a part is there."""
+        return suffix in self.parts
+
+    def tensor(self, suffix: str) -> torch.Tensor:
+        """Return a part."""
+        return self[suffix].tensor()
+
+    def __getitem__(self, suffix: str) -> Stored:
+        """Return a part's description."""
+        found = self.parts.get(suffix)
+        if found is None:
+            raise CheckpointError(f"{self.name}: its part {suffix!r} is missing")
+        return found
+
+    def shape(self, suffix: str, axes: int | None = None) -> Shape:
+        """Return the extents of a part, which must be at least 1 each."""
+        shape = self[suffix].shape
+        fits = (axes is None or len(shape) == axes) and 0 not in shape
+        self.require(fits, f"{suffix} has the shape {list(shape)}")
+        return shape
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise `CheckpointError`, with the layer's name, unless a condition holds."""
+        require(condition, f"{self.name}: {message}")
+
+    def require_type(self, suffix: str, *dtypes: str) -> None:
+        """Raise unless a part has one of the element types."""
+        found = self[suffix].dtype
+        self.require(found in dtypes, f"{suffix} is {found}, expected {' or '.join(dtypes)}")
+
+    def number(self, suffix: str) -> float:
+        """Return the one number of a part."""
+        tensor = self.tensor(suffix)
+        self.require(tensor.numel() == 1, f"{suffix} must be one number, it has {tensor.numel()}")
+        return float(tensor.to(dtype=_float64()).reshape(()))
+
+    def option(self, name: str, kind: type, default: Any) -> Any:
+        """Return an entry of the configuration, of a type."""
+        value = self.config.get(name)
+        if value is None:
+            return default
+        fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        self.require(fits, f"the configuration's {name} is {value!r}, expected {kind.__name__}")
+        return value
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a tool stores quantized tensors.
+
+    Parameters
+    ----------
+    name
+        Of the format.
+    key
+        Suffix of the array that marks a quantized tensor.
+    methods
+        Values of the configuration's ``quant_method`` that go with it; empty for any.
+    parts, optional
+        Suffixes of the others.
+    result, rename
+        What replaces the suffix in the tensor's name, or what makes the name of the rest.
+    fits
+        Whether the arrays are of this format, judged by types, shapes and configuration alone.
+    shape
+        Extents of the tensor, from the same.
+    read
+        The tensor.
+    dtype, rounding
+        How the tool's own dequantization computes: `QuantizedTensor.dequantize` with these gives its bits;
+        ``"scale"`` is the type of the scales.
+    doc
+        One line.
+    """
+
+    name: str
+    key: str
+    fits: Callable[[Layer], bool]
+    shape: Callable[[Layer], Shape]
+    read: Callable[[Layer], Loaded]
+    methods: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    result: str = ".weight"
+    dtype: str = "float32"
+    rounding: str = "once"
+    rename: Callable[[str], str] | None = None
+    doc: str = ""
+
+    def name_of(self, prefix: str) -> str:
+        """Return the tensor's name from that of its arrays without the suffix."""
+        return self.rename(prefix) if self.rename is not None else prefix + self.result
+
+
+def group_of(layer: Layer, columns: int, groups: int, stated: int | None = None) -> int:
+    """Return the columns that share a scale, from the number of groups.
+
+    Parameters
+    ----------
+    columns, groups
+        Extents of the matrix and of its scales.
+    stated
+        Group size of the configuration: it counts if it gives that many groups.
+    """
+    if stated is not None and stated > 0 and -(-columns // stated) == groups:
+        return stated
+    layer.require(columns % groups == 0, f"{groups} groups of scales do not divide {columns} columns")
+    return columns // groups
+
+
+def _float64() -> torch.dtype:
+    import torch
+
+    return torch.float64

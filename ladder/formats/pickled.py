@@ -1,0 +1,83 @@
+"""Files that torch wrote (``.pt``, ``.bin``), as data: tensors and plain values, no code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.formats.files import MOST_TENSORS, Arrays, MappedFile, Stored, require
+from tile_types.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_NESTING = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Stored):
+    """An array that is in memory, or mapped, already."""
+
+    held: torch.Tensor
+
+    def tensor(self) -> torch.Tensor:
+        """Return it."""
+        return self.held
+
+
+def read_pickled(path: Path) -> Arrays:
+    """Read a dictionary of tensors; nested ones (HQQ's) are joined with dots, numbers become arrays.
+
+    Raises
+    ------
+    CheckpointError
+        If it holds anything else.
+    """
+    import torch
+
+    file = MappedFile(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # the unpickler may raise anything at damaged data
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is no file of plain tensors: {text}") from error
+    stored: dict[str, Stored] = {}
+    _flatten(file, content, "", stored, 0)
+    return Arrays(stored, {})
+
+
+def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored], depth: int) -> None:
+    if isinstance(value, dict):
+        require(depth < MOST_NESTING, f"{file.path}: {name!r} is nested too deeply")
+        for key, inner in value.items():
+            require(isinstance(key, str), f"{file.path}: {name!r} has a key that is no text")
+            _flatten(file, inner, f"{name}.{key}" if name else key, stored, depth + 1)
+        return
+    array = _array(value)
+    if array is None:
+        return
+    require(array.layout.__str__() == "torch.strided", f"{file.path}: {name!r} is no dense tensor")
+    require(name not in stored and len(stored) < MOST_TENSORS, f"{file.path}: {name!r} is there twice")
+    dtype = str(array.dtype).removeprefix("torch.")
+    stored[name] = Held(name, dtype, tuple(array.shape), file, 0, array.detach())
+
+
+def _array(value: Any) -> torch.Tensor | None:
+    """Return a value as an array; None for one that says nothing."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, str):
+        return torch.tensor(list(value.encode()), dtype=torch.uint8)
+    if isinstance(value, bool):
+        return torch.tensor(int(value), dtype=torch.uint8)
+    if isinstance(value, int):
+        return torch.tensor(value) if -(1 << 63) <= value < 1 << 63 else None
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float32)
+    numbers = isinstance(value, list | tuple) and len(value) <= 1 << 16
+    if numbers and all(isinstance(item, int) and abs(item) < 1 << 62 for item in value):
+        return torch.tensor(list(value), dtype=torch.int64)
+    return None

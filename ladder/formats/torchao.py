@@ -1,0 +1,228 @@
+"""torchao's tensor subclasses as its safetensors support flattens them.
+
+``layer._weight_qdata`` and the like beside a JSON text per tensor in the header. Sources: torchao
+``prototype/safetensors``, ``quantization/quantize_/workflows``, ``prototype/mx_formats``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ladder.formats.files import parse_json
+from ladder.formats.layer import Format, Layer, Shape
+from tile_types.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+
+
+def rename(prefix: str) -> str:
+    """Return the tensor's name: ``a._weight`` is ``a.weight``."""
+    module, _, name = prefix.rpartition(".")
+    return f"{module}.{name.removeprefix('_')}" if module else name.removeprefix("_")
+
+
+def attributes(layer: Layer) -> tuple[str, dict[str, Any]]:
+    """Return the class of a tensor and its attributes."""
+    text = layer.metadata.get(layer.name)
+    layer.require(text is not None, "the header does not describe it")
+    assert text is not None
+    described = parse_json(text.encode(), f"{layer.name}: its description")
+    kind, data = described.get("_type"), described.get("_data")
+    layer.require(isinstance(kind, str) and isinstance(data, dict), "its description has no class")
+    assert isinstance(kind, str)
+    assert isinstance(data, dict)
+    return kind, data
+
+
+def named(value: Any) -> str:
+    """Return the name of an encoded dtype."""
+    return str(value.get("_data")) if isinstance(value, dict) else ""
+
+
+def shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    n, k = layer.shape("_qdata", 2)
+    kind, data = attributes(layer)
+    return n, 2 * k if kind in ("Int4Tensor", "NVFP4Tensor") or _is_fp4(kind, data) else k
+
+
+def _is_fp4(kind: str, data: dict[str, Any]) -> bool:
+    return kind == "MXTensor" and "float4" in named(data.get("elem_dtype"))
+
+
+def read(layer: Layer) -> QuantizedTensor:
+    """Read a tensor of any class of `READERS`."""
+    kind, data = attributes(layer)
+    reader = READERS.get(kind)
+    if reader is None:
+        raise CheckpointError(f"{layer.name}: torchao's {kind} is not read; known: {', '.join(READERS)}")
+    return reader(layer, data)
+
+
+def affine(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
+    """Read integers in bytes, or fp8: ``(q - zero) * scale``."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, k = layer.shape("_qdata", 2)
+    layer.require_type("_qdata", *EIGHT_BIT)
+    layer.require_type("_scale", "float32", "float16", "bfloat16")
+    scale = layer.tensor("_scale")
+    block = block_of(layer, data, scale, n, k)
+    scale = scale.reshape(-(-n // block[0]), -(-k // block[1]))
+    target = named(data.get("target_dtype")) or EIGHT_BIT[layer["_qdata"].dtype]
+    ttype = get_type(target)
+    layer.require(target in EIGHT_BIT.values() or ttype.is_integer, f"target_dtype is {target}")
+    codes = layer.tensor("_qdata").view(torch.uint8)
+    zero = zero_of(layer, scale) if ttype.is_integer else None
+    return QuantizedTensor.from_codes(
+        codes & ((1 << ttype.elem_bits) - 1),
+        ttype,
+        block,
+        scale=scale,
+        zero=zero,
+        zero_kind="none" if zero is None else "float" if zero.is_floating_point() else "integer",
+        scale_type=layer["_scale"].dtype,
+    )
+
+
+def zero_of(layer: Layer, scale: torch.Tensor) -> torch.Tensor | None:
+    """Return zero points, shaped as scales, if there are any but 0."""
+    import torch
+
+    if "_zero_point" not in layer:
+        return None
+    zero = layer.tensor("_zero_point")
+    layer.require(zero.numel() == scale.numel(), "zero points do not fit scales")
+    zero = zero.reshape(scale.shape)
+    if not bool((zero != 0).any()):
+        return None
+    if zero.is_floating_point():
+        return zero.to(scale.dtype)
+    layer.require(int(zero.min()) >= -128 and int(zero.max()) <= 127, "zero points exceed a byte")
+    return zero.to(torch.int8)
+
+
+def block_of(layer: Layer, data: dict[str, Any], scale: torch.Tensor, n: int, k: int) -> tuple[int, int]:
+    """Return the rows and columns that share a scale."""
+    match data.get("block_size"):
+        case [int(height), int(width)] if height >= 1 and width >= 1:
+            block = min(height, n), min(width, k)
+        case int(width) if width >= 1:
+            block = 1, min(width, k)
+        case other:
+            raise CheckpointError(f"{layer.name}: block_size is {other!r}")
+    groups = -(-n // block[0]) * -(-k // block[1])
+    layer.require(scale.numel() == groups, f"{scale.numel()} scales for {groups} blocks")
+    return block
+
+
+def int4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
+    """Read signed nibbles, low first: ``q * scale + zero``, both stored [K / g, N]."""
+    from tile_types import QuantizedTensor, get_type
+
+    n, octets = layer.shape("_qdata", 2)
+    layer.require("_act_pre_scale" not in layer, "it scales activations first, which no kernel here does")
+    layer.require_type("_scale", "float16", "bfloat16", "float32")
+    layer.require_type("_zero_point", layer["_scale"].dtype)
+    scale, zero = layer.tensor("_scale"), layer.tensor("_zero_point")
+    block = block_of(layer, data, scale, n, 2 * octets)
+    fits = block[0] == 1 and tuple(scale.shape) == (-(-2 * octets // block[1]), n) == tuple(zero.shape)
+    layer.require(fits, f"scales have the shape {list(scale.shape)}")
+    import torch
+
+    offset = zero.t().contiguous() if bool((zero != 0).any()) else None
+    return QuantizedTensor(
+        get_type("int4"),
+        (n, 2 * octets),
+        layer.tensor("_qdata").view(torch.uint8),
+        block,
+        scale=scale.t().contiguous(),
+        scale_type=layer["_scale"].dtype,
+        offset=offset,
+    )
+
+
+def unswizzled(layer: Layer, data: dict[str, Any], rows: int, columns: int) -> torch.Tensor:
+    """Return scales [N, K / b]; in cuBLAS's layout, tiles of 128 x 4 lie as 32 x 4 x 4."""
+    import torch
+
+    octets = layer.tensor("_scale").contiguous().view(torch.uint8)
+    if not data.get("is_swizzled_scales"):
+        layer.require(octets.numel() == rows * columns, f"{octets.numel()} scales for {rows} x {columns}")
+        return octets.reshape(rows, columns)
+    high, wide = -(-rows // 128), -(-columns // 4)
+    layer.require(octets.numel() == high * wide * 512, f"{octets.numel()} swizzled scales")
+    tiles = octets.reshape(high, wide, 32, 4, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(high * 128, wide * 4)[:rows, :columns].contiguous()
+
+
+def mx(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
+    """Read MX types with exponents per 32 columns."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, k = shape(layer)
+    name = named(data.get("elem_dtype"))
+    element = "fp4_e2m1" if "float4" in name else EIGHT_BIT.get(name)
+    layer.require(element is not None and data.get("block_size") == 32, f"elements {name!r} are not read")
+    assert element is not None
+    layer.require(k % 32 == 0, f"{k} columns are no multiple of 32")
+    scale = unswizzled(layer, data, n, k // 32).view(torch.float8_e8m0fnu)
+    codes = layer.tensor("_qdata").view(torch.uint8)
+    name = "mxfp4" if element == "fp4_e2m1" else f"mx{element}"
+    fields = {"scale": scale, "scale_type": "e8m0", "type_name": name}
+    return QuantizedTensor(get_type(element), (n, k), codes, (1, 32), **fields)  # type: ignore[arg-type]
+
+
+def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
+    """Read NVFP4: ``q * (per_tensor_scale * scale)``."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, k = shape(layer)
+    layer.require(data.get("block_size") == 16 and k % 16 == 0, "blocks of other than 16 columns")
+    factor = layer.number("_per_tensor_scale") if "_per_tensor_scale" in layer else None
+    return QuantizedTensor(
+        get_type("fp4_e2m1"),
+        (n, k),
+        layer.tensor("_qdata").view(torch.uint8),
+        (1, 16),
+        scale=unswizzled(layer, data, n, k // 16).view(torch.float8_e4m3fn),
+        tensor_scale=factor,
+        scale_type="fp8_e4m3",
+        type_name="nvfp4",
+    )
+
+
+READERS: dict[str, Callable[[Layer, dict[str, Any]], QuantizedTensor]] = {
+    "IntxUnpackedToInt8Tensor": affine,
+    "Int8Tensor": affine,
+    "Float8Tensor": affine,
+    "Int4Tensor": int4,
+    "MXTensor": mx,
+    "NVFP4Tensor": nvfp4,
+}
+"""torchao's class -> what reads it."""
+
+FORMAT = Format(
+    "torchao",
+    "_qdata",
+    lambda layer: layer.name in layer.metadata,
+    shape,
+    read,
+    parts=("_scale",),
+    optional=("_zero_point", "_per_tensor_scale", "_act_pre_scale", "_act_scale", "_act_zero_point"),
+    rename=rename,
+    rounding="scales_first",
+    doc="torchao's safetensors: Int8, IntxUnpackedToInt8, Int4, Float8, MX, NVFP4",
+)

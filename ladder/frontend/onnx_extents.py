@@ -1,0 +1,130 @@
+"""Open extents of results that the standard's rules do not follow: polynomials in the sizes of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from ladder.frontend.onnx_late import shape_of, tensor_info
+from ladder.frontend.onnx_values import Known
+from ladder.ir.extents import floordiv, product, total
+from tile_types.tile import Extent
+
+Shapes = Sequence[Sequence[Extent]]
+Rule = Callable[[Mapping[str, Any], Shapes, Sequence[Known | None], int], Sequence[Extent] | None]
+"""``(attributes, operands' shapes, known operands, version) -> the first result's shape``, or None."""
+
+
+def scaled(extent: Extent, factor: float) -> Extent | None:
+    """Return an extent times a factor, rounded down; None where that is no polynomial."""
+    if isinstance(extent, int):
+        return int(extent * factor)
+    if factor == int(factor):
+        return product([extent, int(factor)])
+    inverse = round(1 / factor) if factor else 0
+    return floordiv(extent, inverse) if inverse and factor == 1 / inverse else None
+
+
+def _resized(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    at = 1 if version < 11 else 2
+    scales = known[at] if at < len(known) else None
+    if (
+        scales is None
+        or not scales.array.size
+        or "axes" in given
+        or (len(known) > 3 and known[3] is not None)
+    ):
+        return None
+    found = [scaled(e, float(f)) for e, f in zip(shapes[0], scales.array.tolist(), strict=True)]
+    return None if any(extent is None for extent in found) else [e for e in found if e is not None]
+
+
+def _conv_transposed(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    x, w = shapes[0], shapes[1]
+    rank = len(x) - 2
+    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"") or "output_shape" in given:
+        return None
+    if not all(isinstance(extent, int) for extent in w):
+        return None
+    strides, gaps = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
+    extra, pads = given.get("output_padding") or [0] * rank, given.get("pads") or [0] * 2 * rank
+    found = [
+        total([product([strides[at], total([x[2 + at], -1])]), rest])
+        for at in range(rank)
+        for rest in [extra[at] + gaps[at] * (int(w[2 + at]) - 1) + 1 - pads[at] - pads[rank + at]]
+    ]
+    return [x[0], product([w[1], given.get("group", 1)]), *found]
+
+
+def _padded(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    if len(known) > 3 and known[3] is not None:
+        return None
+    pads = given.get("pads") or (known[1].extents() if len(known) > 1 and known[1] is not None else None)
+    if pads is None:
+        return None
+    rank = len(shapes[0])
+    return [total([extent, pads[at], pads[at + rank]]) for at, extent in enumerate(shapes[0])]
+
+
+RULES: Mapping[str, Rule] = {
+    "Pad": _padded,
+    "Resize": _resized,
+    "Upsample": lambda given, shapes, known, version: _resized(given, shapes, known, 10),
+    "ConvTranspose": _conv_transposed,
+    "com.microsoft::MatMulNBits": lambda given, shapes, known, version: [*shapes[0][:-1], given["N"]],
+    **{
+        f"com.microsoft::{name}": lambda given, shapes, known, version: shapes[0]
+        for name in (
+            *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasAdd", "SkipLayerNormalization"),
+            *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RotaryEmbedding"),
+        )
+    },
+    "SimplifiedLayerNormalization": lambda given, shapes, known, version: shapes[0],
+}
+"""Operator -> rule for the shape of its first result, whose type is that of its first operand."""
+
+
+def completed(
+    key: str, node: Any, given: Mapping[str, Any], infos: Sequence[Any], known: Sequence[Known | None],
+    version: int, found: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the types of a node's results, with what a rule of ours adds to those of the standard.
+
+    Parameters
+    ----------
+    key
+        The operator.
+    node, given, version
+        The node, its attributes, its version.
+    infos, known
+        Types of its operands, and those that are known.
+    found
+        Name of a result -> type by the standard's rules.
+    """
+    shapes = [shape_of(info) for info in infos]
+    rule, result = RULES.get(key), dict(found)
+    usual = shape_of(result.get(node.output[0]))
+    if rule is None or (usual is not None and all(isinstance(extent, int) for extent in usual)):
+        return result
+    if any(shape is None and info is not None for shape, info in zip(shapes, infos, strict=True)):
+        return result
+    if any(extent is None for shape in shapes if shape for extent in shape):
+        return result
+    plain = [[extent for extent in shape or () if extent is not None] for shape in shapes]
+    shape = rule(given, plain, known, version)
+    if shape is not None:
+        result[node.output[0]] = tensor_info(infos[0].tensor_type.elem_type, shape)
+    return result
+
+
+def vector_like(info: Any) -> Any:
+    """Return the type of a vector of open length, with the elements of another type."""
+    return onnx.helper.make_tensor_type_proto(info.tensor_type.elem_type, [None])

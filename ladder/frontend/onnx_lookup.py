@@ -1,0 +1,113 @@
+"""Which row of a table is for a node: by its operator and version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ladder.frontend.onnx_call import Row, title
+from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.onnx_ops.evaluate import is_known
+from ladder.runtime.onnx_ops.table import TABLE, key_of
+from tile_types.errors import unknown_name
+
+OLDEST = 13
+"""Version from which on all rows hold; before it, those in `SINCE_7`."""
+
+SINCE_7 = frozenset(
+    (
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Neg",
+            "Abs",
+            "Exp",
+            "Log",
+            "Sqrt",
+            "Sin",
+            "Cos",
+            "Tanh",
+            "Sigmoid",
+            "Erf",
+            "Floor",
+        ),
+        *(
+            "Relu",
+            "Reciprocal",
+            "Equal",
+            "Less",
+            "LessOrEqual",
+            "Greater",
+            "GreaterOrEqual",
+            "And",
+            "Or",
+            "Not",
+        ),
+        *("Max", "Min", "Div", "Pow", "Cast", "Where", "Identity", "Shape", "Size", "Reshape", "Flatten"),
+        *("Transpose", "Expand", "Tile", "Concat", "Gather", "Constant", "ConstantOfShape", "MatMul", "Gemm"),
+        *("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization"),
+        *("BatchNormalization", "IsNaN", "IsInf", "Squeeze", "Unsqueeze", "Slice", "Split", "Clip", "Pad"),
+        *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "Dropout"),
+        *(
+            "HardSigmoid",
+            "HardSwish",
+            "LeakyRelu",
+            "PRelu",
+            "Elu",
+            "Selu",
+            "ThresholdedRelu",
+            "Softplus",
+            "Sum",
+        ),
+        *("Ceil", "Round", "Sign", "Mean", "Xor", "Softsign"),
+    )
+)
+"""Operators whose rows hold from version 7 on."""
+
+
+INVENTED = "unk__"
+"""How the standard's rules begin the names of sizes that they know nothing of."""
+
+LENIENT: Mapping[str, Callable[[Any], Any]] = {
+    "Range": lambda array: array.reshape(()) if array.size == 1 else array,
+}
+"""Operators whose operands exporters write as vectors of one element, where the standard wants numbers."""
+
+
+def row_holds(node: Any, version: int) -> bool:
+    """Tell whether a node's row is for the version that a model states."""
+    return version >= OLDEST or (version >= 7 and node.op_type in SINCE_7)
+
+
+def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
+    """Return the row of a node's operator; None if torch has to run it.
+
+    Raises
+    ------
+    ImportRefused
+        If nothing runs it; the nearest names are suggested.
+    """
+    from ladder.frontend.onnx_models import ROWS
+
+    found = ROWS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if found is None and not is_known(node, versions):
+        raise unknown_row(node)
+    return found
+
+
+def unknown_row(node: Any, why: str = "") -> ImportRefused:
+    """Return the error for an operator that nothing runs."""
+    from ladder.frontend.onnx_models import ROWS
+
+    if why and node.domain in ("", "ai.onnx"):
+        return ImportRefused(f"{title(node)}: {why}")
+    domains = {key.partition("::")[0] for key in TABLE if "::" in key}
+    if node.domain not in ("", "ai.onnx", *domains):
+        return ImportRefused(
+            f"{title(node)}: operators of the domain {node.domain!r} are not known here; those of ONNX's own"
+            f" and of {', '.join(sorted(domains))} are. Export the model without them, or with"
+            " functions that define them"
+        )
+    name = key_of(node.domain, node.op_type)
+    return ImportRefused(f"{title(node)}: {unknown_name('ONNX operator', name, (*ROWS, *TABLE))}")

@@ -1,0 +1,246 @@
+"""transformers: `LadderConfig`, which quantizes while a model is loaded, and models of other tools' formats.
+
+Importing this module registers the quantization method ``"ladder"``, also for models that were saved with it:
+transformers has no entry point for that. It needs transformers 5. Stacked experts, embeddings and GGUF files
+(whose names differ) are not loaded into models yet: `load_pretrained` says so by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ladder.api.linear import Linear
+from ladder.api.quantization import quantize
+from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from tile_types import QuantizedTensor
+from tile_types.errors import CheckpointError, LadderError
+
+METHOD = "ladder"
+LINEAR_OPTIONS = ("activation", "keep_canonical")
+"""Options of `ladder.Linear` that are not `ladder.quantize`'s."""
+
+SHARDS = "model.safetensors.index.json"
+
+
+@register_quantization_config(METHOD)
+class LadderConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How to quantize a model while it is loaded: ``quantization_config`` of ``from_pretrained``.
+
+    Parameters
+    ----------
+    weight
+        Type of the weights, or its name.
+    modules_to_not_convert
+        Names of modules that stay as they are; by default the head.
+    **options
+        For `ladder.quantize` (``group_size``, ``zero``, ``scaling``, ...) and `ladder.Linear`
+        (``activation``).
+
+    Examples
+    --------
+    >>> config = LadderConfig("int4", group_size=128)
+    >>> model = AutoModelForCausalLM.from_pretrained(path, quantization_config=config)
+    """
+
+    def __init__(
+        self, weight: str = "int4", *, modules_to_not_convert: list[str] | None = None, **options: Any
+    ) -> None:
+        options.pop("quant_method", None)
+        self.quant_method = METHOD
+        self.weight = weight
+        self.modules_to_not_convert = modules_to_not_convert
+        self.options = options
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``config.json`` holds."""
+        kept = {"weight": self.weight, "modules_to_not_convert": self.modules_to_not_convert}
+        return {"quant_method": METHOD, **kept, **self.options}
+
+    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of `ladder.quantize` and those of `ladder.Linear`."""
+        ours = {name: value for name, value in self.options.items() if name in LINEAR_OPTIONS}
+        return {name: value for name, value in self.options.items() if name not in ours}, ours
+
+
+class LadderQuantize(ConversionOps):  # type: ignore[misc]
+    """Quantize one weight as soon as it is read, and keep no more than that."""
+
+    def __init__(self, quantizer: LadderQuantizer) -> None:
+        self.quantizer = quantizer
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        *args: Any,
+        full_layer_name: str = "",
+        model: torch.nn.Module | None = None,
+        missing_keys: set[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, torch.Tensor]:
+        """Take the weight of a layer; nothing is left to be put into the model."""
+        assert model is not None
+        value = next(iter(input_dict.values()))
+        name = full_layer_name.removesuffix(".weight")
+        self.quantizer.take(model, name, value[0] if isinstance(value, list) else value)
+        if missing_keys is not None:
+            missing_keys.discard(full_layer_name)
+        return {}
+
+
+@register_quantizer(METHOD)
+class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Quantize linear layers while transformers loads them, or take those of a checkpoint as stored."""
+
+    requires_calibration = False
+    quantization_config: LadderConfig
+
+    def __init__(self, quantization_config: LadderConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.held: dict[str, QuantizedTensor] = {}
+        self.skipped: list[str] = []
+        self.device_map: Mapping[str, Any] | None = None
+
+    def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
+        """Tell whether a parameter is the weight of a linear layer that is not skipped."""
+        name, _, parameter = param_name.rpartition(".")
+        return parameter == "weight" and name in linear_layers(model, self.skipped)
+
+    def get_quantize_ops(self) -> LadderQuantize:
+        """Return what quantizes a weight."""
+        return LadderQuantize(self)
+
+    def take(self, model: torch.nn.Module, name: str, weight: torch.Tensor) -> None:
+        """Quantize a layer's weight; the layer keeps its bias alone until loading has ended.
+
+        Raises
+        ------
+        LadderError
+            If it cannot be quantized so; the layer is named.
+        """
+        options, _ = self.quantization_config.split()
+        try:
+            self.held[name] = quantize(weight, self.quantization_config.weight, **options)
+        except LadderError as error:
+            error.add_note(f"while quantizing {name}")
+            raise
+        _leave_bias(model.get_submodule(name))
+
+    def _process_model_before_weight_loading(
+        self, model: torch.nn.Module, device_map: Any = None, checkpoint_files: Any = None, **kwargs: Any
+    ) -> None:
+        self.device_map = device_map if isinstance(device_map, dict) else None
+        config = self.quantization_config
+        kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
+        self.skipped = kept + list(getattr(model, "_keep_in_fp32_modules", None) or ())
+        if self.pre_quantized:
+            self._take_stored(model, checkpoint_files or ())
+
+    def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
+        """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
+        checkpoint = opened([Path(file) for file in files])
+        layers = linear_layers(model, ())
+        prefixes = ("", f"{getattr(model, 'base_model_prefix', '')}.")
+        for name in checkpoint.layers:
+            module = name.removesuffix(".weight")
+            found = next((p + module for p in prefixes if p + module in layers), None)
+            matrix = checkpoint[name] if found is not None else None
+            if found is None or not isinstance(matrix, QuantizedTensor):
+                raise CheckpointError(
+                    f"{checkpoint.path}: {name} ({checkpoint.entry(name).format}) is no linear layer of"
+                    f" {type(model).__name__}: stacked experts and embeddings are not loaded into models yet"
+                )
+            self.held[found] = owned(matrix)
+            _leave_bias(model.get_submodule(found))
+        stored = {part.name for _, layer in checkpoint.layers.values() for part in layer.parts.values()}
+        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in stored}
+        ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+        model._keys_to_ignore_on_load_unexpected = ignored | {f"^{name}$" for name in patterns}  # type: ignore[assignment]
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        _, options = self.quantization_config.split()
+        dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
+        while self.held:
+            name, matrix = self.held.popitem()
+            bias = model.get_submodule(name).bias
+            where = device_of(self.device_map, name)
+            layer = Linear.from_quantized(matrix, bias, dtype=dtype, device=where, **options)  # type: ignore[arg-type]
+            model.set_submodule(name, layer)
+        return model
+
+    def is_serializable(self) -> bool:
+        """Tell that models can be saved: state dicts hold canonical storage."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Tell that quantized layers have no gradients."""
+        return False
+
+
+def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
+    """Return the names of ``torch.nn.Linear`` modules but those that are, or lie within, the skipped ones."""
+    names = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    parts = [part.strip(".") for part in skipped]
+    return {name for name in names if not any(f".{part}." in f".{name}." for part in parts)}
+
+
+def _leave_bias(module: torch.nn.Module) -> None:
+    """Take a layer's weight away; transformers initialises what it takes to be missing."""
+    module.weight = None  # type: ignore[assignment]
+    module._is_hf_initialized = True  # type: ignore[assignment]
+
+
+def opened(files: list[Path]) -> Checkpoint:
+    """Open the files that transformers found for a model."""
+    if not files:
+        raise CheckpointError("a quantized model is loaded from files, transformers found none")
+    return load_checkpoint(files[0] if len(files) == 1 else files[0].parent / SHARDS)
+
+
+def owned(matrix: QuantizedTensor) -> QuantizedTensor:
+    """Return a matrix with memory of its own, so that its file may be written again."""
+    names = ("storage", "scale", "zero", "offset", "columns")
+    arrays = {name: getattr(matrix, name) for name in names}
+    return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
+
+
+def device_of(device_map: Mapping[str, Any] | None, name: str) -> torch.device:
+    """Return where a module goes: what the longest prefix of its name in a map says, else the CPU."""
+    fitting = [key for key in device_map or {} if not key or f"{name}.".startswith(f"{key}.")]
+    if not fitting or device_map is None:
+        return torch.device("cpu")
+    return torch.device(device_map[max(fitting, key=len)])
+
+
+def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: Any) -> Any:
+    """Load a model that another tool quantized, with Ladder's layers in place of the tool's.
+
+    Parameters
+    ----------
+    model_class
+        A class with ``from_pretrained``, such as ``AutoModelForCausalLM``.
+    path
+        Folder, or name on the hub, of a model in a format that `ladder.load_checkpoint` reads.
+    **kwargs
+        For ``from_pretrained``. ``activation`` is for `ladder.Linear`.
+
+    Raises
+    ------
+    CheckpointError
+        If the format is not known, or a quantized tensor is no linear layer of the model.
+    """
+    options = {name: kwargs.pop(name) for name in LINEAR_OPTIONS if name in kwargs}
+    config = AutoConfig.from_pretrained(path)
+    config.quantization_config = LadderConfig("stored", **options).to_dict()
+    return model_class.from_pretrained(path, config=config, **kwargs)

@@ -1,0 +1,175 @@
+"""Models of several stages: plans, and nodes between them that torch runs with the shapes of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ladder.ir.extents import match_shape
+from ladder.ir.graph import Graph
+from ladder.runtime.model.whole import WholeModel, by_name
+from ladder.runtime.onnx_ops.evaluate import BoundNode, run_node
+from ladder.runtime.onnx_ops.values import code_of, given_value
+from tile_types.errors import DTypeError, LadderError, ShapeError
+from tile_types.tile import Extent
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an input must be.
+
+    Parameters
+    ----------
+    kind
+        ``"tensor"``, ``"sequence"`` or ``"optional"``.
+    code
+        ONNX element type of a tensor; 0 for any.
+    shape
+        Its extents; None for any.
+    """
+
+    kind: str
+    code: int = 0
+    shape: tuple[Extent, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PlanStage:
+    """A plan and the values that it reads and makes, by name."""
+
+    plan: WholeModel
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Compute results from values of the call."""
+        found = self.plan(*(values[name] for name in self.reads))
+        results = (found,) if len(self.writes) == 1 else found
+        values.update(zip(self.writes, results, strict=True))
+
+
+@dataclass(frozen=True)
+class TorchStage:
+    """A node that torch runs, and the values that it reads, also within its graphs."""
+
+    node: BoundNode
+    reads: tuple[str, ...]
+    why: str
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of its results."""
+        return self.node.writes
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Compute results from values of the call."""
+        run_node(self.node, values)
+
+
+@dataclass(frozen=True)
+class StagedModel:
+    """A model of several stages; call it with its inputs, by position or by name.
+
+    Parameters
+    ----------
+    inputs
+        Name -> what it must be.
+    outputs
+        Names.
+    stages
+        In order.
+    stored
+        Values that it brings, by name.
+    where
+        The device.
+    title
+        For messages.
+    """
+
+    inputs: Mapping[str, Wanted]
+    outputs: tuple[str, ...]
+    stages: Sequence[PlanStage | TorchStage]
+    stored: Mapping[str, Any]
+    where: torch.device
+    title: str
+
+    def prepare(self) -> None:
+        """Bind the plans to memory, as the first call would."""
+        for stage in self.stages:
+            if isinstance(stage, PlanStage):
+                stage.plan.prepare()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run.
+
+        Returns
+        -------
+        The output, or a tuple of them: tensors; of types that torch does not compute in, arrays of numpy;
+        sequences are lists, missing optional values None.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            If an argument does not fit; the message names it.
+        LadderError
+            If a node cannot be computed of what is there; the message names it.
+        """
+        given = by_name(tuple(self.inputs), arguments, named)
+        values = {**self.stored, **{name: given_value(value) for name, value in given.items()}}
+        self._check(values)
+        for stage, dead in zip(self.stages, self._dead(), strict=True):
+            stage.run(values)
+            for name in dead:
+                values.pop(name, None)
+        found = tuple(values[name] for name in self.outputs)
+        return found[0] if len(found) == 1 else found
+
+    def _dead(self) -> list[tuple[str, ...]]:
+        """Return, per stage, the values that nothing reads after it."""
+        seen, found = set(self.outputs), []
+        for stage in reversed(self.stages):
+            names = {*stage.reads, *stage.writes} - seen
+            seen |= names
+            found.append(tuple(names))
+        return found[::-1]
+
+    def _check(self, values: Mapping[str, Any]) -> None:
+        sizes: dict[str, int] = {}
+        for name, wanted in self.inputs.items():
+            value = values[name]
+            if wanted.kind != "tensor":
+                if wanted.kind == "sequence" and not isinstance(value, list):
+                    raise ShapeError(f"input {name!r} must be a sequence, got {type(value).__name__}")
+                continue
+            if not hasattr(value, "dtype"):
+                raise ShapeError(f"input {name!r} must be a tensor, got {type(value).__name__}")
+            if wanted.code and code_of(value) != wanted.code:
+                raise DTypeError(f"input {name!r} must have ONNX's type {wanted.code}, got {value.dtype}")
+            if wanted.shape is not None:
+                match_shape(wanted.shape, value.shape, f"input {name!r}", sizes)
+
+    @property
+    def graph(self) -> Graph:
+        """Of a model of several stages there is none.
+
+        Raises
+        ------
+        LadderError
+            Always.
+        """
+        raise LadderError(f"{self.title} has several tile graphs: see plan()")
+
+    def plan(self) -> str:
+        """Return the stages as text: one line per step, with what executes it."""
+        parts = []
+        for stage in self.stages:
+            if isinstance(stage, PlanStage):
+                parts.append(stage.plan.plan())
+            else:
+                parts.append(
+                    f"{'node':8} {'torch, with the shapes of a call':44} {stage.node.title}  [{stage.why}]"
+                )
+        return "\n".join(parts)

@@ -1,0 +1,292 @@
+"""Conversions between element types, and quantised operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.values import DTYPES, SMALL, array_of, code_of, value_of, wide
+from ladder.runtime.onnx_ops.windows import convolved
+from tile_types.errors import DTypeError
+
+UP = 1 << 23
+"""The least power of two of a float32's bits."""
+
+
+def cast(x: Any, code: int, saturate: bool = True, round_mode: str = "up") -> Any:
+    """Return a tensor in another element type.
+
+    Parameters
+    ----------
+    x
+        The tensor.
+    code
+        ONNX's element type.
+    saturate
+        Whether numbers beyond the range of an 8-bit float become the largest one.
+    round_mode
+        ``up``, ``down`` or ``nearest``, for powers of two (E8M0).
+    """
+    if code_of(x) == code:
+        return x
+    if code == onnx.TensorProto.STRING:
+        return _as_text(array_of(x))
+    if isinstance(x, np.ndarray):
+        return cast(_readable(x, code), code, saturate, round_mode)
+    if code in SMALL:
+        return array_of(x if x.element_size() > 1 or not x.is_floating_point() else x.float()).astype(
+            SMALL[code]
+        )
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        raise DTypeError(f"tensors cannot be cast to {onnx.TensorProto.DataType.Name(code)}")
+    if dtype == torch.float8_e8m0fnu:
+        return _power_of_two(x.float(), saturate, round_mode)
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return _small_float(x, dtype, saturate)
+    return _plain(x, dtype)
+
+
+def _plain(x: Any, dtype: torch.dtype) -> Any:
+    if dtype == torch.bool:
+        return (wide(x).float() if x.element_size() == 1 else wide(x)) != 0
+    if x.dtype in (torch.uint16, torch.uint32):
+        x = wide(x)
+    if dtype in (torch.uint32, torch.uint64, torch.uint16) and x.is_floating_point():
+        x = x.to(torch.int64)
+    return x.to(dtype)
+
+
+def _readable(x: np.ndarray, code: int) -> Any:
+    """Return a tensor of numpy's as one that torch computes with."""
+    if x.dtype != object:
+        return value_of(x.astype(np.float32 if x.dtype == ml_dtypes.float4_e2m1fn else np.int32))
+    texts = [item.decode() if isinstance(item, bytes) else str(item) for item in x.reshape(-1)]
+    dtype = DTYPES.get(code, torch.float32)
+    real = dtype.is_floating_point or code in SMALL
+    found = np.array([float(text) if real else int(float(text)) for text in texts])
+    return value_of(found.reshape(x.shape).astype(np.float64 if real else np.int64))
+
+
+def _as_text(x: np.ndarray) -> np.ndarray:
+    found = np.empty(x.shape, object)
+    found.reshape(-1)[:] = [_text(value) for value in x.reshape(-1)]
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.bool_):
+        return str(bool(value))
+    return f"{value:.9g}" if isinstance(value, np.float32) else str(value)
+
+
+def _small_float(x: Any, dtype: torch.dtype, saturate: bool) -> Any:
+    """Round to an 8-bit float; unless saturated, what is beyond its range is infinity or NaN."""
+    value = x.float() if x.is_floating_point() else wide(x).float()
+    if saturate:
+        return value.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    with np.errstate(over="ignore"):
+        return value_of(array_of(value).astype(getattr(ml_dtypes, name))).to(x.device)
+
+
+def _power_of_two(x: Any, saturate: bool, mode: str) -> Any:
+    """Return the exponent of positive numbers; sign and fraction decide how it is rounded."""
+    bits = x.abs().contiguous().view(torch.int32)
+    exponent, fraction = bits >> 23, bits & (UP - 1)
+    more = {"up": fraction > 0, "down": fraction < 0}.get(mode, fraction > UP // 2)
+    if mode == "nearest":
+        more = more | ((fraction == UP // 2) & (exponent % 2 == 1))
+    if mode == "up":
+        more = more & ((exponent > 0) | (fraction > UP // 2))
+    raised = exponent + more.to(torch.int32)
+    finite = exponent < 255
+    limit = 254 if saturate else 255
+    found = torch.where(
+        finite | (torch.isinf(x) & saturate), raised.clamp(max=limit), torch.full_like(raised, 255)
+    )
+    return found.to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def _cast(op: Operation, x: Any) -> Any:
+    return cast(x, _target(op.get("to")), bool(op.get("saturate", 1)), op.get("round_mode", "up"))
+
+
+def _target(stated: Any) -> int:
+    """Return an element type: opset 1 has its name."""
+    return int(onnx.TensorProto.DataType.Value(stated)) if isinstance(stated, str) else int(stated)
+
+
+def _cast_like(op: Operation, x: Any, like: Any) -> Any:
+    return cast(x, code_of(like), bool(op.get("saturate", 1)), op.get("round_mode", "up"))
+
+
+def _bit_cast(op: Operation, x: Any) -> Any:
+    code = int(op.get("to"))
+    if isinstance(x, np.ndarray):
+        return x.view(SMALL[code])
+    if code in SMALL:
+        return array_of(x).view(SMALL[code])
+    return x.contiguous().view(DTYPES[code])
+
+
+# quantisation ----------------------------------------------------------------------------------------
+
+
+def spread(op: Operation, parameter: Any, x: Any) -> Any:
+    """Return a scale or zero point so that it broadcasts: per tensor, per axis, or per block of an axis."""
+    if parameter.ndim == 0 or (parameter.ndim == 1 and parameter.numel() == 1):
+        return parameter.reshape(())
+    axis = op.get("axis", 1) % x.ndim
+    if parameter.ndim == 1:
+        return parameter.reshape([-1 if at == axis else 1 for at in range(x.ndim)])
+    block = op.get("block_size", 0) or -(-x.shape[axis] // parameter.shape[axis])
+    return parameter.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
+
+
+def _numbers(x: Any) -> Any:
+    """Return codes as numbers: float32 for small floats, int32 for integers."""
+    if isinstance(x, np.ndarray):
+        return _readable(x, 0)
+    if x.is_floating_point():
+        return x.float() if x.element_size() == 1 else x
+    return wide(x).to(torch.int64 if x.element_size() > 2 else torch.int32)
+
+
+def _range(code: int) -> tuple[int, int]:
+    if code in SMALL:
+        info = ml_dtypes.iinfo(SMALL[code])
+        return int(info.min), int(info.max)
+    found = torch.iinfo(DTYPES[code])
+    return found.min, found.max
+
+
+def saturated(value: Any, code: int, zero: Any = None) -> Any:
+    """Round to the nearest whole number, add a zero point, and clamp to an integer type."""
+    low, high = _range(code)
+    whole = value.round() if zero is None else value.round() + zero
+    return cast(whole.clamp(low, high).to(torch.int64), code)
+
+
+def _is_integer(code: int) -> bool:
+    return (
+        SMALL[code].name.endswith(("int4", "int2")) if code in SMALL else not DTYPES[code].is_floating_point
+    )
+
+
+def _quantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
+    code = code_of(zero) if zero is not None else op.get("output_dtype", 0) or int(onnx.TensorProto.UINT8)
+    precision = DTYPES[op.get("precision")] if op.get("precision") else _numbers(scale).dtype
+    places = _numbers(zero) if zero is not None else None
+    ratio = _numbers(x).to(precision) / spread(op, _numbers(scale).to(precision), x)
+    if not _is_integer(code):
+        return cast(ratio, code, bool(op.get("saturate", 1)))
+    return saturated(ratio.float(), code, None if places is None else spread(op, places, x))
+
+
+def _dequantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
+    value, target = _numbers(x), op.get("output_dtype", 0)
+    dtype = DTYPES[target] if target else scale.dtype
+    if zero is not None:
+        value = value - spread(op, _numbers(zero), x)
+    scale = _numbers(scale)
+    return (value.to(scale.dtype) * spread(op, scale, x)).to(dtype)
+
+
+def _dynamic(op: Operation, x: Any) -> Any:
+    """Quantize to 8 bits by the range of the tensor."""
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / 255
+    divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero = (-low / divisor).clamp(0, 255).round()
+    return saturated(x / divisor, int(onnx.TensorProto.UINT8), zero), scale, zero.to(torch.uint8)
+
+
+def _less_zero(x: Any, zero: Any, axis: int | None = None) -> Any:
+    """Return codes without their zero point, as int32."""
+    value = _numbers(x)
+    if zero is None:
+        return value
+    return value - _along(_numbers(zero), axis, value.ndim)
+
+
+def _along(parameter: Any, axis: int | None, rank: int) -> Any:
+    if parameter.ndim != 1 or axis is None or parameter.numel() == 1:
+        return parameter.reshape(()) if parameter.numel() == 1 else parameter
+    return parameter.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
+
+
+def _matmul_integer(op: Operation, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
+    left = _less_zero(a, a_zero, -2 if a.ndim > 1 else None)
+    return torch.matmul(left, _less_zero(b, b_zero, -1)).to(torch.int32)
+
+
+def _qlinear_matmul(
+    op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any
+) -> Any:
+    if code_of(y_z) in SMALL or not _is_integer(code_of(y_z)):
+        raise DTypeError(f"QLinearMatMul to {y_z.dtype} is not supported")
+    total = torch.matmul(_less_zero(a, a_z, -2), _less_zero(b, b_z, -1))
+    scale = _along(a_s.float(), -2, total.ndim) * _along(b_s.float(), -1, total.ndim)
+    ratio = total.float() * scale / _along(y_s.float(), -2, total.ndim)
+    return saturated(ratio, code_of(y_z), _along(_numbers(y_z), -2, total.ndim))
+
+
+def _conv_integer(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
+    found = convolved(op, _less_zero(x, x_zero).double(), _less_zero(w, w_zero, 0).double(), None)
+    return found.to(torch.int32)
+
+
+def _qlinear_conv(
+    op: Operation,
+    x: Any,
+    x_s: Any,
+    x_z: Any,
+    w: Any,
+    w_s: Any,
+    w_z: Any,
+    y_s: Any,
+    y_z: Any,
+    bias: Any = None,
+) -> Any:
+    exact = None if bias is None else bias.double()
+    total = convolved(op, _less_zero(x, x_z).double(), _less_zero(w, w_z, 0).double(), exact)
+    scale = x_s.float() * _along(w_s.float(), 1, total.ndim) / y_s.float()
+    return saturated(total.float() * scale, code_of(y_z), _numbers(y_z))
+
+
+def _qlinear_binary(function: Any) -> Run:
+    """Return the row of an operator of two quantised tensors (com.microsoft)."""
+
+    def run(
+        op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any = None
+    ) -> Any:
+        found = function(_less_zero(a, a_z) * a_s, _less_zero(b, b_z) * b_s) / y_s
+        return saturated(found, code_of(a), None if y_z is None else _numbers(y_z))
+
+    return run
+
+
+CASTS: Mapping[str, Run] = {
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "BitCast": _bit_cast,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic,
+    "MatMulInteger": _matmul_integer,
+    "QLinearMatMul": _qlinear_matmul,
+    "ConvInteger": _conv_integer,
+    "QLinearConv": _qlinear_conv,
+    "com.microsoft::QuantizeLinear": _quantize,
+    "com.microsoft::DequantizeLinear": _dequantize,
+    "com.microsoft::QLinearAdd": _qlinear_binary(torch.add),
+    "com.microsoft::QLinearMul": _qlinear_binary(torch.mul),
+}
+"""Conversions and quantised operators."""

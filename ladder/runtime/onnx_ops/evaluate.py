@@ -1,0 +1,314 @@
+"""ONNX graphs, node by node: by a row, by the graph that the standard defines it by, or as control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import onnx
+import torch
+
+from ladder.runtime.onnx_ops.control import CONTROL
+from ladder.runtime.onnx_ops.operation import Operation
+from ladder.runtime.onnx_ops.table import TABLE, key_of
+from ladder.runtime.onnx_ops.values import DTYPES, code_of, value_of
+from tile_types.errors import LadderError, unknown_name
+
+Versions = Mapping[str, int]
+"""Domain -> version of its operators."""
+
+Step = Callable[[Mapping[str, Any], Sequence[Any]], tuple[Any, ...]]
+"""``(scope, operands) -> results``."""
+
+
+def versions_of(model: Any) -> dict[str, int]:
+    """Return the versions of operators that a model or function states."""
+    found = {entry.domain: int(entry.version) for entry in model.opset_import}
+    if "ai.onnx" in found:
+        found.setdefault("", found["ai.onnx"])
+    return found
+
+
+def version_of(domain: str, versions: Versions) -> int:
+    """Return the version of a domain's operators; 1 where none is stated."""
+    return versions.get("" if domain == "ai.onnx" else domain, 1)
+
+
+@lru_cache(maxsize=4096)
+def schema_of(domain: str, operator: str, version: int) -> Any:
+    """Return the standard's definition of an operator; None if it has none of that name."""
+    try:
+        return onnx.defs.get_schema(operator, version, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def tensor_value(tensor: Any) -> Any:
+    """Return a stored tensor as a value."""
+    return value_of(onnx.numpy_helper.to_array(tensor))
+
+
+def attribute_value(attribute: Any, versions: Versions) -> Any:
+    """Return an attribute as rows take it."""
+    if attribute.type == onnx.AttributeProto.GRAPH:
+        return Body(attribute.g, versions)
+    if attribute.type == onnx.AttributeProto.TENSOR:
+        return tensor_value(attribute.t)
+    if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+        return dense_value(attribute.sparse_tensor)
+    found = onnx.helper.get_attribute_value(attribute)
+    if isinstance(found, bytes):
+        return found.decode("utf-8", "surrogateescape")
+    if isinstance(found, Sequence) and found and isinstance(found[0], bytes):
+        return [value.decode("utf-8", "surrogateescape") for value in found]
+    return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else found
+
+
+def dense_value(sparse: Any) -> Any:
+    """Return a sparse tensor as a value."""
+    values, places = tensor_value(sparse.values), tensor_value(sparse.indices)
+    found = torch.zeros(list(sparse.dims), dtype=values.dtype)
+    index = (places,) if places.ndim == 1 else tuple(places.T)
+    return (
+        (found.reshape(-1) if places.ndim == 1 else found)
+        .index_put_(index, values)
+        .reshape(list(sparse.dims))
+    )
+
+
+def operation_of(node: Any, versions: Versions) -> Operation:
+    """Return a node as rows take it."""
+    given = {attribute.name: attribute_value(attribute, versions) for attribute in node.attribute}
+    name = key_of(node.domain, node.op_type)
+    return Operation(name, version_of(node.domain, versions), given, len(node.output))
+
+
+def is_known(node: Any, versions: Versions) -> bool:
+    """Tell whether torch computes an operator, in the version that a model states."""
+    name = key_of(node.domain, node.op_type)
+    if name in TABLE or name in CONTROL:
+        return True
+    schema = schema_of(node.domain, node.op_type, version_of(node.domain, versions))
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def unknown(node: Any) -> LadderError:
+    """Return the error for an operator that has no row."""
+    name = key_of(node.domain, node.op_type)
+    return unknown_name("ONNX operator", name, (*TABLE, *CONTROL))
+
+
+def step_of(node: Any, versions: Versions) -> Step:
+    """Return what computes a node.
+
+    Raises
+    ------
+    UnknownNameError
+        If nothing does; the nearest names are suggested.
+    """
+    name = key_of(node.domain, node.op_type)
+    if name in CONTROL:
+        control, op = CONTROL[name], operation_of(node, versions)
+        return lambda scope, operands: _tuple(control(op, scope, *operands))
+    if name in TABLE:
+        row, op = TABLE[name], operation_of(node, versions)
+        return lambda scope, operands: _tuple(row(op, *operands))
+    if not is_known(node, versions):
+        raise unknown(node)
+    return _Function(node, versions)
+
+
+def _tuple(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+class _Function:
+    """A node of an operator that the standard defines by a graph, per types of its operands."""
+
+    def __init__(self, node: Any, versions: Versions) -> None:
+        self.node, self.versions = node, versions
+        self.bodies: dict[tuple[Any, ...], Body] = {}
+
+    def __call__(self, scope: Mapping[str, Any], operands: Sequence[Any]) -> tuple[Any, ...]:
+        types = [type_of(value) for value in operands]
+        key = tuple(None if type_ is None else type_.SerializeToString() for type_ in types)
+        body = self.bodies.get(key)
+        if body is None:
+            function = function_of(self.node, self.versions, types)
+            body = self.bodies[key] = Body(function, versions_of(function))
+        return tuple(body([*operands, *[None] * (len(body.inputs) - len(operands))], {}))
+
+
+def type_of(value: Any) -> Any:
+    """Return the ONNX type of a value; None for one that is left out."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        inner = type_of(value[0]) if value else onnx.helper.make_tensor_type_proto(1, None)
+        return onnx.helper.make_sequence_type_proto(inner)
+    return onnx.helper.make_tensor_type_proto(code_of(value), list(value.shape))
+
+
+def function_of(node: Any, versions: Versions, types: Sequence[Any]) -> Any:
+    """Return the function that the standard defines an operator by, with a node's attributes in it.
+
+    Parameters
+    ----------
+    node
+        Of an operator that has one.
+    versions
+        Of the model's operators.
+    types
+        ONNX types of the operands, None for those that are left out.
+    """
+    version = version_of(node.domain, versions)
+    schema = schema_of(node.domain, node.op_type, version)
+    function = onnx.FunctionProto()
+    if schema.has_function:
+        text = schema.get_function_with_opset_version(_nearest(schema.function_opset_versions, version))
+    else:
+        at = _nearest(schema.context_dependent_function_opset_versions, version)
+        given = [b"" if type_ is None else type_.SerializeToString() for type_ in types]
+        text = schema.get_context_dependent_function_with_opset_version(at, node.SerializeToString(), given)
+    function.ParseFromString(text)
+    if not function.node:
+        raise LadderError(f"{node.op_type} has no definition for {len(types)} operands of these types")
+    attributes = {a.name: a for a in node.attribute}
+    for name, stated in schema.attributes.items():
+        if name not in attributes and stated.default_value.name:
+            attributes[name] = stated.default_value
+    for inner in function.node:
+        _bind_attributes(inner, attributes)
+    return function
+
+
+def _nearest(offered: Sequence[int], version: int) -> int:
+    return max((at for at in offered if at <= version), default=min(offered))
+
+
+def _bind_attributes(node: Any, given: Mapping[str, Any]) -> None:
+    """Put a caller's attributes in place of references to them; those that it lacks are left out."""
+    kept = []
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name not in given:
+                continue
+            bound = onnx.AttributeProto()
+            bound.CopyFrom(given[attribute.ref_attr_name])
+            bound.name = attribute.name
+            attribute = bound
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in graph.node:
+                _bind_attributes(inner, given)
+        kept.append(attribute)
+    copies = [onnx.AttributeProto() for _ in kept]
+    for copy, attribute in zip(copies, kept, strict=True):
+        copy.CopyFrom(attribute)
+    del node.attribute[:]
+    node.attribute.extend(copies)
+
+
+@dataclass(frozen=True)
+class BoundNode:
+    """A node with what computes it."""
+
+    title: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    step: Step
+
+
+class Body:
+    """A graph or function, run node by node.
+
+    Parameters
+    ----------
+    graph
+        ``GraphProto`` or ``FunctionProto``.
+    versions
+        Of the operators.
+
+    Raises
+    ------
+    UnknownNameError
+        If it has an operator that nothing computes.
+    """
+
+    def __init__(self, graph: Any, versions: Versions) -> None:
+        is_function = self._is_function = isinstance(graph, onnx.FunctionProto)
+        stored = () if is_function else graph.initializer
+        self.held = {tensor.name: tensor_value(tensor) for tensor in stored}
+        self.inputs = list(graph.input) if is_function else [info.name for info in graph.input]
+        self.outputs = list(graph.output) if is_function else [info.name for info in graph.output]
+        self._infos = () if is_function else tuple(graph.output)
+        self.steps = [bound_node(node, versions) for node in graph.node]
+
+    def __call__(self, operands: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:
+        """Return the results; ``scope`` has the values around the graph."""
+        values = {**scope, **self.held, **dict(zip(self.inputs, operands, strict=False))}
+        for step in self.steps:
+            run_node(step, values)
+        return [self._result(values, name) for name in self.outputs]
+
+    def _result(self, values: Mapping[str, Any], name: str) -> Any:
+        """Return a result; definitions of operators leave out those that a node does not ask for."""
+        if name not in values and not self._is_function:
+            raise LadderError(f"nothing computes the result {name!r}")
+        return values.get(name)
+
+    def stated(self, at: int) -> tuple[torch.dtype, list[int]]:
+        """Return the type and the shape that the graph states for a result; open extents are 0."""
+        kind = self._infos[at].type.tensor_type
+        return DTYPES[kind.elem_type or 1], [dim.dim_value for dim in kind.shape.dim]
+
+
+def bound_node(node: Any, versions: Versions) -> BoundNode:
+    """Return a node with what computes it."""
+    title = (
+        f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} that computes {node.output[0]!r}"
+    )
+    return BoundNode(title, tuple(node.input), tuple(node.output), step_of(node, versions))
+
+
+def run_node(node: BoundNode, values: dict[str, Any]) -> None:
+    """Compute a node and note its results.
+
+    Raises
+    ------
+    LadderError
+        If it cannot be computed of these values; the message names it.
+    """
+    operands = [values[name] if name else None for name in node.reads]
+    try:
+        found = node.step(values, operands)
+    except NodeFailed:
+        raise
+    except FAILURES as error:
+        raise failed(node.title, operands, error) from error
+    for name, value in zip(node.writes, found, strict=False):
+        if name:
+            values[name] = value
+
+
+class NodeFailed(LadderError):
+    """A node that cannot be computed of the values of a call; the message names it."""
+
+
+FAILURES = (LadderError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
+"""What torch, numpy and rows raise of operands that do not fit."""
+
+
+def failed(title: str, operands: Sequence[Any], error: Exception) -> NodeFailed:
+    """Return the error of a node that cannot be computed."""
+    return NodeFailed(f"{title}: {' '.join(str(error).split())[:400]}; operands: {_shown(operands)}")
+
+
+def _shown(operands: Sequence[Any]) -> str:
+    def one(value: Any) -> str:
+        if value is None or isinstance(value, list):
+            return "left out" if value is None else f"sequence of {len(value)}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+    return ", ".join(map(one, operands)) or "none"

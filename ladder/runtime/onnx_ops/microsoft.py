@@ -1,0 +1,406 @@
+"""Operators of the domain com.microsoft, which exported and quantised language models contain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ladder.runtime.onnx_ops.casts import saturated
+from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.recurrent import RECURRENT
+from ladder.runtime.onnx_ops.reductions import REDUCTIONS
+from tile_types.errors import ShapeError
+
+NIBBLE = 15
+"""Largest number of 4 bits."""
+
+
+# products --------------------------------------------------------------------------------------------
+
+
+def _fused_matmul(op: Operation, a: Any, b: Any) -> Any:
+    """Multiply batches, one or both transposed, times a number."""
+    a, b = (_turned(op, x, side) for x, side in ((a, "A"), (b, "B")))
+    return torch.matmul(a, b) * op.get("alpha", 1.0)
+
+
+def _turned(op: Operation, x: Any, side: str) -> Any:
+    if op.get(f"transBatch{side}", 0):
+        x = x.movedim(0, -2)
+    return x.mT if op.get(f"trans{side}", 0) and x.ndim > 1 else x
+
+
+def unpacked(codes: Any, bits: int, count: int) -> Any:
+    """Return numbers of a few bits from bytes, the lowest bits first, along the last axis."""
+    per_byte = 8 // bits
+    shifts = torch.arange(per_byte, device=codes.device) * bits
+    found = (codes.unsqueeze(-1).to(torch.int32) >> shifts) & ((1 << bits) - 1)
+    return found.flatten(-2)[..., :count]
+
+
+def _matmul_nbits(
+    op: Operation, a: Any, b: Any, scales: Any, zeros: Any = None, groups: Any = None, bias: Any = None
+) -> Any:
+    """Multiply by a weight ``[N, K]`` of 2, 4 or 8 bits, quantised in blocks along K."""
+    k, n, bits, block = op.get("K"), op.get("N"), op.get("bits", 4), op.get("block_size")
+    blocks = -(-k // block)
+    codes = unpacked(b.reshape(n, blocks, -1), bits, block).to(scales.dtype)
+    if zeros is None:
+        zero: Any = 1 << (bits - 1)
+    elif zeros.dtype == torch.uint8:
+        zero = unpacked(zeros.reshape(n, -1), bits, blocks).to(scales.dtype).unsqueeze(-1)
+    else:
+        zero = zeros.reshape(n, blocks, 1)
+    weight = ((codes - zero) * scales.reshape(n, blocks, 1)).reshape(n, -1)[:, :k]
+    if groups is not None:
+        weight = (
+            (codes.reshape(n, -1)[:, :k] - zero.reshape(n, -1)[:, groups.long()])
+            if zeros is not None
+            else codes.reshape(n, -1)[:, :k] - zero
+        ) * scales.reshape(n, -1)[:, groups.long()]
+    return F.linear(a, weight.to(a.dtype), bias)
+
+
+def _matmul_integer_to_float(
+    op: Operation, a: Any, b: Any, a_s: Any, b_s: Any, a_z: Any = None, b_z: Any = None, bias: Any = None
+) -> Any:
+    left = a.to(torch.int32) if a_z is None else a.to(torch.int32) - a_z.to(torch.int32)
+    right = b.to(torch.int32) if b_z is None else b.to(torch.int32) - b_z.to(torch.int32)
+    found = torch.matmul(left, right).to(a_s.dtype) * (a_s * b_s)
+    return found if bias is None else found + bias
+
+
+def _dynamic_matmul(op: Operation, a: Any, b: Any, b_s: Any, b_z: Any = None, bias: Any = None) -> Any:
+    """Quantize the activation by its range, multiply integers, scale back."""
+    _, scale, zero = _range_of(a)
+    codes = saturated(a / scale, 2, zero)
+    return _matmul_integer_to_float(op, codes, b, scale, b_s, zero, b_z, bias)
+
+
+def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any, zeros: Any = None) -> Any:
+    """Take rows of a table that is quantised in blocks along its last axis."""
+    bits, block = op.get("bits", 4), op.get("block_size", 128)
+    rows = codes[indices.long()]
+    rows = (
+        unpacked(rows, bits, rows.shape[-1] * (8 // bits)) if rows.dtype == torch.uint8 and bits < 8 else rows
+    )
+    factor = scales[indices.long()]
+    zero: Any = (1 << (bits - 1)) if codes.dtype == torch.uint8 else 0
+    if zeros is not None:
+        zero = unpacked(zeros[indices.long()], bits, factor.shape[-1]).repeat_interleave(block, -1)
+    return (rows - zero).to(factor.dtype) * factor.repeat_interleave(block, -1)[..., : rows.shape[-1]]
+
+
+# functions of one element ----------------------------------------------------------------------------
+
+
+def _bias_gelu(op: Operation, x: Any, bias: Any) -> Any:
+    return F.gelu(x + bias)
+
+
+def _fast_gelu(op: Operation, x: Any, bias: Any = None) -> Any:
+    return F.gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+def _quick_gelu(op: Operation, x: Any) -> Any:
+    return x * torch.sigmoid(op.get("alpha", 1.702) * x)
+
+
+def _bias_add(op: Operation, x: Any, bias: Any, residual: Any) -> Any:
+    return x + bias + residual
+
+
+def _bias_split_gelu(op: Operation, x: Any, bias: Any) -> Any:
+    left, right = (x + bias).chunk(2, -1)
+    return left * F.gelu(right)
+
+
+# normalisation ---------------------------------------------------------------------------------------
+
+
+def _skip_layer_norm(op: Operation, x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    inner = Operation("LayerNormalization", 17, {"epsilon": op.get("epsilon", 1e-5)})
+    return *REDUCTIONS["LayerNormalization"](inner, total, gamma, beta), total
+
+
+def root_mean_square(x: Any, scale: Any, epsilon: float) -> tuple[Any, Any]:
+    """Return a tensor over the root of its mean square along the last axis, and that factor."""
+    value = x.float()
+    inverse = (value.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (value * inverse).to(x.dtype) * scale, inverse
+
+
+def _rms_norm(op: Operation, x: Any, scale: Any) -> Any:
+    return root_mean_square(x, scale, op.get("epsilon", 1e-5))
+
+
+def _skip_rms_norm(op: Operation, x: Any, skip: Any, gamma: Any, bias: Any = None) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    found, inverse = root_mean_square(total, gamma, op.get("epsilon", 1e-5))
+    return found, None, inverse, total
+
+
+def _embed_layer_norm(
+    op: Operation, ids: Any, segments: Any, words: Any, places: Any, kinds: Any, gamma: Any, beta: Any,
+    mask: Any = None, positions: Any = None,
+) -> Any:  # fmt: skip
+    """Add embeddings of words, positions and segments, and normalise."""
+    at = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape) if positions is None else positions
+    total = words[ids.long()] + places[at.long()]
+    if kinds is not None and segments is not None:
+        total = total + kinds[segments.long()]
+    found = F.layer_norm(total, total.shape[-1:], gamma, beta, op.get("epsilon", 1e-12))
+    counts = torch.zeros(ids.shape[0], dtype=torch.int32) if mask is None else mask.sum(1).to(torch.int32)
+    return found, counts, total
+
+
+# attention -------------------------------------------------------------------------------------------
+
+
+def rotated(x: Any, cosine: Any, sine: Any, interleaved: bool) -> Any:
+    """Rotate pairs of the last axis of ``x[batch, heads, rows, size]``; what lies beyond the angles stays."""
+    width = 2 * cosine.shape[-1]
+    head, rest = x[..., :width], x[..., width:]
+    a, b = (head[..., ::2], head[..., 1::2]) if interleaved else head.chunk(2, -1)
+    turned = (a * cosine - b * sine, b * cosine + a * sine)
+    found = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat([found, rest], -1)
+
+
+def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> Any:
+    heads = op.get("num_heads", 0)
+    if x.ndim == 3:
+        size = x.shape[2] // heads if heads else 2 * cosines.shape[1]
+        value = x.reshape(x.shape[0], x.shape[1], -1, size).transpose(1, 2)
+    else:
+        value = x
+    rows = torch.arange(value.shape[2], device=x.device)
+    at = positions + rows if positions.numel() == 1 else positions
+    angles = (table[at.long()].reshape(-1, 1, len(rows), cosines.shape[1]) for table in (cosines, sines))
+    cosine, sine = angles
+    found = rotated(value, cosine, sine, bool(op.get("interleaved", 0)))
+    return found.transpose(1, 2).reshape(x.shape) if x.ndim == 3 else found
+
+
+def _in_heads(x: Any, heads: int) -> Any:
+    """Return ``[batch, rows, heads * size]`` as ``[batch, heads, rows, size]``."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) if x.ndim == 3 else x
+
+
+def _joined(x: Any) -> Any:
+    return x.transpose(1, 2).flatten(2)
+
+
+def _softmax(scores: Any, dtype: Any) -> Any:
+    return torch.nan_to_num(torch.softmax(scores.float(), -1)).to(dtype)
+
+
+def _group_query(
+    op: Operation, q: Any, k: Any, v: Any, past_k: Any, past_v: Any, lengths: Any, total: Any,
+    cosines: Any = None, sines: Any = None, positions: Any = None, bias: Any = None, sink: Any = None,
+) -> Any:  # fmt: skip
+    """Attend with fewer heads of keys than of queries, to what was kept and to new rows, causally."""
+    heads, kept = op.get("num_heads"), op.get("kv_num_heads")
+    if k is None:  # packed
+        size = q.shape[2] // (heads + 2 * kept)
+        q, k, v = q.split([heads * size, kept * size, kept * size], -1)
+    q, k, v = _in_heads(q, heads), _in_heads(k, kept), _in_heads(v, kept)
+    rows = q.shape[2]
+    ends = lengths.reshape(-1).long() + 1
+    before = torch.zeros_like(ends) if rows > 1 and past_k is None else ends - rows
+    if rows > 1 and past_k is not None and past_k.shape[2] == 0:
+        before = torch.zeros_like(ends)
+    at = before.reshape(-1, 1) + torch.arange(rows, device=q.device)
+    if op.get("do_rotary", 0):
+        where = at if positions is None else positions.long()
+        angles = [table[where].unsqueeze(1) for table in (cosines, sines)]
+        q, k = (rotated(x, angles[0], angles[1], bool(op.get("rotary_interleaved", 0))) for x in (q, k))
+    keys, values = (_appended(old, new, at, int(total)) for old, new in ((past_k, k), (past_v, v)))
+    mask = torch.arange(keys.shape[2], device=q.device) <= at.unsqueeze(-1)
+    window = op.get("local_window_size", -1)
+    if window > 0:
+        mask = mask & (torch.arange(keys.shape[2], device=q.device) > at.unsqueeze(-1) - window)
+    found = _attended(op, q, keys, values, mask.unsqueeze(1), bias, sink)
+    return _joined(found), keys, values
+
+
+def _appended(old: Any, new: Any, at: Any, total: int) -> Any:
+    """Return rows that were kept with new ones at their places."""
+    batch, heads, rows, size = new.shape
+    extent = max(total, 0 if old is None else old.shape[2])
+    found = new.new_zeros(batch, heads, extent, size)
+    if old is not None:
+        found[:, :, : old.shape[2]] = old
+    places = at.reshape(batch, 1, rows, 1).expand(new.shape)
+    return found.scatter(2, places, new)
+
+
+def _attended(op: Operation, q: Any, k: Any, v: Any, mask: Any, bias: Any = None, sink: Any = None) -> Any:
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
+    scores = torch.matmul(q, k.mT).float() * (op.get("scale", 0.0) or 1 / sqrt(q.shape[-1]))
+    cap = op.get("softcap", 0.0)
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    scores = scores if bias is None else scores + bias[..., : scores.shape[-1]]
+    scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+    if sink is not None:
+        extra = sink.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.matmul(_softmax(torch.cat([scores, extra], -1), v.dtype)[..., :-1], v)
+    return torch.matmul(_softmax(scores, v.dtype), v)
+
+
+def _multi_head(
+    op: Operation, q: Any, k: Any = None, v: Any = None, bias: Any = None, mask: Any = None,
+    added: Any = None, past_k: Any = None, past_v: Any = None,
+) -> Any:  # fmt: skip
+    """Attend with separate projections of queries, keys and values."""
+    heads = op.get("num_heads")
+    if k is None:
+        raise ShapeError("MultiHeadAttention of packed queries, keys and values is not supported")
+    parts = [q, k, v]
+    if bias is not None:
+        widths = [x.shape[-1] if x.ndim == 3 else x.shape[1] * x.shape[-1] for x in parts]
+        parts = [x + part if x.ndim == 3 else x for x, part in zip(parts, bias.split(widths), strict=True)]
+    q, k, v = (_in_heads(x, heads) for x in parts)
+    if past_k is not None:
+        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+    found = _attended(op, q, k, v, _allowed(op, mask, q.shape[2], k.shape[2]), added)
+    return _joined(found), k, v
+
+
+def _allowed(op: Operation, mask: Any, rows: int, columns: int) -> Any:
+    """Return where scores count: masks are of keys, or of both, or numbers of keys."""
+    causal = (
+        torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        if op.get("unidirectional", 0)
+        else None
+    )
+    if mask is None:
+        return causal
+    if mask.ndim == 1:
+        mask = torch.arange(columns, device=mask.device) < mask.reshape(-1, 1)
+    found = mask.bool()
+    if mask.ndim < 4:
+        found = found.unsqueeze(1) if mask.ndim == 3 else found[:, None, None]
+    return found if causal is None else found & causal.to(found.device)
+
+
+def _attention(
+    op: Operation, x: Any, weight: Any, bias: Any, mask: Any = None, past: Any = None, added: Any = None
+) -> Any:
+    """Project, and attend; one weight for queries, keys and values."""
+    heads, total = op.get("num_heads"), weight.shape[1]
+    sizes = op.get("qkv_hidden_sizes") or [total // 3] * 3
+    projected = torch.matmul(x, weight) if bias is None else torch.matmul(x, weight) + bias
+    q, k, v = (_in_heads(part, heads) for part in projected.split(list(sizes), -1))
+    if past is not None:
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+    found = _attended(op, q, k, v, _allowed(op, mask, q.shape[2], k.shape[2]), added)
+    return _joined(found), torch.stack([k, v])
+
+
+# others ----------------------------------------------------------------------------------------------
+
+
+def _quantized_lstm(
+    op: Operation, x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, c: Any, p: Any,
+    w_s: Any, w_z: Any, r_s: Any, r_z: Any,
+) -> Any:  # fmt: skip
+    """Run a LSTM whose weights are 8-bit codes, stored ``[directions, K, N]``."""
+    weight, inner = (
+        ((codes.float() - _spread(zero.float())) * _spread(scale)).mT.contiguous()
+        for codes, scale, zero in ((w, w_s, w_z), (r, r_s, r_z))
+    )
+    given = {**op.given, "rounded": _to_8_bits}
+    return RECURRENT["LSTM"](Operation("LSTM", 14, given, op.count), x, weight, inner, b, lengths, h, c, p)
+
+
+def _to_8_bits(x: Any) -> Any:
+    """Round to 256 numbers between the smallest and the largest element."""
+    _, scale, zero = _range_of(x)
+    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
+
+
+def _range_of(x: Any) -> tuple[Any, Any, Any]:
+    """Return the smallest element or 0, and scale and zero point of 8 bits that hold all."""
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return low, scale, (-low / scale).clamp(0, 255).round()
+
+
+def _spread(parameter: Any) -> Any:
+    """Return a number per direction, or per direction and column, as it broadcasts."""
+    return parameter.reshape(parameter.shape[0], 1, -1)
+
+
+def _fused_conv(function: str) -> Run:
+    def run(op: Operation, x: Any, w: Any, bias: Any = None, added: Any = None) -> Any:
+        from ladder.runtime.onnx_ops.windows import convolved
+
+        found = convolved(op, x, w, bias)
+        found = found if added is None else found + added
+        name, numbers = op.get("activation", ""), op.get("activation_params") or []
+        return ACTIVATIONS[name](found, *numbers)
+
+    return run
+
+
+ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
+    "": lambda x: x,
+    "Relu": torch.relu,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "LeakyRelu": lambda x, alpha=0.01: F.leaky_relu(x, alpha),
+    "Clip": lambda x, low=float("-inf"), high=float("inf"): x.clamp(low, high),
+    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
+    "HardSwish": F.hardswish,
+    "Gelu": F.gelu,
+}
+"""Functions that products are fused with."""
+
+
+def _fused_gemm(op: Operation, a: Any, b: Any, c: Any = None) -> Any:
+    a, b = (x.mT if op.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
+    found = torch.matmul(a, b) * op.get("alpha", 1.0)
+    found = found if c is None else found + c * op.get("beta", 1.0)
+    return ACTIVATIONS[op.get("activation", "")](found)
+
+
+_ROWS: Mapping[str, Run] = {
+    "FusedMatMul": _fused_matmul,
+    "TransposeMatMul": _fused_matmul,
+    "FusedGemm": _fused_gemm,
+    "FusedConv": _fused_conv("Conv"),
+    "MatMulNBits": _matmul_nbits,
+    "MatMulIntegerToFloat": _matmul_integer_to_float,
+    "DynamicQuantizeMatMul": _dynamic_matmul,
+    "DynamicQuantizeLSTM": _quantized_lstm,
+    "GatherBlockQuantized": _gather_block_quantized,
+    "Gelu": lambda op, x: F.gelu(x),
+    "BiasGelu": _bias_gelu,
+    "FastGelu": _fast_gelu,
+    "QuickGelu": _quick_gelu,
+    "BiasAdd": _bias_add,
+    "BiasSplitGelu": _bias_split_gelu,
+    "SkipLayerNormalization": _skip_layer_norm,
+    "SimplifiedLayerNormalization": _rms_norm,
+    "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "RotaryEmbedding": _rotary,
+    "GroupQueryAttention": _group_query,
+    "MultiHeadAttention": _multi_head,
+    "Attention": _attention,
+}
+"""By their names in the domain."""
+
+MICROSOFT: Mapping[str, Run] = {
+    **{f"com.microsoft::{name}": row for name, row in _ROWS.items()},
+    "SimplifiedLayerNormalization": _rms_norm,
+}
+"""Operators of com.microsoft, and one that its exporters write as ONNX's own."""

@@ -1,0 +1,414 @@
+"""Operators that move elements: shapes, slices, gathers, scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.values import BITS, DTYPES, integers, narrow, wide
+from tile_types.errors import ShapeError
+
+
+def moving(function: Run) -> Run:
+    """Return the row of an operator that only moves its first operand: types of any kind keep their bits."""
+
+    def run(op: Operation, x: Any, *rest: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            if x.dtype == object:
+                return _moved_objects(function, op, x, rest)
+            return function(op, torch.from_numpy(x.view(np.uint8)), *rest).numpy().view(x.dtype)
+        if x.is_floating_point() or x.is_complex():
+            small = x.is_floating_point() and x.element_size() == 1
+            return function(op, x.view(torch.uint8), *rest).view(x.dtype) if small else function(op, x, *rest)
+        same = x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        if same:
+            return function(op, x, *rest)
+        return function(op, x.view(BITS[x.element_size()]), *rest).view(x.dtype)
+
+    return run
+
+
+def _moved_objects(function: Run, op: Operation, x: np.ndarray, rest: Any) -> np.ndarray:
+    """Move text: numbers of elements in its place."""
+    places = torch.arange(x.size).reshape(x.shape)
+    return np.asarray(x.reshape(-1)[function(op, places, *rest).numpy()], object)
+
+
+def _reshape(op: Operation, x: Any, shape: Any = None) -> Any:
+    wanted = op.axes(shape, "shape") or []
+    if not op.get("allowzero", 0):
+        wanted = [x.shape[at] if extent == 0 else extent for at, extent in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+def _flatten(op: Operation, x: Any) -> Any:
+    axis = op.get("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
+
+
+def _squeeze(op: Operation, x: Any, axes: Any = None) -> Any:
+    chosen = op.axes(axes)
+    if chosen is None:
+        return x.reshape([extent for extent in x.shape if extent != 1])
+    places = {axis % x.ndim for axis in chosen}
+    if any(x.shape[axis] != 1 for axis in places):
+        raise ShapeError(f"Squeeze of axes {chosen}: not all of {list(x.shape)} are 1 there")
+    return x.reshape([extent for at, extent in enumerate(x.shape) if at not in places])
+
+
+def _unsqueeze(op: Operation, x: Any, axes: Any = None) -> Any:
+    chosen = op.axes(axes) or []
+    shape, rank = list(x.shape), x.ndim + len(chosen)
+    for axis in sorted(axis % rank for axis in chosen):
+        shape.insert(axis, 1)
+    return x.reshape(shape)
+
+
+def _transpose(op: Operation, x: Any) -> Any:
+    return x.permute(op.get("perm") or list(range(x.ndim))[::-1])
+
+
+def _expand(op: Operation, x: Any, shape: Any) -> Any:
+    return x.expand(np.broadcast_shapes(tuple(x.shape), tuple(integers(shape))))
+
+
+def _tile(op: Operation, x: Any, repeats: Any, axis: Any = None) -> Any:
+    if axis is None:
+        return x.repeat(integers(repeats))
+    times = [1] * x.ndim  # opset 1
+    times[int(axis)] = int(repeats)
+    return x.repeat(times)
+
+
+def _concat(op: Operation, *parts: Any) -> Any:
+    axis = op.get("axis", 1)
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis)
+    first = parts[0]
+    return (
+        torch.cat([wide(part) for part in parts], axis).to(first.dtype)
+        if wide(first) is not first
+        else torch.cat(parts, axis)
+    )
+
+
+def _split(op: Operation, x: Any, sizes: Any = None) -> Any:
+    axis = op.get("axis", 0)
+    asked = op.axes(sizes, "split")
+    if asked is None:
+        count = op.get("num_outputs", op.count)
+        part = -(-x.shape[axis] // count)
+        asked = [max(min(part, x.shape[axis] - at * part), 0) for at in range(count)]
+    if sum(asked) != x.shape[axis]:
+        raise ShapeError(f"Split into {asked} of an axis of {x.shape[axis]}")
+    if isinstance(x, np.ndarray):
+        return tuple(np.split(x, np.cumsum(asked)[:-1], axis))
+    return tuple(torch.split(x, asked, axis))
+
+
+def _slice(
+    op: Operation, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+) -> Any:
+    begin, end = op.axes(starts, "starts") or [], op.axes(ends, "ends") or []
+    chosen = op.axes(axes) or list(range(len(begin)))
+    strides = op.axes(steps, "steps") or [1] * len(begin)
+    for axis, first, last, step in zip(chosen, begin, end, strides, strict=True):
+        places = range(
+            *slice(first, last if step > 0 or last > -(1 << 31) else None, step).indices(x.shape[axis])
+        )
+        if step > 0:
+            box = [slice(None)] * x.ndim
+            box[axis] = slice(places.start, places.stop, step)
+            x = x[tuple(box)]
+        else:
+            x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64, device=x.device))
+    return x
+
+
+def from_the_end(indices: Any, extent: int) -> Any:
+    """Return indices that count from the beginning.
+
+    Raises
+    ------
+    ShapeError
+        If one lies outside of the axis.
+    """
+    indices = indices.to(torch.int64)
+    if indices.numel() and not -extent <= int(indices.min()) <= int(indices.max()) < extent:
+        raise ShapeError(f"indices {int(indices.min())} to {int(indices.max())} of an axis of {extent}")
+    return torch.where(indices < 0, indices + extent, indices)
+
+
+def _gather(op: Operation, x: Any, indices: Any) -> Any:
+    axis = op.get("axis", 0) % x.ndim
+    places = from_the_end(indices, x.shape[axis])
+    found = x.index_select(axis, places.reshape(-1))
+    return found.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+
+
+def _gather_elements(op: Operation, x: Any, indices: Any) -> Any:
+    axis = op.get("axis", 0) % x.ndim
+    return x.gather(axis, from_the_end(indices, x.shape[axis]))
+
+
+def _gather_nd(op: Operation, x: Any, indices: Any) -> Any:
+    batch, depth = op.get("batch_dims", 0), indices.shape[-1]
+    lead = [
+        torch.arange(n, device=x.device).reshape([-1 if at == axis else 1 for at in range(indices.ndim - 1)])
+        for axis, n in enumerate(x.shape[:batch])
+    ]
+    rest = [from_the_end(indices[..., at], x.shape[batch + at]) for at in range(depth)]
+    return x[(*lead, *rest)] if lead or rest else x
+
+
+REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+"""ONNX's word for how what falls on one element is combined -> torch's."""
+
+
+def _scatter_elements(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
+    axis, how = op.get("axis", 0) % max(x.ndim, 1), op.get("reduction", "none")
+    places = from_the_end(indices, x.shape[axis])
+    if how == "none":
+        return x.scatter(axis, places, updates)
+    return x.scatter_reduce(axis, places, updates, REDUCED[how])
+
+
+def _scatter_nd(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
+    how, depth = op.get("reduction", "none"), indices.shape[-1]
+    places = [from_the_end(indices[..., at], x.shape[at]).reshape(-1) for at in range(depth)]
+    strides = [prod(x.shape[at + 1 : depth]) for at in range(depth)]
+    rows = sum((p * s for p, s in zip(places, strides, strict=True)), torch.zeros_like(places[0]))
+    table = x.reshape(prod(x.shape[:depth]), -1).clone()
+    new = updates.reshape(len(rows), -1)
+    if how == "none":
+        table[rows] = new
+    else:
+        table = table.scatter_reduce(0, rows.reshape(-1, 1).expand(new.shape), new, REDUCED[how])
+    return table.reshape(x.shape)
+
+
+def scattering(function: Run) -> Run:
+    """Return the row of a scatter: operands in a type that torch can move."""
+
+    def run(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
+        return narrow(function(op, wide(x), indices, wide(updates)), x.dtype)
+
+    return run
+
+
+def _tensor_scatter(op: Operation, cache: Any, update: Any, starts: Any = None) -> Any:
+    """Write new rows of a cache from a position of each sequence on."""
+    axis = op.get("axis", -2) % cache.ndim
+    extent, count = cache.shape[axis], update.shape[axis]
+    first = torch.zeros(cache.shape[0], dtype=torch.int64) if starts is None else starts.to(torch.int64)
+    places = first.to(cache.device).reshape(-1, 1) + torch.arange(count, device=cache.device)
+    if op.get("mode", "linear") == "circular":
+        places = places % extent
+    shape = [cache.shape[0], *[1] * (cache.ndim - 1)]
+    shape[axis] = count
+    return cache.scatter(axis, from_the_end(places, extent).reshape(shape).expand(update.shape), update)
+
+
+def _pad(op: Operation, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
+    amounts = op.axes(pads, "pads") or op.axes(None, "paddings") or []
+    chosen = [axis % x.ndim for axis in op.axes(axes) or range(x.ndim)]
+    mode = op.get("mode", "constant")
+    fill = value.reshape(()).item() if value is not None else op.get("value", 0.0)
+    low, high = amounts[: len(chosen)], amounts[len(chosen) :]
+    for axis, before, after in zip(chosen, low, high, strict=True):
+        x = _padded_axis(x, axis, before, after, mode, fill)
+    return x
+
+
+def _padded_axis(x: Any, axis: int, before: int, after: int, mode: str, fill: Any) -> Any:
+    if before < 0 or after < 0:
+        x = x.narrow(axis, max(-before, 0), x.shape[axis] - max(-before, 0) - max(-after, 0))
+        before, after = max(before, 0), max(after, 0)
+    extent = x.shape[axis]
+    if mode == "constant":
+        borders = [0, 0] * (x.ndim - 1 - axis) + [before, after]
+        return F.pad(x, borders, value=fill)
+    places = torch.arange(-before, extent + after, device=x.device)
+    return x.index_select(axis, PLACES[mode](places, extent))
+
+
+def _reflected(places: Any, extent: int) -> Any:
+    if extent == 1:
+        return torch.zeros_like(places)
+    places = places.abs() % (2 * extent - 2)
+    return torch.minimum(places, 2 * extent - 2 - places)
+
+
+PLACES: Mapping[str, Callable[[Any, int], Any]] = {
+    "reflect": _reflected,
+    "edge": lambda places, extent: places.clamp(0, extent - 1),
+    "wrap": lambda places, extent: places % extent,
+}
+"""How padding is filled -> where each element comes from."""
+
+
+def _shape(op: Operation, x: Any) -> Any:
+    return torch.tensor(list(x.shape)[op.get("start", 0) : op.get("end", x.ndim)], dtype=torch.int64)
+
+
+def _filled(op: Operation, shape: Any) -> Any:
+    value = op.get("value")
+    if isinstance(value, np.ndarray):
+        return np.broadcast_to(value.reshape(()), integers(shape)).copy()
+    number = torch.zeros((), dtype=torch.float32) if value is None else value.reshape(())
+    return number.to(shape.device).expand(integers(shape)).clone()
+
+
+def _constant(op: Operation) -> Any:
+    """Return what one of several attributes states."""
+    for name, dtype in (("value_float", torch.float32), ("value_int", torch.int64)):
+        for form in (name, f"{name}s"):
+            if form in op.given:
+                return torch.tensor(op.given[form], dtype=dtype)
+    for form in ("value_string", "value_strings"):
+        if form in op.given:
+            return np.array(op.given[form], object)
+    return op.given["value"]
+
+
+def _range(op: Operation, start: Any, limit: Any, delta: Any) -> Any:
+    first, last, step = (value.reshape(()).item() for value in (start, limit, delta))
+    count = max(int(np.ceil((last - first) / step)), 0)
+    whole = not start.is_floating_point()
+    numbers = torch.arange(count, dtype=torch.int64 if whole else torch.float64, device=start.device)
+    return narrow(numbers * step + first, start.dtype)
+
+
+def _eye(op: Operation, x: Any) -> Any:
+    dtype = DTYPES[op.get("dtype")] if "dtype" in op.given else x.dtype
+    rows, columns = (torch.arange(extent, device=x.device) for extent in x.shape)
+    return (columns == rows.reshape(-1, 1) + op.get("k", 0)).to(dtype)
+
+
+def _triangle(op: Operation, x: Any, k: Any = None) -> Any:
+    shift = 0 if k is None else int(k)
+    return x.triu(shift) if op.get("upper", 1) else x.tril(shift)
+
+
+def _one_hot(op: Operation, indices: Any, depth: Any, values: Any) -> Any:
+    count = int(depth.reshape(()).item())
+    axis = op.get("axis", -1)
+    axis = axis + indices.ndim + 1 if axis < 0 else axis
+    places = wide(indices)
+    places = torch.where(places < 0, places + count, places).unsqueeze(axis)
+    steps = torch.arange(count, device=indices.device)
+    steps = steps.reshape([-1 if at == axis else 1 for at in range(indices.ndim + 1)])
+    off, on = wide(values)[0], wide(values)[1]
+    return narrow(torch.where(places == steps, on, off), values.dtype)
+
+
+def _compress(op: Operation, x: Any, condition: Any) -> Any:
+    axis = op.get("axis")
+    x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
+    return x.index_select(axis, condition[: x.shape[axis]].nonzero().reshape(-1))
+
+
+def _nonzero(op: Operation, x: Any) -> Any:
+    return wide(x).nonzero().T.contiguous()
+
+
+def _unique(op: Operation, x: Any) -> Any:
+    axis = op.get("axis")
+    value = x.float() if x.is_floating_point() and x.element_size() < 4 else wide(x)
+    places = np.unique(
+        np.asarray(value), return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    values, first, inverse, counts = (np.asarray(part) for part in places)
+    inverse = inverse.reshape(-1)
+    if not op.get("sorted", 1):
+        order = np.argsort(first)
+        back = np.argsort(order)
+        values, first, counts = np.take(values, order, axis or 0), first[order], counts[order]
+        inverse = back[inverse]
+    whole = [
+        torch.from_numpy(np.ascontiguousarray(part).astype(np.int64)) for part in (first, inverse, counts)
+    ]
+    return narrow(torch.from_numpy(np.ascontiguousarray(values)), x.dtype), *whole
+
+
+def _reversed(op: Operation, x: Any, lengths: Any) -> Any:
+    time, batch = op.get("time_axis", 0), op.get("batch_axis", 1)
+    x = x.movedim((batch, time), (0, 1))
+    steps = torch.arange(x.shape[1], device=x.device).reshape(1, -1)
+    ends = lengths.reshape(-1, 1).to(x.device)
+    places = torch.where(steps < ends, ends - 1 - steps, steps)
+    found = x[torch.arange(x.shape[0], device=x.device).reshape(-1, 1), places]
+    return found.movedim((0, 1), (batch, time))
+
+
+def _depth_to_space(op: Operation, x: Any) -> Any:
+    n, c, h, w = x.shape
+    b = op.get("blocksize")
+    if op.get("mode", "DCR") == "DCR":
+        parts = x.reshape(n, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    else:
+        parts = x.reshape(n, c // b**2, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    return parts.reshape(n, c // b**2, h * b, w * b)
+
+
+def _space_to_depth(op: Operation, x: Any) -> Any:
+    n, c, h, w = x.shape
+    b = op.get("blocksize")
+    if op.get("mode", "DCR") == "CRD":
+        return F.pixel_unshuffle(x, b)
+    parts = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, c * b * b, h // b, w // b)
+
+
+def _center_crop_pad(op: Operation, x: Any, shape: Any) -> Any:
+    """Cut or pad each axis around its middle."""
+    axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
+    for axis, wanted in zip(axes, integers(shape), strict=True):
+        extra = wanted - x.shape[axis]
+        before = extra // 2 if extra > 0 else -(-extra // 2)
+        x = _padded_axis(x, axis, before, extra - before, "constant", 0)
+    return x
+
+
+def _identity(op: Operation, x: Any) -> Any:
+    return x
+
+
+MOVING: Mapping[str, Run] = {
+    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Slice": _slice, "Gather": _gather,
+    "GatherElements": _gather_elements, "GatherND": _gather_nd, "Compress": _compress,
+    "ReverseSequence": _reversed, "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
+    "Trilu": _triangle,
+}  # fmt: skip
+"""Operators that move their first operand, whatever its type."""
+
+MOVES: Mapping[str, Run] = {
+    **{name: moving(function) for name, function in MOVING.items()},
+    "Concat": _concat,
+    "Split": _split,
+    "ScatterElements": scattering(_scatter_elements),
+    "Scatter": scattering(_scatter_elements),
+    "ScatterND": scattering(_scatter_nd),
+    "TensorScatter": _tensor_scatter,
+    "Pad": _pad,
+    "CenterCropPad": _center_crop_pad,
+    "Shape": _shape,
+    "Size": lambda op, x: torch.tensor(prod(x.shape), dtype=torch.int64),
+    "ConstantOfShape": _filled,
+    "Constant": _constant,
+    "Range": _range,
+    "EyeLike": _eye,
+    "OneHot": _one_hot,
+    "NonZero": _nonzero,
+    "Unique": _unique,
+    "Identity": _identity,
+}  # fmt: skip
+"""Operators that move elements."""

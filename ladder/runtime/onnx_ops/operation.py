@@ -1,0 +1,44 @@
+"""One node of an ONNX graph, as the functions that compute it take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One node without its operands.
+
+    Parameters
+    ----------
+    name
+        Of the operator, ``"domain::Name"`` outside of ONNX's own domain.
+    version
+        Of the set of operators.
+    given
+        Attributes; text is ``str``, tensors are values, graphs are callables.
+    count
+        Results that the node names.
+    """
+
+    name: str
+    version: int
+    given: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 1
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute."""
+        return self.given.get(name, default)
+
+    def axes(self, operand: Any, name: str = "axes") -> list[int] | None:
+        """Return integers from an operand or, as older versions have it, from an attribute."""
+        if operand is not None:
+            return [int(value) for value in operand.reshape(-1).tolist()]
+        found = self.given.get(name)
+        return None if found is None else [int(value) for value in found]
+
+
+Run = Callable[..., Any]
+"""``(operation, *operands) -> value``, or a tuple of values; operands that are left out are None."""

@@ -1,0 +1,245 @@
+"""Resize and Upsample in all modes: each axis is resampled by weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from ladder.runtime.onnx_ops.moves import moving
+from ladder.runtime.onnx_ops.operation import Operation, Run
+
+Place = Callable[[Any, float, int, int, float, float], Any]
+"""``(x of the result, scale, extent, new extent, begin, end of the region) -> x of the operand``."""
+
+
+def _half_pixel(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
+    return (x + 0.5) / scale - 0.5
+
+
+def _symmetric(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
+    """Half pixels around the middle, where the scaled extent is rounded."""
+    adjustment = out / (scale * extent)
+    return extent / 2 * (1 - adjustment) + (x + 0.5) / scale - 0.5
+
+
+def _corners(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
+    length = scale * extent
+    return x * (extent - 1) / (length - 1) if length != 1 else 0 * x
+
+
+def _crop(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
+    if out == 1:
+        return 0 * x + 0.5 * (begin + end) * (extent - 1)
+    return begin * (extent - 1) + x * (end - begin) * (extent - 1) / (out - 1)
+
+
+PLACES: Mapping[str, Place] = {
+    "half_pixel": _half_pixel,
+    "half_pixel_symmetric": _symmetric,
+    "pytorch_half_pixel": lambda x, s, n, m, b, e: (x + 0.5) / s - 0.5 if m > 1 else 0 * x,
+    "asymmetric": lambda x, s, n, m, b, e: x / s,
+    "align_corners": _corners,
+    "tf_crop_and_resize": _crop,
+    "tf_half_pixel_for_nn": lambda x, s, n, m, b, e: (x + 0.5) / s,
+}
+"""How coordinates of the result are those of the operand."""
+
+NEAREST: Mapping[str, Callable[[Any], Any]] = {
+    "round_prefer_floor": lambda x: torch.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: torch.floor(x + 0.5),
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+}
+"""How a coordinate becomes that of an element."""
+
+
+def _linear(x: Any, a: float) -> Any:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _cubic(x: Any, a: float) -> Any:
+    x = x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+KERNELS: Mapping[str, tuple[Callable[[Any, float], Any], int]] = {
+    "linear": (_linear, 1),
+    "cubic": (_cubic, 2),
+}
+"""Mode -> weight by distance, and how far it reaches."""
+
+
+def axis_weights(op: Operation, places: Any, extent: int, scale: float) -> Any:
+    """Return the weights ``[out, extent]`` of an axis, which interpolate at fractional places."""
+    function, reach = KERNELS[op.get("mode")]
+    a = op.get("cubic_coeff_a", -0.75)
+    stretch = min(scale, 1.0) if op.get("antialias", 0) else 1.0
+    span = int(-(-reach // stretch)) + 1
+    first = places.floor().to(torch.int64)
+    taps = first.reshape(-1, 1) + torch.arange(-span, span + 1)
+    weights = function((taps - places.reshape(-1, 1)) * stretch, a)
+    inside = (taps >= 0) & (taps < extent)
+    if op.get("exclude_outside", 0):
+        weights = torch.where(inside, weights, torch.zeros_like(weights))
+    if op.get("exclude_outside", 0) or op.get("antialias", 0):
+        weights = weights / weights.sum(1, keepdim=True)
+    found = torch.zeros(len(places), extent, dtype=torch.float64)
+    return found.scatter_add(1, taps.clamp(0, extent - 1), weights)
+
+
+def _roi(op: Operation, roi: Any, axes: Sequence[int]) -> list[tuple[float, float]]:
+    if roi is None or not roi.numel():
+        return [(0.0, 1.0)] * len(axes)
+    values = roi.tolist()
+    return list(zip(values[: len(axes)], values[len(axes) :], strict=True))
+
+
+def _targets(op: Operation, x: Any, scales: Any, sizes: Any, axes: Sequence[int]) -> list[tuple[int, float]]:
+    """Return the new extent and the scale of each axis."""
+    if sizes is None or not sizes.numel():
+        factors = [float(value) for value in scales.tolist()]
+        return [(int(x.shape[axis] * scale), scale) for axis, scale in zip(axes, factors, strict=True)]
+    wanted = [int(value) for value in sizes.tolist()]
+    ratios = [size / x.shape[axis] for axis, size in zip(axes, wanted, strict=True)]
+    policy = op.get("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return list(zip(wanted, ratios, strict=True))
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    return [(int(scale * x.shape[axis] + 0.5), scale) for axis in axes]
+
+
+def _nearest(op: Operation, x: Any, axis: int, places: Any, fill: Any) -> Any:
+    extent = x.shape[axis]
+    chosen = NEAREST[op.get("nearest_mode", "round_prefer_floor")](places).clamp(0, extent - 1)
+    return x.index_select(axis, chosen.to(torch.int64).to(x.device))
+
+
+def _resampled(op: Operation, x: Any, axis: int, places: Any, scale: float) -> Any:
+    weights = axis_weights(op, places, x.shape[axis], scale).to(x.device, x.dtype)
+    return torch.tensordot(x, weights, ([axis], [1])).movedim(-1, axis)
+
+
+def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
+    """Resize; axes one after the other."""
+    axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
+    mode, how = op.get("mode", "nearest"), op.get("coordinate_transformation_mode", "half_pixel")
+    dtype, outside = x.dtype, []
+    work = x if mode == "nearest" else x.double() if x.dtype == torch.float64 else x.float()
+    regions = _roi(op, roi, axes)
+    for axis, (out, scale), (begin, end) in zip(
+        axes, _targets(op, x, scales, sizes, axes), regions, strict=True
+    ):
+        extent = x.shape[axis]
+        if out == extent and scale == 1 and how != "tf_crop_and_resize":
+            continue
+        places = PLACES[how](torch.arange(out, dtype=torch.float64), scale, extent, out, begin, end)
+        if how == "tf_crop_and_resize":
+            outside.append((axis, (places < 0) | (places > extent - 1)))
+        function = _nearest if mode == "nearest" else _resampled
+        work = function(op, work, axis, places, scale)
+    for axis, beyond in outside:
+        shape = [-1 if at == axis else 1 for at in range(work.ndim)]
+        fill = torch.full((), op.get("extrapolation_value", 0.0), dtype=work.dtype)
+        work = torch.where(beyond.reshape(shape).to(work.device), fill.to(work.device), work)
+    return work if work.dtype == dtype else _back(work, dtype)
+
+
+def _back(x: Any, dtype: Any) -> Any:
+    if dtype.is_floating_point:
+        return x.to(dtype)
+    return x.round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
+
+
+def _resize(op: Operation, x: Any, *rest: Any) -> Any:
+    """Opset 10 has scales alone, and coordinates that begin at the corner."""
+    if op.version < 11:
+        older = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor", **op.given}
+        older["mode"] = {"bilinear": "linear"}.get(older.get("mode", "nearest"), older.get("mode", "nearest"))
+        return _any(Operation(op.name, 11, older), x, None, *rest)
+    return _any(op, x, *rest)
+
+
+def _any(op: Operation, x: Any, *rest: Any) -> Any:
+    if op.get("mode", "nearest") == "nearest":
+        return moving(lambda op, x, *rest: resize(op, x, *rest))(op, x, *rest)
+    return resize(op, x, *rest)
+
+
+def _upsample(op: Operation, x: Any, scales: Any = None) -> Any:
+    factors = scales if scales is not None else torch.tensor(op.get("scales", _old_scales(op, x)))
+    return _resize(Operation(op.name, 10, op.given), x, factors)
+
+
+def _old_scales(op: Operation, x: Any) -> list[float]:
+    """Return what opset 1 states by two attributes."""
+    return [1.0, 1.0, op.get("height_scale", 1.0), op.get("width_scale", 1.0)][: x.ndim]
+
+
+# sampling at given places ----------------------------------------------------------------------------
+
+
+def _grid_sample(op: Operation, x: Any, grid: Any) -> Any:
+    """Sample at places of -1 to 1 per axis, given last axis first."""
+    rank, corners = x.ndim - 2, bool(op.get("align_corners", 0))
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(op.get("mode", "linear"), op.get("mode", "linear"))
+    places = []
+    for axis in range(rank):
+        extent = x.shape[2 + axis]
+        at = grid[..., rank - 1 - axis].double()
+        at = (at + 1) / 2 * (extent - 1) if corners else ((at + 1) * extent - 1) / 2
+        places.append(at)
+    if mode == "nearest":
+        weights = [[(place.round(), torch.ones_like(place))] for place in places]
+    else:
+        function, reach = KERNELS[mode]
+        weights = [
+            [
+                (place.floor() + t, function(place.floor() + t - place, -0.75))
+                for t in range(1 - reach, reach + 1)
+            ]
+            for place in places
+        ]
+    total: Any = 0
+    for taps in product(*weights):
+        found, inside = _picked(op, x, [at for at, _ in taps], corners)
+        share = torch.ones_like(places[0])
+        for _, weight in taps:
+            share = share * weight
+        total = total + found * (share * inside).unsqueeze(1).to(found.dtype)
+    return total.to(x.dtype)
+
+
+def _picked(op: Operation, x: Any, places: Sequence[Any], corners: bool) -> tuple[Any, Any]:
+    """Return elements at whole places, and which of them count."""
+    mode, inside = op.get("padding_mode", "zeros"), torch.ones_like(places[0], dtype=torch.bool)
+    flat, index = x.flatten(2), torch.zeros_like(places[0], dtype=torch.int64)
+    for extent, place in zip(x.shape[2:], places, strict=True):
+        if mode == "reflection":
+            place = _mirrored(place, extent, corners)
+        elif mode == "zeros":
+            inside = inside & (place >= 0) & (place < extent)
+        index = index * extent + place.nan_to_num(-1).clamp(0, extent - 1).to(torch.int64)
+    rows = index.reshape(x.shape[0], 1, -1).expand(-1, x.shape[1], -1)
+    return flat.gather(2, rows).reshape(*x.shape[:2], *index.shape[1:]), inside
+
+
+def _mirrored(place: Any, extent: int, corners: bool) -> Any:
+    """Reflect at the centres of the outer elements, or at their edges."""
+    low, span = (0.0, extent - 1) if corners else (-0.5, extent)
+    if span == 0:
+        return 0 * place
+    away = (place - low).abs() % (2 * span)
+    return torch.minimum(away, 2 * span - away) + low
+
+
+RESIZES: Mapping[str, Run] = {
+    "Resize": _resize,
+    "Upsample": _upsample,
+    "GridSample": _grid_sample,
+}
+"""Operators that resample."""

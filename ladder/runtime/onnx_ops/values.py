@@ -1,0 +1,133 @@
+"""Values of ONNX models at run time, and their element types.
+
+A tensor is a `torch.Tensor`; tensors of types in which torch cannot compute (4 and 2 bits, text) are numpy
+arrays. A sequence is a list; an optional value is the value itself or None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from tile_types.errors import DTypeError
+
+DTYPES: dict[int, torch.dtype] = {
+    onnx.TensorProto.FLOAT: torch.float32,
+    onnx.TensorProto.UINT8: torch.uint8,
+    onnx.TensorProto.INT8: torch.int8,
+    onnx.TensorProto.UINT16: torch.uint16,
+    onnx.TensorProto.INT16: torch.int16,
+    onnx.TensorProto.INT32: torch.int32,
+    onnx.TensorProto.INT64: torch.int64,
+    onnx.TensorProto.BOOL: torch.bool,
+    onnx.TensorProto.FLOAT16: torch.float16,
+    onnx.TensorProto.DOUBLE: torch.float64,
+    onnx.TensorProto.UINT32: torch.uint32,
+    onnx.TensorProto.UINT64: torch.uint64,
+    onnx.TensorProto.COMPLEX64: torch.complex64,
+    onnx.TensorProto.COMPLEX128: torch.complex128,
+    onnx.TensorProto.BFLOAT16: torch.bfloat16,
+    onnx.TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    onnx.TensorProto.FLOAT8E5M2: torch.float8_e5m2,
+    onnx.TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+    onnx.TensorProto.FLOAT8E8M0: torch.float8_e8m0fnu,
+}
+"""ONNX element type -> torch's."""
+
+SMALL: dict[int, np.dtype] = {
+    onnx.TensorProto.UINT4: np.dtype(ml_dtypes.uint4),
+    onnx.TensorProto.INT4: np.dtype(ml_dtypes.int4),
+    onnx.TensorProto.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
+    **({onnx.TensorProto.UINT2: np.dtype(ml_dtypes.uint2)} if hasattr(onnx.TensorProto, "UINT2") else {}),
+    **({onnx.TensorProto.INT2: np.dtype(ml_dtypes.int2)} if hasattr(onnx.TensorProto, "INT2") else {}),
+}
+"""ONNX element type -> numpy's, where torch has no arithmetic."""
+
+NAMES: dict[Any, int] = {dtype: code for codes in (DTYPES, SMALL) for code, dtype in codes.items()}
+"""Element type of a value -> ONNX's."""
+
+WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+"""Types in which torch does not compute -> types that it computes in; uint64 keeps its bits in int64."""
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> an integer type of that size that torch can move."""
+
+
+def value_of(array: Any) -> Any:
+    """Return an array of numpy (of any element type) as a value."""
+    array = np.asarray(array)
+    if array.dtype.kind in "OUS":
+        return array.astype(object)
+    if array.dtype in NAMES:  # of 4 or 2 bits
+        return array.copy()
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(np.array(array, order="C", copy=True))
+    bits = torch.from_numpy(np.array(array.view(f"u{array.dtype.itemsize}"), order="C", copy=True))
+    return bits.view(getattr(torch, array.dtype.name))
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Return a tensor as an array of numpy, of the same element type."""
+    if isinstance(value, np.ndarray):
+        return value
+    value = value.detach().cpu().resolve_conj()
+    name = str(value.dtype).removeprefix("torch.")
+    if hasattr(np, name):
+        return np.asarray(value.numpy())
+    bits = value.contiguous().view(torch.uint16 if value.element_size() == 2 else torch.uint8)
+    return np.asarray(bits.numpy()).view(getattr(ml_dtypes, name))
+
+
+def given_value(value: Any) -> Any:
+    """Return an argument of a call as a value: torch's tensors of 4 and 2 bits become arrays."""
+    if isinstance(value, torch.Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        if hasattr(ml_dtypes, name) and np.dtype(getattr(ml_dtypes, name)) in NAMES:
+            return value.view(torch.uint8).cpu().numpy().view(getattr(ml_dtypes, name))
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return value_of(value)
+    if isinstance(value, list | tuple):
+        return [given_value(item) for item in value]
+    return value
+
+
+def code_of(value: Any) -> int:
+    """Return the ONNX element type of a tensor.
+
+    Raises
+    ------
+    DTypeError
+        If ONNX has none.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return int(onnx.TensorProto.STRING)
+    found = NAMES.get(value.dtype)
+    if found is None:
+        raise DTypeError(f"ONNX has no tensors of {value.dtype}")
+    return int(found)
+
+
+def wide(value: Any) -> Any:
+    """Return a tensor in a type that torch computes in."""
+    target = WIDER.get(value.dtype) if isinstance(value, torch.Tensor) else None
+    if target is None:
+        return value
+    return value.view(torch.int64) if value.dtype == torch.uint64 else value.to(target)
+
+
+def narrow(value: Any, dtype: torch.dtype) -> Any:
+    """Return what was computed in the type of `wide` in the type itself; integers wrap around."""
+    if dtype == torch.uint64 and value.dtype == torch.int64:
+        return value.contiguous().view(torch.uint64)
+    return value if value.dtype == dtype else value.to(dtype)
+
+
+def integers(value: Any) -> list[int]:
+    """Return the elements of a tensor of integers."""
+    return [int(item) for item in value.reshape(-1).tolist()]

@@ -1,0 +1,73 @@
+"""Attributes of modules under capture: their methods call what is captured, and look at signatures."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from ladder.capture import capture
+
+
+class Stepper(nn.Module):
+    """Calls itself, as models that generate do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.limit = 3
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float = 1.0
+    ) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x) * scale
+        return y if mask is None else y * mask
+
+    @torch.no_grad()
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        takes_mask = "mask" in inspect.signature(self.forward).parameters
+        for _ in range(self.limit):
+            x = self(x, mask=torch.ones_like(x)) if takes_mask else self(x) * 0
+        return x
+
+
+def test_methods_of_a_module_call_what_is_captured() -> None:
+    model, x = Stepper(), torch.randn(2, 4)
+    fast = capture(model)
+    expected = model.generate(x)
+    for _ in range(2):
+        assert torch.equal(fast.generate(x), expected)
+    assert fast.within is not None
+    assert (fast.outcome, len(fast.records), fast.within.calls["recorded"]) == ("whole", 1, 1)
+    assert "forward" not in vars(model)
+    assert "Stepper.forward: whole" in fast.explain()
+
+
+def test_a_captured_forward_has_its_signature() -> None:
+    model, x = Stepper(), torch.randn(2, 4)
+    expected = model.generate(x)
+    model.forward = capture(model.forward)  # type: ignore[method-assign]
+    assert torch.equal(model.generate(x), expected)
+    assert [*inspect.signature(model.forward).parameters] == ["x", "mask", "scale"]
+
+
+def test_attributes_are_those_of_the_module() -> None:
+    model = Stepper()
+    fast = capture(model)
+    fast.limit = 1
+    x = torch.randn(2, 4)
+    assert fast.layer is model.layer
+    assert fast.eval() is fast
+    assert not model.training
+    assert torch.equal(fast.generate(x), model(x))
+
+
+def test_an_error_leaves_the_module_as_it_was() -> None:
+    model = Stepper()
+    with pytest.raises(RuntimeError):
+        capture(model).generate(torch.randn(2, 5))
+    assert "forward" not in vars(model)
+    with pytest.raises(AttributeError, match="no attribute 'generate'"):
+        _ = capture(len).generate

@@ -1,0 +1,214 @@
+"""Files that are truncated, mixed up or made to do harm: one error of one kind."""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import ladder
+from ladder.formats.files import read_safetensors
+
+FILES = Path(__file__).parent / "files"
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+SAMPLES = (
+    "all.gguf",
+    "gptq_desc_act.safetensors",
+    "awq_gemm.safetensors",
+    "awq_gemv.safetensors",
+    "bnb_nf4_nested.safetensors",
+    "ct_pack_asym.safetensors",
+    "ct_nvfp4.safetensors",
+    "hqq_4bit.safetensors",
+    "torchao_mxfp4_swizzled.safetensors",
+    "gpt_oss.safetensors",
+)
+
+
+def load_all(path: Path) -> None:
+    """Read every tensor and its description."""
+    checkpoint = ladder.load_checkpoint(path)
+    for name in checkpoint:
+        checkpoint.entry(name)
+        checkpoint.dequantize(name)
+
+
+def fails_well(path: Path) -> bool:
+    """Tell whether a file is refused; any error but ours fails the test."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_all(path)
+    except ladder.CheckpointError as error:
+        if path.name not in str(error):
+            raise AssertionError("the error does not name the file") from error
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_truncated_files_are_refused(name: str, tmp_path: Path) -> None:
+    data = (FILES / name).read_bytes()
+    copy = tmp_path / name
+    for part in (0, 1, 7, 8, 60, len(data) // 2, len(data) - 1):
+        copy.write_bytes(data[:part])
+        assert fails_well(copy)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_altered_bytes_give_one_error_or_other_values(tmp_path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(SAMPLES))
+    octets = bytearray((FILES / name).read_bytes())
+    places = st.integers(0, min(len(octets), 6000) - 1)
+    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=6)):
+        octets[place] = value
+    copy = tmp_path / f"altered{Path(name).suffix}"
+    copy.write_bytes(octets)
+    fails_well(copy)
+
+
+def safetensors_of(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE: dict[str, tuple[str, bytes]] = {
+    "a header longer than the file": (".safetensors", struct.pack("<Q", 1 << 62)),
+    "a header that is no object": (".safetensors", safetensors_of([1, 2])),
+    "a deeply nested header": (".safetensors", struct.pack("<Q", 200_000) + b"[" * 200_000),
+    "huge extents": (".safetensors", safetensors_of({"a": ENTRY | {"shape": [1 << 40, 1 << 40]}}, bytes(8))),
+    "negative extents": (".safetensors", safetensors_of({"a": ENTRY | {"shape": [-1, -2]}}, bytes(8))),
+    "truth values for extents": (
+        ".safetensors",
+        safetensors_of({"a": ENTRY | {"shape": [True, 2]}}, bytes(8)),
+    ),
+    "an unknown type": (".safetensors", safetensors_of({"a": ENTRY | {"dtype": "F7"}}, bytes(8))),
+    "overlapping tensors": (".safetensors", safetensors_of({"a": ENTRY, "b": ENTRY}, bytes(8))),
+    "offsets beyond the end": (
+        ".safetensors",
+        safetensors_of({"a": ENTRY | {"data_offsets": [8, 16]}}, bytes(8)),
+    ),
+    "sizes that contradict": (
+        ".safetensors",
+        safetensors_of({"a": ENTRY | {"data_offsets": [0, 7]}}, bytes(8)),
+    ),
+    "another magic number": (".gguf", b"GGML" + bytes(60)),
+    "big-endian GGUF": (".gguf", b"GGUF" + struct.pack(">IQQ", 3, 0, 0)),
+    "countless metadata": (".gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60)),
+    "an endless string": (".gguf", b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 50) + b"a"),
+    "an endless array": (
+        ".gguf",
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 1)
+        + b"a"
+        + struct.pack("<IIQ", 9, 4, 1 << 60),
+    ),
+    "nested arrays": (
+        ".gguf",
+        b"GGUF"
+        + struct.pack("<IQQQ", 3, 0, 1, 1)
+        + b"a"
+        + struct.pack("<I", 9)
+        + struct.pack("<IQ", 9, 1) * 500,
+    ),
+    "a tensor beyond the end": (
+        ".gguf",
+        b"GGUF"
+        + struct.pack("<IQQQ", 3, 1, 0, 1)
+        + b"a"
+        + struct.pack("<IQIQ", 1, 1 << 40, 0, 0)
+        + bytes(64),
+    ),
+    "code in a pickle": (".pt", b"cos\nsystem\n(S'true'\ntR."),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_files_are_refused(what: str, tmp_path: Path) -> None:
+    suffix, data = HOSTILE[what]
+    path = tmp_path / f"bad{suffix}"
+    path.write_bytes(data)
+    assert fails_well(path)
+
+
+def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda arrays: arrays.pop(name)
+
+
+def replaced(
+    name: str, value: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda arrays: arrays.update({name: value(arrays[name])})
+
+
+MIXED_UP: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "scales missing": ("gptq_v2_4bit", without("layer.scales"), "scales"),
+    "zero points of other groups": ("gptq_v2_4bit", replaced("layer.qzeros", lambda x: x[:1]), "groups"),
+    "groups that are not there": ("gptq_desc_act", replaced("layer.g_idx", lambda x: x + 90), "g_idx"),
+    "codes of another type": ("gptq_v2_4bit", replaced("layer.qweight", lambda x: x.float()), "int32"),
+    "another extent": ("ct_pack_4bit", replaced("layer.weight_shape", lambda x: x * 50), "weight_shape"),
+    "negative extents": ("ct_pack_4bit", replaced("layer.weight_shape", lambda x: -x), "weight_shape"),
+    "no global scale": ("ct_nvfp4", replaced("layer.weight_global_scale", lambda x: x * 0), "is 0"),
+    "a codebook of its own": ("bnb_nf4", replaced("layer.weight.quant_map", lambda x: x * 2), "table"),
+    "a state that is no JSON": (
+        "bnb_nf4",
+        replaced("layer.weight.quant_state.bitsandbytes__nf4", lambda x: x // 2),
+        "JSON",
+    ),
+    "bits that are not": ("hqq_4bit", replaced("layer.nbits", lambda x: x + 9), "bits"),
+    "a shape that is not": ("hqq_4bit", replaced("layer.shape", lambda x: x * 9), "hold"),
+    "fewer experts": (
+        "gpt_oss",
+        replaced("model.layers.0.mlp.experts.gate_up_proj_scales", lambda x: x[:1]),
+        "_scales",
+    ),
+    "no statistics": ("bnb_int8", without("layer.weight"), "SCB"),
+}
+
+
+@pytest.mark.parametrize("what", MIXED_UP)
+def test_contradictions_are_named(what: str, tmp_path: Path) -> None:
+    name, change, word = MIXED_UP[what]
+    arrays = load_file(FILES / f"{name}.safetensors")
+    change(arrays)
+    save_file({key: value.contiguous() for key, value in arrays.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(ladder.CheckpointError, match=word):
+        load_all(tmp_path)
+
+
+def test_a_configuration_of_another_method_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((FILES / "gptq_v2_4bit.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
+    with pytest.raises(ladder.CheckpointError, match=r"gptq.*bitsandbytes"):
+        ladder.load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/passwd", 3, "absent.safetensors"])
+def test_an_index_stays_in_its_folder(shard: object, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(ladder.CheckpointError):
+        ladder.load_checkpoint(tmp_path)
+
+
+def test_headers_agree_with_the_safetensors_package() -> None:
+    for path in FILES.glob("*.safetensors"):
+        ours, theirs = read_safetensors(path), load_file(path)
+        assert set(ours) == set(theirs)
+        for name, expected in theirs.items():
+            tensor = ours[name].tensor()
+            assert tensor.dtype == expected.dtype
+            assert tensor.shape == expected.shape
+            pair = (array.contiguous().reshape(-1).view(torch.uint8) for array in (tensor, expected))
+            assert torch.equal(*pair)

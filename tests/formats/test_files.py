@@ -1,0 +1,50 @@
+"""Files that the formats' own tools wrote (``make_files.py``): dequantized to the tool's own bits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ladder
+from ladder.formats.checkpoint import Checkpoint
+from tile_types import QuantizedTensor
+
+FILES = Path(__file__).parent / "files"
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+PLUS_ZERO = ("modelopt_nvfp4.safetensors",)
+"""Files whose tool reads the code of -0 as +0: all that differs is a zero's sign."""
+
+
+def digest(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def opened(file: str, folder: Path) -> Checkpoint:
+    """Open a file as its tool leaves it: in a folder with a configuration."""
+    if file.endswith(".gguf"):
+        return ladder.load_checkpoint(FILES / file)
+    (folder / "model.safetensors").write_bytes((FILES / file).read_bytes())
+    config = EXPECTED[file]["config"]
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config} if config else {}))
+    return ladder.load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_values_are_the_tools_own_bits(file: str, tmp_path: Path) -> None:
+    checkpoint = opened(file, tmp_path)
+    for name, expected in EXPECTED[file]["sha256"].items():
+        entry = checkpoint.entry(name)
+        loaded = checkpoint[name]
+        values = checkpoint.dequantize(name, getattr(torch, EXPECTED[file]["dtype"] or "float32"))
+        assert tuple(values.shape) == entry.shape
+        assert digest(values + 0 if file in PLUS_ZERO else values) == expected
+        first = loaded[0] if isinstance(loaded, tuple) else loaded
+        assert isinstance(first, QuantizedTensor) or file == "hqq_axis0.safetensors"
+
+
+def test_every_recipe_has_its_file() -> None:
+    assert {f"{path.name}" for path in FILES.iterdir()} == {*EXPECTED, "expected.json"}

@@ -1,0 +1,172 @@
+"""What was loaded is of use: packed for kernels, multiplied, converted, listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ladder
+from ladder.api.problem import gemm_for
+from ladder.cli.app import run
+from ladder.formats.checkpoint import Checkpoint
+from ladder.formats.native import write
+from ladder.lower import cpu
+from ladder.runtime.packed import pack
+from targets import get_device
+from tile_types import QuantizedTensor, get_type
+
+FILES = Path(__file__).parent / "files"
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+ACTIVATION = "float32"
+
+
+def opened(file: str, folder: Path) -> Checkpoint:
+    if file.endswith(".gguf"):
+        return ladder.load_checkpoint(FILES / file)
+    (folder / "model.safetensors").write_bytes((FILES / file).read_bytes())
+    (folder / "config.json").write_text(json.dumps({"quantization_config": EXPECTED[file]["config"]}))
+    return ladder.load_checkpoint(folder)
+
+
+def matrices(checkpoint: Checkpoint) -> dict[str, QuantizedTensor]:
+    found = {}
+    for name in checkpoint.layers:
+        loaded = checkpoint[name]
+        if not isinstance(loaded, torch.Tensor):
+            found[name] = loaded[0] if isinstance(loaded, tuple) else loaded
+    return found
+
+
+@pytest.mark.parametrize("file", EXPECTED)
+def test_codes_and_scales_survive_packing(file: str, tmp_path: Path) -> None:
+    """CPU kernels hold each code, and scales in float32, as they were stored."""
+    for matrix in matrices(opened(file, tmp_path)).values():
+        if matrix.columns is not None:
+            continue
+        n, k = matrix.shape
+        zero = "float" if matrix.offset is not None else matrix.zero_kind
+        gemm = gemm_for(n, k, matrix.ttype, ACTIVATION, group_size=min(matrix.block[1], k), zero=zero)
+        packed = pack(gemm, get_device("cpu"), matrix)
+        plain = matrix.without_offset()
+        assert torch.equal(cpu.unpack(gemm, packed.arrays["words"]), plain.codes().long())
+
+
+MULTIPLIED = {
+    "all.gguf": ("q4_k", "iq2_xxs"),
+    "gptq_desc_act.safetensors": ("layer.weight",),
+    "hqq_4bit.safetensors": ("layer.weight",),
+}
+
+
+@pytest.mark.parametrize("file", MULTIPLIED)
+def test_linear_multiplies_by_the_dequantized_values(file: str, tmp_path: Path) -> None:
+    checkpoint = opened(file, tmp_path)
+    for name in MULTIPLIED[file]:
+        matrix = checkpoint[name]
+        layer = ladder.Linear.from_quantized(matrix, dtype=torch.float32)
+        x = torch.randn(3, matrix.shape[1], generator=torch.Generator().manual_seed(0))
+        wanted = x.double() @ matrix.dequantize("float64").T
+        found = layer(x).double()
+        assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+        again = ladder.Linear(layer.in_features, layer.out_features, False, **options_of(layer))
+        again.load_state_dict(layer.state_dict())
+        assert torch.equal(again(x), layer(x))
+
+
+def options_of(layer: ladder.Linear) -> dict[str, object]:
+    return {**layer._options, "dtype": layer.dtype}
+
+
+def test_packed_state_keeps_the_order_of_columns(tmp_path: Path) -> None:
+    matrix = opened("gptq_desc_act.safetensors", tmp_path)["layer.weight"]
+    layer = ladder.Linear.from_quantized(matrix, dtype=torch.float32, keep_canonical=False)
+    again = ladder.Linear(layer.in_features, layer.out_features, False, **options_of(layer))
+    again.load_state_dict(layer.state_dict())
+    x = torch.randn(2, layer.in_features)
+    assert torch.equal(again(x), layer(x))
+
+
+def test_operators_refuse_columns_in_another_order(tmp_path: Path) -> None:
+    matrix = opened("gptq_desc_act.safetensors", tmp_path)["layer.weight"]
+    op = ladder.Matmul(*matrix.shape, matrix.ttype, group_size=matrix.block[1], zero=matrix.zero_kind)
+    with pytest.raises(ladder.ShapeError, match="order"):
+        op.pack(matrix)
+
+
+def with_offset(scale: list[list[float]]) -> QuantizedTensor:
+    codes = torch.arange(32, dtype=torch.uint8).reshape(2, 16) % 16
+    fields = {"scale": torch.tensor(scale), "offset": torch.tensor([[0.5, -3.0], [0.0, 7.0]])}
+    return QuantizedTensor.from_codes(codes, "uint4", (1, 8), scale_type="float32", **fields)
+
+
+@pytest.mark.parametrize("scale", [[[0.25, 2.0], [1.0, 0.5]], [[0.0, 2.0], [1.0, 0.0]]])
+def test_offsets_become_zero_points(scale: list[list[float]]) -> None:
+    """Also where a scale is zero, so that no zero point times it gives the offset."""
+    matrix = with_offset(scale)
+    plain = matrix.without_offset()
+    assert (plain.offset, plain.zero_kind) == (None, "float")
+    assert torch.equal(plain.dequantize(), matrix.dequantize())
+    same = matrix.numpy().without_offset().dequantize()
+    assert np.array_equal(same, matrix.dequantize().numpy())
+
+
+def test_order_of_columns() -> None:
+    order = torch.randperm(16).to(torch.int32)
+    matrix = with_offset([[0.25, 2.0], [1.0, 0.5]])
+    moved = QuantizedTensor(**{**vars(matrix), "columns": order})
+    assert torch.equal(moved.dequantize()[:, order.long()], matrix.dequantize())
+    again = QuantizedTensor.from_dict(moved.to_dict())
+    assert torch.equal(again.dequantize(), moved.dequantize())
+
+
+def test_rounding_of_every_step() -> None:
+    """HQQ in float16: the difference is rounded before it is multiplied."""
+    fields = {"scale": torch.tensor([[0.1]]).half(), "zero": torch.tensor([[0.3]]).half()}
+    codes, kinds = torch.arange(16, dtype=torch.uint8)[None], {"zero_kind": "float", "scale_type": "float16"}
+    matrix = QuantizedTensor.from_codes(codes, "uint4", (1, 16), **kinds, **fields)
+    wanted = (torch.arange(16).half() - fields["zero"]) * fields["scale"]
+    assert torch.equal(matrix.dequantize("float16", "each"), wanted)
+    assert not torch.equal(matrix.dequantize("float16"), wanted)
+    with pytest.raises(ladder.UnknownNameError, match="once"):
+        matrix.dequantize("float16", "onse")
+
+
+def test_codebooks_are_types_like_others() -> None:
+    for name in ("binary", "iq1", "iq2", "iq3", "iq3_s", "iq4", "bnb_fp4"):
+        ttype = get_type(name)
+        assert np.array_equal(ttype.encode(ttype.probe_values()) % 64, ttype.valid_codes()) or name in (
+            "iq2", "bnb_fp4",
+        )  # fmt: skip
+        assert get_type(f"{name}_g32").element == name
+
+
+@pytest.mark.parametrize("file", ["all.gguf", "gptq_desc_act.safetensors", "gpt_oss.safetensors"])
+def test_converted_files_hold_the_same_values(file: str, tmp_path: Path) -> None:
+    checkpoint = opened(file, tmp_path)
+    path = tmp_path / "converted" / "ours.safetensors"
+    path.parent.mkdir()
+    assert write(checkpoint, path, checkpoint) == path.stat().st_size
+    ours = ladder.load_checkpoint(path)
+    for name, matrix in matrices(checkpoint).items():
+        found = ours[f"{name}.0" if isinstance(checkpoint[name], tuple) else name]
+        assert torch.equal(found.dequantize("float32"), matrix.dequantize("float32"))
+    for name in checkpoint.plain:
+        assert torch.equal(ours[name], checkpoint[name])
+
+
+def test_inspect_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(FILES / "all.gguf"), "--json"]) == 0
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["tensors"]}
+    assert listed["q4_k"]["shape"] == [2, 512]
+    assert listed["q4_k"]["bits"] == 4.5
+    assert listed["plain"]["format"] == "float32"
+    output = tmp_path / "out.safetensors"
+    assert run(["convert", str(FILES / "all.gguf"), str(output)]) == 0
+    assert run(["inspect", str(output)]) == 0
+    assert "q4_k" in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / "absent")]) == 2
+    assert "no checkpoint" in capsys.readouterr().err

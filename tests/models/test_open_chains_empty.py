@@ -1,0 +1,52 @@
+"""Chains of open sizes in which something never has elements run on their kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import ladder
+from ladder.ir.parser import parse
+from ladder.ir.rewrite import rewrite
+from ladder.ir.rules import LAYOUT_FOLDING
+from ladder.runtime.model import frame
+
+
+def test_parts_without_elements_are_no_reason_to_compute_by_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rotated(x: Tensor, y: Tensor) -> Tensor:
+        low, high, rest = x[..., :3], x[..., 3:6], x[..., 6:]
+        return torch.cat([torch.cat([-high, low], -1) * y[..., :6], rest], -1).tanh()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("by reference")
+
+    monkeypatch.setattr(frame, "by_reference", refuse)
+    fast = ladder.compile(rotated)
+    with torch.no_grad():
+        for rows in (4, 5, 7):
+            x, y = torch.randn(rows, 6), torch.randn(rows, 6)
+            assert torch.allclose(fast(x, y), rotated(x, y), atol=1e-6)
+    assert len(fast.models) == 2
+    assert not fast.refused
+
+
+@pytest.mark.parametrize(("parts", "left"), [("%x, %e", 0), ("%e, %x", 0), ("%x, %e, %y", 1), ("%x, %y", 1)])
+def test_joins_lose_parts_without_elements(parts: str, left: int) -> None:
+    extent = 3 * (parts.count("%x") + parts.count("%y"))
+    graph = parse(
+        f"""kernel k {{
+          %x = input() : float32[n, 3]
+          %y = input() : float32[n, 3]
+          %e = slice(%x, begin=(0, 3), shape=("n", 0)) : float32[n, 0]
+          %z = concat({parts}, axis=1) : float32[n, {extent}]
+          %r = neg(%z) : float32[n, {extent}]
+          return %r
+        }}"""
+    )
+    found = rewrite(graph, LAYOUT_FOLDING)
+    joins = [node for node in found.nodes if node.operator == "concat"]
+    assert len(joins) == left
+    assert all(0 not in found.tile(value).shape for node in joins for value in node.inputs)

@@ -1,0 +1,161 @@
+"""Models of transformers: quantized while loaded, saved, loaded again, and of other tools' formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ladder
+from benchmarks import zoo
+
+transformers = pytest.importorskip("transformers", minversion="5")
+zoo._import_torchvision()
+from ladder.integrations.transformers import LadderConfig, LadderQuantizer, load_pretrained  # noqa: E402
+
+GROUP = 32
+TOKENS = torch.arange(6)[None]
+
+
+def tiny(folder: Path) -> Any:
+    """Write a random model."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64, attention_bias=True, tie_word_embeddings=False, dtype="float32",
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def quantized_layers(model: torch.nn.Module) -> dict[str, ladder.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, ladder.Linear)}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def eager(model: Any, folder: Path) -> Any:
+    """Return the plain model with the dequantized weights of a quantized one."""
+    plain = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    for name, layer in quantized_layers(model).items():
+        plain.get_submodule(name).weight.data = layer.canonical.dequantize("float32")
+    return plain
+
+
+def test_weights_are_quantized_while_loading(folder: Path, tmp_path: Path) -> None:
+    config = LadderConfig("int4", group_size=GROUP)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config).eval()
+    layers = quantized_layers(model)
+    assert len(layers) == 14
+    assert type(model.lm_head) is torch.nn.Linear
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if name.removesuffix(".weight") in layers:
+            expected = ladder.quantize(weight, "int4", group_size=GROUP)
+            found = layers[name.removesuffix(".weight")].canonical
+            assert torch.equal(found.storage, expected.storage)
+    plain = eager(model, folder)
+    assert torch.allclose(logits(model), logits(plain), atol=1e-4, rtol=1e-3)
+    made = [m.generate(TOKENS, max_new_tokens=8, do_sample=False) for m in (model, plain)]
+    assert torch.equal(*made)
+
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    assert len(quantized_layers(again)) == 14
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_skipped_modules_and_errors(folder: Path) -> None:
+    config = LadderConfig("int4", group_size=GROUP, modules_to_not_convert=["lm_head", "mlp"])
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config)
+    assert len(quantized_layers(model)) == 8
+    quantizer = LadderQuantizer(LadderConfig("int4", group_size=4096))
+    with pytest.raises(ladder.ShapeError, match="group_size") as caught:
+        quantizer.take(model, "lm_head", model.lm_head.weight)
+    assert "lm_head" in caught.value.__notes__[0]
+
+
+def as_gptq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    q = ladder.quantize(weight, "uint4", group_size=GROUP, zero="integer", scale_type="float16")
+    zero = q.zero.t().to(torch.int32).reshape(q.zero.shape[1], -1, 8) << (4 * torch.arange(8))
+    return {
+        "qweight": q.storage.view(torch.int32).t().contiguous(),
+        "qzeros": zero.sum(-1).to(torch.int32),
+        "scales": q.scale.t().contiguous(),
+        "g_idx": (torch.arange(weight.shape[1]) // GROUP).to(torch.int32),
+    }
+
+
+def as_packed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    q = ladder.quantize(weight, "int4", group_size=GROUP, scale_type="bfloat16")
+    words = (q.storage ^ 0x88).view(torch.int32)
+    return {"weight_packed": words, "weight_scale": q.scale, "weight_shape": torch.tensor(weight.shape)}
+
+
+def as_fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 1)}
+
+
+STORED: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[str, Any]]] = {
+    "gptq": (
+        as_gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
+    ),
+    "pack-quantized": (as_packed, {"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+    "fp8-blocks": (as_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+}
+
+
+def store(folder: Path, target: Path, form: str) -> None:
+    """Rewrite a model's folder as another tool would have stored it."""
+    make, config = STORED[form]
+    target.mkdir()
+    arrays: dict[str, torch.Tensor] = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        prefix, _, last = name.rpartition(".")
+        linear = last == "weight" and "proj" in prefix
+        parts = make(value) if linear else {last: value}
+        arrays |= {f"{prefix}.{part}": array for part, array in parts.items()}
+    save_file(arrays, target / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
+
+
+@pytest.mark.parametrize("form", STORED)
+def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
+    store(folder, tmp_path / "stored", form)
+    model = load_pretrained(transformers.AutoModelForCausalLM, tmp_path / "stored").eval()
+    layers = quantized_layers(model)
+    assert len(layers) == 14
+    checkpoint = ladder.load_checkpoint(tmp_path / "stored")
+    for name, layer in layers.items():
+        assert torch.equal(layer.canonical.dequantize(), checkpoint[f"{name}.weight"].dequantize())
+    plain = eager(model, folder)
+    assert torch.allclose(logits(model), logits(plain), atol=1e-4, rtol=1e-3)
+    model.save_pretrained(tmp_path / "ours")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_a_tensor_that_is_no_layer_is_named(folder: Path, tmp_path: Path) -> None:
+    store(folder, tmp_path / "stored", "fp8-blocks")
+    path = tmp_path / "stored" / "model.safetensors"
+    arrays = load_file(path)
+    arrays |= {f"model.other.{part}": value for part, value in as_fp8(torch.ones(32, 32)).items()}
+    save_file(arrays, path, metadata={"format": "pt"})
+    with pytest.raises(ladder.CheckpointError, match=r"model\.other\.weight"):
+        load_pretrained(transformers.AutoModelForCausalLM, tmp_path / "stored")
