@@ -10,7 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.bits import PLANES, flipped, planes_to_codes, storage_of_words, words_to_codes
+from ladder.formats.bits import (
+    PLANES,
+    by_rows,
+    flipped,
+    planes_to_codes,
+    repacked,
+    storage_of_words,
+    words_to_codes,
+)
 from ladder.formats.layer import Format, Layer, Shape, group_of
 from tile_types.packing import is_dense, pack_codes
 
@@ -99,8 +107,7 @@ def storage(layer: Layer, form: Geometry) -> torch.Tensor:
     """Return the codes in canonical storage, [N, ...]."""
     words = layer.tensor(".qweight").t().contiguous()
     if form.planar:
-        planes: torch.Tensor = pack_codes(planes_to_codes(words, form.bits), form.bits)
-        return planes
+        return by_rows(lambda part: pack_codes(planes_to_codes(part, form.bits), form.bits), words, form.k)
     return storage_of_words(words, form.bits, form.k)
 
 
@@ -134,18 +141,18 @@ def symmetric_or_not(
 
     ``fresh`` says that the storage is not the file's own memory.
     """
-    from tile_types import QuantizedTensor, get_type, unpack_codes
+    from tile_types import QuantizedTensor, get_type
 
     bits = form.bits
     if columns is not None:
-        codes = unpack_codes(stored, bits, form.k)
-        stored = pack_codes(codes[:, columns.long()], bits)
+        order = columns.long()
+        stored = repacked(stored, bits, form.k, lambda codes: codes[:, order])
     middle = 1 << (bits - 1)
     signed = bool((zero == middle).all())
     if signed and is_dense(bits):
         stored = flipped(stored, bits, in_place=fresh)
     elif signed:
-        stored = pack_codes(unpack_codes(stored, bits, form.k) ^ middle, bits)
+        stored = repacked(stored, bits, form.k, lambda codes: codes ^ middle)
     element = get_type(f"{'int' if signed else 'uint'}{bits}")
     return QuantizedTensor(
         element,

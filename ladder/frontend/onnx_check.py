@@ -244,7 +244,9 @@ def _skeleton(model: Any) -> Any:
     large = [tensor for tensor in graph.initializer if prod(tensor.dims) > SMALL or tensor.external_data]
     names = {tensor.name for tensor in large}
     declared = {info.name for info in graph.input}
-    result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    # Before version 4 initializers had to be inputs too; tools that convert models leave that out.
+    version = max(model.ir_version, 4) if model.ir_version else 0
+    result = onnx.ModelProto(ir_version=version, opset_import=model.opset_import)
     slim = result.graph
     slim.name = graph.name
     slim.input.extend(graph.input)

@@ -130,3 +130,22 @@ def test_experts_go_into_a_grouped_product(tmp_path: Path) -> None:
     op = ladder.GroupedMatmul(E=2, N=N, K=64, weight="mxfp4", activation="float32")
     packed = op.pack(experts)
     assert packed.arrays["words"].shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ["gptq_v1_3bit", "gptq_planar_5bit", "gptq_desc_act_3bit", "ct_mxfp6"])
+def test_matrices_are_unpacked_some_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(__file__).parent / "files" / f"{name}.safetensors"
+    whole = ladder.load_checkpoint(file)["layer.weight"].dequantize()
+    monkeypatch.setattr("ladder.formats.bits.CHUNK_CODES", 300)
+    assert torch.equal(ladder.load_checkpoint(file)["layer.weight"].dequantize(), whole)
+
+
+def test_plans_gather_columns(tmp_path: Path) -> None:
+    """A compiled model with a layer whose columns are in an order of their own."""
+    file = Path(__file__).parent / "files" / "gptq_desc_act.safetensors"
+    layer = ladder.Linear.from_quantized(ladder.load_checkpoint(file)["layer.weight"], dtype=torch.float32)
+    fast, x = ladder.compile(torch.nn.Sequential(layer, torch.nn.ReLU())), torch.randn(2, layer.in_features)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(fast(x), torch.relu(layer(x)), atol=1e-5)
+    assert not fast.refused
