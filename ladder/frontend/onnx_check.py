@@ -226,9 +226,9 @@ def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 def _with_defaults(node: Any, versions: Mapping[str, int]) -> None:
-    """Write out the defaults of attributes: the rules for operators that are defined by graphs need them."""
+    """Write out the defaults of attributes: rules for some operators take others."""
     schema = schema_of(node.domain, node.op_type, version_of(node.domain, versions))
-    if schema is None or not schema.has_function:
+    if schema is None:
         return
     given = {attribute.name for attribute in node.attribute}
     node.attribute.extend(

@@ -308,3 +308,15 @@ def test_types_of_python_are_types_of_tensors(kind):
         assert all(map(torch.equal, found, expected))
         assert [y.dtype for y in found] == [y.dtype for y in expected]
     assert fast.outcome == "whole"
+
+
+def test_the_greater_of_extents_stays_open():
+    def program(x, cache):
+        start = max(cache.shape[0] - 2, 0)
+        return x + start, cache[min(start, 100) :] * 2
+
+    fast = capture(program)
+    for length in (4, 5, 6, 9, 12):
+        x, cache = torch.randn(3), torch.randn(length)
+        assert all(map(torch.equal, fast(x, cache), program(x, cache)))
+    assert (fast.outcome, len(fast.records)) == ("whole", 2)

@@ -280,6 +280,17 @@ def test_shapes_of_open_sizes_by_values() -> None:
     assert torch.allclose(fast(torch.ones(3, 6), z), z + torch.arange(8.0).reshape(2, 4))
 
 
+def test_rules_take_the_defaults_that_the_standard_states() -> None:
+    """A one-sided transform of a known length has half as many rows."""
+    window, x = floats(8), torch.randn(1, 16)
+    model = model_of("g (float[1, 16] x) => (y) { y = STFT(x, h, w) }", h=np.int64(4), w=window)
+    found = ladder.compile(model)(x)
+    frames = np.stack([x.numpy()[0, at : at + 8] * window for at in (0, 4, 8)])
+    wanted = np.fft.rfft(frames)
+    np.testing.assert_allclose(found[0, ..., 0].numpy(), wanted.real, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[0, ..., 1].numpy(), wanted.imag, rtol=1e-4, atol=1e-5)
+
+
 def test_softmax_of_old_versions_takes_all_axes_from_one_on() -> None:
     x = torch.randn(2, 3, 4)
     found = ladder.compile(model_of("g (float[2, 3, 4] x) => (y) { y = Softmax <axis: int = 1> (x) }", 11))(x)
