@@ -110,6 +110,12 @@ HF = words(
     convbert nystromformer xlm-roberta ernie roformer rembert fnet t5 bart mbart pegasus marian
     blenderbot m2m_100 vit deit beit swin swinv2 dinov2 convnext convnextv2 resnet regnet mobilenet_v1
     mobilenet_v2 poolformer segformer
+    apertus exaone4 ernie4_5_moe minimax lfm2 falcon_mamba falcon_h1 nemotron_h bamba jamba recurrent_gemma
+    granitemoehybrid olmo3 olmo_hybrid deepseek_v2 vaultgemma diffllama flex_olmo gpt_bigcode ctrl openai-gpt
+    cpmant nanochat doge roberta-prelayernorm flaubert ibert megatron-bert splinter squeezebert yoso mra
+    canine nomic_bert eurobert esm led umt5 fsmt plbart bigbird_pegasus t5gemma nllb-moe encoder-decoder
+    data2vec-vision swiftformer layoutlm markuplm visual_bert flava git llava idefics3 mllama internvl
+    dinov3_vit dinov3_convnext ijepa
     """
 )
 """Model types of transformers that are run by default."""

@@ -80,8 +80,8 @@ def _sink_reduction(match: Match) -> str | None:
     attributes: dict[str, Any] = node_attributes(match.root)
     rank = len(match.builder.tile(inner).shape)
     axis = channels_first(rank)[attributes["axis"] % rank]
-    if axis == rank - 1 and not attributes["keep"]:
-        return None
+    if axis in (0, rank - 1) and not attributes["keep"]:
+        return None  # what is left has other axes at its ends
     given: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
     return _turned(match, match.builder.add(match.root.operator, inner, **given))
 
@@ -197,7 +197,8 @@ def _depthwise(match: Match) -> str | None:
     shape = match.builder.tile(weight).shape  # [groups, 1, 1, taps...]
     if inner is None or image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
         return None
-    if match.builder.tile(opened.name).shape[1] != shape[0]:
+    turned = match.builder.tile(opened.inputs[0]).shape
+    if opened.tile.shape != (*turned[:2], 1, *turned[2:]) or turned[1] != shape[0]:
         return None
     taps = [str(axis.index) for axis in kernel[3:]]
     outer = list(indexing.result[3:])
