@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -119,20 +118,20 @@ def measure(path: str, threads: int) -> dict[str, float]:
 
     torch.set_num_threads(threads)
 
-    checkpoint = ladder.load_checkpoint(path)
+    checkpoint, start = ladder.load_checkpoint(path), peak_memory()
     total = sum(entry.nbytes for entry in checkpoint.entries())
     for _ in range(2):
         wall, processor = time.perf_counter(), time.process_time()
         for name in ladder.load_checkpoint(path):
             checkpoint[name]
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    anonymous = private_peak()
-    return {"bytes": total, "wall": wall, "processor": processor, "peak": anonymous}
+    return {"bytes": total, "wall": wall, "processor": processor, "start": start, "peak": peak_memory()}
 
 
-def private_peak() -> float:
+def peak_memory() -> float:
     """Return the largest memory of this process in bytes, mapped files included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def run(name: str, layers: int, threads: int) -> dict[str, Any]:
@@ -156,10 +155,11 @@ def main() -> None:
     rows = []
     for name in arguments.formats.split(","):
         row = run(name, arguments.layers, arguments.threads)
-        size, wall, processor, peak = (float(row[key]) for key in ("bytes", "wall", "processor", "peak"))
+        size, wall, processor = (float(row[key]) for key in ("bytes", "wall", "processor"))
         print(
             f"{name:16} {size / 1e6:7.1f} MB  {size / 1e9 / wall:6.2f} GB/s"
-            f"  {size / 1e9 / processor:6.2f} GB per processor second  peak {peak / 1e6:7.1f} MB",
+            f"  {size / 1e9 / processor:6.2f} GB per processor second"
+            f"  memory {row['start'] / 1e6:.0f} -> {row['peak'] / 1e6:.0f} MB",
             flush=True,
         )
         rows.append(row)

@@ -17,20 +17,22 @@ import argparse
 import copy
 import importlib.util
 import inspect
-import json
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import ladder
+from benchmarks.harness import command, compact
 from benchmarks.zoo_speed import beside, microseconds_by_kind, shares, summary
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
 from ladder.capture.python.words import words
+from ladder.installation import ladder_version
 
 Inputs = dict[str, torch.Tensor]
 Made = tuple[torch.nn.Module, list[Inputs]]
@@ -108,6 +110,12 @@ HF = words(
     convbert nystromformer xlm-roberta ernie roformer rembert fnet t5 bart mbart pegasus marian
     blenderbot m2m_100 vit deit beit swin swinv2 dinov2 convnext convnextv2 resnet regnet mobilenet_v1
     mobilenet_v2 poolformer segformer
+    apertus exaone4 ernie4_5_moe minimax lfm2 falcon_mamba falcon_h1 nemotron_h bamba jamba recurrent_gemma
+    granitemoehybrid olmo3 olmo_hybrid deepseek_v2 vaultgemma diffllama flex_olmo gpt_bigcode ctrl openai-gpt
+    cpmant nanochat doge roberta-prelayernorm flaubert ibert megatron-bert splinter squeezebert yoso mra
+    canine nomic_bert eurobert esm led umt5 fsmt plbart bigbird_pegasus t5gemma nllb-moe encoder-decoder
+    data2vec-vision swiftformer layoutlm markuplm visual_bert flava git llava idefics3 mllama internvl
+    dinov3_vit dinov3_convnext ijepa
     """
 )
 """Model types of transformers that are run by default."""
@@ -344,6 +352,13 @@ def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
     }
 
 
+def versions_of(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the versions of what made the rows."""
+    libraries = {"hf": "transformers", "timm": "timm", "tv": "torchvision"}
+    used = {libraries[row["name"].partition("/")[0]] for row in rows}
+    return {"ladder": ladder_version(), **{name: version(name) for name in sorted({"torch", *used})}}
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -378,8 +393,8 @@ def main() -> None:
     whole, right = (sum(test(row) for row in rows) for test in (_is_whole, _is_right))
     print(f"{len(rows)} models: {whole} in one graph, {right} right", summary(rows), sep="\n")
     if arguments.output is not None:
-        versions = {"torch": torch.__version__, "ladder": ladder.__version__}
-        arguments.output.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1))
+        report = {"versions": versions_of(rows), "command": command(), "rows": rows}
+        arguments.output.write_text(compact(report))
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
+from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.results import Part
 
 if TYPE_CHECKING:
@@ -95,20 +96,6 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
 
 
-def random_state(inputs: Sequence[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
-    """Return the states of the generators from which operators on these tensors draw."""
-    places = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
-    generators = [torch.default_generator]
-    generators += [torch.cuda.default_generators[place.index] for place in places if place.index is not None]
-    return [(each, each.get_state()) for each in generators]
-
-
-def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> None:
-    """Set generators back."""
-    for generator, state in states:
-        generator.set_state(state)
-
-
 def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
     """Return the results that lie in arguments which are written, by number."""
     places = {expected.memory[at]: at for at in written}
@@ -181,7 +168,7 @@ class Separated:
     def _first(self, inputs: tuple[Any, ...], executable: Executable, look: Look) -> Any:
         """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
         kept = [(inputs[at], inputs[at].clone()) for at in executable.counted]
-        random = random_state(inputs)
+        random = random_states()
         before = [version_of(value) for value in inputs]
         results = executable.run(inputs, look)
         self.changes = self._needed(inputs, results)

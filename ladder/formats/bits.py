@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tile_types.packing import is_dense, pack_codes
+from tile_types.packing import is_dense, pack_codes, unpack_codes
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,29 @@ PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4,
 
 CHUNK_WORDS = 1 << 20
 """32-bit words that are rearranged at a time: temporary arrays stay in caches."""
+
+
+CHUNK_CODES = 1 << 22
+"""Codes that are unpacked at a time where a whole matrix of them would take many times its storage."""
+
+
+def by_rows(
+    function: Callable[[torch.Tensor], torch.Tensor], array: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Return what a function of rows gives, called for some rows of ``count`` codes at a time."""
+    import torch
+
+    step = max(1, CHUNK_CODES // count)
+    if len(array) <= step:
+        return function(array)
+    return torch.cat([function(array[first : first + step]) for first in range(0, len(array), step)])
+
+
+def repacked(
+    stored: torch.Tensor, bits: int, count: int, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return canonical storage of ``change(codes)``."""
+    return by_rows(lambda part: pack_codes(change(unpack_codes(part, bits, count)), bits), stored, count)
 
 
 def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
@@ -37,7 +60,7 @@ def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = 
     """
     import torch
 
-    octets = words.contiguous().view(torch.uint8)
+    octets = octets_of(words)
     if dense and 8 % bits == 0:
         return _bytes_to_codes(octets, bits)[..., :count]
     if not dense:
@@ -47,6 +70,14 @@ def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = 
     padded = torch.nn.functional.pad(octets, (0, 1)).to(torch.int32)
     pairs = padded[..., first // 8] | padded[..., first // 8 + 1] << 8
     return ((pairs >> (first % 8).to(torch.int32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def octets_of(words: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of an array, along the last axis."""
+    import torch
+
+    flat = words.contiguous().reshape(-1).view(torch.uint8)
+    return flat.reshape(*words.shape[:-1], words.shape[-1] * words.element_size())
 
 
 def _bytes_to_codes(octets: torch.Tensor, bits: int) -> torch.Tensor:
@@ -77,14 +108,13 @@ def planes_to_codes(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
     """Return canonical storage of codes that lie along the last axis of int32 words, lowest bits first."""
-    import torch
-
     if is_dense(bits) and dense:
-        stored = words.contiguous().view(torch.uint8)
+        stored = octets_of(words)
         units = -(-count * bits // 8)
         return stored if stored.shape[-1] == units else stored[..., :units].contiguous()
-    packed: torch.Tensor = pack_codes(words_to_codes(words, bits, count, dense=dense), bits)
-    return packed
+    return by_rows(
+        lambda part: pack_codes(words_to_codes(part, bits, count, dense=dense), bits), words, count
+    )
 
 
 def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torch.Tensor:

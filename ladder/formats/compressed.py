@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.bits import flipped, storage_of_words, words_to_codes
+from ladder.formats.bits import by_rows, flipped, repacked, storage_of_words, words_to_codes
 from ladder.formats.layer import Format, Layer, Shape, group_of
-from tile_types.packing import is_dense, pack_codes, unpack_codes
+from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,8 @@ def read_packed(layer: Layer) -> QuantizedTensor:
     stored = storage_of_words(words, bits, k, dense=dense)
     order, index = columns_of(layer, k, scale)
     if order is not None:
-        stored = pack_codes(unpack_codes(stored, bits, k)[:, order.long()], bits)
+        moved = order.long()
+        stored = repacked(stored, bits, k, lambda codes: codes[:, moved])
         scale, block = scale[:, index], (1, block_of(index))
         scale = scale[:, :: block[1]].contiguous()
     zero = None
@@ -89,7 +90,7 @@ def read_packed(layer: Layer) -> QuantizedTensor:
     elif is_dense(bits):
         stored = flipped(stored, bits)
     else:
-        stored = pack_codes(unpack_codes(stored, bits, k) ^ (1 << (bits - 1)), bits)
+        stored = repacked(stored, bits, k, lambda codes: codes ^ (1 << (bits - 1)))
     layer.require(zero is None or zero.shape == scale.shape, "zero points do not fit scales")
     return QuantizedTensor(
         get_type(f"{'int' if zero is None else 'uint'}{bits}"),
@@ -232,7 +233,6 @@ def mx_shape(layer: Layer) -> Shape:
 
 def read_mx(layer: Layer) -> QuantizedTensor:
     """Read packed MXFP4 or MXFP6 codes."""
-    import torch
 
     from tile_types import QuantizedTensor, get_type
 
@@ -243,7 +243,7 @@ def read_mx(layer: Layer) -> QuantizedTensor:
     scale, block = mx_scales(layer, n, k)
     codes = layer.tensor(".weight_packed")
     if bits == 6:
-        codes = pack_codes(words_to_codes(codes.contiguous().view(torch.uint8), bits, k), bits)
+        codes = by_rows(lambda part: pack_codes(words_to_codes(part, bits, k), bits), codes, k)
     fields = {"scale": scale, "scale_type": "e8m0", "type_name": name}
     return QuantizedTensor(get_type(element), (n, k), codes, block, **fields)  # type: ignore[arg-type]
 

@@ -207,11 +207,8 @@ def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
     step = max(1, CHUNK_ELEMENTS // k)
     chunks = [octets[first : first + step] for first in range(0, len(octets), step)]
     with ThreadPoolExecutor(min(len(chunks), torch.get_num_threads())) as pool:
-        parts = [
-            [part for part in column if part is not None]
-            for column in zip(*pool.map(partial(_decoded, row, ttype.elem_bits), chunks), strict=True)
-        ]
-    storage, scale, offset = (torch.cat(part) if part else None for part in parts)
+        decoded = pool.map(partial(_decoded, row, ttype.elem_bits), chunks)
+        storage, scale, offset = _joined(decoded, len(octets))
     assert storage is not None
     assert scale is not None
     native = getattr(torch, TORCH_NAMES.get(row.scale, row.scale))
@@ -225,6 +222,24 @@ def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
         offset=offset,
         type_name={"mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(row.name, ""),
     )
+
+
+def _joined(parts: Iterator[list[torch.Tensor | None]], rows: int) -> list[torch.Tensor | None]:
+    """Put the arrays of consecutive rows into whole ones."""
+    import torch
+
+    whole: list[torch.Tensor | None] = []
+    at = 0
+    for some in parts:
+        if not whole:
+            whole = [
+                None if part is None else torch.empty(rows, part.shape[1], dtype=part.dtype) for part in some
+            ]
+        for target, part in zip(whole, some, strict=True):
+            if target is not None and part is not None:
+                target[at : at + len(part)] = part
+        at += next(len(part) for part in some if part is not None)
+    return whole
 
 
 def _decoded(row: BlockType, bits: int, octets: Any) -> list[torch.Tensor | None]:

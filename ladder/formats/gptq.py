@@ -10,7 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.bits import PLANES, flipped, planes_to_codes, storage_of_words, words_to_codes
+from ladder.formats.bits import (
+    PLANES,
+    by_rows,
+    flipped,
+    planes_to_codes,
+    repacked,
+    storage_of_words,
+    words_to_codes,
+)
 from ladder.formats.layer import Format, Layer, Shape, group_of
 from tile_types.packing import is_dense, pack_codes
 
@@ -20,8 +28,17 @@ if TYPE_CHECKING:
     from tile_types import QuantizedTensor
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8)
-SECOND = ("gptq_v2", "gptq_p")
-"""Values of ``checkpoint_format`` whose zero points are stored as they are."""
+FIRST, SECOND, PLANAR = "gptq", "gptq_v2", "gptq_p"
+VERSIONS = {
+    "": FIRST,
+    "gptq": FIRST,
+    "auto_round:auto_gptq": FIRST,
+    "gptq_v2": SECOND,
+    "auto_round": SECOND,
+    "auto_round:gptqmodel": SECOND,
+    "gptq_p": PLANAR,
+}
+"""``checkpoint_format`` of GPTQModel or ``packing_format`` of AutoRound -> version; the first has z - 1."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +72,21 @@ def geometry(layer: Layer) -> Geometry:
     assert bits is not None
     k = layer.shape(".g_idx", 1)[0] if ".g_idx" in layer else rows * 32 // bits
     layer.require(-(-k * bits // 32) == rows, f"{rows} words do not hold {k} codes of {bits} bits")
-    planar = bits in PLANES and (bits != 3 or version(layer) == "gptq_p")
+    planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not is_auto_round(layer)))
     layer.require(not planar or (k % 32 == 0 and n % 32 == 0), "planes need extents that are multiples of 32")
     return Geometry(n, k, bits, groups, planar)
 
 
 def version(layer: Layer) -> str:
-    """Return ``"gptq"`` or one of `SECOND`."""
+    """Return the version of a layer's arrays."""
     stated = layer.option("checkpoint_format", str, "") or layer.option("packing_format", str, "")
-    return next((name for name in SECOND if name in stated), "gptq")
+    layer.require(stated in VERSIONS, f"the form {stated!r} is not read; known: {', '.join(VERSIONS)}")
+    return VERSIONS[stated]
+
+
+def is_auto_round(layer: Layer) -> bool:
+    """Tell AutoRound, which packs 5, 6 and 7 bits as a stream, where GPTQModel has planes."""
+    return "auto-round" in layer.option("quant_method", str, "")
 
 
 def is_gptq(layer: Layer) -> bool:
@@ -76,7 +99,7 @@ def zero_points(layer: Layer, form: Geometry) -> torch.Tensor:
     """Return the zero points in code space, uint8 [G, N]."""
     words = layer.tensor(".qzeros")
     codes = planes_to_codes(words, form.bits) if form.planar else words_to_codes(words, form.bits, form.n)
-    first = version(layer) == "gptq"
+    first = version(layer) == FIRST
     return (codes + 1) & ((1 << form.bits) - 1) if first else codes
 
 
@@ -84,8 +107,7 @@ def storage(layer: Layer, form: Geometry) -> torch.Tensor:
     """Return the codes in canonical storage, [N, ...]."""
     words = layer.tensor(".qweight").t().contiguous()
     if form.planar:
-        planes: torch.Tensor = pack_codes(planes_to_codes(words, form.bits), form.bits)
-        return planes
+        return by_rows(lambda part: pack_codes(planes_to_codes(part, form.bits), form.bits), words, form.k)
     return storage_of_words(words, form.bits, form.k)
 
 
@@ -119,18 +141,18 @@ def symmetric_or_not(
 
     ``fresh`` says that the storage is not the file's own memory.
     """
-    from tile_types import QuantizedTensor, get_type, unpack_codes
+    from tile_types import QuantizedTensor, get_type
 
     bits = form.bits
     if columns is not None:
-        codes = unpack_codes(stored, bits, form.k)
-        stored = pack_codes(codes[:, columns.long()], bits)
+        order = columns.long()
+        stored = repacked(stored, bits, form.k, lambda codes: codes[:, order])
     middle = 1 << (bits - 1)
     signed = bool((zero == middle).all())
     if signed and is_dense(bits):
         stored = flipped(stored, bits, in_place=fresh)
     elif signed:
-        stored = pack_codes(unpack_codes(stored, bits, form.k) ^ middle, bits)
+        stored = repacked(stored, bits, form.k, lambda codes: codes ^ middle)
     element = get_type(f"{'int' if signed else 'uint'}{bits}")
     return QuantizedTensor(
         element,

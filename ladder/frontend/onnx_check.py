@@ -226,9 +226,9 @@ def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 def _with_defaults(node: Any, versions: Mapping[str, int]) -> None:
-    """Write out the defaults of attributes: the rules for operators that are defined by graphs need them."""
+    """Write out the defaults of attributes: rules for some operators take others."""
     schema = schema_of(node.domain, node.op_type, version_of(node.domain, versions))
-    if schema is None or not schema.has_function:
+    if schema is None:
         return
     given = {attribute.name for attribute in node.attribute}
     node.attribute.extend(
@@ -244,7 +244,9 @@ def _skeleton(model: Any) -> Any:
     large = [tensor for tensor in graph.initializer if prod(tensor.dims) > SMALL or tensor.external_data]
     names = {tensor.name for tensor in large}
     declared = {info.name for info in graph.input}
-    result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    # Before version 4 initializers had to be inputs too; tools that convert models leave that out.
+    version = max(model.ir_version, 4) if model.ir_version else 0
+    result = onnx.ModelProto(ir_version=version, opset_import=model.opset_import)
     slim = result.graph
     slim.name = graph.name
     slim.input.extend(graph.input)

@@ -164,6 +164,8 @@ def _with_pads(
 
 def _convolution(call: Call) -> Any:
     x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    if not all(isinstance(extent, int) for extent in call.shape(1)):
+        raise call.refuse("the shape of its weight is open")
     kernel = [int(extent) for extent in call.shape(1)[2:]]
     strides, dilations = _steps(call, len(kernel))
     low, high = _pads(call, call.shape(0)[2:], kernel)

@@ -197,7 +197,7 @@ def _cast(given: Mapping[str, Any], x: Known) -> Known | None:
 
 def symbolic_value(operator: str, given: Mapping[str, Any], operands: Sequence[Known]) -> Known | None:
     """Return what an operator gives of symbolic sizes; None if that depends on them."""
-    if operator not in SYMBOLIC:
+    if operator not in SYMBOLIC or (operator in ARRANGING and any(value.symbolic for value in operands[1:])):
         return None
     found = SYMBOLIC[operator](given, *with_attributes(operator, given, operands))
     keeps = found is not None and operator not in ("Cast", "Equal")
@@ -230,6 +230,9 @@ SYMBOLIC: Mapping[str, Callable[..., Known | None]] = {
     "Concat": _joined,
 }
 """Operators of shapes with symbolic sizes -> ``(attributes, *values)``; None: that depends on the sizes."""
+
+ARRANGING = frozenset(("Gather", "Reshape", "Unsqueeze", "Squeeze", "Slice"))
+"""Operators whose further operands are places, which must be numbers."""
 
 ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "Unsqueeze": ("axes",),

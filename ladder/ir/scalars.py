@@ -98,19 +98,88 @@ def is_float(x: Any) -> bool:
     return str(x.ty.dtype).startswith(("float", "bfloat"))
 
 
+def _cast(dtype: str, x: Any) -> Any:
+    return _tirx().Cast(dtype, x)
+
+
+def _reinterpreted(dtype: str, x: Any) -> Any:
+    return _tirx().call_intrin(dtype, "tirx.reinterpret", x)
+
+
+def _wrapped(function: Callable[[Any, Any], Any], in_halves: Callable[..., Any], a: Any, b: Any) -> Any:
+    """Apply an operator so that integers wrap around.
+
+    Code generation tells LLVM that 32 and 64 bits, signed or not, never overflow. So 32 bits are computed as
+    64, and 64 as words of 32 in registers of 64, by a function of their lower and upper words.
+    """
+    dtype = str(a.ty.dtype)
+    if dtype not in ("int32", "int64"):
+        return _applied(function, a, b)
+    a = _reinterpreted(dtype, a) if type(a).__name__ == "IntImm" else a  # folding would overflow
+    if dtype == "int32":
+        return opaque(_cast("int32", function(*(_cast("int64", opaque(x)) for x in (a, b)))))
+    pairs = [_words(kept(x)) for x in (a, b)]
+    low, high = in_halves(*pairs)
+    low = kept(low)
+    joined = (high + (low >> _word(32))) << _word(32) | low & _word(_LOW)
+    return _reinterpreted(dtype, joined)
+
+
+_LOW = 0xFFFFFFFF
+
+Words = tuple[Any, Any]
+
+
+def _word(value: int) -> Any:
+    return _tirx().const(value, "uint64")
+
+
+def _words(x: Any) -> Words:
+    """Return the lower and the upper 32 bits."""
+    bits = _reinterpreted("uint64", x)
+    return bits & _word(_LOW), bits >> _word(32)
+
+
+def _sum_of_words(a: Words, b: Words) -> Words:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _difference_of_words(a: Words, b: Words) -> Words:
+    """Add the complement and 1."""
+    return a[0] + ((b[0] ^ _word(_LOW)) + _word(1)), a[1] + (b[1] ^ _word(_LOW))
+
+
+def _product_of_words(a: Words, b: Words) -> Words:
+    crossed = (a[0] * b[1] & _word(_LOW)) + (a[1] * b[0] & _word(_LOW))
+    return a[0] * b[0], crossed
+
+
 def add(a: Any, b: Any) -> Any:
     """Return ``a + b``."""
-    return _applied(lambda x, y: x + y, a, b)
+    return _wrapped(lambda x, y: x + y, _sum_of_words, a, b)
 
 
 def subtract(a: Any, b: Any) -> Any:
     """Return ``a - b``."""
-    return _applied(lambda x, y: x - y, a, b)
+    return _wrapped(lambda x, y: x - y, _difference_of_words, a, b)
 
 
 def multiply(a: Any, b: Any) -> Any:
     """Return ``a * b``."""
-    return _applied(lambda x, y: x * y, a, b)
+    return _wrapped(lambda x, y: x * y, _product_of_words, a, b)
+
+
+def unsigned(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return an operator of unsigned integers for signed ones: in C those wrap around, these must not."""
+
+    def applied(a: Any, b: Any) -> Any:
+        dtype = str(a.ty.dtype)
+        if dtype not in ("int32", "int64"):
+            return _applied(function, a, b)
+        bits = (_reinterpreted(f"u{dtype}", x) for x in (a, b))
+        return _reinterpreted(dtype, function(*bits))
+
+    return applied
 
 
 def fused(a: Any, b: Any, c: Any) -> Any:
@@ -172,7 +241,7 @@ def known(x: Any) -> float | None:
 
 def negate(x: Any) -> Any:
     """Return ``-x``."""
-    return opaque(_like(x, -0.0 if is_float(x) else 0) - opaque(x))
+    return opaque(_like(x, -0.0) - opaque(x)) if is_float(x) else subtract(_like(x, 0), x)
 
 
 def square(x: Any) -> Any:
@@ -271,8 +340,8 @@ def cos(x: Any) -> Any:
 
 
 def absolute(x: Any) -> Any:
-    """Return the magnitude."""
-    return _tirx().abs(x)
+    """Return the magnitude; the least integer has none, and stays."""
+    return _tirx().abs(x) if is_float(x) else chosen(less(x, _like(x, 0)), negate(x), x)
 
 
 def floor(x: Any) -> Any:

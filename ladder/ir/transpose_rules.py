@@ -7,7 +7,7 @@ views of chains that read them at no cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ladder.ir.build import node_attributes
@@ -80,8 +80,8 @@ def _sink_reduction(match: Match) -> str | None:
     attributes: dict[str, Any] = node_attributes(match.root)
     rank = len(match.builder.tile(inner).shape)
     axis = channels_first(rank)[attributes["axis"] % rank]
-    if axis == rank - 1 and not attributes["keep"]:
-        return None
+    if axis in (0, rank - 1) and not attributes["keep"]:
+        return None  # what is left has other axes at its ends
     given: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
     return _turned(match, match.builder.add(match.root.operator, inner, **given))
 
@@ -197,7 +197,8 @@ def _depthwise(match: Match) -> str | None:
     shape = match.builder.tile(weight).shape  # [groups, 1, 1, taps...]
     if inner is None or image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
         return None
-    if match.builder.tile(opened.name).shape[1] != shape[0]:
+    turned = match.builder.tile(opened.inputs[0]).shape
+    if opened.tile.shape != (*turned[:2], 1, *turned[2:]) or turned[1] != shape[0]:
         return None
     taps = [str(axis.index) for axis in kernel[3:]]
     outer = list(indexing.result[3:])
@@ -218,12 +219,27 @@ def _depthwise(match: Match) -> str | None:
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
 """Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
 
-TRANSPOSE_SINKING: Rules = (
-    Rule("channels last in windows", pattern("map"), _sink_windows),
-    Rule("channels by themselves", pattern("contract"), _depthwise),
-    Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
-    Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
-    Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
-    Rule("channels last in joins", pattern("concat"), _sink_concat),
-    Rule("channels last in functions", Pattern(), _sink_elementwise),
-)
+FEW_TAPS = 25
+"""Elements of a window up to which sums over windows keep up with libraries of CPUs."""
+
+
+def _depthwise_of_few(match: Match) -> str | None:
+    """Do as `_depthwise` where windows are small."""
+    taps = product(match.builder.tile(match.root.inputs[1]).shape[3:])
+    return _depthwise(match) if isinstance(taps, int) and taps <= FEW_TAPS else None
+
+
+def _sinking(depthwise: Callable[[Match], str | None]) -> Rules:
+    return (
+        Rule("channels last in windows", pattern("map"), _sink_windows),
+        Rule("channels by themselves", pattern("contract"), depthwise),
+        Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
+        Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
+        Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
+        Rule("channels last in joins", pattern("concat"), _sink_concat),
+        Rule("channels last in functions", Pattern(), _sink_elementwise),
+    )
+
+
+TRANSPOSE_SINKING: Mapping[bool, Rules] = {True: _sinking(_depthwise), False: _sinking(_depthwise_of_few)}
+"""Whether a GPU computes -> rules that move transposes that put channels last behind what follows them."""

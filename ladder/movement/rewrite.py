@@ -148,7 +148,7 @@ def _one_per_row(graph: MovementGraph, lane: str, pattern: Pattern, shape: tuple
     """Tell whether a tensor has one element per row of ``shape``, which all lanes of that row have."""
     tensor = graph.tensors[lane]
     rows = int(np.prod(shape[:-1], dtype=np.int64))
-    if graph.mapping.lanes == 1 and shape != tensor.shape:
+    if not shape or (graph.mapping.lanes == 1 and shape != tensor.shape):
         return False
     if tensor.elements not in (rows, rows * shape[-1]) or not _is_reduced(graph, lane):
         return False

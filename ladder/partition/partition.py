@@ -33,12 +33,12 @@ FIRST = (
     rewriting("heads that share keys", GROUPED_ATTENTION),
 )
 
-SINKING = TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING
+SINKING = {gpu: rules + LAYOUT_FOLDING + RESHAPE_SINKING for gpu, rules in TRANSPOSE_SINKING.items()}
 
 CHANNELS = {
-    False: (rewriting("channels last", SINKING),),
+    False: (rewriting("channels last", SINKING[False]),),
     True: (
-        rewriting("channels last", CHANNELS_LAST + SINKING + CHANNEL_GROUPS),
+        rewriting("channels last", CHANNELS_LAST + SINKING[True] + CHANNEL_GROUPS),
         rewriting("axes of one element", STILL + LAYOUT_FOLDING),
     ),
 }

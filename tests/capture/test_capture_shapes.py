@@ -280,3 +280,43 @@ def test_numbers_given_to_modules_stay_open():
         assert torch.equal(found, expected)
         assert ask() == 2 * length
     assert (fast.outcome, len(fast.records)) == ("whole", 2)
+
+
+def test_open_sizes_in_messages_stay_open():
+    def program(x):
+        torch._assert(x.dim() == 2, f"expected rows, got {x.shape}")
+        return x * 2, f"{x.shape} {x.shape[:1]!r}"
+
+    fast = capture(program)
+    for rows in (3, 5, 6, 9):
+        x = torch.randn(rows, 4)
+        (found, text), (expected, wanted) = fast(x), program(x)
+        assert torch.equal(found, expected)
+        assert text == wanted
+    assert (fast.outcome, len(fast.records)) == ("whole", 2)
+
+
+@pytest.mark.parametrize("kind", [bool, int, float, complex])
+def test_types_of_python_are_types_of_tensors(kind):
+    def program(x):
+        return x[torch.tensor([-1], dtype=int)].to(kind), torch.zeros(2, dtype=kind)
+
+    fast = capture(program)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        found, expected = fast(x), program(x)
+        assert all(map(torch.equal, found, expected))
+        assert [y.dtype for y in found] == [y.dtype for y in expected]
+    assert fast.outcome == "whole"
+
+
+def test_the_greater_of_extents_stays_open():
+    def program(x, cache):
+        start = max(cache.shape[0] - 2, 0)
+        return x + start, cache[min(start, 100) :] * 2
+
+    fast = capture(program)
+    for length in (4, 5, 6, 9, 12):
+        x, cache = torch.randn(3), torch.randn(length)
+        assert all(map(torch.equal, fast(x, cache), program(x, cache)))
+    assert (fast.outcome, len(fast.records)) == ("whole", 2)

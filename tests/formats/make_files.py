@@ -76,6 +76,29 @@ def gptq(bits: int, *, version: str = "gptq_v2", desc_act: bool = False, sym: bo
     return arrays, {**config, "desc_act": desc_act, "sym": sym}, {"layer.weight": values}
 
 
+def autoround(bits: int, packing: str) -> Case:
+    if packing == "auto_round":
+        from auto_round_extension.torch.qlinear_torch import QuantLinear
+    else:
+        from auto_round_extension.torch.qlinear_torch_zp import QuantLinear
+
+    linear = torch.nn.Linear(K, N, bias=False)
+    tiles = weight(bits).view(N, -1, GROUP)
+    low, high = tiles.amin(-1), tiles.amax(-1)
+    scale = ((high - low) / (2**bits - 1)).half()
+    zero = (-low / scale).round().clamp(1, 2**bits - 1)
+    codes = (tiles / scale[..., None] + zero[..., None]).round().clamp(0, 2**bits - 1)
+    linear.weight.data = ((codes - zero[..., None]) * scale[..., None]).view(N, K).float()
+    layer = QuantLinear(bits, GROUP, K, N, bias=False)
+    layer.device = torch.device("cpu")
+    layer.pack(linear, scale.float(), zero.clone(), None, device="cpu")
+    layer.post_init()
+    values = layer(torch.eye(K).half()).t().contiguous()
+    arrays = {f"layer.{name}": getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
+    config = {"quant_method": "auto-round", "bits": bits, "group_size": GROUP, "packing_format": packing}
+    return arrays, config, {"layer.weight": values}
+
+
 def awq(kind: str) -> Case:
     from awq.modules.linear.gemm import WQLinear_GEMM
     from awq.modules.linear.gemv import WQLinear_GEMV
@@ -298,6 +321,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptq_desc_act": lambda: gptq(4, desc_act=True, sym=False),
     "gptq_desc_act_3bit": lambda: gptq(3, desc_act=True),
     **{f"gptq_planar_{bits}bit": lambda bits=bits: gptq(bits, version="gptq_p") for bits in (3, 5, 6, 7)},
+    **{
+        f"autoround_{bits}bit{end}": lambda bits=bits, form=form: autoround(bits, form)
+        for bits in (2, 3, 4, 6)
+        for end, form in (("", "auto_round"), ("_gptq", "auto_round:auto_gptq"))
+    },
     "awq_gemm": lambda: awq("gemm"),
     "awq_gemv": lambda: awq("gemv"),
     **{

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import ladder
 from benchmarks.chain_programs import PROGRAMS
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder
@@ -41,6 +42,29 @@ def test_exponential() -> None:
         exact = np.exp(x.astype(np.float64)).astype(np.float32)
     (got,) = runner(graph)(torch.from_numpy(x.reshape(4, -1)))
     np.testing.assert_allclose(got.numpy().reshape(-1), exact, rtol=4e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(
+            torch.exp,
+            torch.sigmoid,
+            torch.tanh,
+            torch.erf,
+            torch.nn.functional.gelu,
+            torch.nn.functional.silu,
+        ),
+        lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        lambda x: torch.softmax(x, -1),
+    ],
+)
+def test_no_function_is_called_lane_by_lane(function: Callable[..., torch.Tensor]) -> None:
+    fast, x = ladder.compile(function), torch.linspace(-3, 3, 96).reshape(3, 32)
+    with torch.no_grad():
+        assert torch.allclose(fast(x), function(x), atol=1e-6)
+    (kernel,) = fast.models[0].kernels.values()
+    assert "expf" not in kernel.sources()["asm"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

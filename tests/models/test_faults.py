@@ -12,6 +12,7 @@ import torch
 from ladder import faults, knobs
 from ladder.api.model import Compiler
 from ladder.api.surroundings import STATE, kept_state
+from ladder.capture.captured import Captured
 from ladder.faults import LadderWarning
 from ladder.frontend import aten_rows
 from ladder.integrations.dynamo import backend
@@ -278,3 +279,37 @@ def test_a_graph_that_takes_no_tensors_is_a_plan() -> None:
     fast = torch.compile(makes_positions, backend=compiler)
     assert torch.equal(fast([0] * 5), makes_positions([0] * 5))
     assert (len(compiler.built), compiler.refused) == (1, [])
+
+
+def test_all_generators_are_set_back_where_a_graph_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of GPUs as well: another generator stands for one."""
+    gpu = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+
+    def program(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(4, generator=None) + torch.zeros(4).index_select(0, at)
+
+    failing = [False]
+
+    def failing_backend(module: torch.fx.GraphModule, examples: list[object]) -> Callable[..., object]:
+        def run(*inputs: object) -> object:
+            torch.rand(1, generator=gpu)
+            if failing[0]:
+                torch.rand(7)
+                raise RuntimeError("a kernel failed")
+            return module.forward(*inputs)
+
+        return run
+
+    captured = Captured(program, failing_backend)
+    x, at = torch.ones(4), torch.tensor([0, 1, 2, 3])
+    for _ in range(2):
+        captured(x, at)
+    before, torch_before = gpu.get_state(), torch.get_rng_state()
+    wanted = program(x, at)
+    after = torch.get_rng_state()
+    torch.set_rng_state(torch_before)
+    failing[0] = True
+    assert torch.equal(captured(x, at), wanted)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert torch.equal(gpu.get_state(), before)

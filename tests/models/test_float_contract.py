@@ -6,11 +6,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tvm_ffi
+from tvm import ir, tirx
 
 import ladder
+from ladder.ir.build import GraphBuilder
+from ladder.lower.chain import emit_chain
+from ladder.simulate import simulate_launch
+from ladder.simulate.operator import FAMILIES
+from targets import get_device
 
 NAN, INF = math.nan, math.inf
 VALUES = (
@@ -145,6 +153,67 @@ def test_integers() -> None:
         return low.amin(-1), low.amax(-1), small.amin(0), wide, *sums, low.to(torch.uint8), small.bool()
 
     assert_equal(twice(ladder.compile(program), low, small), program(low, small))
+
+
+@pytest.mark.parametrize("name", ["int32", "int64"])
+def test_integers_wrap_around(name: str) -> None:
+    """Also where a comparison with an operand would say that they cannot."""
+    dtype = getattr(torch, name)
+    most, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+    edges = [
+        most,
+        least,
+        most - 1,
+        least + 1,
+        0,
+        1,
+        -1,
+        2,
+        most // 2 + 1,
+        least // 2 - 1,
+        1 << 30,
+        -(1 << 30),
+    ]
+    x = torch.tensor(edges, dtype=dtype).repeat_interleave(len(edges)).reshape(12, 12)
+    y = torch.tensor(edges, dtype=dtype).repeat(len(edges)).reshape(12, 12)
+
+    def program(x: Any, y: Any) -> Any:
+        compared = x - y < x, x < x + 1, x * y < x, x.abs() < 0, (x + y) - y == x, -x == x, x * x < 0
+        return x + y, x - y, x * y, -x, x.abs(), x * 2 - 1, (x + y).long(), *compared
+
+    assert_equal(twice(ladder.compile(program), x, y), program(x, y))
+    whole = ladder.compile(lambda x, y: (x - y < x, x + y < x))
+    assert_equal(twice(whole, x, y), (x - y < x, x + y < x))
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_integers_wrap_around_on_gpus(target: str) -> None:
+    """What is emitted tells no compiler that integers do not overflow."""
+    g = GraphBuilder("g")
+    x, y = (g.input(name, "int32", (64,)) for name in "xy")
+    values = [g.add(name, x, y) for name in ("add", "sub", "mul")]
+    graph = g.finish(*values, g.add("less", values[1], x), g.add("neg", x), g.add("abs", y))
+    function = emit_chain(graph, get_device(target), "chain")
+    low, high = -(2**31), 2**31 - 1
+    operands = [np.array(row * 16, np.int32) for row in ([low, high, 5, -7], [1, high, low, high])]
+    results = [np.zeros(64, np.dtype(bool if at == 3 else np.int32)) for at in range(6)]
+    calls = FAMILIES[get_device(target).kind](get_device(target).arch)
+    simulate_launch(function, [*operands, *results], outputs=tuple(range(2, 8)), calls=calls)
+    with np.errstate(over="ignore"):
+        a, b = operands
+        wanted = [a + b, a - b, a * b, a - b < a, -a, np.abs(b)]
+    for found, want in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+    tvm_ffi.structural_walk(function.body, (ir.Expr, require_no_signed_sum))
+
+
+def require_no_signed_sum(part: Any) -> None:
+    """Require that no 32-bit signed sum, difference or product is of data."""
+    if not isinstance(part, tirx.Add | tirx.Sub | tirx.Mul) or str(part.ty.dtype) != "int32":
+        return
+    inside: list[Any] = []
+    tvm_ffi.structural_walk(part, (ir.Expr, inside.append))
+    assert not any(type(each).__name__ == "TensorLoad" for each in inside), part
 
 
 CASTS = tuple(

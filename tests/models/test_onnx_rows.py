@@ -355,6 +355,8 @@ def test_attention_that_is_spelt_out(masked: str) -> None:
 REFUSED = {
     "operator": ("NonZero", [X], {}, "no single plan, since NonZero"),
     "training": ("BatchNormalization", [IMAGE, *[CHANNELS] * 4], {"training_mode": 1}, "Training_mode"),
+    "an index beyond": ("Gather", [X, ints(X.shape[0])], {}, "outside of axis 0"),
+    "an index before": ("Gather", [X, ints(-X.shape[0] - 1)], {}, "outside of axis 0"),
     "type": ("Add", [X.astype(np.complex64), X.astype(np.complex64)], {}, "unsupported type.*complex64"),
 }  # fmt: skip
 

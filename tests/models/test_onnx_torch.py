@@ -262,6 +262,35 @@ def test_paddles_open_extents() -> None:
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == -1
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_pictures_that_no_window_fits_into(group: int) -> None:
+    """Results are empty, as sizes say, and what follows is computed."""
+    text = f"""g (float[1, 4, h, 6] x) => (c, y) {{ c = Conv <group: int = {group}> (x, k)
+        p = MaxPool <kernel_shape: ints = [1, 2]> (c)  y = Relu(p) }}"""
+    fast = ladder.compile(model_of(text, k=floats(4, 4 // group, 3, 3)))
+    assert [tuple(value.shape) for value in fast(torch.ones(1, 4, 2, 6))] == [(1, 4, 0, 4), (1, 4, 0, 3)]
+    assert [tuple(value.shape) for value in fast(torch.ones(1, 4, 5, 6))] == [(1, 4, 3, 4), (1, 4, 3, 3)]
+
+
+def test_shapes_of_open_sizes_by_values() -> None:
+    """What a shape copies from a size is known; rules for places do not take sizes."""
+    text = """g (float[n, 6] x, float[m, 4] z) => (y) { s = Shape(z)  r = Reshape(w, s)  y = Add(z, r) }"""
+    fast = ladder.compile(model_of(text, w=np.arange(8, dtype=np.float32)))
+    z = torch.randn(2, 4)
+    assert torch.allclose(fast(torch.ones(3, 6), z), z + torch.arange(8.0).reshape(2, 4))
+
+
+def test_rules_take_the_defaults_that_the_standard_states() -> None:
+    """A one-sided transform of a known length has half as many rows."""
+    window, x = floats(8), torch.randn(1, 16)
+    model = model_of("g (float[1, 16] x) => (y) { y = STFT(x, h, w) }", h=np.int64(4), w=window)
+    found = ladder.compile(model)(x)
+    frames = np.stack([x.numpy()[0, at : at + 8] * window for at in (0, 4, 8)])
+    wanted = np.fft.rfft(frames)
+    np.testing.assert_allclose(found[0, ..., 0].numpy(), wanted.real, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[0, ..., 1].numpy(), wanted.imag, rtol=1e-4, atol=1e-5)
+
+
 def test_softmax_of_old_versions_takes_all_axes_from_one_on() -> None:
     x = torch.randn(2, 3, 4)
     found = ladder.compile(model_of("g (float[2, 3, 4] x) => (y) { y = Softmax <axis: int = 1> (x) }", 11))(x)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import model_zoo as zoo
@@ -18,8 +19,13 @@ from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
+from ladder.ir.build import GraphBuilder
+from ladder.ir.graph import Graph
+from ladder.partition.parts import Part
 from ladder.runtime import archive
+from ladder.runtime.model import saved
 from ladder.runtime.model.saved import save_model
+from tile_types.errors import ArtifactError
 
 ROOT = Path(ladder.__file__).parents[1]
 
@@ -231,3 +237,50 @@ def test_onnx_models_with_symbolic_sizes(tmp_path: Path) -> None:
         assert error(loaded(x=x), x.exp().softmax(-1) + x) < 1e-6
     with pytest.raises(ladder.ArtifactError, match="copy that file"):
         save_model(loaded, tmp_path / "again.ladder")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bindings", {"x": 2}),
+        ("bindings", {"x": -1}),
+        ("packs", {"w": [0, 2]}),
+        ("sizes", {"n": (2, 0)}),
+        ("results", [1]),
+        ("updates", [(2, 0)]),
+        ("updates", [(0, 1)]),
+        ("returns", {"tensor": 3}),
+    ],
+)
+def test_positions_are_those_of_tensors(field: str, value: Any) -> None:
+    """Of a model that takes one tensor, keeps one and has one result."""
+    manifest: dict[str, Any] = {
+        "parameters": {"x": {"tensor": 0}}, "returns": {"tensor": 0}, "bindings": {"x": 0},
+        "packs": {"w": [1]}, "sizes": {}, "results": [0], "updates": [],
+    }  # fmt: skip
+    graph = SimpleNamespace(inputs=[SimpleNamespace(name="x"), SimpleNamespace(name="w")])
+    plan, stored = SimpleNamespace(steps=[], outputs=["y"]), [torch.ones(1)]
+    saved._check_positions(manifest, graph, plan, stored)
+    with pytest.raises(ArtifactError, match=field):
+        saved._check_positions({**manifest, field: value}, graph, plan, stored)
+
+
+def test_parts_fit_the_graph() -> None:
+    """Types and shapes of a part's ends are those of the values that it stands for."""
+
+    def chain(name: str, ttype: str, shape: tuple[int, ...]) -> Graph:
+        g = GraphBuilder(name)
+        return g.finish(g.add("neg", g.input("x", ttype, shape)))
+
+    whole = chain("whole", "float32", (4, 6))
+    for inner, fits in (
+        (("float32", (4, 6)), True),
+        (("float32", (6, 4)), False),
+        (("float16", (4, 6)), False),
+    ):
+        part = Part("chain", chain("part", *inner), ("x",), whole.outputs)
+        if fits:
+            saved._check_part(whole, part, {"x"}, "part")
+            continue
+        with pytest.raises(ArtifactError, match="the graph has"):
+            saved._check_part(whole, part, {"x"}, "part")

@@ -79,6 +79,24 @@ def test_weights_are_quantized_while_loading(folder: Path, tmp_path: Path) -> No
     assert torch.equal(logits(again), logits(model))
 
 
+def test_shards_and_stacked_experts(tmp_path: Path) -> None:
+    """Attention is quantized, experts that transformers stacks stay; both come back from several files."""
+    config = transformers.MixtralConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64, num_local_experts=4, dtype="float32",
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).eval().save_pretrained(tmp_path / "plain")
+    options = LadderConfig("int4", group_size=GROUP)
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(tmp_path / "plain", quantization_config=options).eval()
+    assert len(quantized_layers(model)) == 4
+    model.save_pretrained(tmp_path / "saved", max_shard_size="30KB")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
+    again = auto.from_pretrained(tmp_path / "saved").eval()
+    assert len(quantized_layers(again)) == 4
+    assert torch.equal(logits(again), logits(model))
+
+
 def test_skipped_modules_and_errors(folder: Path) -> None:
     config = LadderConfig("int4", group_size=GROUP, modules_to_not_convert=["lm_head", "mlp"])
     model = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config)

@@ -11,7 +11,9 @@ as neither. Each run of tests has a cache of kernels of its own.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -23,7 +25,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from tests.mutation.plant import Fault, copy_tree, planted, read_faults
+import pytest
+
+from tests.mutation.plant import ROOT, Fault, copy_tree, planted, read_faults
+
+SHARED = ("numpy", "torch", "torch.fx", "tvm", "onnx", "z3", "hypothesis", "ml_dtypes")
+"""What is imported once, before the children that run tests are forked."""
 
 LIMIT = 900
 """Seconds of a run of tests."""
@@ -59,17 +66,32 @@ class Outcome:
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Run tests in a copy of the tree up to the first failure; returns pytest's code and that failure."""
     with tempfile.TemporaryDirectory(prefix="ladder-mutation-cache-") as cache:
-        environment = {**os.environ, "PYTHONPATH": str(tree), "LADDER_CACHE_DIR": cache, "LADDER_STRICT": "1"}
-        command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests)
-        try:
-            done = subprocess.run(
-                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
-            )
-        except subprocess.TimeoutExpired:
+        said = Path(cache) / "output.txt"
+        child = multiprocessing.get_context("fork").Process(target=_child, args=(tree, tests, cache, said))
+        child.start()
+        child.join(LIMIT)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
             return 1, f"more than {LIMIT} s"
-    lines = done.stdout.splitlines()
-    failed = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "")
-    return done.returncode, failed or (lines[-1] if lines else done.stderr[-200:])
+        lines = said.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"]
+    failed = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1])
+    return (child.exitcode, failed) if child.exitcode >= 0 else (1, f"signal {-child.exitcode}")
+
+
+def _child(tree: Path, tests: Sequence[str], cache: str, said: Path) -> None:
+    """Run pytest in a forked child that has what the tree imports from others, and nothing of the tree."""
+    sys.path[:] = [str(tree), *(path for path in sys.path if ROOT not in (Path(path), *Path(path).parents))]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    os.environ |= {"PYTHONPATH": str(tree), "LADDER_CACHE_DIR": cache, "LADDER_STRICT": "1"}
+    os.chdir(tree)
+    with said.open("w", encoding="utf-8") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]))
+    sys.stdout.flush()
+    os._exit(code)
 
 
 OUTCOMES = {0: "survived", 1: "killed"}
@@ -114,6 +136,7 @@ def main() -> int:
     parser.add_argument("--area", help="faults of one list")
     parser.add_argument("--narrow", action="store_true", help="only the tests that faults name")
     parser.add_argument("--output", type=Path, help="JSON file of results; those in it are kept")
+    parser.add_argument("--left", action="store_true", help="only faults that the file has not killed")
     parser.add_argument("--sound", action="store_true", help="run all their tests without a fault")
     options = parser.parse_args()
     chosen = [
@@ -122,6 +145,8 @@ def main() -> int:
         if options.only is None or number in options.only
         if options.area in (None, fault.area)
     ]
+    for name in SHARED:
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="ladder-mutation-") as folder:
         tree = Path(folder)
         copy_tree(tree)
@@ -131,6 +156,8 @@ def main() -> int:
             return code
         outcomes = known(options.output)
         for number, fault in chosen:
+            if options.left and number in outcomes and outcomes[number].outcome == "killed":
+                continue
             row = outcomes[number] = tried(tree, number, fault, narrow=options.narrow)
             told = f"{number:3} {row.outcome:8} {row.seconds:6.1f} s  {fault.file}: {fault.says}  {row.by}"
             print(told, flush=True)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 
-from ladder.ir.extents import bind, canonical, ceildiv, floordiv, match_shape, product, total
-from ladder.ir.indexing import gather, parse_indexing, solve_extents
+from ladder.ir.build import GraphBuilder
+from ladder.ir.extents import (
+    bind,
+    canonical,
+    ceildiv,
+    floordiv,
+    larger,
+    match_shape,
+    only_adds,
+    product,
+    smaller,
+    total,
+)
+from ladder.ir.indexing import check_inside, gather, parse_indexing, solve_extents
 from tile_types.errors import ShapeError
 
 
@@ -71,3 +86,110 @@ def test_gather_reads_zero_outside():
     got = gather(x, axes, ["h", "r"], {"h": 4, "r": 3})
     padded = np.pad(x, 1)
     assert np.array_equal(got, np.lib.stride_tricks.sliding_window_view(padded, 3))
+
+
+OPERATIONS = {
+    "+": (lambda a, b: total([a, b]), lambda a, b: a + b),
+    "-": (lambda a, b: total([a, product([-1, b])]), lambda a, b: a - b),
+    "*": (lambda a, b: product([a, b]), lambda a, b: a * b),
+    "floordiv": (floordiv, lambda a, b: a // b),
+    "ceildiv": (ceildiv, lambda a, b: -(-a // b)),
+    "max": (larger, max),
+    "min": (smaller, min),
+}
+
+
+def drawn_extent(rng: random.Random, depth: int) -> tuple[Any, Any]:
+    """Return an extent and the function of sizes that it is."""
+    if depth == 0:
+        name, number = rng.choice("mn"), rng.randint(0, 9)
+        named = name, lambda sizes: sizes[name]
+        return named if rng.random() < 0.7 else (number, lambda sizes: number)
+    operation = rng.choice([*OPERATIONS])
+    symbolic, plain = OPERATIONS[operation]
+    left, of_left = drawn_extent(rng, depth - 1)
+    if operation.endswith("div"):
+        by = rng.choice((2, 3, 4, 6, 8))
+        return symbolic(left, by), lambda sizes: plain(of_left(sizes), by)
+    right, of_right = drawn_extent(rng, rng.randint(0, depth - 1))
+    return symbolic(left, right), lambda sizes: plain(of_left(sizes), of_right(sizes))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nested_extents_bind_like_integers(seed):
+    rng = random.Random(seed)
+    for _ in range(60):
+        extent, wanted = drawn_extent(rng, rng.randint(1, 4))
+        for _ in range(6):
+            sizes = {"m": rng.randint(0, 40), "n": rng.randint(0, 40)}
+            assert bind(extent, sizes) == wanted(sizes), (extent, sizes)
+
+
+@pytest.mark.parametrize("divide", [floordiv, ceildiv])
+@pytest.mark.parametrize("factor", [1, 2, 6])
+@pytest.mark.parametrize("number", [-7, -1, 1, 5])
+@pytest.mark.parametrize(("first", "second"), [(1, 9), (3, 4), (4, 6), (9, 4)])
+def test_quotients_of_quotients_and_numbers(divide, factor, number, first, second):
+    plain = (lambda a, b: a // b) if divide is floordiv else (lambda a, b: -(-a // b))
+    extent = divide(total([divide(product([factor, "n"]), first), number]), second)
+    for n in range(40):
+        assert bind(extent, {"n": n}) == plain(plain(factor * n, first) + number, second)
+
+
+def test_only_sums_of_sizes_are_never_negative():
+    assert all(map(only_adds, (0, 3, "n", "n + 1", "2*m*n + n")))
+    assert not any(map(only_adds, (-1, "n - 1", "m*n - n + 4", "m - n")))
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "sizes", "fits"),
+    [
+        ("h+r -> h r", (8,), {"h": 6, "r": 3}, True),
+        ("h+r -> h r", (8,), {"h": 7, "r": 3}, False),
+        ("2*h+1 -> h", (8,), {"h": 4}, True),
+        ("2*h+2 -> h", (8,), {"h": 4}, False),
+        ("h-1 -> h", (8,), {"h": 3}, False),
+        ("-h+7 -> h", (8,), {"h": 8}, True),
+        ("-h+7 -> h", (8,), {"h": 9}, False),
+        ("-h+7 -> h", (8,), {"h": 0}, True),
+    ],
+)
+def test_indices_stay_within_their_axes(spec, shape, sizes, fits):
+    indexing = parse_indexing(spec)
+    if fits:
+        check_inside(indexing, [shape], sizes)
+        return
+    with pytest.raises(ShapeError, match="spans"):
+        check_inside(indexing, [shape], sizes)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "attributes", "fits"),
+    [
+        ("slice", [(8,)], {"begin": (2,), "shape": (3,), "step": (2,)}, True),
+        ("slice", [(8,)], {"begin": (3,), "shape": (3,), "step": (2,)}, True),
+        ("slice", [(8,)], {"begin": (4,), "shape": (3,), "step": (2,)}, False),
+        ("slice", [(8,)], {"begin": (5,), "shape": (4,)}, False),
+        ("slice", [(8,)], {"begin": (8,), "shape": (0,)}, True),
+        ("slice", [(8,)], {"begin": (-1,), "shape": (2,)}, False),
+        ("concat", [(2, 3), (2, 4)], {"axis": 1}, True),
+        ("concat", [(2, 3), (3, 3)], {"axis": 1}, False),
+        ("concat", [(2, 3), (2, 3, 1)], {"axis": 1}, False),
+        ("repeat", [(3,)], {"axis": 0, "times": 4, "extent": 9}, True),
+        ("repeat", [(3,)], {"axis": 0, "times": 4, "extent": 8}, False),
+        ("repeat", [(3,)], {"axis": 0, "times": 4, "extent": 13}, False),
+        ("reshape", [(4, 6)], {"shape": (3, 8)}, True),
+        ("reshape", [(4, 6)], {"shape": (3, 9)}, False),
+        ("transpose", [(4, 6)], {"permutation": (0, 0)}, False),
+        ("broadcast", [(4, 1)], {"shape": (2, 4, 5)}, True),
+        ("broadcast", [(4, 2)], {"shape": (4, 5)}, False),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(operator, shapes, attributes, fits):
+    g = GraphBuilder("g")
+    given = [g.input(f"x{at}", "float32", shape) for at, shape in enumerate(shapes)]
+    if fits:
+        g.add(operator, *given, **attributes)
+        return
+    with pytest.raises(ShapeError):
+        g.add(operator, *given, **attributes)

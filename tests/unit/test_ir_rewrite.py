@@ -31,6 +31,7 @@ from ladder.ir.rules import (
     LAYOUT_FOLDING,
     MATMUL_RECOGNITION,
 )
+from ladder.ir.transpose_rules import TRANSPOSE_SINKING
 from tile_types.errors import VerificationError
 
 
@@ -200,3 +201,50 @@ def test_the_pass_that_breaks_a_graph_is_named(tmp_path):
     with pytest.raises(VerificationError, match=r"after pass 'break it': graph 'chain', node %convert_1"):
         run_passes(chain("int4", "float16", "float32"), [Pass("break it", break_it)], dump_dir=tmp_path)
     assert (tmp_path / "chain.01.break_it_broken.txt").exists()
+
+
+def turned_programs():
+    """Yield names and graphs of one operator on images whose channels were brought first."""
+    image, first = (2, 3, 5, 4), (0, 3, 1, 2)
+
+    def graph(body, images=1):
+        g = GraphBuilder("g")
+        given = [g.input(f"x{at}", "float32", image) for at in range(images)]
+        return g.finish(body(g, *(g.add("transpose", x, permutation=first) for x in given)))
+
+    for operator in ("reduce_sum", "reduce_max"):
+        for axis in range(4):
+            for keep in (True, False):
+                yield (
+                    f"{operator} {axis} {keep}",
+                    graph(lambda g, x, o=operator, a=axis, k=keep: g.add(o, x, axis=a, keep=k)),
+                )
+    for axis in range(4):
+        yield f"concat {axis}", graph(lambda g, x, y, a=axis: g.add("concat", x, y, axis=a), 2)
+    low, high = (0, 1, 2, 0), (1, 0, 1, 3)
+    yield "pad", graph(lambda g, x: g.add("pad", x, low=low, high=high, value=2.0))
+    yield (
+        "slice",
+        graph(lambda g, x: g.add("slice", x, begin=(0, 1, 1, 2), shape=(2, 2, 2, 3), step=(1, 2, 1, 1))),
+    )
+    yield "both turned", graph(lambda g, x, y: g.add("sub", x, y), 2)
+    for shape in ((4, 1, 1), (3, 1), (5,), (1, 4, 1, 1), (4, 3, 1), (3, 5), (2, 1, 3, 1), ()):
+
+        def body(g, x, shape=shape):
+            return g.add("sub", x, g.input("v", "float32", shape))
+
+        yield f"less {shape}", graph(body)
+
+
+PROGRAMS = dict(turned_programs())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_channels_stay_last(name):
+    graph = PROGRAMS[name]
+    result = rewrite(graph, TRANSPOSE_SINKING[False])
+    verify(result)
+    given = operands(graph)
+    found, wanted = evaluate(result, given), evaluate(graph, given)
+    assert found.shape == wanted.shape
+    assert np.allclose(found, wanted)

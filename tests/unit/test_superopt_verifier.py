@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from superopt_random import measured_false_accepts, random_pairs
 
 from ladder.ir import OPERATORS, Field, Graph, GraphBuilder, bind, finite_domain, interpret
 from ladder.ir.graph import Axis
+from ladder.ir.modular import LEAST_P, LEAST_Q
 from ladder.superopt.verifier import verify_equal
-from ladder.superopt.verifier.equivalence import DELTA, forms_of
+from ladder.superopt.verifier.bound import Bound, vanishing
+from ladder.superopt.verifier.equivalence import DELTA, FREE, certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.radicands import rank
 
@@ -222,6 +225,24 @@ def test_one_evaluation_of_an_exponential_is_not_enough():
     assert agrees == 1  # exponent 0, as the bound says: (K - 1) 2 d / q is above 1 / 11
 
 
+def test_every_step_of_the_argument_is_in_the_bound():
+    """Pairs of exponents that fall together, functions of operands that do, draws that are repeated."""
+    bound = Bound(3, 4, 5, 6, exponentials=True, functions=7, radicand_degree=8, radicand_bits=9)
+    p, q = LEAST_P, LEAST_Q
+    assert bound.zippel() == Fraction(4 * 3 * 3 + 4 * 3, q) + Fraction(2 * 3, p)
+    assert bound.merged == 21 * vanishing(8, 9) > 0
+    assert bound.epsilon == bound.zippel() + bound.reduction + bound.merged
+    assert bound.attempts > 1
+    assert bound.delta(2) == (bound.attempts * bound.epsilon) ** 2
+
+
+def test_an_exponential_is_evaluated_at_more_than_one_base():
+    """``b**(x + 1) = 4 b**x`` for b = 4, at which the first point of a draw is."""
+    first = program(lambda x: (x + 1.0).exp(), {"x": (1, 1)})
+    second = program(lambda x: x.exp() * 4.0, {"x": (1, 1)})
+    assert not verify_equal(first, second).equal
+
+
 def test_forms_count_exponents_over_common_denominators():
     def softmax(x, v):
         e = x.exp()
@@ -312,3 +333,20 @@ def test_roots_cost_draws_and_error():
     assert certificate.delta <= DELTA
     assert certificate.delta > bound.delta(certificate.rounds)  # what radicands may be confused adds
     assert bound.confusion(4, 1, 64) > DELTA > bound.confusion(4, 8, 64)
+
+
+def test_errors_of_all_tests_add_up() -> None:
+    """Those that proved nothing, and the one of where programs are defined, count as well."""
+    shapes = {"x": (1, 2), "y": (1, 2)}
+    first = program(lambda x, y: (x * x + 1.0) / (y * y + 1.0), shapes)
+    second = program(lambda x, y: x * x / (y * y + 1.0) + 1.0 / (y * y + 1.0), shapes)
+    delta = Fraction(1, 1 << 40)
+    alone = certify(first, second, delta, (1,), (FREE,), None)
+    with_domains = certify(first, second, delta, (1,), (FREE,))
+    assert alone.equal
+    assert with_domains.equal
+    assert alone.delta <= with_domains.delta <= delta
+    refused = replace(FREE, related=True)  # no root is a product of others
+    after_another = certify(first, second, delta, (1,), (refused, FREE), None)
+    assert after_another.equal
+    assert after_another.delta >= delta / 3

@@ -12,7 +12,15 @@ from ladder.capture.interpreter.recording import opaque, recorded
 from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
 from ladder.capture.operations.objects import hide, new_container, perform, settled
 from ladder.capture.operations.operators import binary
-from ladder.capture.operations.replay import drained, is_hidden, iterate, iterated, replay, taken
+from ladder.capture.operations.replay import (
+    computed_dynamic,
+    drained,
+    is_hidden,
+    iterate,
+    iterated,
+    replay,
+    taken,
+)
 from ladder.capture.python import natives
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 from ladder.capture.values.shapes import DynamicSize
@@ -46,6 +54,11 @@ def joined_text(vm: Interpreter, parts: list[Any]) -> Any:
     return "".join(parts)
 
 
+def formatted_size(conversion: int, spec: str, *extents: int) -> str:
+    """Return a replacement field that is a size."""
+    return formatted(torch.Size(extents), conversion, spec)
+
+
 def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     """Return a replacement field of an f-string."""
     if not vm.recording:
@@ -57,6 +70,8 @@ def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any
 
 
 def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
+    if type(value) is DynamicSize:
+        return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
     if type(value) is not Dynamic and not is_plain(value):
         raise CaptureError(f"format of {type(value).__qualname__}")
     return replay(vm, formatted, (value, conversion, spec), {}, looking=True)

@@ -23,7 +23,14 @@ from ladder.capture.trace.conditionals import Unrecorded
 from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.tensors import STATE, restore_memory, restore_state, saved_memory
+from ladder.capture.values.tensors import (
+    STATE,
+    random_states,
+    restore_memory,
+    restore_random,
+    restore_state,
+    saved_memory,
+)
 from ladder.faults import tolerated
 
 
@@ -156,11 +163,10 @@ def _running_lines(heap: Heap, trace: Trace, point: ResumePoint | None, call: st
     failed = f"return ({heap.constant(FAILED)}, None)"
     grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast
     undo = f"    {heap.constant(restore_state)}({grad}, {heap.constant(autocast)})"
-    random = heap.constant(torch.get_rng_state)
     lines, undone = [], [undo]
     if trace.random:
-        lines.append(f"state = {random}()")
-        undone.append(f"    {heap.constant(torch.set_rng_state)}(state)")
+        lines.append(f"states = {heap.constant(random_states)}()")
+        undone.append(f"    {heap.constant(restore_random)}(states)")
     if (trace.may_fail or trace.assumed) and trace.written:
         written = "".join(f"{var}, " for var in trace.written.values())
         lines.append(f"written = {heap.constant(saved_memory)}(({written}))")

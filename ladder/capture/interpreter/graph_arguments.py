@@ -31,6 +31,13 @@ _FX_CONSTANTS: tuple[Any, ...] = (
     torch.device,
     torch.layout,
 )
+_DTYPES: dict[Any, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+"""What torch takes types of Python for."""
 _FX_CONSTANTS = (*_FX_CONSTANTS, torch.memory_format, type(...), torch._ops.OpOverload)
 
 
@@ -71,6 +78,8 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
         return value.item()
     if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
         return value
+    if is_a(value, type) and value in _DTYPES:
+        return _DTYPES[value]
     raise CaptureError(f"an operator takes {type(value).__qualname__}")
 
 

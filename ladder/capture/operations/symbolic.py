@@ -21,6 +21,9 @@ ARITHMETIC: frozenset[Any] = frozenset(
 )
 """Functions of extents whose result is an extent."""
 
+CHOOSING: frozenset[Any] = frozenset({max, min})
+"""Functions that give one of some extents, which their comparisons decide."""
+
 EXTENTS = frozenset(words("shape size numel nelement __len__"))
 """Metadata that are extents."""
 
@@ -80,7 +83,7 @@ def computed_extent(function: Any, args: tuple[Any, ...], result: Dynamic) -> Dy
     given = [item.symbol if type(item) is Dynamic else item for item in args]
     if function is int and len(args) == 1:
         result.symbol = given[0]
-    elif function in ARITHMETIC and None not in given and type(result.value) is int:
+    elif (function in ARITHMETIC or function in CHOOSING) and None not in given and type(result.value) is int:
         found = function(*given)
         result.symbol = found if is_a(found, torch.SymInt) else None
     return result

@@ -157,6 +157,22 @@ def restore_memory(saved: Memory) -> None:
         storage.copy_(before)
 
 
+RandomStates = list[tuple[torch.Generator, torch.Tensor]]
+"""Generators, each with its state."""
+
+
+def random_states() -> RandomStates:
+    """Return the states of the generators from which operators draw: the CPU's, and of GPUs in use."""
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    return [(each, each.get_state()) for each in generators]
+
+
+def restore_random(states: RandomStates) -> None:
+    """Set generators back."""
+    for generator, state in states:
+        generator.set_state(state)
+
+
 def modes_are_active() -> bool:
     """Say whether a Python mode watches each operator; capture then leaves the call alone."""
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())

@@ -48,7 +48,7 @@ class CpuNest(Nest):
         super().__init__(chain)
         self.values.lowerings = {
             **LLVM_FUNCTIONS,
-            "exp": lambda x: exp(x, self.values.named),
+            **dict.fromkeys(("exp", "exp_ftz"), lambda x: exp(x, self.values.named)),
             "round": nearest,
         }
         self.values.rounded = self.rounded

@@ -5,6 +5,7 @@ And those in which chains keep to what torch computes: products that are rounded
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,11 +115,29 @@ CHEAP: Mapping[str, Callable[..., Expr]] = {
 def product(x: Expr, y: Expr) -> Expr:
     """Return a product that is rounded before anything is added to it."""
     if str(x.ty.dtype) != "float32":
-        return scalars.multiply(x, y)
+        return MULTIPLY(x, y)
     return b.call_inline("ladder_product", PRODUCT, "float32", x, y)
 
 
+ADD, SUBTRACT, MULTIPLY = map(scalars.unsigned, (operator.add, operator.sub, operator.mul))
+"""Of integers, which wrap around; of floats as the operator table has them."""
+
+
+def _negative(x: Expr) -> Expr:
+    return scalars.negate(x) if scalars.is_float(x) else SUBTRACT(tirx.const(0, str(x.ty.dtype)), x)
+
+
+def _magnitude(x: Expr) -> Expr:
+    if scalars.is_float(x):
+        return scalars.absolute(x)
+    return scalars.chosen(scalars.less(x, tirx.const(0, str(x.ty.dtype))), _negative(x), x)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
+    "add": ADD,
+    "sub": SUBTRACT,
+    "neg": _negative,
+    "abs": _magnitude,
     "mul": product,
     "square": lambda x: product(x, x),
     "maximum": _of_singles("maximum", scalars.maximum),

@@ -88,6 +88,8 @@ class Frame:
         self.open = Block(open_, self.now.names, owner.where)
         self.kept = dict(zip((result.name for result in fixed), self.fixed.buffers(()), strict=True))
         self.places = {result.name: at for at, result in enumerate(open_)}
+        views = (step.part for step in plan.steps if step.part.kind == "view")
+        self.shown_by = {part.outputs[0]: part.inputs[0] for part in views}
         self.buffers: list[torch.Tensor] = []
         self.states: dict[Sizes, State] = {}
         self.packed: dict[str, tuple[int, ...]] = owner.packs
@@ -249,6 +251,12 @@ class Frame:
         tile, where = self.owner.plan.tiles[value], self.owner.where
         shape, dtype = self.now.numbers(tile.shape), torch_type(tile.ttype.name)
         return lambda: torch.empty(shape(), dtype=dtype, device=where)
+
+    def lies_still(self, value: str) -> bool:
+        """Tell whether a value is in the frame's own memory, or a view of what is."""
+        if value in self.kept or value in self.places:
+            return True
+        return value in self.shown_by and self.lies_still(self.shown_by[value])
 
     # steps ----------------------------------------------------------------------------------------
     def _bind(self, steps: Sequence[Step]) -> None:
@@ -452,9 +460,28 @@ def _bind_call(frame: Frame, step: Step, call: Callable[..., Any]) -> Bound:
 def _bind_view(frame: Frame, step: Step) -> Bound:
     view, (source,) = view_run(step.part.graph, frame.now), frame.reads(step)
     place = frame.slot[step.part.outputs[0]]
+    if frame.lies_still(step.part.inputs[0]):
+        return _kept_view(frame, view, source, place)
 
     def run(slots: Slots) -> None:
         slots[place] = view(slots[source])
+
+    return run
+
+
+def _kept_view(frame: Frame, view: Callable[[Any], Any], source: int, place: int) -> Bound:
+    """Return a view of memory of the frame's own: it is made again for another buffer or other sizes."""
+    of, made, sizes = None, None, frame.sizes
+
+    def run(slots: Slots) -> None:
+        nonlocal of, made, sizes
+        given = slots[source]
+        if given is of and frame.sizes == sizes:
+            slots[place] = made
+            return
+        slots[place] = found = view(given)
+        if found.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
+            of, made, sizes = given, found, frame.sizes
 
     return run
 

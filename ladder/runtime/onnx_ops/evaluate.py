@@ -283,12 +283,10 @@ def run_node(node: BoundNode, values: dict[str, Any]) -> None:
     operands = [values[name] if name else None for name in node.reads]
     try:
         found = node.step(values, operands)
-    except (LadderError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-        if isinstance(error, NodeFailed):
-            raise
-        raise NodeFailed(
-            f"{node.title}: {' '.join(str(error).split())[:400]}; operands: {_shown(operands)}"
-        ) from error
+    except NodeFailed:
+        raise
+    except FAILURES as error:
+        raise failed(node.title, operands, error) from error
     for name, value in zip(node.writes, found, strict=False):
         if name:
             values[name] = value
@@ -296,6 +294,15 @@ def run_node(node: BoundNode, values: dict[str, Any]) -> None:
 
 class NodeFailed(LadderError):
     """A node that cannot be computed of the values of a call; the message names it."""
+
+
+FAILURES = (LadderError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
+"""What torch, numpy and rows raise of operands that do not fit."""
+
+
+def failed(title: str, operands: Sequence[Any], error: Exception) -> NodeFailed:
+    """Return the error of a node that cannot be computed."""
+    return NodeFailed(f"{title}: {' '.join(str(error).split())[:400]}; operands: {_shown(operands)}")
 
 
 def _shown(operands: Sequence[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ladder.runtime.onnx_ops.evaluate import FAILURES, failed
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from tile_types.errors import unknown_name
@@ -34,7 +35,10 @@ def operation_run(target: str, keywords: Mapping[str, Any], count: int) -> Calla
     op, row = Operation(name, int(keywords["version"]), given, count), TABLE[name]
 
     def run(*operands: Any) -> tuple[Any, ...]:
-        found = row(op, *operands)
+        try:
+            found = row(op, *operands)
+        except FAILURES as error:
+            raise failed(f"{op.name} of version {op.version}", operands, error) from error
         return found[:count] if isinstance(found, tuple) else (found,)
 
     return run

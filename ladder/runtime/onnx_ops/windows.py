@@ -53,12 +53,25 @@ def convolved(op: Operation, x: Any, w: Any, bias: Any = None) -> Any:
     kernel = list(w.shape[2:])
     strides, gaps = settings(op, len(kernel))
     low, high = window_pads(op, x.shape[2:], kernel, strides, gaps)
+    if (out := _counts(x, kernel, strides, gaps, low, high)) and min(out) < 1:
+        return x.new_zeros(x.shape[0], w.shape[0], *(max(extent, 0) for extent in out))
     function = CONVOLUTIONS[len(kernel)]
     assert function is not None
     groups = op.get("group", 1)
     if low == high and min(low) >= 0:
         return function(x, w, bias, strides, low, gaps, groups)
     return function(padded(x, low, high), w, bias, strides, 0, gaps, groups)
+
+
+def _counts(
+    x: Any, kernel: list[int], strides: list[int], gaps: list[int], low: list[int], high: list[int]
+) -> list[int]:
+    """Return how many windows fit along each axis; torch refuses images that none fits into."""
+    spans = [extent + a + b for extent, a, b in zip(x.shape[2:], low, high, strict=True)]
+    return [
+        (span - gap * (taps - 1) - 1) // step + 1
+        for span, taps, step, gap in zip(spans, kernel, strides, gaps, strict=True)
+    ]
 
 
 def _conv_transposed(op: Operation, x: Any, w: Any, bias: Any = None) -> Any:
@@ -157,10 +170,14 @@ def _max_pool(op: Operation, x: Any) -> Any:
 
 def _by_torch(op: Operation, x: Any) -> Any:
     """Return torch's own pooling where it means the same; None elsewhere."""
-    kernel, strides, gaps, low, high, _ = _geometry(op, x)
+    kernel, strides, gaps, low, high, out = _geometry(op, x)
     if not x.is_floating_point() or low != high or len(kernel) > 3:
         return None
-    if any(2 * pad > taps for pad, taps in zip(low, kernel, strict=True)) or op.get("ceil_mode", 0):
+    if (
+        min(out, default=1) < 1
+        or any(2 * pad > taps for pad, taps in zip(low, kernel, strict=True))
+        or op.get("ceil_mode", 0)
+    ):
         return None
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
     return function(x, kernel, strides, low, gaps)

@@ -1,0 +1,151 @@
+"""Forms that tools wrote once, or write on GPUs alone: built here by the formats' definitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ladder
+from tile_types import QuantizedTensor
+
+N, K, GROUP = 8, 64, 16
+
+
+def stored(folder: Path, arrays: dict[str, torch.Tensor], config: dict[str, Any]) -> QuantizedTensor:
+    """Write a layer and load it."""
+    metadata = config.pop("metadata", None)
+    layer = {f"a.{name}": value.contiguous() for name, value in arrays.items()}
+    save_file(layer, folder / "model.safetensors", metadata=metadata)
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return ladder.load_checkpoint(folder)["a.weight"]
+
+
+def random_codes(bits: int) -> torch.Tensor:
+    return torch.randint(0, 1 << bits, (N, K), generator=torch.Generator().manual_seed(bits))
+
+
+def scales(columns: int = K // GROUP) -> torch.Tensor:
+    return torch.rand(N, columns, generator=torch.Generator().manual_seed(9)).to(torch.bfloat16) + 0.5
+
+
+def sparse_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack ``32 // bits`` codes in a word, as compressed-tensors did before 0.17."""
+    per_word = 32 // bits
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_word)).unflatten(1, (-1, per_word))
+    words = (padded.long() << bits * torch.arange(per_word)).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+def test_words_with_gaps(bits: int, tmp_path: Path) -> None:
+    codes = random_codes(bits)
+    arrays = {
+        "weight_packed": sparse_words(codes, bits),
+        "weight_scale": scales(),
+        "weight_shape": torch.tensor([N, K]),
+    }
+    weights = {"weights": {"num_bits": bits, "group_size": GROUP}}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": weights}}
+    wanted = (codes - (1 << bits - 1)).double() * scales().double().repeat_interleave(GROUP, 1)
+    assert torch.equal(stored(tmp_path, arrays, config).dequantize(), wanted)
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("asymmetric", [True, False])
+def test_packed_columns_in_an_order_of_their_own(even: bool, asymmetric: bool, tmp_path: Path) -> None:
+    """Groups as large as each other, or not: then the largest common block serves."""
+    random, codes = torch.Generator().manual_seed(4), random_codes(4)
+    sizes = [16, 16, 16, 16] if even else [8, 24, 20, 12]
+    index = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))[torch.randperm(K, generator=random)]
+    zero = torch.randint(0, 16, (N, 4), generator=random) if asymmetric else torch.full((N, 4), 8)
+    arrays = {
+        "weight_packed": sparse_words(codes, 4),
+        "weight_scale": scales(4),
+        "weight_shape": torch.tensor([N, K]),
+        "weight_g_idx": index.int(),
+    }
+    if asymmetric:
+        arrays["weight_zero_point"] = sparse_words(zero.t(), 4).t()
+    found = stored(tmp_path, arrays, {"quant_method": "compressed-tensors"})
+    assert found.columns is not None
+    assert found.block == (1, 16 if even else 4)
+    wanted = (codes - zero[:, index]).double() * scales(4).double()[:, index]
+    assert torch.equal(found.dequantize(), wanted)
+
+
+def test_gptq_groups_of_different_sizes(tmp_path: Path) -> None:
+    codes = random_codes(4)
+    index = torch.repeat_interleave(torch.arange(4), torch.tensor([8, 24, 20, 12])).roll(5)
+    words = sparse_words(codes, 4).t()
+    zero = torch.full((4, N), 7)
+    arrays = {
+        "qweight": words,
+        "qzeros": sparse_words(zero, 4),
+        "scales": scales(4).t().half(),
+        "g_idx": index.int(),
+    }
+    found = stored(tmp_path, arrays, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"})
+    wanted = (codes - 8).double() * scales(4).half().double()[:, index]
+    assert torch.equal(found.dequantize(), wanted)
+
+
+def test_a_form_that_is_not_read_is_named(tmp_path: Path) -> None:
+    arrays = {"qweight": sparse_words(random_codes(4), 4).t(), "scales": scales().t().half()}
+    arrays["qzeros"] = sparse_words(torch.full((4, N), 7), 4)
+    with pytest.raises(ladder.CheckpointError, match="marlin"):
+        stored(tmp_path, arrays, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"})
+
+
+def test_torchao_int4_has_an_offset(tmp_path: Path) -> None:
+    """``q * scale + zero`` with signed nibbles, low first: what its GPU kernels compute."""
+    codes, zero = random_codes(4), torch.randn(N, K // GROUP).to(torch.bfloat16)
+    described = {"_type": "Int4Tensor", "_data": {"block_size": [1, GROUP]}, "_tensor_data_names": []}
+    arrays = {
+        "_weight_qdata": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8).view(torch.int8),
+        "_weight_scale": scales().t(),
+        "_weight_zero_point": zero.t(),
+    }
+    config = {"metadata": {"a.weight": json.dumps(described), "tensor_names": '["a.weight"]'}}
+    found = stored(tmp_path, arrays, config)
+    signed = torch.where(codes > 7, codes - 16, codes).double()
+    wanted = signed * scales().double().repeat_interleave(GROUP, 1) + zero.double().repeat_interleave(
+        GROUP, 1
+    )
+    assert torch.equal(found.dequantize(), wanted)
+
+
+def test_experts_go_into_a_grouped_product(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(1)
+    arrays = {
+        "a.gate_up_proj_blocks": torch.randint(0, 256, (2, N, 2, 16), generator=random).to(torch.uint8),
+        "a.gate_up_proj_scales": torch.randint(120, 130, (2, N, 2), generator=random).to(torch.uint8),
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    experts = ladder.load_checkpoint(tmp_path / "model.safetensors")["a.gate_up_proj"]
+    op = ladder.GroupedMatmul(E=2, N=N, K=64, weight="mxfp4", activation="float32")
+    packed = op.pack(experts)
+    assert packed.arrays["words"].shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ["gptq_v1_3bit", "gptq_planar_5bit", "gptq_desc_act_3bit", "ct_mxfp6"])
+def test_matrices_are_unpacked_some_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(__file__).parent / "files" / f"{name}.safetensors"
+    whole = ladder.load_checkpoint(file)["layer.weight"].dequantize()
+    monkeypatch.setattr("ladder.formats.bits.CHUNK_CODES", 300)
+    assert torch.equal(ladder.load_checkpoint(file)["layer.weight"].dequantize(), whole)
+
+
+def test_plans_gather_columns(tmp_path: Path) -> None:
+    """A compiled model with a layer whose columns are in an order of their own."""
+    file = Path(__file__).parent / "files" / "gptq_desc_act.safetensors"
+    layer = ladder.Linear.from_quantized(ladder.load_checkpoint(file)["layer.weight"], dtype=torch.float32)
+    fast, x = ladder.compile(torch.nn.Sequential(layer, torch.nn.ReLU())), torch.randn(2, layer.in_features)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(fast(x), torch.relu(layer(x)), atol=1e-5)
+    assert not fast.refused

@@ -1,0 +1,60 @@
+"""Views of a plan's own memory are made once per buffer and sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ladder
+from ladder.runtime.model import frame
+
+
+def turned(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    """Views that stay views, one that needs a copy, and one whose shape follows from another argument."""
+    a = torch.tanh(x @ w)
+    b = a.reshape(a.shape[0], 4, 2).transpose(1, 2)
+    c = b.reshape(a.shape[0], 8) @ w.t()
+    d = torch.tanh(w.t() @ w)[:1].expand(y.shape[0], 8)
+    return c.sum(0) + (d @ y.t()).sum()
+
+
+def test_views_follow_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    whole = frame.view_run
+
+    def counted(*given: Any) -> Any:
+        run = whole(*given)
+
+        def counting(value: Any) -> Any:
+            made.append(value)
+            return run(value)
+
+        return counting
+
+    monkeypatch.setattr(frame, "view_run", counted)
+    fast, w = ladder.compile(turned), torch.randn(8, 8)
+    counts = []
+    with torch.no_grad():
+        for rows, others in [(6, 5), (7, 4), (9, 4), (9, 3), (9, 3), (7, 4), (9, 3), (9, 3)]:
+            x, y = torch.randn(rows, 8), torch.randn(others, 8)
+            before = len(made)
+            assert torch.allclose(fast(x, w, y), turned(x, w, y), atol=1e-4)
+            counts.append(len(made) - before)
+    assert not fast.refused
+    assert counts[-1] < counts[-2]  # the same sizes once more
+
+
+def test_results_are_the_callers_own() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x)
+        return y.t(), (torch.exp(y).reshape(-1) * 2).reshape(x.shape).t()
+
+    fast = ladder.compile(both)
+    with torch.no_grad():
+        first = fast(torch.full((3, 4), 1.0))
+        kept = [value.clone() for value in first]
+        fast(torch.full((3, 4), 2.0))
+    assert all(map(torch.equal, first, kept))
