@@ -19,6 +19,8 @@ KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state."""
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
 
 def to_aten(
     module: torch.fx.GraphModule, examples: Sequence[Any], precise: bool = False
@@ -101,10 +103,22 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _refuse_state(module: torch.fx.GraphModule) -> None:
+    stays_off = _keeps_autocast_off(module)
     for node in module.graph.nodes:
-        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name.startswith(STATEFUL):
+        name = _name_of(node)
+        if name.startswith(STATEFUL) and not (stays_off and "autocast" in name):
             raise ImportRefused(f"{name} changes the state of torch")
+
+
+def _name_of(node: torch.fx.Node) -> str:
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def _keeps_autocast_off(module: torch.fx.GraphModule) -> bool:
+    """Tell whether autocasting is off, and a graph at most switches it off."""
+    switches = [node for node in module.graph.nodes if _name_of(node) == "set_autocast_enabled"]
+    off = not any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+    return off and not any(node.kwargs or node.args[-1] is not False for node in switches)
 
 
 def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -137,11 +151,15 @@ _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.sca
 def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the graph with attention as one operator, and linear layers as products of two matrices.
 
-    Tracing would take attention apart, and make products of tensors of some linear layers.
+    Tracing would take attention apart, and make products of tensors of some linear layers. What keeps
+    autocasting off is left out.
     """
     graph = torch.fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)
+    for node in reversed(graph.nodes):
+        if "autocast" in _name_of(node) and not node.users:
+            graph.erase_node(node)
     for node in graph.nodes:
         aten = node.target is torch.ops.aten.scaled_dot_product_attention.default
         if node.op == "call_function" and (node.target in _ATTENTION or aten):
