@@ -283,7 +283,7 @@ FILL = """
     print("ready", flush=True)
     for number in range(60):
         kernels.store(f"k{number % 6}", Path(sys.argv[2]), {"writer": sys.argv[3]})
-        assert kernels.lookup(f"k{number % 6}") is not None
+        assert number % 6 == 0 or kernels.lookup(f"k{number % 6}") is not None  # k0 is damaged on purpose
         if number % 20 == 19:
             (kernels.kernels / "k0" / "kernel.so").write_bytes(b"damage")
             kernels.store("k0", Path(sys.argv[2]), {"writer": sys.argv[3]})
