@@ -167,7 +167,7 @@ class Separated:
 
     def _first(self, inputs: tuple[Any, ...], executable: Executable, look: Look) -> Any:
         """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
-        kept = [(inputs[at], inputs[at].clone()) for at in executable.counted]
+        kept = [(inputs[at], inputs[at].clone()) for at in executable.changed]
         random = random_states()
         before = [version_of(value) for value in inputs]
         results = executable.run(inputs, look)
@@ -183,7 +183,7 @@ class Separated:
             self._restore(kept, before, inputs)
             self.executable = None
             return self.instead(*inputs)
-        self._note_versions(inputs, executable.counted, before, mended)
+        self._note_versions(inputs, executable.changed, before, mended)
         return self._marked(inputs, [before[at] for at, _ in self.growth], mended)
 
     def _restore(self, kept: Any, before: list[int | None], inputs: tuple[Any, ...]) -> None:

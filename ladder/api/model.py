@@ -140,7 +140,8 @@ def steps_by_executor(built: Built) -> str:
     steps = [(kind, executor) for kind, executor, _, _ in built.plan.table() if kind != "view"]
     called = Counter(executor for _, executor in steps if executor.startswith("torch"))
     by_torch = ", ".join(f"{count} {name}" for name, count in called.most_common())
-    return f"{len(steps) - called.total()} steps on Ladder's kernels, {called.total()} in torch ({by_torch})"
+    which = f" ({by_torch})" if called else ""
+    return f"{len(steps) - called.total()} steps on Ladder's kernels, {called.total()} in torch{which}"
 
 
 class Compiler:

@@ -89,9 +89,9 @@ class Executable:
         """Output of the graph that a step writes into an argument -> that argument."""
         self.copied = [(at, output) for at, output in self.updates if output not in self.written]
         """Arguments that take outputs once all steps have run."""
-        self.counted = sorted({*self.written.values(), *(at for at, _ in self.copied)})
+        self.changed = sorted({*self.written.values(), *(at for at, _ in self.copied)})
         """Arguments that are written."""
-        self.arguments = Arguments(self.counted, are_open=bool(self.names))
+        self.arguments = Arguments(self.changed, are_open=bool(self.names))
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
         self._frames: list[Frame] = []
@@ -133,7 +133,7 @@ class Executable:
             found = frame.call(values, sizes, generation)
         finally:
             self._frames.append(frame)
-        torch.autograd.graph.increment_version([given[at] for at in self.counted])
+        torch.autograd.graph.increment_version([given[at] for at in self.changed])
         return tuple(result(given, found, sizes) for result in self._results)
 
     def gives(self, parts: Mapping[int, Part]) -> None:
