@@ -19,8 +19,6 @@ KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state."""
 
-AUTOCAST_DEVICES = ("cpu", "cuda")
-
 
 def to_aten(
     module: torch.fx.GraphModule, examples: Sequence[Any], precise: bool = False
@@ -117,7 +115,7 @@ def _name_of(node: torch.fx.Node) -> str:
 def _keeps_autocast_off(module: torch.fx.GraphModule) -> bool:
     """Tell whether autocasting is off, and a graph at most switches it off."""
     switches = [node for node in module.graph.nodes if _name_of(node) == "set_autocast_enabled"]
-    off = not any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+    off = not torch._C._is_any_autocast_enabled()
     return off and not any(node.kwargs or node.args[-1] is not False for node in switches)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ladder.ir.build import node_attributes
+from ladder.ir.common import softmax_maximum
 from ladder.ir.constant import constant_value
 from ladder.ir.graph import Node
 from ladder.ir.rewrite import Match, Rule, Rules, pattern
@@ -79,20 +80,11 @@ def _before_softmax(match: Match, value: str) -> str | None:
     ratio = _plain(match, value)
     if ratio.operator != "div":
         return None
-    powers, total = (match.builder.node(x) for x in ratio.inputs)
-    if powers.operator != "exp" or total.operator != "reduce_sum" or total.inputs[0] != powers.name:
+    most = softmax_maximum(match.builder, *ratio.inputs)
+    if most is None:
         return None
-    shifted = match.builder.node(powers.inputs[0])
-    if shifted.operator != "sub":
-        return None
-    most = match.builder.node(shifted.inputs[1])
-    last = len(ratio.tile.shape) - 1
-    along = all(
-        node_attributes(n)["axis"] % (last + 1) == last and node_attributes(n)["keep"] for n in (total, most)
-    )
-    if most.operator != "reduce_max" or most.inputs[0] != shifted.inputs[0] or not along:
-        return None
-    return shifted.inputs[0]
+    given, last = node_attributes(most), len(ratio.tile.shape) - 1
+    return most.inputs[0] if given["keep"] and given["axis"] % (last + 1) == last else None
 
 
 def _product_of(match: Match, value: str, found: Scores) -> Node | None:

@@ -1,11 +1,11 @@
-"""Graph to graph: equal nodes become one."""
+"""What several passes need: equal nodes become one, and a softmax that is spelt out is recognised."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, draws
+from ladder.ir.build import GraphBuilder, draws, node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 
@@ -34,3 +34,20 @@ def _is_pure(node: Node) -> bool:
     """Tell whether a node computes the same from the same values each time."""
     ours = str(dict(node.attributes).get("target", "")).startswith("ladder.")
     return not draws(node) and (ours or get_operator(node.operator).role == "value")
+
+
+def softmax_maximum(builder: GraphBuilder, dividend: str, divisor: str) -> Node | None:
+    """Return the maximum in ``e / sum(e)`` of ``e = exp(x - max(x))``, both along one axis; else None."""
+    powers, total = builder.node(dividend), builder.node(divisor)
+    if powers.operator != "exp" or total.operator != "reduce_sum" or total.inputs[0] != dividend:
+        return None
+    shifted = builder.node(powers.inputs[0])
+    if shifted.operator != "sub":
+        return None
+    most = builder.node(shifted.inputs[1])
+    if most.operator != "reduce_max" or most.inputs[0] != shifted.inputs[0]:
+        return None
+    rank = len(powers.tile.shape)
+    one, other = (node_attributes(node) for node in (most, total))
+    same = one["axis"] % rank == other["axis"] % rank and one["keep"] == other["keep"]
+    return most if same else None

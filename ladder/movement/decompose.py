@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ladder.ir.build import GraphBuilder, node_attributes, prune
-from ladder.ir.common import merge_equal
+from ladder.ir.common import merge_equal, softmax_maximum
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -169,23 +169,9 @@ def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
     """Add a node, or what it is made of, and return its value."""
     if node.operator in FORMULAS:
         return FORMULAS[node.operator](Formula(builder, inputs[0]), inputs[0])
-    if node.operator == "div" and _is_softmax(builder, *inputs):
+    if node.operator == "div" and softmax_maximum(builder, *inputs) is not None:
         return builder.add("div_ftz", *inputs)
     return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
-
-
-def _is_softmax(builder: GraphBuilder, dividend: str, divisor: str) -> bool:
-    """Tell whether a quotient is ``e / sum(e)`` of ``e = exp(x - max(x))``: the sum is 1 to its count."""
-    total = builder.node(divisor)
-    if total.operator != "reduce_sum" or total.inputs[0] != dividend:
-        return False
-    powers = builder.node(dividend)
-    shifted = builder.node(powers.inputs[0]) if powers.operator == "exp" else powers
-    if shifted.operator != "sub":
-        return False
-    most = builder.node(shifted.inputs[1])
-    reduces = most.operator == "reduce_max" and most.inputs[0] == shifted.inputs[0]
-    return reduces and node_attributes(most) == node_attributes(total)
 
 
 def contracted(graph: Graph) -> Graph:

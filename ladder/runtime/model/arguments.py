@@ -16,7 +16,7 @@ import torch
 Span = tuple[int, int]
 """Addresses of the first byte of a tensor and of the byte behind its last."""
 
-Trace = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+Fingerprint = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """What tells a tensor from others while it is not kept alive: identity, address, shape and strides."""
 
 SHOWN = 2
@@ -60,7 +60,7 @@ class Arguments:
         """Positions of tensors that are only read, and were not the same in two calls."""
         self._generation = 0
         self._apart = True
-        self._first: dict[int, Trace] = {}
+        self._first: dict[int, Fingerprint] = {}
         self._steady: tuple[int, ...] = ()
         self._pick: Callable[[Sequence[Any]], Sequence[Any]] = tuple
         self._known: list[torch.Tensor] = []
@@ -86,7 +86,7 @@ class Arguments:
         """Learn from a call which tensors stay; the first call holds none of them alive."""
         self._generation += 1
         if self._generation < SHOWN:
-            self._first = {at: _trace(tensor) for at, tensor in tensors.items()}
+            self._first = {at: _fingerprint(tensor) for at, tensor in tensors.items()}
         else:
             self.moving |= set(tensors) - self._same(tensors) - self.written
             self._steady = tuple(at for at in tensors if at not in self.moving)
@@ -102,7 +102,7 @@ class Arguments:
     def _same(self, tensors: Mapping[int, torch.Tensor]) -> set[int]:
         """Return the positions of tensors that are what they were in the call before."""
         if self._generation == SHOWN:
-            return {at for at, tensor in tensors.items() if self._first.get(at) == _trace(tensor)}
+            return {at for at, tensor in tensors.items() if self._first.get(at) == _fingerprint(tensor)}
         known = zip(self._steady, self._known, self._addresses, self._counts, strict=True)
         return {
             at
@@ -121,7 +121,7 @@ class Arguments:
         )
 
 
-def _trace(value: torch.Tensor) -> Trace:
+def _fingerprint(value: torch.Tensor) -> Fingerprint:
     return id(value), value.data_ptr(), tuple(value.shape), value.stride()
 
 
