@@ -1,4 +1,4 @@
-"""Capture in a process where torch.compile has run: it notes of every module when it was made, by its address."""
+"""Capture where torch.compile has run: it notes of every module when it was made, by its address."""
 
 from __future__ import annotations
 
