@@ -58,7 +58,6 @@ def convolution_run(part: Part, now: Now) -> Run:
 
 def _channels_first(form: Convolution, shape: Numbers) -> Run:
     function = getattr(torch.nn.functional, f"conv{form.rank}d")
-    last = form.rank == 2 and (form.are_points or form.groups > 1)
 
     def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if form.groups > 1:
@@ -66,28 +65,10 @@ def _channels_first(form: Convolution, shape: Numbers) -> Run:
         wanted = shape()
         if 0 in wanted:  # torch refuses images that no window fits into
             return x.new_empty(wanted)
-        if last and x.device.type == "cpu" and is_faster_last(x, weight, form.groups):
-            x = x.contiguous(memory_format=torch.channels_last)
         y = function(x, weight, None, form.stride, form.padding, form.dilation, form.groups)
         return y.reshape(wanted)  # type: ignore[no-any-return]
 
     return run
-
-
-FEW_PLACES = 12
-"""Positions of an image below which oneDNN's products of single points want channels last: 4 to 6 times."""
-
-FEW_ELEMENTS = 1 << 14
-"""Of an image up to which copies into channels last and back pay where each channel has its own kernel."""
-
-
-def is_faster_last(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    """Say whether torch on a CPU convolves an image sooner if channels come last, the copies included."""
-    if x.dtype is not torch.float32:
-        return False
-    if groups > 1:
-        return groups == x.shape[1] == weight.shape[0] and x.numel() <= FEW_ELEMENTS
-    return 1 < x.shape[2] * x.shape[3] < FEW_PLACES
 
 
 def _images(form: Convolution, x: torch.Tensor) -> torch.Tensor:
@@ -114,12 +95,58 @@ def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
 def _convolve(found: FusedConvolution) -> Call:
     form, settings = found.form, _settings(found.form)
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
+    ordered = OrderedWeight(form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        y = function(_images(form, x), _kernels(form, weight), bias, *settings)
+        image = _images(form, x)
+        known = ordered.of(weight, image)
+        if known is None:
+            y = function(image, _kernels(form, weight), bias, *settings)
+        else:
+            stride, padding, dilation, groups = settings
+            y = POINTWISE(image, known, bias, padding, stride, dilation, groups, "none", [], "")
         return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run
+
+
+POINTWISE: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+"""oneDNN's convolution with a weight that lies as it wants it."""
+
+
+class OrderedWeight:
+    """The weight of a convolution as oneDNN wants it: put in order once, not in each call.
+
+    It is made at the second call with the same weight: one that changes from call to call is not worth it.
+    """
+
+    def __init__(self, form: Convolution) -> None:
+        self.form = form
+        self.known: tuple[Any, int, int] = (None, 0, 0)
+        """The weight of the last call, its address, and how often it was changed in place."""
+        self.ordered: torch.Tensor | None = None
+
+    def of(self, weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight in order; None where torch's own function is to take the plain one."""
+        now = (weight, weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        if self.known[0] is not weight or self.known[1:] != now[1:]:
+            self.known, self.ordered = now, None
+        elif self.ordered is None and self.is_possible(weight, image):
+            self.ordered = self.made(weight, image)
+        return self.ordered
+
+    def is_possible(self, weight: torch.Tensor, image: torch.Tensor) -> bool:
+        """Tell whether oneDNN convolves these."""
+        cpu = image.device.type == "cpu" and image.dtype == weight.dtype == torch.float32
+        enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+        return cpu and enabled and self.form.rank <= 2 and POINTWISE is not None and image.numel() > 0
+
+    def made(self, weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        """Put a weight in order for images like one."""
+        stride, padding, dilation, groups = _settings(self.form)
+        plain = _kernels(self.form, weight.detach()).contiguous().to_mkldnn()
+        order: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        return order(plain, padding, stride, dilation, groups, list(image.shape))  # type: ignore[no-any-return]
 
 
 def _convolve_relu(found: FusedConvolution) -> Call:
