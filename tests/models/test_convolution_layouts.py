@@ -1,4 +1,4 @@
-"""Convolutions on the CPU: channels last, sums over windows column beside column, weights put in order once."""
+"""Convolutions on the CPU: channels last, sums over windows column by column, weights put in order once."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_sums_over_windows_are_ours(taps: int) -> None:
 
 
 DEPTHWISE = {
-    "a few channels": (dict(channels=5, taps=3, padding=1), (2, 7, 6)),
-    "one vector and a rest": (dict(channels=17, taps=3, padding=1, stride=2), (1, 9, 8)),
-    "four vectors and more": (dict(channels=100, taps=5, padding=2), (2, 5, 5)),
-    "dilated, wide border": (dict(channels=32, taps=3, padding=4, dilation=2), (1, 4, 3)),
-    "no border": (dict(channels=48, taps=3, padding=0), (2, 6, 5)),
-    "windows larger than the image": (dict(channels=33, taps=7, padding=3), (1, 2, 2)),
-    "nothing": (dict(channels=32, taps=3, padding=1), (0, 6, 6)),
+    "a few channels": ({"channels": 5, "taps": 3, "padding": 1}, (2, 7, 6)),
+    "one vector and a rest": ({"channels": 17, "taps": 3, "padding": 1, "stride": 2}, (1, 9, 8)),
+    "four vectors and more": ({"channels": 100, "taps": 5, "padding": 2}, (2, 5, 5)),
+    "dilated, wide border": ({"channels": 32, "taps": 3, "padding": 4, "dilation": 2}, (1, 4, 3)),
+    "no border": ({"channels": 48, "taps": 3, "padding": 0}, (2, 6, 5)),
+    "windows larger than the image": ({"channels": 33, "taps": 7, "padding": 3}, (1, 2, 2)),
+    "nothing": ({"channels": 32, "taps": 3, "padding": 1}, (0, 6, 6)),
 }
 
 

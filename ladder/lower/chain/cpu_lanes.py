@@ -181,7 +181,8 @@ def columns_beside(nest: CpuNest) -> int:
     if not reduced or nest.puts or len(shapes) > 1 or nest.rows != len(shape):
         return 0
     extent = shape[-1] if shape else 1
-    if not isinstance(extent, int) or extent < 2:
+    empty = any(0 in node.tile.shape for node in nest.graph.nodes)
+    if not isinstance(extent, int) or extent < 2 or empty:
         return 0
     row = tuple(nest.probe(f"r{axis}", nest.extent(e)) for axis, e in enumerate(shape[:-1]))
     column = nest.probe("column", extent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution, as_fused_convolution
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.parts import Part
+from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
+from ladder.runtime.model.ordered import Order, Ordered, is_enabled, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, Numbers
 from tile_types.errors import LadderError
 
@@ -30,8 +32,13 @@ def _plain(part: Part) -> Convolution:
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Part, now: Now) -> Run:
+def convolution_run(part: Part, now: Now, lasting: Collection[str]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
+
+    Parameters
+    ----------
+    lasting
+        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own.
 
     Raises
     ------
@@ -47,7 +54,9 @@ def convolution_run(part: Part, now: Now) -> Run:
     order = [node.name for node in graph.inputs]
     roles = (found.x, found.weight, found.bias, found.residual)
     places = [order.index(name) if name else None for name in roles]
-    call = _CALLS[by](found)
+    weight = graph.tile(found.weight)
+    worth = pays(weight) if by == ADDMM else weight.ttype.name == "float32" and is_enabled()
+    call = _CALLS[by](found, found.weight in lasting and worth)
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         given: Any = (None if place is None else operands[place] for place in places)
@@ -92,64 +101,37 @@ def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
     return [1] * one + stride, [0] * one + padding, [1] * one + dilation, form.groups
 
 
-def _convolve(found: FusedConvolution) -> Call:
+def _convolve(found: FusedConvolution, in_order: bool) -> Call:
     form, settings = found.form, _settings(found.form)
+    stride, padding, dilation, groups = settings
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
-    ordered = OrderedWeight(form)
+    weights = Ordered(_order(form)) if in_order and form.rank <= 2 else None
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         image = _images(form, x)
-        known = ordered.of(weight, image)
+        known = None if weights is None else weights.of(weight, image)
         if known is None:
             y = function(image, _kernels(form, weight), bias, *settings)
         else:
-            stride, padding, dilation, groups = settings
-            y = POINTWISE(image, known, bias, padding, stride, dilation, groups, "none", [], "")
+            y = CONVOLVE_ORDERED(image, known, bias, padding, stride, dilation, groups, "none", [], "")
         return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run
 
 
-POINTWISE: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
-"""oneDNN's convolution with a weight that lies as it wants it."""
+def _order(form: Convolution) -> Order:
+    """Return what puts the weight of a convolution in order for images like one."""
+    stride, padding, dilation, groups = _settings(form)
 
-
-class OrderedWeight:
-    """The weight of a convolution as oneDNN wants it: put in order once, not in each call.
-
-    It is made at the second call with the same weight: one that changes from call to call is not worth it.
-    """
-
-    def __init__(self, form: Convolution) -> None:
-        self.form = form
-        self.known: tuple[Any, int, int] = (None, 0, 0)
-        """The weight of the last call, its address, and how often it was changed in place."""
-        self.ordered: torch.Tensor | None = None
-
-    def of(self, weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor | None:
-        """Return the weight in order; None where torch's own function is to take the plain one."""
-        now = (weight, weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        if self.known[0] is not weight or self.known[1:] != now[1:]:
-            self.known, self.ordered = now, None
-        elif self.ordered is None and self.is_possible(weight, image):
-            self.ordered = self.made(weight, image)
-        return self.ordered
-
-    def is_possible(self, weight: torch.Tensor, image: torch.Tensor) -> bool:
-        """Tell whether oneDNN convolves these."""
-        cpu = image.device.type == "cpu" and image.dtype == weight.dtype == torch.float32
-        enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-        return cpu and enabled and self.form.rank <= 2 and POINTWISE is not None and image.numel() > 0
-
-    def made(self, weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """Put a weight in order for images like one."""
-        stride, padding, dilation, groups = _settings(self.form)
-        plain = _kernels(self.form, weight.detach()).contiguous().to_mkldnn()
+    def ordered(weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        plain = _kernels(form, weight).contiguous().to_mkldnn()
         order: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
         return order(plain, padding, stride, dilation, groups, list(image.shape))  # type: ignore[no-any-return]
 
+    return ordered
 
-def _convolve_relu(found: FusedConvolution) -> Call:
+
+def _convolve_relu(found: FusedConvolution, in_order: bool) -> Call:
     form, function, settings = found.form, _function(RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -159,7 +141,7 @@ def _convolve_relu(found: FusedConvolution) -> Call:
     return run
 
 
-def _convolve_add_relu(found: FusedConvolution) -> Call:
+def _convolve_add_relu(found: FusedConvolution, in_order: bool) -> Call:
     form, function, settings = found.form, _function(ADD_RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: torch.Tensor) -> torch.Tensor:
@@ -170,15 +152,21 @@ def _convolve_add_relu(found: FusedConvolution) -> Call:
     return run
 
 
-def _rows(found: FusedConvolution) -> Call:
+def _rows(found: FusedConvolution, in_order: bool) -> Call:
+    weights = Ordered(ordered_matrix) if in_order else None
+
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        rows, matrix = x.reshape(-1, found.depth), weight.reshape(-1, found.depth).t()
+        rows = x.reshape(-1, found.depth)
+        known = None if weights is None else weights.of(weight, rows)
+        if known is not None:
+            return multiply(rows, known, bias)
+        matrix = weight.reshape(-1, found.depth).t()
         return torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
 
     return run
 
 
-def _rows_relu(found: FusedConvolution) -> Call:
+def _rows_relu(found: FusedConvolution, in_order: bool) -> Call:
     function = _function(ADDMM_RELU)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -188,7 +176,7 @@ def _rows_relu(found: FusedConvolution) -> Call:
     return run
 
 
-_CALLS: Mapping[str, Callable[[FusedConvolution], Call]] = {
+_CALLS: Mapping[str, Callable[[FusedConvolution, bool], Call]] = {
     CONVOLVE: _convolve,
     RELU: _convolve_relu,
     ADD_RELU: _convolve_add_relu,
