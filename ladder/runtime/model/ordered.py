@@ -54,8 +54,8 @@ class Ordered:
 
 def is_enabled() -> bool:
     """Tell whether torch has oneDNN, and may use it."""
-    available = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    return available and CONVOLVE is not None and MULTIPLY is not None
+    there = torch._C._has_mkldnn and CONVOLVE is not None and MULTIPLY is not None
+    return there and bool(torch.backends.mkldnn.enabled)
 
 
 def pays(weight: Tile) -> bool:
