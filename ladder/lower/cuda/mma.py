@@ -286,8 +286,9 @@ class Mma:
         )
         pool = b.shared_pool()
         self.table: SharedTable | None = None
-        if words := self.decoder.table_words:
-            self.table = SharedTable.of(pool.alloc((words,), "uint32", align=128), self.lane)
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable.of(table, self.lane)
         self.tokens = pool.alloc((plan.stages, geo.tokens.words(plan.tile_m)), "uint32", align=128)
         words = (plan.stages, geo.row_tiles, geo.stage_tiles, geo.tile_words)
         self.words = pool.alloc(words, "uint32", align=128)

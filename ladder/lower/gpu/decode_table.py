@@ -70,8 +70,8 @@ class Table:
         """Return two or four values."""
         found = [self._load(m, words, index, at) for at in range(32 // self.lane // self.together)]
         if len(found) == 4:
-            found = [m.permute(*found[at : at + 2], m.constant(JOINED[8])) for at in (0, 2)]
-        value = found[0] if len(found) == 1 else m.permute(*found, m.constant(JOINED[16]))
+            found = [m.permute(low, high, m.constant(JOINED[8])) for low, high in (found[:2], found[2:])]
+        value = found[0] if len(found) == 1 else m.permute(found[0], found[1], m.constant(JOINED[16]))
         if zero is None:
             return value
         return subtract_bytes(m, value, zero) if self.lane == 8 else m.float_sub(self.operand, value, zero)
