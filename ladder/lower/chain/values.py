@@ -125,8 +125,11 @@ class Values:
         return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
 
     def simplified(self, expression: Expr) -> Expr:
-        """Return an index in normal form."""
-        return expression if isinstance(expression, int) else self.analyzer.simplify(expression)
+        """Return an index in normal form: a known number is an int."""
+        if isinstance(expression, int):
+            return expression
+        found = self.analyzer.simplify(expression)
+        return found.value if isinstance(found, tirx.IntImm) and str(found.ty.dtype) != "bool" else found
 
     def key(self, name: str, index: Index) -> tuple[str, Any]:
         """Return what is equal for equal indices."""
@@ -334,8 +337,6 @@ class Values:
         for loop in self.loops:
             distance = self.simplified(position - loop)
             at = self.simplified(boundary - distance)
-            if isinstance(at, tirx.IntImm):
-                at = int(at.value)
             if isinstance(at, int):
                 self.breaks.setdefault(loop, set()).add(at)
 
