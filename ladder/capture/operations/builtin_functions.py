@@ -36,6 +36,14 @@ def _identity(vm: Interpreter, value: Any) -> int:
     return id(value)
 
 
+def _address(vm: Interpreter, value: Any) -> int:
+    """``id``, of what stays where it is: other objects are not at the same address in every run."""
+    node = vm.heap.find(value)
+    if not by_identity(value) and (node is None or not node.pinned):
+        raise CaptureError(f"the id of a {type(value).__qualname__} that comes and goes")
+    return id(value)
+
+
 def _is_plain_object(vm: Interpreter, kind: type) -> bool:
     """Say whether `copy.deepcopy` copies instances by their dictionaries."""
     for name in (*polyfills.OF_OBJECTS, *polyfills.OF_PICKLING):
@@ -229,6 +237,7 @@ BUILTINS: dict[Any, Callable[..., Any]] = {
     builtins.exec: _frames_needed,
     builtins.vars: _vars,
     builtins.dir: _frames_needed,
+    builtins.id: _address,
     sys.exc_info: _exc_info,
     polyfills.identity: _identity,
     polyfills.is_plain_object: _is_plain_object,

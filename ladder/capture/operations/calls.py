@@ -20,7 +20,7 @@ from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attributes import CACHED, load_attr
 from ladder.capture.operations.builtin_functions import BUILTINS
 from ladder.capture.operations.functions import generator_of, new_frame
-from ladder.capture.operations.modeled import FUNCTIONS, call_cached
+from ladder.capture.operations.modeled import call_cached, modeled
 from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
 from ladder.capture.operations.objects import identify, met_part, pinned_part, touch_part
 from ladder.capture.operations.operators import subscript
@@ -181,8 +181,9 @@ def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
     for table, how in ANNOTATIONS:
         if function in table:
             return how
-    if function in FUNCTIONS:
-        return FUNCTIONS[function]
+    known = modeled(function)
+    if known is not None:
+        return known
     if function in natives.DATA and kwargs.get("key") is None:
         return annotated
     if function in natives.LEAVES:

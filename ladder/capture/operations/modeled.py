@@ -17,7 +17,7 @@ import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture.heap.nodes import CaptureError, MockStep
-from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations.objects import identify, perform, pinned_part
 from ladder.capture.operations.symbolic import settle_extents
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -110,6 +110,11 @@ def check(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[st
         raise CaptureError("a check that fails")
 
 
+def note_generation(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call what torch.compile notes of a module when it is made: it is kept beside it, and as long as it."""
+    perform(vm, function, args, kwargs, [vm.heap.node(args[-1])])
+
+
 def apply_function(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a `torch.autograd.Function`: its ``forward``, where no gradient is asked of it."""
     recorded = torch.is_grad_enabled()
@@ -155,7 +160,7 @@ def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     heap.steps.append(MockStep(text, None, uses, set(), True))
 
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {
+FUNCTIONS: dict[Any, Call] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
     **dict.fromkeys(natives.SAYING, say),
     associative_scan: scan,
@@ -163,3 +168,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
 }
 """Python functions that are not interpreted -> ``call(vm, function, args, kwargs)``."""
+NAMED: dict[tuple[str, str], Call] = {
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
+}
+"""(module, qualified name) of such functions in modules that are not imported for them -> the same."""
+
+
+def modeled(function: types.FunctionType) -> Call | None:
+    """Return how a Python function that is not interpreted is called; None if it is."""
+    return FUNCTIONS.get(function) or NAMED.get((function.__module__, function.__qualname__))

@@ -77,12 +77,24 @@ def _call(node: Node, now: Now) -> Run:
     function = resolve(given["target"])
     arguments = [literal(value, now) for value in given["arguments"]]
     keywords = [(key, literal(value, now)) for key, value in given["keywords"]]
+    dtypes = [torch_type(tile.ttype.name) for tile in node.tiles]
 
     def run(*operands: torch.Tensor) -> Any:
         named = {key: value(operands) for key, value in keywords}
-        return function(*(value(operands) for value in arguments), **named)
+        found = function(*(value(operands) for value in arguments), **named)
+        results = found if isinstance(found, tuple | list) else (found,)
+        for result, dtype in zip(results, dtypes, strict=True):
+            if result.dtype is not dtype:
+                raise UnlikeItsFakeError(
+                    f"{given['target']} gives {result.dtype} here, its fake tensors say {dtype}"
+                )
+        return found
 
     return run
+
+
+class UnlikeItsFakeError(LadderError):
+    """An operator of torch gives another type than its fake tensors, by which the plan was made."""
 
 
 def is_onnx(target: str) -> bool:

@@ -1,0 +1,68 @@
+"""Capture where torch.compile has run: it notes of every module when it was made, by its address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ladder.capture import capture
+
+
+class Stack(nn.Module):
+    """Layers of which a slice, which is a new module, is run; its state is set, and looked up by address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.known = {id(self.layers): 2.0}
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, nn.Module]:
+        self.calls += 1
+        part = self.layers[:2]
+        for layer in self.layers[1:]:
+            x = layer(x)
+        return x * self.known[id(self.layers)], part
+
+
+@pytest.fixture
+def compiling() -> Iterator[Any]:
+    """The module of torch.compile that patches modules, which undoes it in the end."""
+    from torch._dynamo import mutation_guard
+
+    made, state = nn.Module.__init__, nn.Module.__setstate__
+    torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(2, 2))
+    mutation_guard.install_generation_tagging_init()
+    yield mutation_guard
+    torch._dynamo.reset()
+    nn.Module.__init__, nn.Module.__setstate__ = made, state  # type: ignore[method-assign]
+    nn.Module.___needs_generation_tag_patch = True  # type: ignore[attr-defined]
+
+
+def test_modules_made_while_it_runs(compiling: Any) -> None:
+    model = Stack()
+    compiling.ensure_patched(Stack)
+    fast = capture(model)
+    with torch.no_grad():
+        for number in range(6):
+            x = torch.full((2, 4), float(number))
+            (found, part), (expected, _) = fast(x), model(x)
+            assert compiling.GenerationTracker.check(part)
+            assert (torch.equal(found, expected), model.calls) == (True, 2 * number + 2)
+    assert (fast.outcome, fast.calls["eager"]) == ("whole", 0), fast.explain()
+    assert len(fast.records) <= 3
+
+
+def test_the_address_of_what_comes_and_goes() -> None:
+    def same(x: Tensor, y: Tensor) -> tuple[bool, Tensor]:
+        return id(x) == id(y), x + y
+
+    fast = capture(same)
+    for number in range(3):
+        x, y = torch.full((2,), float(number)), torch.ones(2)
+        assert fast(x, y)[0] is False
+        assert fast(x, x)[0] is True
