@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
 from ladder.capture.values.tensors import random_states, restore_random
+from ladder.runtime.model.library import UnlikeItsFakeError
 from ladder.runtime.model.results import Part
 
 if TYPE_CHECKING:
@@ -170,7 +171,18 @@ class Separated:
         kept = [(inputs[at], inputs[at].clone()) for at in executable.changed]
         random = random_states()
         before = [version_of(value) for value in inputs]
-        results = executable.run(inputs, look)
+
+        def otherwise(why: str) -> Any:
+            self._tell(why)
+            restore_random(random)
+            self._restore(kept, before, inputs)
+            self.executable = None
+            return self.instead(*inputs)
+
+        try:
+            results = executable.run(inputs, look)
+        except UnlikeItsFakeError as error:
+            return otherwise(str(error))
         self.changes = self._needed(inputs, results)
         try:
             mended = self._mended(results)
@@ -178,11 +190,7 @@ class Separated:
         except RuntimeError:  # a result some of whose elements are one is not copied
             wrong = True
         if wrong:
-            self._tell("its results cannot be laid out as the program's")
-            restore_random(random)
-            self._restore(kept, before, inputs)
-            self.executable = None
-            return self.instead(*inputs)
+            return otherwise("its results cannot be laid out as the program's")
         self._note_versions(inputs, executable.changed, before, mended)
         return self._marked(inputs, [before[at] for at, _ in self.growth], mended)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,12 +226,15 @@ class Operator:
         return value
 
     def stored(self, given: Mapping[str, Literal]) -> tuple[tuple[str, Literal], ...]:
-        """Return the attributes as a node keeps them: sorted, without those at their default."""
+        """Return the attributes as a node keeps them: sorted, without those at their default.
+
+        Every NaN becomes one object, so that equal nodes compare equal.
+        """
         complete = self.complete(given)
         return tuple(
-            (name, complete[name])
-            for name in sorted(complete)
-            if complete[name] != self.attributes[name].default
+            (name, math.nan if value != value else value)
+            for name, value in sorted(complete.items())
+            if value != self.attributes[name].default
         )
 
     def check_arity(self, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<mark>[-+*(){}\[\]=:,@])"
 )
-_WORDS: dict[str, Literal] = {"true": True, "false": False, "none": None, "inf": float("inf")}
+_WORDS: dict[str, Literal] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan}
 
 
 @dataclass(frozen=True)
@@ -233,5 +234,5 @@ class _Reader:
             return sign * (int(number) if number.isdecimal() else float(number))
         if self.token.text in _WORDS and self.token.kind == "name":
             word = _WORDS[self.advance().text]
-            return sign * word if isinstance(word, float) else word
+            return -word if sign < 0 and isinstance(word, float) else word
         self.fail(f"expected a number, text, true, false, none or a tuple, found {self.token.text!r}")

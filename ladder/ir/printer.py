@@ -60,8 +60,8 @@ def print_literal(value: Literal) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value)
-    if isinstance(value, int | float) and value == value:
-        return repr(value)
+    if isinstance(value, int | float):
+        return repr(value)  # a NaN of any sign and payload is "nan"
     if isinstance(value, tuple):
         items = [print_literal(item) for item in value]
         return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

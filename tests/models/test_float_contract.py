@@ -245,3 +245,16 @@ def test_extents_zero_and_one(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     for a, b in zip(twice(ladder.compile(program), x), program(x), strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_reductions_alone(dtype: torch.dtype) -> None:
+    """Each is a kernel of its own, whose result is rounded right after it."""
+    x = torch.arange(3.0 * 5 * 7).reshape(3, 5, 7).remainder(11).to(dtype)
+    for reduce in (torch.sum, torch.amax, torch.mean):
+        compiled = ladder.compile(
+            lambda x, reduce=reduce: [
+                reduce(x, axes, keepdim=keep) for axes in (0, 1, -1, (0, 2)) for keep in (False, True)
+            ]
+        )
+        torch.testing.assert_close(compiled(x), compiled.function(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,13 @@ OPERATORS = (
 """Of every kind that importers treat differently: rows, calls, results of unknown size, random numbers."""
 
 MOST = 4
+KERNELS = 12
+"""How many operators are run with kernels on one day."""
+
+STRIDE = 101
+"""From one of a day to the next in the list; it shares no factor with its length."""
+
+DAY = int(os.environ["LADDER_TEST_DAY"])
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,24 @@ def test_operator(name: str, operators: dict[str, Any]) -> None:
         row = opinfo.row_of(operators[name], "float32", MOST)
     assert row.counts.get("right", 0) + row.counts.get("refused", 0) == sum(row.counts.values()), row.notes
     assert name == "nonzero" or set(row.counts) == {"right"}
+
+
+@pytest.mark.parametrize("number", range(KERNELS))
+def test_operator_with_kernels(number: int) -> None:
+    """Of the whole database, other operators each day: every kernel is built by itself and run."""
+    every = opinfo.wanted_operators(())
+    info, dtype = every[(DAY * KERNELS + number) * STRIDE % len(every)]
+    with torch.no_grad():
+        row = opinfo.row_of(info, dtype, 2)
+    assert row.counts.get("right", 0) + row.counts.get("refused", 0) == sum(row.counts.values()), row.notes
+
+
+def test_what_torchs_fakes_state_wrongly_runs_in_torch() -> None:
+    """On a CPU, means and deviations of this are float16; fake tensors say float32."""
+    found = opinfo.wanted_operators(["_native_batch_norm_legit"])
+    (info,) = (info for info, name in found if name == "float16")
+    with torch.no_grad():
+        assert opinfo.row_of(info, "float16", 2).counts == {"right": 2}
 
 
 def test_a_wrong_result_is_found(operators: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from ir_examples import of_matmul_blocks
 
 from ladder.ir import parse
+from ladder.ir.build import GraphBuilder
 from ladder.ir.printer import print_literal
 from tile_types.errors import ParseError, VerificationError
 
@@ -58,5 +60,12 @@ def test_comments_and_spacing_do_not_matter():
 def test_only_literals_can_be_printed():
     with pytest.raises(VerificationError, match="no textual form"):
         print_literal([1])  # type: ignore[arg-type]
-    with pytest.raises(VerificationError, match="no textual form"):
-        print_literal(float("nan"))
+
+
+def test_attributes_may_be_infinite_or_no_number():
+    graph = GraphBuilder("special")
+    x = graph.input("x", "float32", (3,))
+    for value in (np.nan, np.inf, -np.inf):
+        x = graph.add("add", x, graph.add("constant", value=value, type="float32", shape=()))
+    finished = graph.finish(x)
+    assert parse(str(finished)) == finished
