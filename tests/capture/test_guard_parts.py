@@ -1,4 +1,4 @@
-"""Parts of capture by themselves: conditions on tensors, tables of facts, indices, loops, natives that write."""
+"""Parts of capture by themselves: conditions on tensors, tables of facts, indices, loops, natives."""
 
 from __future__ import annotations
 
@@ -143,7 +143,14 @@ def sums_with_the_first(graph: torch.fx.Graph, x: torch.fx.Node) -> Any:
         (sums_with_the_first_sum, True),
         (sums_with_the_first, True),
     ],
-    ids=["equal numbers", "zeros of two signs", "numbers of two types", "two before", "first sum", "the first"],
+    ids=[
+        "equal numbers",
+        "zeros of two signs",
+        "numbers of two types",
+        "two before",
+        "first sum",
+        "the first",
+    ],
 )
 def test_loops_compute_what_their_iterations_do(make: Any, loops: bool) -> None:
     graph, x = graph_of(make), torch.tensor([1.0, 3.0])
