@@ -62,8 +62,8 @@ def _rows(ttype: TType, core: str, device: TileDevice) -> Iterator[dict[str, Any
         return
     gemm = Gemm(64, 64, ttype.name, core)
     found: dict[tuple[str, int], tuple[list[str], Decoder]] = {}
-    for kernels, decoder in _decoders(gemm, device):
-        found.setdefault((decoder.choice.strategy, decoder.table_words), ([], decoder))[0].append(kernels)
+    for users, decoder in _decoders(gemm, device):
+        found.setdefault((decoder.choice.strategy, decoder.table_words), ([], decoder))[0].append(users)
     for kernels, decoder in found.values():
         cost = decoder.choice.cost
         yield {
