@@ -11,7 +11,7 @@ torch is imported only when a function runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +32,16 @@ THREADS = 128
 LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Bits of one operand element of each core type."""
 
-ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "float16 crossed", "bfloat16 crossed", "pairs")
+ORDERS = (
+    "lanes",
+    "dense",
+    "bytes",
+    "float16 signs",
+    "bfloat16 signs",
+    "float16 crossed",
+    "bfloat16 crossed",
+    "pairs",
+)
 """Orders of the bits in words.
 
 ``lanes``: each code in the lane that its element has in a register; odd widths in planes.
@@ -41,11 +50,21 @@ ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "float16 crossed"
 bring signs and magnitudes to their places in that type (`SIGN_PLACES`).
 ``... crossed``: bits are sums modulo two of bits of codes, so that one instruction on two shifted words
 makes a register of that type (`CROSSED`).
-``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
-The last five are orders of four-bit codes for 16-bit cores.
+``bytes`` (5 to 7 bits): as ``dense`` has it in lanes of 8 bits, so that most codes lie in bytes of their own.
+``pairs`` (3 and 4 bits): as ``dense`` has it in lanes of 4 bits, so that both codes of a register, which
+select a pair of values from a table, are in one byte.
+The orders of signs and the crossed ones are for four-bit codes; all but the first two for 16-bit cores.
 """
 
 ODD_BITS = (3, 5, 6, 7)
+
+BYTE_BITS = (5, 6, 7)
+"""Widths of codes that can lie in order ``bytes``."""
+
+NIBBLE = 4
+
+PAIR_BITS = (3, 4)
+"""Widths of codes that can lie in order ``pairs``."""
 
 SIGN_PLACES: dict[str, tuple[tuple[tuple[int, int, int], ...], ...]] = {
     "float16 signs": (
@@ -173,7 +192,11 @@ def fields(bits: int, lane: int, register: int, order: str = "lanes") -> tuple[F
         word, slot = divmod(register, 4)
         return tuple(Field(word, *part) for part in SIGN_PLACES[order][slot])
     if order == "dense":
-        return tuple(sorted(_dense(bits, lane, register), key=lambda field: -field.width))
+        return _widest_first(_dense(bits, lane, bits, register))
+    if order == "bytes":
+        odd = register % 2
+        held = _dense(bits, 8, bits, register // 2)
+        return _widest_first(field._replace(position=8 * odd + field.position) for field in held)
     found, first = [], 0
     for width, shift in planes(bits):
         slots = lane // width
@@ -182,14 +205,21 @@ def fields(bits: int, lane: int, register: int, order: str = "lanes") -> tuple[F
     return tuple(found)
 
 
-def _dense(bits: int, lane: int, register: int) -> Iterator[Field]:
-    """Yield the parts of a register's codes in order ``dense``, lowest bits first."""
+def _widest_first(fields: Iterable[Field]) -> tuple[Field, ...]:
+    return tuple(sorted(fields, key=lambda field: -field.width))
+
+
+def _dense(bits: int, lane: int, words: int, register: int) -> Iterator[Field]:
+    """Yield the parts of a register's codes in ``words`` words, lowest bits first.
+
+    Each lane holds as many whole codes as fit; the rest of the lanes hold the codes of the last registers.
+    """
     whole = lane // bits
-    if register < bits * whole:
+    if register < words * whole:
         yield Field(register // whole, bits * (register % whole), bits, 0)
         return
     rest = lane - bits * whole
-    first = (register - bits * whole) * bits
+    first = (register - words * whole) * bits
     done = 0
     while done < bits:
         word, at = divmod(first + done, rest)
@@ -198,11 +228,34 @@ def _dense(bits: int, lane: int, register: int) -> Iterator[Field]:
         done += width
 
 
+def code_fields(bits: int, lane: int, register: int, element: int, order: str) -> tuple[Field, ...]:
+    """Return where one code lies, as if a word had one lane; any order whose words hold bits of codes."""
+    if order != "pairs":
+        held = fields(bits, lane, register, order)
+        return tuple(field._replace(position=field.position + lane * element) for field in held)
+    place = NIBBLE * (2 * (register % 4) + element)
+    nibble = _dense(bits, NIBBLE, bits, register // 4)
+    return _widest_first(field._replace(position=place + field.position) for field in nibble)
+
+
+def _pair_pieces(bits: int, register: int) -> tuple[Piece, ...]:
+    """Return the pieces of a register in order ``pairs``."""
+    return tuple(
+        Piece(word, ((1 << width) - 1) << (16 * element + shift), position - shift - 16 * element)
+        for element in (0, 1)
+        for word, position, width, shift in code_fields(bits, 16, register, element, "pairs")
+    )
+
+
 def orders(bits: int, lane: int) -> tuple[str, ...]:
     """Return the orders that codes of a width can have."""
     if bits == 4 and lane == 16:
-        return tuple(order for order in ORDERS if order != "dense")
-    return ("lanes", "dense") if bits in ODD_BITS else ("lanes",)
+        return tuple(order for order in ORDERS if order not in ("dense", "bytes"))
+    found = ["lanes"]
+    found += ["dense"] if bits in ODD_BITS else []
+    found += ["bytes"] if bits in BYTE_BITS and lane == 16 else []
+    found += ["pairs"] if bits in PAIR_BITS and lane == 16 else []
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)
@@ -215,10 +268,7 @@ def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
             for index in range(lane)
         )
     if order == "pairs":
-        return tuple(
-            (Piece(index // 4, 0xF, 8 * (index % 4)), Piece(index // 4, 0xF0000, 8 * (index % 4) - 12))
-            for index in range(lane)
-        )
+        return tuple(_pair_pieces(bits, index) for index in range(lane))
     every = sum(1 << at for at in range(0, 32, lane))
     return tuple(
         tuple(

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from math import gcd
 
-import numpy as np
-
 from ladder.ir.gemm import Gemm
-from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, NIBBLE, lane_of, packed_group
 from schedules.rules import AXES, RULES, serves
 from schedules.schedule import GpuSchedule
 from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
+from tile_types.forms import affine_forms, is_arithmetic
 
 WARP = 32
 SWIZZLE_ROW = 128
@@ -28,8 +27,8 @@ CHUNK_BYTES = 16
 STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
-TABLE_BYTES = 32 * 1024
-"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp."""
+TABLE_ROW = 128
+"""Bytes of an entry of a decode table: a word for each lane of a warp."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -238,7 +237,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline in WAVES:
         return lds_bytes(gemm, schedule)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
-        ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
+        ring = schedule.stages * (stage_bytes(gemm, schedule) + 16) + table_bytes(gemm)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
     return _wgmma_bytes(gemm, schedule) + table_bytes(gemm)
 
@@ -272,20 +271,25 @@ def evenly_spaced(weight: str) -> bool:
     element = get_type(weight).element_type
     if not element.exact or element.elem_bits > 8:
         return False
-    codes, values = element.valid_codes(), element.probe_values()
-    for flip in (0, 1 << (element.elem_bits - 1)):
-        flipped = np.asarray(codes, np.int64) ^ flip
-        step = float(values[-1] - values[0]) / float(flipped[-1] - flipped[0])
-        start = float(values[0]) / step - float(flipped[0])
-        if start.is_integer() and np.array_equal(step * (flipped + start), values):
-            return True
-    return False
+    return any((form.offset / form.factor).is_integer() for form in affine_forms(element))
+
+
+@cache
+def looked_up(weight: str, lane: int) -> bool:
+    """Whether codes become operands through a table in shared memory: neither by arithmetic nor by bytes.
+
+    Two bits have few values enough to select bytes of registers.
+    """
+    element = get_type(weight).element_type
+    return lane == 16 and element.elem_bits > 2 and not is_arithmetic(element)
 
 
 def table_bytes(gemm: Gemm) -> int:
-    """Return the bytes of a decode table, in which 16-bit cores look up four-bit codebooks."""
-    looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
-    return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
+    """Return the bytes of the smallest decode table: all values, of 3 or 4 bits all pairs of them."""
+    if not looked_up(gemm.weight, lane_of(gemm.activation)):
+        return 0
+    bits = weight_bits(gemm)
+    return TABLE_ROW << (bits + NIBBLE if bits <= NIBBLE else bits)
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:

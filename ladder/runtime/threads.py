@@ -11,7 +11,7 @@ alternating with torch's:
 
 A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
 operators run inline in the child, in the thread that calls them; else the child starts workers of its own.
-Such a child ends best by ``os._exit``, as multiprocessing's do: `_end_in_time` says what else happens.
+Such a child may end by ``os._exit``, as multiprocessing's do, or as any other process: see `_leave_pool`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ladder.runtime import elf
 
 ENVIRONMENT = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "2000"}
 """Defaults that the pool reads when it starts; the user's own values win."""
@@ -78,15 +80,23 @@ def runs_inline() -> bool:
     return _process.inline
 
 
-EXIT_SECONDS = 1
+EXIT_SECONDS = 10
 """How long a forked child may take for what is left after Python's own clean-up."""
 
+DESTRUCTOR = "_ZNSt18condition_variableD1Ev"
+"""Of condition variables: it waits for the threads that wait for one."""
 
-def _end_in_time() -> None:
-    """Let this thread's exit from a forked child take at most `EXIT_SECONDS`; SIGALRM ends it then.
 
-    TVM's pool waits in its destructor for the parent's workers. What is registered last runs first.
+def _leave_pool() -> None:
+    """Let this thread's exit from a forked child not wait for workers of the parent.
+
+    The destructor of TVM's pool wakes and joins its workers, which a child does not have, and that is over
+    at once; but the condition variables on which they waited are destroyed only when nobody waits. Where a
+    worker held a lock at the moment of the fork, which it does for a fraction of a microsecond, SIGALRM ends
+    the child. What is registered last runs first.
     """
+    if elf.is_supported():
+        elf.leave_out("libtvm_runtime", DESTRUCTOR)
     register = getattr(_libc, "__cxa_thread_atexit_impl", None)
     if register is not None:
         register(ctypes.cast(_libc.alarm, ctypes.c_void_p), ctypes.c_void_p(EXIT_SECONDS), None)
@@ -100,7 +110,7 @@ def _forget_workers() -> None:
     import torch
 
     if not _process.inline:
-        _end_in_time()
+        _leave_pool()
     _callers, _process.inline = _Callers(), True
     os.environ["TVM_NUM_THREADS"] = "1"
     torch.set_num_threads(1)  # its operators would wait for threads that the parent had

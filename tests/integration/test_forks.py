@@ -86,17 +86,25 @@ def _require(condition: bool) -> None:
     assert condition
 
 
-def test_a_child_that_leaves_by_exit_ends() -> None:
-    """Where TVM's pool would wait for threads that the child does not have, a signal ends it."""
-    program = """
-        import os, sys, test_forks
-        expected = test_forks.computed()
-        pid = os.fork()
-        if pid == 0:
-            same = bool((test_forks.computed() == expected).all())
-            print("computed", same, flush=True)
-            sys.exit(0)
-        os.waitpid(pid, 0)
+ENDS = {"sys.exit(3)": 3, "raise ValueError": 1, "pass": 0, "raise SystemExit('no')": 1}
+"""How a child leaves -> its exit status."""
+
+
+@pytest.mark.parametrize("leave", ENDS)
+def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str) -> None:
+    """Whatever TVM's pool does at exit; workers sleep a millisecond after the last kernel."""
+    program = f"""
+        import os, sys, time, test_forks
+        for pause in (0, 0.05):
+            expected = test_forks.computed()
+            time.sleep(pause)
+            pid = os.fork()
+            if pid == 0:
+                same = bool((test_forks.computed() == expected).all())
+                print("computed", same, flush=True)
+                {leave}
+                sys.exit()
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -106,7 +114,21 @@ def test_a_child_that_leaves_by_exit_ends() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == "computed True\n"
+    assert done.stdout == f"computed True\n{ENDS[leave]}\n" * 2
+
+
+def leaves() -> None:
+    computed()
+    sys.exit(5)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_have_the_exit_status_that_they_leave_with(method: str) -> None:
+    computed()
+    process = multiprocessing.get_context(method).Process(target=leaves)
+    process.start()
+    process.join(SECONDS)
+    assert process.exitcode == 5
 
 
 @pytest.mark.usefixtures("plain_compiler")
@@ -161,4 +183,9 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
 def test_workers_of_a_data_loader_compute() -> None:
     rows = Rows()
     loader = torch.utils.data.DataLoader(rows, batch_size=2, num_workers=2, timeout=SECONDS)
-    assert torch.equal(torch.cat(list(loader)), rows.y)
+    batches = iter(loader)
+    workers = batches._workers
+    assert torch.equal(torch.cat(list(batches)), rows.y)
+    for worker in workers:
+        worker.join(SECONDS)
+    assert [worker.exitcode for worker in workers] == [0, 0]

@@ -27,6 +27,9 @@ Expr = Any
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
+MOST_BRANCHES = 64
+"""Of a result: joins of several axes that are cut in each other's branches multiply."""
+
 COMBINE = {"reduce_sum": "add", "reduce_max": "maximum"}
 """Reduction -> the operator that makes one of two values."""
 
@@ -51,6 +54,8 @@ class Nest(ABC):
         self.sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
         self.recorder: list[tuple[str, Index]] | None = None
         """Notes what would be loaded, instead of loading."""
+        self.branches = 0
+        """Of the result being emitted."""
         self.values = Values(graph, self._load, self.sizes)
         self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
         self.results = {
@@ -173,17 +178,21 @@ class Nest(ABC):
     def branched(self, value: str, index: Index, inner: Index, body: Callable[[], None]) -> None:
         """Emit ``body()``, with branches around it for joins and borders that lie across rows.
 
-        Within each branch the join is decided, so that loops over columns have no condition.
+        Within each branch the join is decided, so that loops over columns have no condition. Beyond
+        `MOST_BRANCHES` what is left is decided at run time, element by element.
         """
+        if not self.values.assumptions:
+            self.branches = 0
         self.values.forget()
         with self.values.only_loads():
             if not self.values.needed(value, index):
                 self.values.at(value, index)
             free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
             comparison = next(free, None)
-        if comparison is None:
+        if comparison is None or self.branches >= MOST_BRANCHES:
             body()
             return
+        self.branches += 1
 
         def decided(holds: bool) -> Callable[[], None]:
             def emit() -> None:

@@ -231,7 +231,7 @@ class Values:
 
     def is_below(self, position: Expr, boundary: Expr) -> bool | None:
         """Return whether ``position < boundary`` here, None if that depends on the loop."""
-        position, boundary = self.simplified(position), self.simplified(boundary)
+        position, boundary = self.compared(position, boundary)
         if isinstance(position, int) and isinstance(boundary, int):
             return position < boundary
         known = self.assumed.get(self.key("below", (position, boundary)))
@@ -242,6 +242,27 @@ class Values:
         if self.analyzer.can_prove(position < boundary):
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
+
+    def compared(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr]:
+        """Return the sides of ``position < boundary``, without numbers added and limits that decide nothing.
+
+        So comparisons of what one loop variable is brought inside of are all of that variable.
+        """
+        position, boundary = self.simplified(position), self.simplified(boundary)
+        while (step := self._compared_within(position, boundary)) is not None:
+            position, boundary = step[0], self.simplified(step[1])
+        return position, boundary
+
+    def _compared_within(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr] | None:
+        """Return a comparison of an operand of the position that says the same, None if there is none."""
+        if isinstance(position, tirx.Add | tirx.Sub) and isinstance(position.b, tirx.IntImm):
+            moved = -position.b if isinstance(position, tirx.Add) else position.b
+            return position.a, boundary + moved
+        if isinstance(position, tirx.Max) and self.analyzer.can_prove(position.b < boundary):
+            return position.a, boundary
+        if isinstance(position, tirx.Min) and self.analyzer.can_prove(position.b >= boundary):
+            return position.a, boundary
+        return None
 
     def follows(self, position: Expr, boundary: Expr) -> bool | None:
         """Return what assumptions on other boundaries say of ``position < boundary``; None if nothing."""
@@ -469,7 +490,7 @@ def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, A
         value = values.under(outside, partial(values.at, operand, place))  # type: ignore[arg-type]
         if not last:
             values.note_break(index[axis], end)
-            values.open.append((values.simplified(index[axis]), values.simplified(end)))
+            values.open.append(values.compared(index[axis], end))
             value = T.if_then_else(index[axis] < end, value, result)
         result = value
     return result
@@ -497,7 +518,7 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
         return border
     if not borders:
         return values.at(node.inputs[0], place)
-    values.open += [(position, boundary) for position, boundary, _ in borders]
+    values.open += [values.compared(position, boundary) for position, boundary, _ in borders]
     conditions = [p < e if below else p >= e for p, e, below in borders]
     make = partial(values.at, node.inputs[0], _brought_inside(values, node, place))
     if otherwise == 0 and values.keep is not None and node.inputs[0] in values.zeroed:

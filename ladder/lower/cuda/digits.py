@@ -27,7 +27,6 @@ from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import packed_order
-from ladder.lower.gpu.decode_int import Affine, affine_forms
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.gpu.groups import Groups, array_dtype
 from ladder.lower.gpu.machine import XOR_AND, repeat
@@ -36,6 +35,7 @@ from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
+from tile_types.forms import Affine, affine_forms
 
 Expr = Any
 

@@ -27,7 +27,7 @@ from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
 from ladder.lower.gpu.arguments import declare_arguments
-from ladder.lower.gpu.decode import load_order, make_decoder
+from ladder.lower.gpu.decode import Decoder, load_order, make_decoder, table_sizes
 from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.experts import count_token_blocks
 from ladder.lower.gpu.groups import (
@@ -42,7 +42,6 @@ from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from schedules.layouts import TILE
 from schedules.legal import (
-    TABLE_BYTES,
     TOKEN_BUFFERS,
     TOKEN_SUMS,
 )
@@ -73,8 +72,8 @@ SHARED_SUM_CLOCKS = 2
 COPIED = 4
 """Chunks of a token of x that a thread copies in one turn."""
 
-TABLE_ROOMS = (2 * TABLE_BYTES, TABLE_BYTES, 0)
-"""Bytes of shared memory that a decoder's table may take, best first."""
+FEWEST_THREADS = 512
+"""Threads of a multiprocessor that still wait for enough words at once."""
 
 
 class Gemv:
@@ -90,30 +89,43 @@ class Gemv:
         self.overlap = Overlap(device)
 
     def _choose_decoder(self, device: TileDevice) -> None:
-        """Take the decoder with the largest table beside which x still fits."""
+        """Take the decoder whose table, beside which x still fits, is worth filling for a block's tiles."""
+        plan, tables = self.schedule, table_sizes(self.gemm)
+        choices: list[tuple[float, Decoder, Geometry]] = []
+        for room in tables:
+            try:
+                decoder, geo = self._with_table(device, room)
+            except ScheduleError:
+                if room == tables[-1] and not choices:
+                    raise
+                continue
+            tiles = geo.rows * -(-self.gemm.k // TILE) / TILE / plan.cluster
+            clocks = decoder.choice.weight() * tiles + decoder.table_entries  # an entry is written per clock
+            if not choices or geo.resident_blocks * geo.threads >= FEWEST_THREADS:
+                choices.append((clocks, decoder, geo))
+        _, self.decoder, self.geo = min(choices, key=lambda choice: choice[0])
+
+    def _with_table(self, device: TileDevice, room: int) -> tuple[Decoder, Geometry]:
+        """Return the decoder with a table of at most ``room`` bytes, and the kernel's sizes."""
         plan = self.schedule
         clocks = SUM_CLOCKS if plan.cluster == 1 else SHARED_SUM_CLOCKS
         sums = clocks * plan.tile_m // STEP_TOKENS / (plan.warp_rows // STRIP)
-        for room in TABLE_ROOMS:
-            self.decoder = make_decoder(
-                self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
-            )
-            tables = 4 * self.decoder.table_words + 4 * TOKEN_BUFFERS * TOKEN_SUMS * self.shares_sums
-            try:
-                self.geo = Geometry(self.groups, self.step, device, plan, tables)
-                return
-            except ScheduleError:
-                if not self.decoder.table_words:
-                    raise
+        decoder = make_decoder(self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums)
+        shared = 4 * TOKEN_BUFFERS * TOKEN_SUMS * self._shares_sums(decoder)
+        return decoder, Geometry(self.groups, self.step, device, plan, 4 * decoder.table_words + shared)
 
     @property
     def shares_sums(self) -> bool:
-        """Whether the warps of a block share sums of x: those of whole tiles are needed.
+        """Whether the warps of a block share sums of x."""
+        return self._shares_sums(self.decoder)
+
+    def _shares_sums(self, decoder: Decoder) -> bool:
+        """Tell whether the warps of a block share sums of x: those of whole tiles are needed.
 
         In a cluster a block has a part of K to sum, and more rows that need the sums. Otherwise it is faster
         that every warp sums what it multiplies: filling the table holds all of them up (measured on an H200).
         """
-        summed = left_by(self.decoder, self.gemm).sums_tokens and self.schedule.cluster > 1
+        summed = left_by(decoder, self.gemm).sums_tokens and self.schedule.cluster > 1
         return summed and self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
 
     def emit(self) -> None:

@@ -21,6 +21,7 @@ from ladder.lower.cuda.mma_tokens import token_source
 from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, SpanLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
+from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.epilogue import finish_row
 from ladder.lower.gpu.experts import count_token_blocks
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
@@ -28,7 +29,7 @@ from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile, each_piece
 from schedules.layouts import TILE
-from schedules.legal import scale_span
+from schedules.legal import scale_span, table_bytes
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -197,8 +198,14 @@ class Geometry:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block; results reuse the stages."""
-        return max(self.schedule.stages * self.stage_bytes, 4 * self.staged_tokens * self.pitch)
+        """Shared memory of a block; results reuse the table and the stages."""
+        stages = self.table_bytes + self.schedule.stages * self.stage_bytes
+        return max(stages, 4 * self.staged_tokens * self.pitch)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the decode table."""
+        return table_bytes(self.groups.gemm)
 
 
 class Mma:
@@ -209,7 +216,7 @@ class Mma:
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
         self.geo = Geometry(self.groups, self.step, device, schedule)
-        self.decoder = make_decoder(gemm, device)
+        self.decoder = make_decoder(gemm, device, table=self.geo.table_bytes)
         self.copier = Copier(device)
         self.overlap = Overlap(device)
         self.args = declare_arguments(gemm)
@@ -233,7 +240,9 @@ class Mma:
             with b.when(turns > turn):
                 self._copy_stage(turn, turn)
             self.copier.commit()
-        multiplier = TileMultiplier(self.decoder, self.sums)
+        if self.table is not None:  # a barrier comes before the first stage is read
+            self.decoder.fill_table(self.table.buffer, self.thread, self.geo.threads)
+        multiplier = TileMultiplier(self.decoder, self.sums, self.table)
         with b.loop(turns) as turn:
             self.copier.wait(stages - 2)
             b.block_sync()
@@ -276,6 +285,10 @@ class Mma:
             self.groups, self.step, self.decoder.operand, geo.row_blocks, geo.token_blocks
         )
         pool = b.shared_pool()
+        self.table: SharedTable | None = None
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable.of(table, self.lane)
         self.tokens = pool.alloc((plan.stages, geo.tokens.words(plan.tile_m)), "uint32", align=128)
         words = (plan.stages, geo.row_tiles, geo.stage_tiles, geo.tile_words)
         self.words = pool.alloc(words, "uint32", align=128)

@@ -15,18 +15,19 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.gpu.decode_codebook import PairTable, propose_lookup, propose_table
+from ladder.lower.gpu.decode_codebook import propose_lookup
 from ladder.lower.gpu.decode_float import (
     propose_crossed,
     propose_raw_crossed,
-    propose_raw_rebias,
-    propose_rebias,
+    propose_raw_wired,
     propose_through_bfloat,
+    propose_wired,
 )
 from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.gpu.decode_raw import propose_placed
 from ladder.lower.gpu.decode_signed import propose_signed
-from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_pairs
+from ladder.lower.gpu.decode_table import Table, propose_table
+from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_table
 from ladder.lower.gpu.machine import XOR, Cost, CountingMachine, Machine, Word
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import (
@@ -52,7 +53,7 @@ STRATEGIES: dict[str, Propose] = {
     "pass-through": propose_pass_through,
     "magic": propose_magic,
     "split magic": propose_split_magic,
-    "rebias": propose_rebias,
+    "wired": propose_wired,
     "crossed": propose_crossed,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
@@ -64,24 +65,24 @@ STRATEGIES: dict[str, Propose] = {
 
 RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
-    "unscaled": propose_raw_rebias,
+    "wired, unscaled": propose_raw_wired,
     "crossed, unscaled": propose_raw_crossed,
     "signed": propose_signed,
 }
 """Further ways where raw numbers will do."""
 
 LANES = ("lanes", "dense")
-BY_LANE = (*LANES, *SIGN_PLACES)
+BY_LANE = (*LANES, "bytes", *SIGN_PLACES)
 
 STRATEGY_ORDERS = {
     "pass-through": ("lanes",),
     "magic": BY_LANE,
-    "rebias": BY_LANE,
-    "unscaled": BY_LANE,
+    "wired": BY_LANE,
+    "wired, unscaled": BY_LANE,
     "through bfloat16": BY_LANE,
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
-    "table": ("pairs",),
+    "table": (*LANES, "bytes", "pairs"),
     "crossed": tuple(CROSSED),
     "crossed, unscaled": tuple(CROSSED),
 }
@@ -166,7 +167,7 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
     found: list[Proven] = []
     failures: list[str] = []
     for strategy, recipe, meaning in _proposals(conversion):
-        if strategy == "reference" and any(proven.strategy not in NEEDS for proven in found):
+        if strategy == "reference" and any(map(_runs_anywhere, found)):
             break
         try:
             prove(recipe, conversion, meaning)
@@ -180,6 +181,11 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
             + "; ".join(failures)
         )
     return sorted(found, key=Proven.weight)
+
+
+def _runs_anywhere(proven: Proven) -> bool:
+    """Tell whether a recipe needs neither a device's instructions nor a table."""
+    return proven.strategy not in NEEDS and not table_bytes(proven.recipe)
 
 
 def cheapest(
@@ -211,7 +217,15 @@ def _usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
 
 def table_bytes(recipe: Recipe) -> int:
     """Return the shared memory that a recipe's table takes."""
-    return recipe.bytes if isinstance(recipe, PairTable) else 0
+    return recipe.bytes if isinstance(recipe, Table) else 0
+
+
+def table_sizes(gemm: Gemm) -> list[int]:
+    """Return the bytes of shared memory that tables of a problem's decoders take, largest first; or 0."""
+    element = get_type(gemm.weight).element_type
+    order = packed_order(element, gemm.activation)
+    found = proven_recipes(Conversion(element, operand_type(gemm), order=order))
+    return sorted({table_bytes(proven.recipe) for proven in found} - {0}, reverse=True) or [0]
 
 
 def packed_order(ttype: TType, core: str) -> str:
@@ -330,6 +344,11 @@ class Decoder:
         """
         return table_bytes(self.choice.recipe) // 4
 
+    @property
+    def table_entries(self) -> int:
+        """Entries of the decoder's table: 0 if it has none."""
+        return len(self.choice.recipe.entries) if isinstance(self.choice.recipe, Table) else 0
+
     def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
         """Emit this thread's share of writing the table to shared memory.
 
@@ -341,8 +360,8 @@ class Decoder:
             This thread, and the number, of the threads that fill it.
         """
         recipe = self.choice.recipe
-        assert isinstance(recipe, PairTable)
-        fill_pairs(buffer, [entry & 0xFFFF for entry in recipe.entries[:16]], recipe.row, thread, threads)
+        assert isinstance(recipe, Table)
+        fill_table(buffer, recipe.values, recipe.step, recipe.row, thread, threads)
 
     def registers(
         self,

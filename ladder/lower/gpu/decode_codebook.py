@@ -1,10 +1,7 @@
-"""Arbitrary types of up to four bits: byte lookups in registers (prmt), pairs in shared memory.
+"""Arbitrary types of up to four bits: byte lookups in registers (prmt).
 
-In registers, the codes of eight elements are brought into the nibbles of one word: four registers
+The codes of eight elements are brought into the nibbles of one word: four registers
 of a 16-bit core, or two of an 8-bit core. Four nibbles at a time select bytes of the table.
-
-In shared memory, the byte that holds both codes of a register selects the whole register. Each
-lane has a copy in its own bank, so that no two lanes ever wait for each other.
 """
 
 from __future__ import annotations
@@ -18,8 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from ladder.lower.gpu.fields import Move, fields, gather, moves, shifts
-from ladder.lower.gpu.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROWS, Machine, Word, subtract_bytes
+from ladder.lower.gpu.machine import AND_XOR, Machine, Word, subtract_bytes
 from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Recipe
+from schedules.layouts import NIBBLE, code_fields
 from tile_types import core_values
 
 NUMPY_TYPES = {
@@ -64,7 +62,8 @@ class Lookup:
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two or four values."""
         if self.order == "pairs":
-            value = self._paired(m, words[index // 4], index % 4)
+            nibbles = moves(code_fields(self.bits, self.lane, index // 4 * 4, 0, "pairs"), 0, self.bits, 0)
+            value = self._paired(m, gather(m, words, nibbles, NIBBLE), index % 4)
             return value if zero is None else m.float_sub(self.operand, value, zero)
         size = self.lane // 4
         order, wanted = nibble_moves(self.bits, self.lane, index // size, self.order)
@@ -114,35 +113,6 @@ class Lookup:
         return m.permute(m.constant(low), m.constant(high), selector)
 
 
-@dataclass(frozen=True)
-class PairTable:
-    """Loads of whole registers from shared memory.
-
-    ``entries`` holds the registers of every byte, ``row`` bytes apart.
-    """
-
-    operand: str
-    entries: tuple[int, ...]
-    row: int
-
-    @property
-    def bytes(self) -> int:
-        """Shared memory that the table takes."""
-        return len(self.entries) * self.row
-
-    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
-        """Return two values."""
-        value = self._load(m, words[index // 4], index % 4)
-        return value if zero is None else m.float_sub(self.operand, value, zero)
-
-    def _load(self, m: Machine, codes: Word, byte: int) -> Word:
-        if self.row == 256:  # bytes: of the lane, of the codes, and the lane's upper byte, which is 0
-            offset = m.permute(codes, m.table_lane(), m.constant(0x5504 | byte << 4))
-            return m.look_up(self.entries, self.row, offset)
-        address = m.dot(codes, self.row << 8 * byte, m.table_lane(absolute=True))
-        return m.look_up(self.entries, self.row, address, absolute=True)
-
-
 def operand_bits(conversion: Conversion) -> tuple[int, ...]:
     """Return the operand's bits of every code (0 for codes without a value)."""
     valid = np.zeros(1 << conversion.bits, dtype=bool)
@@ -155,15 +125,7 @@ def operand_bits(conversion: Conversion) -> tuple[int, ...]:
 def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
     """Propose lookups in registers for any type of up to four bits."""
     operand = conversion.operand
-    if conversion.bits > 4 or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
+    if conversion.bits > NIBBLE or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
         return
     table = operand_bits(conversion)
     yield Lookup(conversion.bits, operand, conversion.lane, table, conversion.order)
-
-
-def propose_table(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose tables in shared memory for any type of four bits whose codes lie in pairs."""
-    table = operand_bits(conversion)
-    entries = tuple(table[byte & 15] | table[byte >> 4] << 16 for byte in range(TABLE_ENTRIES))
-    for row in TABLE_ROWS:
-        yield PairTable(conversion.operand, entries, row)

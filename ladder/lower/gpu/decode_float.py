@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from ladder.lower.gpu.fields import Field, gather, moves
 from ladder.lower.gpu.machine import AND, XOR_AND, Machine, Word, repeat
 from ladder.lower.gpu.recipes import (
@@ -21,38 +18,49 @@ from ladder.lower.gpu.recipes import (
     lane_recipes,
 )
 from schedules.crossed import CROSSED
-from tile_types import TType
+from tile_types.forms import Wiring, wirings
 
 
 @dataclass(frozen=True)
-class Rebias:
-    """Sign, exponent and mantissa go to the core's positions; a multiply corrects the bias.
+class Wired:
+    """Bits of the code go to their places in the core, others are constant; a multiply corrects the bias.
 
     A subnormal of the small format lands on a subnormal of the core, and the multiply
     normalises it: no case distinction.
     """
 
     core: FloatCore
-    bits: int
-    signed: bool
-    mantissa_bits: int
-    factor: float
+    wiring: Wiring
 
     def convert(self, m: Machine, words: Sequence[Word], where: Sequence[Field], zero: Word | None) -> Word:
         """Return ``value - zero`` in both lanes."""
-        name, magnitude = self.core.name, self.bits - self.signed
-        wanted = moves(where, 0, magnitude, self.core.mantissa_bits - self.mantissa_bits)
-        if self.signed:
-            wanted += moves(where, magnitude, self.bits, 15)
-        value = gather(m, words, wanted, 16)
-        if self.factor != 1.0:
-            value = m.float_mul(name, value, m.constant(self.core.bits(self.factor)))
+        name, gain = self.core.name, self.wiring.gain
+        wanted = [move for run in runs(self.wiring) for move in moves(where, *run)]
+        value = gather(m, words, wanted, 16, repeat(self.wiring.base, 16))
+        if gain != 1.0:
+            value = m.float_mul(name, value, m.constant(self.core.bits(gain)))
         return value if zero is None else m.float_sub(name, value, zero)
+
+    def unscaled(self) -> Wired:
+        """Return the recipe without its multiply."""
+        return replace(self, wiring=replace(self.wiring, gain=1.0))
+
+
+def runs(wiring: Wiring) -> list[tuple[int, int, int]]:
+    """Return ``(first, end, target)``: code bits that go to neighbouring bits from ``target`` on."""
+    found: list[tuple[int, int, int]] = []
+    for bit, source in wiring.wires:
+        first, end, target = found[-1] if found else (0, 0, -1)
+        if source == end and bit == target + end - first and found:
+            found[-1] = (first, end + 1, target)
+        else:
+            found.append((source, source + 1, bit))
+    return found
 
 
 @dataclass(frozen=True)
 class Crossed:
-    """As `Rebias`, of codes in a crossed order: one instruction on one or two shifted words."""
+    """As `Wired`, of codes in a crossed order: one instruction on one or two shifted words."""
 
     core: FloatCore
     order: str
@@ -92,51 +100,30 @@ class ThroughBfloat:
         return value if zero is None else m.float_sub("float16", value, zero)
 
 
-def _placed(ttype: TType, core: FloatCore, signed: bool, mantissa: int) -> npt.NDArray[np.float64]:
-    """Return what the moved fields of every valid code are worth before the multiply."""
-    codes, magnitude = ttype.valid_codes(), ttype.elem_bits - signed
-    bits = (codes & ((1 << magnitude) - 1)) << (core.mantissa_bits - mantissa)
-    bits |= (codes >> magnitude) << 15
-    return bits.astype(np.uint16).view(core.numpy).astype(np.float64)
-
-
-def _rebias(conversion: Conversion) -> Iterator[tuple[str, Rebias]]:
-    ttype = conversion.ttype
-    if conversion.bits > 8:
-        return
-    values = ttype.probe_values()
+def _wired(conversion: Conversion) -> Iterator[tuple[str, Wired]]:
     for core in FLOAT_CORES.values():
-        for signed in (True, False):
-            magnitude = conversion.bits - signed
-            for mantissa in range(max(0, magnitude - core.exponent_bits), magnitude):
-                placed = _placed(ttype, core, signed, mantissa)
-                usable = np.flatnonzero(np.isfinite(placed) & (placed != 0) & (values != 0))
-                if not len(usable):
-                    continue
-                factor = float(values[usable[0]] / placed[usable[0]])
-                with np.errstate(invalid="ignore"):
-                    fits = np.array_equal(placed * factor, values)
-                if fits and core.holds(factor):
-                    yield core.name, Rebias(core, conversion.bits, signed, mantissa, factor)
+        for wiring in wirings(conversion.ttype, core.name):
+            yield core.name, Wired(core, wiring)
 
 
 def _through_bfloat(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
-    for core, inner in _rebias(conversion):
+    for core, inner in _wired(conversion):
         if core == "bfloat16":
             yield "float16", ThroughBfloat(inner)
 
 
-def propose_rebias(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose field moves for types that are floating-point formats."""
-    yield from lane_recipes(conversion, _rebias(conversion))
+def propose_wired(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose moved bits for floating-point formats and their like."""
+    yield from lane_recipes(conversion, _wired(conversion))
 
 
 def _crossed(conversion: Conversion) -> Iterator[Crossed]:
     crossing = CROSSED[conversion.order]
-    for core, recipe in _rebias(conversion):
-        placed = recipe.signed and recipe.core.mantissa_bits - recipe.mantissa_bits == crossing.place
-        if placed and core == conversion.operand and crossing.sign == 15:
-            yield Crossed(recipe.core, conversion.order, recipe.factor)
+    placed = (*((crossing.place + bit, bit) for bit in range(3)), (crossing.sign, 3))
+    for core, recipe in _wired(conversion):
+        fits = core == conversion.operand
+        if fits and recipe.wiring.wires == placed and not recipe.wiring.base:
+            yield Crossed(recipe.core, conversion.order, recipe.wiring.gain)
 
 
 def propose_crossed(conversion: Conversion) -> Iterator[Recipe]:
@@ -155,9 +142,9 @@ def propose_through_bfloat(conversion: Conversion) -> Iterator[Recipe]:
     yield from lane_recipes(conversion, _through_bfloat(conversion))
 
 
-def propose_raw_rebias(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
-    """Propose field moves whose power of two is left to scales or to the accumulator."""
-    for core, recipe in _rebias(conversion):
+def propose_raw_wired(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+    """Propose moved bits whose power of two is left to scales or to the accumulator."""
+    for core, recipe in _wired(conversion):
         if core == conversion.operand:
-            raw = Lanes16(conversion.bits, replace(recipe, factor=1.0), conversion.order)
-            yield raw, Meaning(gains=(recipe.factor, recipe.factor))
+            raw = Lanes16(conversion.bits, recipe.unscaled(), conversion.order)
+            yield raw, Meaning(gains=(recipe.wiring.gain, recipe.wiring.gain))

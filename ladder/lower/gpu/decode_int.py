@@ -5,33 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ladder.lower.gpu.fields import Field, fields, gather, moves
 from ladder.lower.gpu.machine import XOR, Machine, Word, repeat
 from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, FloatCore, LaneRecipe, Recipe, lane_recipes
-from tile_types import TType
-
-
-@dataclass(frozen=True)
-class Affine:
-    """``value(code) = factor * (code ^ flip) + offset`` for every valid code."""
-
-    flip: int
-    factor: float
-    offset: float
-
-
-def affine_forms(ttype: TType) -> Iterator[Affine]:
-    """Yield the affine forms of a type: plain, or with the top bit flipped (two's complement)."""
-    codes, values = ttype.valid_codes().astype(np.int64), ttype.probe_values()
-    for flip in (0, 1 << (ttype.elem_bits - 1)):
-        flipped = codes ^ flip
-        run = float(flipped[-1] - flipped[0])
-        factor = float(values[-1] - values[0]) / run if run else 1.0
-        offset = float(values[0]) - factor * float(flipped[0])
-        if np.array_equal(factor * flipped + offset, values):
-            yield Affine(flip, factor, offset)
+from tile_types.forms import Affine, affine_forms
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
@@ -64,34 +65,59 @@ static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int
 }
 """
 
-FILL_PAIRS = """
+FILL_TABLE = """
 static __device__ __forceinline__ unsigned int {name}_value(int code) {{
-  unsigned long long four = code & 8 ? (code & 4 ? {3} : {2}) : (code & 4 ? {1} : {0});
+  const unsigned long long four = {four};
   return (unsigned int)(four >> (16 * (code & 3))) & 0xFFFF;
 }}
 static __device__ __forceinline__ void {name}(unsigned int* table, int thread, int threads) {{
 #pragma unroll 1
-  for (int codes = thread; codes < 256; codes += threads) {{
-    const unsigned int pair = {name}_value(codes % 16) | {name}_value(codes / 16) << 16;
+  for (int codes = thread; codes < {entries}; codes += threads) {{
+    const unsigned int word = {word};
     uint4* row = reinterpret_cast<uint4*>(table) + codes * {row};
 #pragma unroll
-    for (int i = 0; i < 8; i++) row[i ^ codes % 8] = make_uint4(pair, pair, pair, pair);
+    for (int i = 0; i < 8; i++) row[i ^ codes % 8] = make_uint4(word, word, word, word);
   }}
 }}
 """
 
+IMMEDIATE_FOURS = 8
+"""Words of four values up to which values are immediate operands: memory would have to be read by every
+launch first."""
 
-def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
-    """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
 
-    Entries begin ``row`` bytes apart; the threads of a pass write to different banks. Values are
-    immediate operands: constant memory would have to be read first, by every launch.
+def fill_table(buffer: Any, values: Sequence[int], step: int, row: int, thread: Expr, threads: int) -> None:
+    """Emit one thread's share of a table of 16-bit values, or of all pairs of them, repeated for 32 lanes.
+
+    Entries begin ``row`` bytes apart; the threads of a pass write to different banks. A pair's second
+    code begins ``step`` bits after the first one; 0 if there are no pairs.
     """
-    fours = [sum(value << (16 * i) for i, value in enumerate(values[at : at + 4])) for at in range(0, 16, 4)]
-    text = [f"{four:#x}ull" for four in fours]
-    name = f"ladder_fill_pairs_{zlib.crc32(' '.join(text).encode()):08x}_{row}"
-    source = FILL_PAIRS.format(*text, name=name, row=row // 16)
+    padded = np.array([*values, *([0] * (-len(values) % 4))], "<u2")
+    text = [f"{four:#x}ull" for four in padded.view("<u8").tolist()]
+    name = f"ladder_fill_table_{zlib.crc32(' '.join(text).encode()):08x}_{len(values)}_{step}_{row}"
+    immediate = len(text) <= IMMEDIATE_FOURS
+    source = FILL_TABLE.format(
+        name=name,
+        four=_chosen(text, 4) if immediate else f"{name}_values[code >> 2]",
+        word=f"{name}_value(codes)"
+        if not step
+        else f"{name}_value(codes & {(1 << step) - 1}) | {name}_value(codes >> {step}) << 16",
+        entries=len(values) << step,
+        row=row // 16,
+    )
+    if not immediate:
+        held = f"{name}_values[{len(text)}] = {{{', '.join(text)}}}"
+        source = f"\nstatic __device__ const unsigned long long {held};{source}"
     b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0]), thread, threads))
+
+
+def _chosen(texts: Sequence[str], unit: int) -> str:
+    """Return the expression that chooses a text, which stands for ``unit`` codes, by the bits of a code."""
+    if len(texts) == 1:
+        return texts[0]
+    half = len(texts) // 2
+    low, high = _chosen(texts[:half], unit), _chosen(texts[half:], unit)
+    return f"!(code & {half * unit}) ? ({low}) : ({high})"
 
 
 @dataclass(frozen=True)
@@ -149,6 +175,9 @@ class TirMachine(Machine):
     def _do_multiply(self, x: Expr, factor: int, addend: int) -> Expr:
         product = x * T.uint32(factor)
         return product + T.uint32(addend) if addend else product
+
+    def _do_multiply_add(self, x: Expr, addend: Expr, factor: int) -> Expr:
+        return x * T.uint32(factor) + addend
 
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         return self._call("ladder_prmt", SPELLINGS["permute"], x, y, selector)

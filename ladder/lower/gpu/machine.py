@@ -28,8 +28,6 @@ XOR_AND = 0x28
 """lop3 table of ``(a ^ b) & c``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
-XOR_AND = 0x28
-"""lop3 table of ``(a ^ b) & c``."""
 REFERENCE_COST = 40
 """Instructions of one element of the reference decode, roughly."""
 
@@ -40,6 +38,7 @@ PIPE_CLOCKS = {
     "rotate": ("alu", 2.0),
     "permute": ("alu", 2.0),
     "multiply": ("fma", 2.0),
+    "multiply_add": ("fma", 2.0),
     "subtract": ("alu", 2.0),
     "dot": ("fma", 2.0),
     "float_sub": ("fma", 1.0),
@@ -64,8 +63,6 @@ TABLE_ROWS = (256, 128)
 With 256, half of them unused, a byte of codes is a byte of the address: one `permute` puts it there.
 With 128 one `dot` does, which is as many clocks; gemv takes 4 % longer with it, wgmma 9 % less (H200).
 """
-
-TABLE_ENTRIES = 256
 
 ISSUE_WEIGHT = 0.5
 """How much an instruction counts beside the busiest pipe: decoding shares the issue slots."""
@@ -132,6 +129,10 @@ class Machine(ABC):
         A factor of several bits adds copies of ``a``, shifted left.
         """
         return self._once("multiply", (a,), factor, addend & 0xFFFFFFFF)
+
+    def multiply_add(self, a: Word, factor: int, addend: Word) -> Word:
+        """Return ``a * factor + addend`` modulo 2**32."""
+        return self._once("multiply_add", (a, addend), factor)
 
     def permute(self, a: Word, b: Word, selector: Word) -> Word:
         """Pick four of the eight bytes of (a, b) by the low four nibbles of ``selector`` (prmt)."""

@@ -98,6 +98,9 @@ class NumpyMachine(Machine):
     def _do_multiply(self, a: Words, factor: int, addend: int) -> Words:
         return a * np.uint32(factor) + np.uint32(addend)
 
+    def _do_multiply_add(self, a: Words, addend: Words, factor: int) -> Words:
+        return a * np.uint32(factor) + addend
+
     def _do_permute(self, a: Words, b: Words, selector: Words) -> Words:
         pool = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
         result = np.zeros(np.broadcast_shapes(pool.shape, selector.shape), np.uint32)
@@ -198,7 +201,7 @@ def prove(
         rounded = core_values(ttype, conversion.operand)
         values = rounded[codes]
     # Where pairs of codes are decoded together, every pair must be seen.
-    for rotation in range(len(codes)) if conversion.order == "pairs" else ROTATIONS:
+    for rotation in range(len(codes)) if getattr(recipe, "together", 1) > 1 else ROTATIONS:
         index = batch[:, None] + np.arange(32)[None, :] * rotation
         chosen = (index % len(codes)).reshape(len(batch), lane, 32 // lane)
         expected = values[chosen] - zero[:, None, None]

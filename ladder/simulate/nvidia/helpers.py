@@ -276,17 +276,12 @@ def _look_up_at(t: Translator, call: CallView, groups: tuple[str, ...], source: 
     return read
 
 
-def _pair_values(source: str) -> Array:
-    """Return the 16 values of a table, from an array or from four 64-bit constants."""
-    text = re.search(r"_values\[16\] = \{([^}]*)\}", source)
-    if text is not None:
-        return np.array([int(v) for v in text[1].split(",")], np.uint32)
+def _table_values(source: str, count: int) -> Array:
+    """Return the values of a table from its 64-bit constants, four values each, in the order of codes."""
     fours = [int(v, 16) for v in re.findall(r"(0x[0-9a-f]+)ull", source)]
-    if len(fours) != 4:
-        raise UnknownCallError("a table of pairs whose values the simulator cannot read")
-    # code & 8 ? (code & 4 ? [12:16] : [8:12]) : (code & 4 ? [4:8] : [0:4])
-    words = [fours[3 - index // 4] >> 16 * (index % 4) & 0xFFFF for index in range(16)]
-    return np.array(words, np.uint32)
+    if 4 * len(fours) < count:
+        raise UnknownCallError("a table whose values the simulator cannot read")
+    return np.array([fours[index // 4] >> 16 * (index % 4) & 0xFFFF for index in range(count)], np.uint32)
 
 
 def _read_peer(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
@@ -349,27 +344,29 @@ def _carry(t: Translator, call: CallView, groups: tuple[str, ...], source: str) 
     return action
 
 
-def _fill_pairs(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
-    """Fill a table of all pairs of 16 values: the loop of the helper, turn by turn."""
-    values = _pair_values(source)
-    row = int(groups[1]) // 16
+def _fill_table(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """Fill a table of values or of all pairs of them: the loop of the helper, turn by turn."""
+    count, step, row = (int(group) for group in groups)
+    words = _table_values(source, count)
+    if step:
+        lows = np.resize(words, 1 << step)
+        words = (lows[None, :] | words[:, None] << np.uint32(16)).reshape(-1)
     table, thread, threads = t.read(call.operands[0]), t.read(call.operands[1]), t.number(call.operands[2])
 
     def action(c: Cohort) -> None:
         pointer: Pointer = table(c)
         saved = c.mask
-        for first in range(0, 256, threads):
+        for first in range(0, len(words), threads):
             codes = spread(thread(c), c.count, np.dtype(np.int64)) + first
-            inside = codes < 256
+            inside = codes < len(words)
             c.mask = saved
             c.mask = None if (mask := c.narrowed(inside)).all() else mask
             if not mask.any():
                 continue
             safe = np.where(inside, codes, 0)
-            pair = values[safe % 16] | values[safe // 16] << np.uint32(16)
-            data = np.ascontiguousarray(np.repeat(pair[:, :, None], 4, axis=2)).view(np.uint8)
+            data = np.ascontiguousarray(np.repeat(words[safe][:, :, None], 4, axis=2)).view(np.uint8)
             for index in range(8):
-                place = pointer.offset + (safe * row + (index ^ safe % 8)) * 16
+                place = pointer.offset + safe * row + (index ^ safe % 8) * 16
                 c.machine.memory.store_shared(c, place, data, pointer.target, call.statement)
         c.mask = saved
 
@@ -480,7 +477,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
-    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "row[i ^ codes % 8] = make_uint4(pair", _fill_pairs),
+    Helper(r"ladder_fill_table_\w+?_(\d+)_(\d+)_(\d+)", "row[i ^ codes % 8] = make_uint4(word", _fill_table),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
     Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
     Helper(r"ladder_write_peer", "st.shared::cluster.v4.f32", _write_peer),
