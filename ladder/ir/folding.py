@@ -242,7 +242,7 @@ class _Folding:
             del self.forms[value]
         main = self.put(replace(first, shift=self.both("add", first.shift, second.shift), ttype=WIDE))
         other = self.put(replace(second, shift="", ttype=second.core.tile.ttype.name))
-        value = self.g.add("add", main, self.g.add("convert", other, type=WIDE))
+        value = self.g.add("add", main, self.wide(other))
         return self.typed(value, node.tile.ttype.name)
 
     def conversion(self, node: Node) -> _Form | None:

@@ -7,7 +7,7 @@ views of chains that read them at no cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ladder.ir.build import node_attributes
@@ -219,27 +219,13 @@ def _depthwise(match: Match) -> str | None:
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
 """Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
 
-FEW_TAPS = 25
-"""Elements of a window up to which sums over windows keep up with libraries of CPUs."""
-
-
-def _depthwise_of_few(match: Match) -> str | None:
-    """Do as `_depthwise` where windows are small."""
-    taps = product(match.builder.tile(match.root.inputs[1]).shape[3:])
-    return _depthwise(match) if isinstance(taps, int) and taps <= FEW_TAPS else None
-
-
-def _sinking(depthwise: Callable[[Match], str | None]) -> Rules:
-    return (
-        Rule("channels last in windows", pattern("map"), _sink_windows),
-        Rule("channels by themselves", pattern("contract"), depthwise),
-        Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
-        Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
-        Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
-        Rule("channels last in joins", pattern("concat"), _sink_concat),
-        Rule("channels last in functions", Pattern(), _sink_elementwise),
-    )
-
-
-TRANSPOSE_SINKING: Mapping[bool, Rules] = {True: _sinking(_depthwise), False: _sinking(_depthwise_of_few)}
-"""Whether a GPU computes -> rules that move transposes that put channels last behind what follows them."""
+TRANSPOSE_SINKING: Rules = (
+    Rule("channels last in windows", pattern("map"), _sink_windows),
+    Rule("channels by themselves", pattern("contract"), _depthwise),
+    Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
+    Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
+    Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
+    Rule("channels last in joins", pattern("concat"), _sink_concat),
+    Rule("channels last in functions", Pattern(), _sink_elementwise),
+)
+"""Rules that move transposes that put channels last behind what follows them."""

@@ -41,9 +41,14 @@ FUNCTIONS: Mapping[str, Mapping[Key, str]] = {
 """Kind of device -> what torch computes there in one launch."""
 
 POINTS: Mapping[str, Mapping[Key, str]] = {
+    "llvm": {PLAIN: ADDMM, (True, False, ()): ADDMM},
     "cuda": {PLAIN: ADDMM, (True, False, ()): ADDMM, (True, False, ("relu",)): ADDMM_RELU},
 }
 """The same for windows of one element: products of matrices."""
+
+
+NO_PRODUCTS = (("llvm", "float16"),)
+"""Kinds of devices and types for which torch multiplies matrices element by element."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None
     """Return the functions of torch that compute a region in one launch."""
     kind = "llvm" if device is None else device.kind
     key = (bool(form.bias), bool(form.residual), form.functions)
-    tables = [FUNCTIONS, POINTS] if form.form.are_points else [FUNCTIONS]
+    points = form.form.are_points and (kind, region.graph.tile(form.x).ttype.name) not in NO_PRODUCTS
+    tables = [POINTS, FUNCTIONS] if points else [FUNCTIONS]
     names = dict.fromkeys(table[kind][key] for table in tables if key in table.get(kind, {}))
     return [
         Way(replace(region, roles=(("by", name),)), library_us(name, form, region.graph, device))

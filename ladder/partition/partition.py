@@ -33,16 +33,14 @@ FIRST = (
     rewriting("heads that share keys", GROUPED_ATTENTION),
 )
 
-SINKING = {gpu: rules + LAYOUT_FOLDING + RESHAPE_SINKING for gpu, rules in TRANSPOSE_SINKING.items()}
-
-CHANNELS = {
-    False: (rewriting("channels last", SINKING[False]),),
-    True: (
-        rewriting("channels last", CHANNELS_LAST + SINKING[True] + CHANNEL_GROUPS),
-        rewriting("axes of one element", STILL + LAYOUT_FOLDING),
+CHANNELS = (
+    rewriting(
+        "channels last",
+        CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS,
     ),
-}
-"""Whether convolutions want channels last -> what gives them: CPUs' libraries are faster without."""
+    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
+)
+"""What gives convolutions channels last."""
 
 LAST = (Pass("merge equal nodes again", merge_equal),)
 
@@ -70,10 +68,9 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
 
     If ``precise``, several operators do not become one: it would round otherwise.
     """
-    gpu = device is not None and device.is_gpu
     ours = device is not None and has_kernels(device)
     further = (*(() if precise else FOUND), *ATTENTION, *IMAGES) if ours else ()
-    return run_passes(graph, (*FIRST, *CHANNELS[gpu], *LAST, *further))
+    return run_passes(graph, (*FIRST, *CHANNELS, *LAST, *further))
 
 
 def partition(

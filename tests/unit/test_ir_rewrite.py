@@ -242,7 +242,7 @@ PROGRAMS = dict(turned_programs())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_channels_stay_last(name):
     graph = PROGRAMS[name]
-    result = rewrite(graph, TRANSPOSE_SINKING[False])
+    result = rewrite(graph, TRANSPOSE_SINKING)
     verify(result)
     given = operands(graph)
     found, wanted = evaluate(result, given), evaluate(graph, given)

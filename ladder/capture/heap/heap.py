@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,11 +37,20 @@ from ladder.capture.values.kinds import (
     made_by_native,
     parts,
 )
-from ladder.capture.values.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open
+from ladder.capture.values.shapes import (
+    DynamicSize,
+    Shapes,
+    Walk,
+    extent_path,
+    liftable,
+    may_be_left_open,
+    standing,
+)
 from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, signature
 
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
+Read = Callable[[Node, Any, Any, str, str], Any]
 MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
 """Immutable containers, and what makes one of the tuple of its parts."""
 
@@ -380,6 +389,9 @@ class Heap:
         if kind is slice:
             texts = ", ".join(self.reference(part, uses) for part in parts(value))
             return self.fresh(value, f"slice({texts})", uses)
+        if kind is Walk:
+            place = f"{self.reference(value.source, uses)}, {value.view!r}, {value.at}"
+            return self.fresh(value, f"{self.constant(standing)}({place})", uses)
         if kind is types.MethodType:
             texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
             return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
@@ -413,15 +425,34 @@ class Heap:
                 for item in value:
                     self.touch(item, depth - 1)
             return
-        for key in node.stored & node.lifted.keys():
+        for key in [key for key in node.lifted if node.holds_dynamic(key)]:
             self.fix_parts(node.lifted.pop(key))
+        self._touch_once(node, self.read)
+        self._touch_inside(value, depth)
+
+    def _touch_once(self, node: Node, read: Read) -> None:
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")
             node.full = True
             if node.external:
-                self._touch_entries(node)
-        self._touch_inside(value, depth)
+                self._touch_entries(node, read)
+
+    def items(self, value: Any) -> Any:
+        """Guard all that a container holds, and return it; numbers that are left open are `Dynamic`.
+
+        A copy where there are any.
+        """
+        node = self.find(value)
+        if node is None:
+            return value
+        self._touch_once(node, self.load)
+        held = {key: item for key, item in node.lifted.items() if node.holds_dynamic(key)}
+        if not held:
+            return value
+        if is_a(value, dict):
+            return {key: held.get(key, item) for key, item in dict.items(value)}
+        return [held.get(index, item) for index, item in enumerate(value)]
 
     def _touch_inside(self, value: Any, depth: int) -> None:
         if depth > 1:
@@ -430,7 +461,7 @@ class Heap:
                 for item in list(inside):
                     self.touch(item, depth - 1)
 
-    def _touch_entries(self, node: Node) -> None:
+    def _touch_entries(self, node: Node, read: Read) -> None:
         value: Any = node.obj
         var = node.var
         if node.pinned and type(value) in (tuple, frozenset):
@@ -448,11 +479,11 @@ class Heap:
                 entry = f"{var}[{{}}]"
             for index in range(size):
                 item = base.__getitem__(value, index)
-                self.read(node, index, item, entry.format(index), f"{path}[{index}]")
+                read(node, index, item, entry.format(index), f"{path}[{index}]")
             if base is deque:
                 self.guard.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
         elif is_a(value, dict):
-            self._touch_dict(node, path)
+            self._touch_dict(node, path, read)
         elif is_a(value, set | frozenset):
             self.constant_keys(value)
             items = self.constant(list(value))
@@ -464,12 +495,12 @@ class Heap:
             if not is_constant(key):
                 raise CaptureError(f"a set or dict keyed by {_brief(key)}")
 
-    def _touch_dict(self, node: Node, path: str) -> None:
+    def _touch_dict(self, node: Node, path: str, read: Read) -> None:
         if node.pinned and type(node.obj) is dict:
             self.constant_keys(node.obj)
             self.guard.table.add(node.obj, WHOLE, list(node.obj), path)
             for key, item in node.obj.items():
-                self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
+                read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
             return
         keys = list(dict.__iter__(node.obj)) if not is_a(node.obj, OrderedDict) else list(node.obj)
         self.constant_keys(keys)
@@ -484,7 +515,7 @@ class Heap:
             text = (
                 f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
             )
-            self.read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
+            read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
 
 
 def _mutable_class(kind: type) -> bool:

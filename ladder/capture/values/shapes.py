@@ -41,6 +41,38 @@ class Growing:
         self.items = list(items)
 
 
+class Walk:
+    """The iterator of a loop over a list or tuple, or a view of a dictionary, which only the loop sees."""
+
+    __slots__ = ("at", "keys", "source", "view")
+
+    def __init__(self, source: Any, view: str = "") -> None:
+        self.source = source
+        self.view = view
+        self.at = 0
+        self.keys = list(source) if view else []
+
+    def step(self, items: Any, stop: Any) -> Any:
+        """Return what comes next of `items`, which `source` holds now, or `stop`."""
+        if self.view and len(items) != len(self.keys):
+            raise RuntimeError("dictionary changed size during iteration")
+        if self.at >= len(items):
+            return stop
+        self.at += 1
+        if not self.view:
+            return items[self.at - 1]
+        key = self.keys[self.at - 1]
+        return {"keys": key, "values": items[key], "items": (key, items[key])}[self.view]
+
+
+def standing(source: Any, view: str, at: int) -> Any:
+    """Return an iterator over `source`, or a view of it, of which `at` items have been taken."""
+    iterator = iter(getattr(source, view)() if view else source)
+    for _ in range(at):
+        next(iterator)
+    return iterator
+
+
 def may_be_left_open(tensor: torch.Tensor) -> bool:
     """Say whether extents of `tensor` may have symbols: its strides follow from its shape."""
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()

@@ -16,6 +16,7 @@ from ladder.ir.graph import Node
 from ladder.ir.scalars import opaque
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
+from ladder.lower.chain.cpu_lanes import Lanes, columns_beside
 from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, nearest, through_bfloat16
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
@@ -60,6 +61,10 @@ class CpuNest(Nest):
         self.merged = self.merged_axes()
         if self.merged > 1:
             self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
+        self.beside = columns_beside(self)
+        """Columns that have reductions of their own, beside one another."""
+        if self.beside:
+            self.rows -= 1
 
     @cached_property
     def kept(self) -> frozenset[str]:
@@ -151,16 +156,40 @@ class CpuNest(Nest):
 
     def emit_rows(self, count: Expr, extents: Sequence[Expr], serial: bool) -> None:
         """Emit the loop over rows."""
+        if self.beside and extents:
+            self.emit_lines(extents, serial)
+            return
         with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
-            index = self.unravelled(row, extents)
-            self.values.rows.clear()
-            for value in self.graph.outputs:
-                self.result(value, index)
-                self.values.forget()
+            self.emit_row(self.unravelled(row, extents))
         self.values.cells.clear()
+
+    def emit_lines(self, extents: Sequence[Expr], serial: bool) -> None:
+        """Emit the rows as lines of them, over threads, and rows one after the other."""
+        *outer, last = extents
+        count: Expr = 1
+        for extent in outer:
+            count = count * extent
+        with (
+            b.loop(count) if serial else v.parallel(count) as line,
+            self.ranged(line, count),
+            b.loop(last) as at,
+            self.ranged(at, last),
+        ):
+            self.emit_row((*self.unravelled(line, outer), at))
+        self.values.cells.clear()
+
+    def emit_row(self, index: Index) -> None:
+        """Emit all results of a row."""
+        self.values.rows.clear()
+        for value in self.graph.outputs:
+            self.result(value, index)
+            self.values.forget()
 
     def result(self, value: str, row: Index) -> None:
         """Emit one result of a row."""
+        if self.beside:
+            Lanes(self, value, row).emit(self.beside)
+            return
         columns = self.columns(value)
         probes = tuple(self.probe(f"c{axis}", extent) for axis, extent in enumerate(columns))
         self.prepare(value, (*row, *probes), probes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution, as_fused_convolution
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.parts import Part
+from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
+from ladder.runtime.model.ordered import Order, Ordered, is_enabled, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, Numbers
 from tile_types.errors import LadderError
 
@@ -30,8 +32,13 @@ def _plain(part: Part) -> Convolution:
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Part, now: Now) -> Run:
+def convolution_run(part: Part, now: Now, lasting: Collection[str]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
+
+    Parameters
+    ----------
+    lasting
+        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own.
 
     Raises
     ------
@@ -47,7 +54,9 @@ def convolution_run(part: Part, now: Now) -> Run:
     order = [node.name for node in graph.inputs]
     roles = (found.x, found.weight, found.bias, found.residual)
     places = [order.index(name) if name else None for name in roles]
-    call = _CALLS[by](found)
+    weight = graph.tile(found.weight)
+    worth = pays(weight) if by == ADDMM else weight.ttype.name == "float32" and is_enabled()
+    call = _CALLS[by](found, found.weight in lasting and worth)
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         given: Any = (None if place is None else operands[place] for place in places)
@@ -58,7 +67,6 @@ def convolution_run(part: Part, now: Now) -> Run:
 
 def _channels_first(form: Convolution, shape: Numbers) -> Run:
     function = getattr(torch.nn.functional, f"conv{form.rank}d")
-    last = form.rank == 2 and (form.are_points or form.groups > 1)
 
     def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if form.groups > 1:
@@ -66,28 +74,10 @@ def _channels_first(form: Convolution, shape: Numbers) -> Run:
         wanted = shape()
         if 0 in wanted:  # torch refuses images that no window fits into
             return x.new_empty(wanted)
-        if last and x.device.type == "cpu" and is_faster_last(x, weight, form.groups):
-            x = x.contiguous(memory_format=torch.channels_last)
         y = function(x, weight, None, form.stride, form.padding, form.dilation, form.groups)
         return y.reshape(wanted)  # type: ignore[no-any-return]
 
     return run
-
-
-FEW_PLACES = 12
-"""Positions of an image below which oneDNN's products of single points want channels last: 4 to 6 times."""
-
-FEW_ELEMENTS = 1 << 14
-"""Of an image up to which copies into channels last and back pay where each channel has its own kernel."""
-
-
-def is_faster_last(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    """Say whether torch on a CPU convolves an image sooner if channels come last, the copies included."""
-    if x.dtype is not torch.float32:
-        return False
-    if groups > 1:
-        return groups == x.shape[1] == weight.shape[0] and x.numel() <= FEW_ELEMENTS
-    return 1 < x.shape[2] * x.shape[3] < FEW_PLACES
 
 
 def _images(form: Convolution, x: torch.Tensor) -> torch.Tensor:
@@ -111,18 +101,37 @@ def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
     return [1] * one + stride, [0] * one + padding, [1] * one + dilation, form.groups
 
 
-def _convolve(found: FusedConvolution) -> Call:
+def _convolve(found: FusedConvolution, in_order: bool) -> Call:
     form, settings = found.form, _settings(found.form)
+    stride, padding, dilation, groups = settings
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
+    weights = Ordered(_order(form)) if in_order and form.rank <= 2 else None
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        y = function(_images(form, x), _kernels(form, weight), bias, *settings)
+        image = _images(form, x)
+        known = None if weights is None else weights.of(weight, image)
+        if known is None:
+            y = function(image, _kernels(form, weight), bias, *settings)
+        else:
+            y = CONVOLVE_ORDERED(image, known, bias, padding, stride, dilation, groups, "none", [], "")
         return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run
 
 
-def _convolve_relu(found: FusedConvolution) -> Call:
+def _order(form: Convolution) -> Order:
+    """Return what puts the weight of a convolution in order for images like one."""
+    stride, padding, dilation, groups = _settings(form)
+
+    def ordered(weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        plain = _kernels(form, weight).contiguous().to_mkldnn()
+        order: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        return order(plain, padding, stride, dilation, groups, list(image.shape))  # type: ignore[no-any-return]
+
+    return ordered
+
+
+def _convolve_relu(found: FusedConvolution, in_order: bool) -> Call:
     form, function, settings = found.form, _function(RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -132,7 +141,7 @@ def _convolve_relu(found: FusedConvolution) -> Call:
     return run
 
 
-def _convolve_add_relu(found: FusedConvolution) -> Call:
+def _convolve_add_relu(found: FusedConvolution, in_order: bool) -> Call:
     form, function, settings = found.form, _function(ADD_RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: torch.Tensor) -> torch.Tensor:
@@ -143,15 +152,21 @@ def _convolve_add_relu(found: FusedConvolution) -> Call:
     return run
 
 
-def _rows(found: FusedConvolution) -> Call:
+def _rows(found: FusedConvolution, in_order: bool) -> Call:
+    weights = Ordered(ordered_matrix) if in_order else None
+
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        rows, matrix = x.reshape(-1, found.depth), weight.reshape(-1, found.depth).t()
+        rows = x.reshape(-1, found.depth)
+        known = None if weights is None else weights.of(weight, rows)
+        if known is not None:
+            return multiply(rows, known, bias)
+        matrix = weight.reshape(-1, found.depth).t()
         return torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
 
     return run
 
 
-def _rows_relu(found: FusedConvolution) -> Call:
+def _rows_relu(found: FusedConvolution, in_order: bool) -> Call:
     function = _function(ADDMM_RELU)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -161,7 +176,7 @@ def _rows_relu(found: FusedConvolution) -> Call:
     return run
 
 
-_CALLS: Mapping[str, Callable[[FusedConvolution], Call]] = {
+_CALLS: Mapping[str, Callable[[FusedConvolution, bool], Call]] = {
     CONVOLVE: _convolve,
     RELU: _convolve_relu,
     ADD_RELU: _convolve_add_relu,

@@ -209,7 +209,7 @@ class Frame:
         kept = self._shown(plan.outputs)
         found = []
         for number, step in enumerate(plan.steps):
-            if step.constant or not _writes_in_place(step):
+            if step.constant or not self._writes_in_place(step):
                 continue
             for value in step.part.outputs:
                 if value not in kept and value not in plan.in_place:
@@ -279,12 +279,24 @@ class Frame:
         """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
+    def lasting_inputs(self, step: Step) -> frozenset[str]:
+        """Return the inputs of a step's graph, on a CPU, that no step writes: what stays, or says if not."""
+        if self.owner.where.type != "cpu":
+            return frozenset()
+        constants, bindings, changed = self._constants(), self.owner.bindings, self.owner.changed
+        inside = (node.name for node in step.part.graph.inputs)
+        given = zip(inside, step.part.inputs, strict=True)
+        return frozenset(
+            name
+            for name, value in given
+            if value in constants or (value in bindings and bindings[value] not in changed)
+        )
 
-def _writes_in_place(step: Step) -> bool:
-    """Tell whether a step writes into memory that it is given."""
-    if step.part.kind == "product":
-        return product_takes_out(step.part.graph)
-    return step.part.kind in ("gemm", "chain", "attention")
+    def _writes_in_place(self, step: Step) -> bool:
+        """Tell whether a step writes into memory that it is given."""
+        if step.part.kind == "product":
+            return product_takes_out(step.part.graph, self.lasting_inputs(step))
+        return step.part.kind in ("gemm", "chain", "attention")
 
 
 def _bind_chain(frame: Frame, step: Step) -> Bound:
@@ -426,7 +438,9 @@ def _bind_attention(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_product(frame: Frame, step: Step) -> Bound:
-    run_product, in_place = product_run(step.part, frame.now), product_takes_out(step.part.graph)
+    lasting = frame.lasting_inputs(step)
+    run_product = product_run(step.part, frame.now, lasting)
+    in_place = product_takes_out(step.part.graph, lasting)
     reads, place = frame.reads(step), frame.slot[step.part.outputs[0]]
     target = frame.target(step.part.outputs[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -14,6 +14,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
+from ladder.runtime.model.ordered import Ordered, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, is_fixed
 from tile_types.errors import LadderError
 
@@ -185,16 +186,49 @@ def literal(value: Any, now: Now) -> Argument:
 # products -------------------------------------------------------------------------------------------
 
 
-def product_takes_out(graph: Graph) -> bool:
-    """Tell whether a product is written into memory that it is given."""
-    return _product_node(graph).operator != "contract" and _matrix_product(graph)[1]
+def product_takes_out(graph: Graph, lasting: Collection[str]) -> bool:
+    """Tell whether a product is written into memory that it is given; parameters as of `product_run`."""
+    first = _product_node(graph)
+    return first.operator != "contract" and not _in_order(graph, lasting) and _matrix_product(graph)[1]
 
 
-def product_run(part: Part, now: Now) -> Run:
-    """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it."""
+def product_run(part: Part, now: Now, lasting: Collection[str]) -> Run:
+    """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it.
+
+    Parameters
+    ----------
+    lasting
+        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own.
+    """
     if _product_node(part.graph).operator == "contract":
-        return convolution_run(part, now)
-    return _matrix_product(part.graph)[0]
+        return convolution_run(part, now, lasting)
+    run, takes_out = _matrix_product(part.graph)
+    return _ordered(part.graph, run) if takes_out and _in_order(part.graph, lasting) else run
+
+
+def _in_order(graph: Graph, lasting: Collection[str]) -> bool:
+    """Tell whether a product's second operand is a matrix that oneDNN puts in order."""
+    first = _product_node(graph)
+    tiles = [graph.tile(value) for value in first.inputs]
+    return first.inputs[1] in lasting and all(len(t.shape) == 2 for t in tiles) and pays(tiles[1])
+
+
+def _ordered(graph: Graph, plain: Run) -> Run:
+    """Return a product with a matrix in order, and ``plain`` while there is none."""
+    first = _product_node(graph)
+    transposed = bool(node_attributes(first)["transpose_b"])
+    names = [node.name for node in graph.inputs]
+    left, right = (names.index(value) for value in first.inputs)
+    bias = next((at for at, name in enumerate(names) if name not in first.inputs), None)
+    weights = Ordered(lambda w, x: ordered_matrix(w if transposed else w.t(), x))
+
+    def run(*operands: torch.Tensor) -> torch.Tensor:
+        known = weights.of(operands[right], operands[left])
+        if known is None:
+            return plain(*operands)  # type: ignore[no-any-return]
+        return multiply(operands[left], known, None if bias is None else operands[bias])
+
+    return run
 
 
 def _matrix_product(graph: Graph) -> tuple[Run, bool]:

@@ -1,0 +1,77 @@
+"""Weights that oneDNN has put in order: once, where torch's own functions would in each call.
+
+A weight is put in order at the second call with the same tensor, and again when it is another one or was
+changed in place; what changes from call to call is not worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ladder.ir.extents import product
+from tile_types.tile import Tile
+
+Order = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(weight, what it is multiplied with) -> the weight in order."""
+
+CONVOLVE: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+MULTIPLY: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""oneDNN's convolution and product with weights in order; None in a torch without it."""
+
+LEAST, MOST = 1 << 16, 4_000_000
+"""Elements of a matrix from which on order pays for what a call of oneDNN costs more than one of BLAS, and
+up to which a second copy of it is kept."""
+
+
+class Ordered:
+    """One weight.
+
+    Parameters
+    ----------
+    order
+        Puts it in order.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.known: tuple[Any, int, int] = (None, 0, 0)
+        """The weight of the last call, its address, and how often it was changed in place."""
+        self.ordered: torch.Tensor | None = None
+
+    def of(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight in order; None where torch's own function is to take the plain one."""
+        version = 0 if weight.is_inference() else weight._version
+        now = (weight, weight.data_ptr(), version)
+        if self.known[0] is not weight or self.known[1:] != now[1:]:
+            self.known, self.ordered = now, None
+        elif self.ordered is None and x.numel() > 0:
+            self.ordered = self.order(weight.detach(), x)
+        return self.ordered
+
+
+def is_enabled() -> bool:
+    """Tell whether torch has oneDNN, and may use it."""
+    there = torch._C._has_mkldnn and CONVOLVE is not None and MULTIPLY is not None
+    return there and bool(torch.backends.mkldnn.enabled)
+
+
+def pays(weight: Tile) -> bool:
+    """Tell whether a matrix is worth being put in order."""
+    count = product(weight.shape)
+    known = weight.ttype.name == "float32" and isinstance(count, int)
+    return known and LEAST <= int(count) <= MOST and is_enabled()
+
+
+def ordered_matrix(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Put a matrix ``[N, K]``, or ``[N, 1, 1, K]``, in order for a product with rows like x."""
+    matrix = weight.reshape(weight.shape[0], -1).contiguous()
+    found: Any = torch.ops.mkldnn._reorder_linear_weight(matrix, x.shape[0])
+    return found  # type: ignore[no-any-return]
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return ``x weight^T + bias`` of rows and a matrix in order."""
+    return MULTIPLY(x.contiguous(), weight, bias, "none", [], "")  # type: ignore[no-any-return]
