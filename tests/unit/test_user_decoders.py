@@ -44,8 +44,8 @@ def test_decoders_of_users_types_are_short(name: str, core: str) -> None:
             chosen = decoder(name, core, zero)
             assert chosen.choice.strategy != "reference"
             assert isinstance(chosen.choice.recipe, Table) != is_arithmetic(ttype)
-            whole = 16 * (zero == "integer")
-            assert chosen.choice.cost.instructions <= MOST[is_arithmetic(ttype)][ttype.elem_bits] + whole
+            subtracted = 16 * (zero != "none")
+            assert chosen.choice.cost.instructions <= MOST[is_arithmetic(ttype)][ttype.elem_bits] + subtracted
 
 
 @pytest.mark.parametrize("name", ["random3", "random5", "posit6", "log7", "random8"])
