@@ -60,3 +60,16 @@ def test_lowering(compiled, name):
     scale = scales.get(name, np.abs(expected[finite]) * np.maximum(size, 1) + 1e-30)
     error = np.abs(out.numpy()[finite] - expected[finite]) / scale
     assert error.max() < 2e-6, f"x = {inputs[0][finite][error.argmax()]}"
+
+
+SPECIAL = {"relu": lambda x, y: np.maximum(x, 0), "maximum": np.maximum, "minimum": np.minimum}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_extremes_keep_what_is_no_number(compiled, name):
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -1.0, 2.0], np.float32)
+    pairs = np.resize(np.stack(np.meshgrid(values, values), -1).reshape(-1, 2), (SIZE, 2))
+    inputs = [np.ascontiguousarray(pairs[:, at]) for at in range(OPERATORS[name].arity[0])]
+    out = tvm.runtime.empty((SIZE,), "float32")
+    compiled[name](*(tvm.runtime.tensor(x) for x in inputs), out)
+    assert np.array_equal(out.numpy(), SPECIAL[name](pairs[:, 0], pairs[:, 1]), equal_nan=True)
