@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 import heapq
 import operator
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -205,3 +207,30 @@ def test_all_natives_that_write_are_tried() -> None:
     tried = {heapq.heappushpop, heapq.heapreplace, heapq.heappush, heapq.heappop, heapq.heapify, next}
     tried |= {bisect.insort, bisect.insort_left, bisect.insort_right}
     assert {native for native in CHANGES if native.__module__ != "_collections"} == tried
+
+
+def product(x: torch.Tensor | None) -> torch.Tensor:
+    x = torch.ones(2, 2) if x is None else x
+    return x @ x + (3 if torch.is_autocast_enabled("cpu") else 0) + (5 if torch.is_grad_enabled() else 0)
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("x", [None, torch.ones(2, 2, requires_grad=True)], ids=["none", "a tensor"])
+def test_states_of_torch_are_guarded(name: str, x: torch.Tensor | None) -> None:
+    """Whether or not an argument's conditions would tell."""
+    captured = capture(product)
+    for turn in range(6):
+        with STATES[name]() if turn % 2 else contextlib.nullcontext():
+            got, want = captured(x), product(x)
+        assert [read(got) for read in READ] == [read(want) for read in READ]
+        assert torch.equal(got, want)
+
+
+READ = (attrgetter("dtype"), attrgetter("requires_grad"), torch.Tensor.is_inference)
