@@ -55,7 +55,7 @@ def test_what_natives_see_is_right(program: Callable[..., Any]) -> None:
 def test_open_numbers_from_outside() -> None:
     """Numbers in containers of the caller are left open from the third value on."""
 
-    def program(x, given, sizes):
+    def program(x: Tensor, given: dict[str, int], sizes: list[int]) -> tuple[Any, ...]:
         total = x[given["start"] :].sum() + sum(sizes)
         for size in sizes:
             total = total + size

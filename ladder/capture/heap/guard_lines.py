@@ -15,8 +15,8 @@ from ladder.capture.values.tensors import autocast_state, bulk_check, is_plain_t
 
 MAX_CHECKS = 100_000
 """Conditions of one guard."""
-Open = tuple[Node, frozenset[int]]
-"""A tensor, and which of its extents are left open."""
+Open = tuple[Node, frozenset[int] | None]
+"""A tensor, and which of its extents are left open; None if its strides are not."""
 
 
 def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
@@ -39,9 +39,6 @@ def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
         for node, _, rows, _ in heap.metadata:
             _check_each(heap, rows if id(node) in chosen else [])
         return [], []
-    for node, left_open in bulk:
-        if left_open:
-            heap.guard.check(f"{node.var}.is_contiguous()", f"{heap.guard.paths.get(node.var)} is contiguous")
     heap.guard.check("True", f"metadata of {len(bulk)} tensors")
     pairs = [*_asking(heap, bulk, check)]
     return [line for line, _ in pairs], [learning for _, learning in pairs]

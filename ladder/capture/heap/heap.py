@@ -42,9 +42,11 @@ from ladder.capture.values.shapes import (
     Shapes,
     Walk,
     extent_path,
+    lies_in_rows,
     liftable,
     may_be_left_open,
     standing,
+    strides_path,
 )
 from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, signature
 
@@ -70,6 +72,8 @@ class Heap:
         Tensors that were there before; `metadata` says what the guard holds them to.
     steps
         The lines of the mock, in order.
+    copied
+        Tensors that lie in rows with gaps, however wide: the graph takes a copy without.
     distinct
         Types whose objects are told apart by identity.
     """
@@ -84,7 +88,8 @@ class Heap:
         self.arguments: set[int] = set()
         self.outside: set[str] = set()
         self.tensors: list[Node] = []
-        self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
+        self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int] | None]] = []
+        self.copied: dict[str, Node] = {}
         self.steps: list[MockStep] = []
         self.distinct: set[type] = set()
         self.unliftable: set[str] = set()
@@ -196,13 +201,19 @@ class Heap:
         ]
         self.metadata.append((node, signature(node.obj), rows, left_open))
 
-    def _left_open(self, node: Node, path: str) -> frozenset[int]:
-        """Give symbols to the lifted extents of a tensor; return which these are."""
+    def _left_open(self, node: Node, path: str) -> frozenset[int] | None:
+        """Give symbols to the lifted extents of a tensor; return which these are, None if it is all fixed."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
         found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
-        if not found or not may_be_left_open(node.obj):
-            return frozenset()
+        lies_open = strides_path(path) in self.lifted and not node.pinned
+        if not (found or lies_open) or not may_be_left_open(node.obj):
+            return None
         names = {dim: self.guard.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
+        if lies_open or not node.obj.is_contiguous():
+            self.copied[node.var] = node
+            self.guard.check(f"{self.constant(lies_in_rows)}({node.var})", f"{path} lies in rows")
+        else:
+            self.guard.check(f"{node.var}.is_contiguous()", f"{path} is contiguous")
         self.shapes.lift(node.var, node.obj, names)
         return frozenset(found)
 
@@ -212,6 +223,11 @@ class Heap:
             path = self.guard.paths[name]
             self.unliftable.add(path)
             self.guard.check(f"{name} == {value}", f"{path} == {value} ({why})")
+        for var, node in self.copied.items():
+            path, steps = self.guard.path(var), node.obj.stride()
+            self.unliftable.add(strides_path(path))
+            self.guard.check(f"{var}.stride() == {self.constant(steps)}", f"{path} lies as it did ({why})")
+        self.copied.clear()
         self.shapes.forget()
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:

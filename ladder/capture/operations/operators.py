@@ -176,7 +176,8 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     elif is_a(container, list | tuple | dict | deque):
         method = vm.heap.class_attribute(type(container), "__getitem__")
         if not is_a(method, types.FunctionType):
-            found, given = item_at(vm, container, key), (container, "__getitem__", (key,), {})
+            found = item_at(vm, container, key)
+            given: tuple[Any, ...] = (container, "__getitem__", (key,), {})
             return container_method(vm, method, *given) if found is NULL else found
     method = vm.heap.class_attribute(type(container), "__getitem__")
     if is_a(method, types.FunctionType):
