@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 import heapq
 import operator
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 import torch.fx
 
+import ladder
 from ladder.capture import capture
 from ladder.capture.heap.table import ABSENT, Table
 from ladder.capture.python.natives import CHANGES
@@ -205,3 +208,29 @@ def test_all_natives_that_write_are_tried() -> None:
     tried = {heapq.heappushpop, heapq.heapreplace, heapq.heappush, heapq.heappop, heapq.heapify, next}
     tried |= {bisect.insort, bisect.insort_left, bisect.insort_right}
     assert {native for native in CHANGES if native.__module__ != "_collections"} == tried
+
+
+def product(x: torch.Tensor | None) -> torch.Tensor:
+    x = torch.ones(2, 2) if x is None else x
+    return (x @ x + 1).relu()
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+READ = (attrgetter("dtype"), attrgetter("requires_grad"), torch.Tensor.is_inference)
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("compiler", [capture, ladder.compile], ids=["captured", "compiled"])
+@pytest.mark.parametrize("x", [None, torch.ones(2, 2)], ids=["none", "a tensor"])
+def test_states_of_torch_are_guarded(name: str, compiler: Callable[..., Any], x: torch.Tensor | None) -> None:
+    """Whether or not an argument's conditions would tell."""
+    made = compiler(product)
+    for turn in range(6):
+        with STATES[name]() if turn % 2 else contextlib.nullcontext():
+            want, got = product(x), made(x)
+        assert [read(got) for read in READ] == [read(want) for read in READ]
+        assert torch.equal(got, want)
