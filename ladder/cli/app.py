@@ -406,9 +406,7 @@ def write_page(path: Path, text: str) -> None:
 def types(
     explain: Annotated[
         str,
-        typer.Option(
-            help="Show how a GPU decodes this type; python:module:name names a TType of yours."
-        ),
+        typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours."),
     ] = "",
     target: Target = "cuda/sm_90a",
     as_json: Json = False,
