@@ -19,7 +19,9 @@ from ladder.lower.gpu.decode_codebook import propose_lookup
 from ladder.lower.gpu.decode_float import (
     propose_crossed,
     propose_raw_crossed,
+    propose_raw_spread,
     propose_raw_wired,
+    propose_spread,
     propose_through_bfloat,
     propose_wired,
 )
@@ -40,7 +42,7 @@ from ladder.lower.gpu.recipes import (
 )
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.crossed import CROSSED
-from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
+from schedules.layouts import SIGN_PLACES, SPREAD, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
@@ -55,6 +57,7 @@ STRATEGIES: dict[str, Propose] = {
     "split magic": propose_split_magic,
     "wired": propose_wired,
     "crossed": propose_crossed,
+    "spread": propose_spread,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
@@ -67,6 +70,7 @@ RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "wired, unscaled": propose_raw_wired,
     "crossed, unscaled": propose_raw_crossed,
+    "spread, unscaled": propose_raw_spread,
     "signed": propose_signed,
 }
 """Further ways where raw numbers will do."""
@@ -84,6 +88,8 @@ STRATEGY_ORDERS = {
     "lookup": (*LANES, "pairs"),
     "table": (*LANES, "bytes", "pairs"),
     "crossed": tuple(CROSSED),
+    "spread": tuple(SPREAD),
+    "spread, unscaled": tuple(SPREAD),
     "crossed, unscaled": tuple(CROSSED),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
