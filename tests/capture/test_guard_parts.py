@@ -95,6 +95,9 @@ def test_conditions_on_several_tensors_tell_each_from_others(what: str) -> None:
 
 NAN = float("nan")
 VALUES = (
+    *(0.0, -0.0, 1.0, NAN, 0j, complex(0.0, -0.0), complex(-0.0, 0.0), 1j),
+    *(np.float32(0), np.float32(-0.0)),
+)
     0.0,
     -0.0,
     1.0,
