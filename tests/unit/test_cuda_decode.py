@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from decode_kernels import conversions, emit_decode, fragment_place, tile_codes
+from user_types import user_type
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import (
@@ -66,10 +67,14 @@ def test_the_cheapest_strategy(problem: Any, strategy: str) -> None:
 def test_every_strategy_is_needed(strategy: str) -> None:
     if strategy == "table":
         conversion = Conversion(get_type("nf4"), "float16", order="pairs")
-        assert [x.strategy for x in proven_recipes(conversion)] == ["table", "table", "lookup"]
+        found = [x.strategy for x in proven_recipes(conversion)]
+        assert found == ["table", "table", "lookup"]
     elif strategy == "crossed":
         conversion = Conversion(get_type("fp4_e2m1"), "float16", order="float16 crossed")
         assert [x.strategy for x in proven_recipes(conversion)] == ["crossed"]
+    elif strategy == "table and lookup":
+        conversion = Conversion(user_type("random3"), "float16", order="pairs")
+        assert proven_recipes(conversion)[0].strategy == "table and lookup"
     elif strategy == "spread":
         conversion = Conversion(get_type("fp6_e3m2"), "float16", order="spread 8")
         assert [x.strategy for x in proven_recipes(conversion)] == ["spread"]
@@ -442,6 +447,7 @@ EMITTED = [
     Gemm(64, 64, "fp7_e3m3", "bfloat16"),
     Gemm(64, 64, "fp8_e5m2", "float16"),
     Gemm(64, 64, "nf4", "float16"),
+    Gemm(64, 64, user_type("random3").name, "float16"),
     Gemm(64, 64, "fp4_e2m1", "fp8_e4m3"),
     Gemm(64, 64, "int3", "int8", group_size=32, zero="integer"),
     Gemm(64, 64, "fp6_e2m3", "fp8_e4m3"),
