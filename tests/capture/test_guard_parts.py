@@ -98,17 +98,6 @@ VALUES = (
     *(0.0, -0.0, 1.0, NAN, 0j, complex(0.0, -0.0), complex(-0.0, 0.0), 1j),
     *(np.float32(0), np.float32(-0.0)),
 )
-    0.0,
-    -0.0,
-    1.0,
-    NAN,
-    0j,
-    complex(0.0, -0.0),
-    complex(-0.0, 0.0),
-    1j,
-    np.float32(0),
-    np.float32(-0.0),
-)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
