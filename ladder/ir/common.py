@@ -20,7 +20,7 @@ def merge_equal(graph: Graph) -> Graph:
 
 
 def merge_all_but_windows(graph: Graph) -> Graph:
-    """Do as `merge_equal`, but let each reader of windows gather its own: fewer elements move than if stored."""
+    """Do as `merge_equal`, but let each reader gather its own windows: storing them moves more elements."""
     rank = {
         value: len(tile.shape) for n in graph.nodes for value, tile in zip(n.values, n.tiles, strict=True)
     }
