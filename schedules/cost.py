@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import LANES, NIBBLE, padded, planes
+from schedules.layouts import LANES, padded, planes
 from schedules.legal import looked_up, scale_bytes, scale_span, weight_bits
 from tile_types import get_type
 
@@ -72,11 +72,11 @@ def convert_ops(weight: str) -> float:
     """Return vector operations that turn one register of codes into operands.
 
     Evenly spaced values need one multiply-add; other exact types a shift and a rescale;
-    others a look-up for each pair, or for each code.
+    others look-ups.
     """
     ttype = get_type(weight)
     if looked_up(weight, 16):
-        return 6.0 if ttype.elem_bits <= NIBBLE else 9.0
+        return 6.0
     if ttype.elem_bits > 8:
         return 0.0
     values = np.unique(ttype.values()[np.isfinite(ttype.values())])

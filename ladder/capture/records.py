@@ -94,7 +94,8 @@ class Record:
     """A guard, a graph and a mock; `run` is all three in one function.
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
-    ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    ``check(*roots)`` is the guard alone: 0, or what failed, as `heap.guard_lines` says.
+    `pinned`: the ids of the objects of the program that it holds.
     `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `where`: the lines of all frames at its graph break, the innermost last.
@@ -257,13 +258,18 @@ class ResumePoint:
         """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once."""
         for record in list(self.records):
             failed = record.check(*roots)
-            if type(failed) is tuple:
-                self._note_misses(failed if self.store.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
-            elif failed > 0:
-                check = record.checks[failed - 1]
+            if failed == 0:
+                continue
+            numbers, other, extents = failed
+            self._note_misses(extents if self.store.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
+            # Where something else fails too, the record is of another case: what failed first tells.
+            told = [*numbers, other][:1] if other else numbers
+            checks = [record.checks[number - 1] for number in told]
+            for check in checks:
                 if check.holds in record.pinned:
                     self.store.forget(check.holds)
-                self._note_misses((check.path,) if check.path is not None else (), MISSES_BEFORE_LIFTING)
+            paths = tuple(check.path for check in checks if check.path is not None)
+            self._note_misses(paths, MISSES_BEFORE_LIFTING)
 
     def _note_misses(self, paths: tuple[str, ...], enough: int) -> None:
         for path in paths:

@@ -403,12 +403,26 @@ def write_page(path: Path, text: str) -> None:
 
 
 @app.command()
-def types(as_json: Json = False, markdown: Markdown = False) -> None:
-    """List the types of the library and the activations that multiply them without loss."""
-    from ladder.cli import tables
+def types(
+    explain: Annotated[
+        str,
+        typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours."),
+    ] = "",
+    target: Target = "cuda/sm_90a",
+    as_json: Json = False,
+    markdown: Markdown = False,
+) -> None:
+    """List the types of the library and the activations that multiply them without loss, or explain one."""
+    from ladder.cli import decoders, tables
     from tile_types import list_types
 
-    if as_json:
+    if explain:
+        rows = decoders.decoder_rows(explain, target)
+        if as_json:
+            console.print_json({"type": explain, "target": target, "decoders": rows})
+        else:
+            console.print_table(decoders.COLUMNS, decoders.cells(rows))
+    elif as_json:
         console.print_json({"types": [tables.describe_type(ttype) for ttype in list_types()]})
     elif markdown:
         print(tables.type_markdown())

@@ -229,19 +229,29 @@ def placed(target: str, device: str) -> tuple[TileDevice, torch.device | None, A
     return chosen, where, model, tuple(x.to(there) if isinstance(x, torch.Tensor) else x for x in arguments)
 
 
-def called(target: str) -> Any:
-    """Import and call the function that a target names."""
-    module, _, function = target.removeprefix(PYTHON).partition(":")
-    if not module or not function:
-        raise ParseError(f"{target!r} names no function: write {PYTHON}module:function")
+def imported(target: str) -> Any:
+    """Import what ``python:module:name`` names.
+
+    Raises
+    ------
+    ParseError
+        If the text names nothing, or nothing that can be imported.
+    """
+    module, _, name = target.removeprefix(PYTHON).partition(":")
+    if not module or not name:
+        raise ParseError(f"{target!r} names nothing: write {PYTHON}module:name")
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ParseError(f"{target!r} cannot be imported: {error}") from error
     finally:
         sys.path.pop(0)
-    made = found()
+
+
+def called(target: str) -> Any:
+    """Import and call the function that a target names."""
+    made = imported(target)()
     model = made[0] if isinstance(made, tuple) and made else made
     if not callable(model):
         raise ParseError(

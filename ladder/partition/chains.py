@@ -15,6 +15,9 @@ from ladder.partition.views import inlined_chain, is_inlined
 LONGEST = 96
 """Nodes of one chain: a kernel that is longer spills more than it saves."""
 
+NESTED = 3
+"""Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
+
 
 class Chains:
     """Grows chains in the order of the graph.
@@ -82,6 +85,8 @@ class Chains:
         region, outputs = self.region(members)
         if row_axes(region, outputs) is None:
             return "rows of the two differ: one needs more of the other than a row"
+        if joins_nested(region) > NESTED:
+            return f"more than {NESTED} joins of joins"
         return ""
 
     def returns(self, members: set[str]) -> bool:
@@ -184,6 +189,15 @@ class Chains:
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)
         return Part("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
+
+
+def joins_nested(graph: Graph) -> int:
+    """Return how many joins an element passes at most."""
+    passed: dict[str, int] = {}
+    for node in graph.nodes:
+        below = max((passed[value] for value in node.inputs), default=0)
+        passed |= dict.fromkeys(node.values, below + (node.operator == "concat"))
+    return max(passed.values(), default=0)
 
 
 def absorb_copies(graph: Graph, parts: Sequence[Part]) -> list[Part]:

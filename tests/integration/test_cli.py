@@ -334,6 +334,28 @@ def test_explain_without_a_compiler_says_that_there_is_no_evidence(
     assert "no evidence" in done.json["text"]
 
 
+OWN = """
+from tile_types import TType
+own = TType("own_type_of_cli", 3, lambda code, ops: ops.lookup((0, 9, 2, 5, 1, -7, 3, 4), code))
+"""
+
+
+def test_types_are_explained(ladder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipe and cost of each activation type, of a type of the library and of one's own."""
+    rows = {row["activation"]: row for row in ladder("types", "--explain", "nf4", "--json").json["decoders"]}
+    assert rows.keys() == {"float16", "bfloat16"}
+    assert (rows["float16"]["recipe"], rows["float16"]["instructions"]) == ("table", 32)
+    (tmp_path / "own_types.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    shown = ladder("types", "--explain", "python:own_types:own", "--target", "cuda/sm_80")
+    assert shown.code == OK, shown.err
+    assert "pairs" in shown.out
+    assert "16 KiB" in shown.out
+    refused = ladder("types", "--explain", "nf4", "--target", "cpu")
+    assert refused.code != OK
+    assert "name a GPU" in refused.err
+
+
 def test_types_and_devices_as_json(ladder: Command) -> None:
     types = {row["name"]: row for row in ladder("types", "--json").json["types"]}
     assert types["nf4"]["bits"] == 4

@@ -128,3 +128,19 @@ def test_transposes_of_open_sizes_are_turned(size: int) -> None:
     a, result = torch.randn(2, size, 40), torch.zeros(2, 40, size)
     load_entry(*chain_kernels([graph], device), "cpu")(size, a, result)
     assert torch.equal(result, torch.relu(a).transpose(1, 2))
+
+
+def test_joins_of_joins_are_several_kernels() -> None:
+    """A scan by halves: one kernel of all its joins would have a branch for each way through them."""
+
+    def scanned(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1:
+            return x
+        odd = scanned(x[::2] + x[1::2])
+        even = torch.cat([x[:1], odd[:-1] + x[2::2]])
+        return torch.stack([even, odd], 1).flatten(0, 1)
+
+    compiled, x = ladder.compile(scanned), torch.arange(32.0).reshape(32, 1).repeat(1, 24)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), x.cumsum(0))
+    assert "joins of joins" in compiled.plan()

@@ -163,7 +163,7 @@ def test_the_command(
     [
         (["nowhere.onnx"], 1, "is no file"),
         (["programs.py"], 1, "no Ladder artefact"),
-        (["python:programs"], 2, "names no function"),
+        (["python:programs"], 2, "names nothing"),
         (["python:programs:missing"], 2, "cannot be imported"),
         (["python:programs:no_model"], 2, "no callable"),
         (["net.onnx", "--sizes", "length=3"], 2, "no size length"),

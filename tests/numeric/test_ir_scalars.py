@@ -60,3 +60,43 @@ def test_lowering(compiled, name):
     scale = scales.get(name, np.abs(expected[finite]) * np.maximum(size, 1) + 1e-30)
     error = np.abs(out.numpy()[finite] - expected[finite]) / scale
     assert error.max() < 2e-6, f"x = {inputs[0][finite][error.argmax()]}"
+
+
+SPECIAL = {"relu": lambda x, y: np.maximum(x, 0), "maximum": np.maximum, "minimum": np.minimum}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_extremes_keep_what_is_no_number(compiled, name):
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -1.0, 2.0], np.float32)
+    pairs = np.resize(np.stack(np.meshgrid(values, values), -1).reshape(-1, 2), (SIZE, 2))
+    inputs = [np.ascontiguousarray(pairs[:, at]) for at in range(OPERATORS[name].arity[0])]
+    out = tvm.runtime.empty((SIZE,), "float32")
+    compiled[name](*(tvm.runtime.tensor(x) for x in inputs), out)
+    assert np.array_equal(out.numpy(), SPECIAL[name](pairs[:, 0], pairs[:, 1]), equal_nan=True)
+
+
+LIMITS = {
+    "maximum": lambda x, limit: OPERATORS["maximum"].lower(x, limit),
+    "maximum of a number": lambda x, limit: OPERATORS["maximum"].lower(limit, x),
+    "minimum": lambda x, limit: OPERATORS["minimum"].lower(x, limit),
+    "minimum of a number": lambda x, limit: OPERATORS["minimum"].lower(limit, x),
+}
+
+
+def test_limits_keep_what_is_no_number():
+    """Numbers that are known are not NaN; what they are compared with may be."""
+    from ladder.lower import builder as b
+
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -1.0, 2.0], np.float32)
+    with b.function("limits") as emitted:
+        x = b.tensor("x", values.shape, "float32")
+        out = b.tensor("out", (len(LIMITS), len(values)), "float32")
+        with b.loop(len(values)) as at:
+            for row, make in enumerate(LIMITS.values()):
+                b.store(out, make(x[at], tvm.tirx.const(0.5, "float32")), row, at)
+    found = tvm.runtime.empty((len(LIMITS), len(values)), "float32")
+    tvm.compile(tvm.IRModule({"limits": emitted.func}), target="llvm")["limits"](
+        tvm.runtime.tensor(values), found
+    )
+    want = [(np.maximum if name.startswith("maximum") else np.minimum)(values, 0.5) for name in LIMITS]
+    assert np.array_equal(found.numpy(), np.float32(want), equal_nan=True)

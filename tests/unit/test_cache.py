@@ -180,8 +180,10 @@ def test_notes_are_whole_or_absent(kernels: KernelCache, caplog: pytest.LogCaptu
     assert kernels.read_note("plans", "a") == ["m<=1: x", 2]
     path = kernels.root / "plans" / "a.json"
     assert list(path.parent.iterdir()) == [path]
-    path.write_text(path.read_text()[:-3])
-    assert kernels.read_note("plans", "a") is None
+    whole = path.read_text()
+    for damaged in (whole[:-3], whole.replace("<=1", "<=7")):
+        path.write_text(damaged)
+        assert kernels.read_note("plans", "a") is None
     assert "not intact" in caplog.text
 
 

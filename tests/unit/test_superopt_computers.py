@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from superopt_computers import (
     F32,
@@ -16,7 +17,10 @@ from superopt_computers import (
     unstable,
 )
 
-from ladder.superopt.verifier import check_stability, verify_equal, verify_for_all_extents
+from ladder.ir import Field
+from ladder.superopt.verifier import check_stability, equivalence, verify_equal, verify_for_all_extents
+from ladder.superopt.verifier.domains import Signs
+from ladder.superopt.verifier.values import holds
 
 TRUE = list(true_rewritings())
 
@@ -92,3 +96,66 @@ def test_huge_degrees_are_refused():
     certificate = verify_equal(graph, graph)
     assert certificate.verdict == "refused"
     assert "too large for 31-bit fields" in certificate.reason
+
+
+HOLDS = {
+    ("float16", "bfloat16"): False,
+    ("bfloat16", "float16"): False,
+    ("float16", "fp8_e5m2"): True,
+    ("fp8_e5m2", "fp8_e4m3"): False,
+    ("float32", "bfloat16"): True,
+    ("float32", "float64"): False,
+    ("float16", "int32"): False,
+    ("float16", "int8"): True,
+    ("float32", "int32"): False,
+    ("float64", "int32"): True,
+    ("uint8", "int8"): False,
+    ("int32", "uint8"): True,
+}
+"""(target, source) -> whether the target has all values: digits and exponents of both kinds count."""
+
+
+@pytest.mark.parametrize(("target", "source"), HOLDS)
+def test_a_type_holds_another_by_digits_and_exponents(target, source):
+    assert holds(target, source) == HOLDS[target, source]
+
+
+SIGNS = {"positive": 3.0, "negative": -2.0, "zero": 0.0}
+
+
+@pytest.mark.parametrize("left", SIGNS)
+@pytest.mark.parametrize("right", SIGNS)
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+def test_signs_that_are_known_are_right(name, left, right):
+    """And what is known of the operands' signs is enough where no sum of both signs is made."""
+    arithmetic = Signs(Field(1019, 509, 4))
+    values = SIGNS[left], SIGNS[right]
+    found = getattr(arithmetic, name)(*map(arithmetic.number, values))
+    number = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}[name](*values)
+    for known, holds_ in ((found.low, number >= 0), (found.high, number <= 0), (found.apart, number != 0)):
+        assert holds_ or not known
+    other = -values[1] if name == "subtract" else values[1]
+    if name == "multiply" or values[0] * other >= 0:
+        assert bool(found.low) == (number >= 0)
+        assert bool(found.high) == (number <= 0)
+        assert bool(found.apart) == (number != 0)
+
+
+@pytest.mark.parametrize(("times", "stable"), [(1.0, True), (2.0**6, False), (2.0**9, False)])
+def test_errors_are_compared_with_the_originals_own(times, stable):
+    """Both add what they take away again, the candidate so many times as much: so is its error."""
+    types = {"x": F32, "y": F32}
+
+    def program(large):
+        return typed(lambda x, y: (x * y + x * large) - x * large, types, (4, 16))
+
+    found = check_stability(program(2.0**6 * times), program(2.0**6))
+    assert found.stable == stable, found.reason
+
+
+@pytest.mark.parametrize(("name", "same"), [("less", False), ("less_equal", False), ("equal", True)])
+def test_the_order_of_what_is_compared_matters(name, same):
+    types = {"x": F32, "y": F32}
+    first = typed(lambda x, y: to(x.op(name, y), F32), types)
+    second = typed(lambda x, y: to(y.op(name, x), F32), types)
+    assert equivalence.agree_at_once(first, second, seed=0) == same

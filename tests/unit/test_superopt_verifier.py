@@ -15,7 +15,7 @@ from superopt_random import measured_false_accepts, random_pairs
 from ladder.ir import OPERATORS, Field, Graph, GraphBuilder, bind, finite_domain, interpret
 from ladder.ir.graph import Axis
 from ladder.ir.modular import LEAST_P, LEAST_Q
-from ladder.superopt.verifier import verify_equal
+from ladder.superopt.verifier import equivalence, verify_equal
 from ladder.superopt.verifier.bound import Bound, vanishing
 from ladder.superopt.verifier.equivalence import DELTA, FREE, certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
@@ -241,6 +241,9 @@ def test_an_exponential_is_evaluated_at_more_than_one_base():
     first = program(lambda x: (x + 1.0).exp(), {"x": (1, 1)})
     second = program(lambda x: x.exp() * 4.0, {"x": (1, 1)})
     assert not verify_equal(first, second).equal
+    test = equivalence._Test(first, second, (0,), equivalence.EXPONENTIALS)
+    assert test.agrees_at_once()
+    assert test.run(DELTA).verdict == "different"
 
 
 def test_forms_count_exponents_over_common_denominators():

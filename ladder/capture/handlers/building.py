@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.heap.nodes import CaptureError, Dynamic, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque, recorded
 from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
+from ladder.capture.operations.moving import is_made_here, move_into, transfer
 from ladder.capture.operations.objects import hide, new_container, perform, settled
 from ladder.capture.operations.operators import binary
 from ladder.capture.operations.replay import (
-    computed_dynamic,
     drained,
     is_hidden,
     iterate,
@@ -21,6 +21,7 @@ from ladder.capture.operations.replay import (
     replay,
     taken,
 )
+from ladder.capture.operations.symbolic import computed_dynamic
 from ladder.capture.python import natives
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 from ladder.capture.values.shapes import DynamicSize
@@ -79,7 +80,13 @@ def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
 
 def add_to(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...]) -> None:
     """Add to a container that a comprehension is building."""
-    args = tuple(settled(vm, item) for item in args)
+    *keys, item = args
+    keys = [settled(vm, key) for key in keys]
+    args = (*keys, settled(vm, item, keep=method is not set.add))
+    if dynamic_parts(args[-1]) and hashed_natively(vm, keys) and is_made_here(vm, target):
+        transfer(vm, target, method, args, [(keys[0] if keys else len(target), item)])
+        return
+    args = tuple(map(vm.plain, args))
     if vm.recording and method is not list.append and not hashed_natively(vm, args[:1]):
         opaque(vm, method, (target, *args), {}, "push", "a key that is not a constant")
         return
@@ -91,7 +98,7 @@ def add_to(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...]) -> 
             vm.heap.change(text, [node], uses)
         except CaptureError as error:
             hide(vm, target, getattr(error, "origin", None))
-    method(target, *map(vm.plain, args))
+    method(target, *args)
 
 
 def hashed_natively(vm: Interpreter, keys: Any) -> bool:
@@ -112,7 +119,7 @@ def build_set(vm: Interpreter, items: list[Any]) -> Any:
 
 def build_dict(vm: Interpreter, keys: list[Any], values: list[Any]) -> Any:
     """Make a dictionary of items on the stack."""
-    keys, values = [settled(vm, key) for key in keys], [settled(vm, item) for item in values]
+    keys, values = [settled(vm, key) for key in keys], [settled(vm, item, keep=True) for item in values]
     if not hashed_natively(vm, keys):
         given = (*keys, *values)
         return opaque(vm, make_dict, given, {}, "push", "a dictionary keyed by hashable objects")
@@ -124,11 +131,16 @@ def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> Non
     if not vm.recording:
         vm.natively(method, target, value)
         return
-    value = iterated(vm, value, list if method is list.extend else set)
+    if move_into(vm, target, method, value):
+        return
+    value = iterated(vm, vm.plain(value), list if method is list.extend else set)
     if not _extendable(vm, value):
         raise CaptureError("extended by an unknown iterable")
     admit_iterable(vm, value)
     items = drained(vm, value) if is_hidden(vm, value) else value
+    if move_into(vm, target, method, items):
+        return
+    items = vm.plain(items)
     if not hashed_natively(vm, items if method is set.update else ()):
         vm.stop("a set of hashable objects", vm.here())
         method(target, items)
@@ -143,7 +155,8 @@ def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> Non
 
 def _extendable(vm: Interpreter, value: Any) -> bool:
     known = type(value) in natives.METHODS or type(value) in natives.VIEWS or is_constant(value)
-    return known or type(value) in natives.ITERATORS or is_hidden(vm, value)
+    plain = is_a(value, tuple) and vm.heap.class_attribute(type(value), "__iter__") is tuple.__iter__
+    return known or plain or type(value) in natives.ITERATORS or is_hidden(vm, value)
 
 
 def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool = True) -> Any:
@@ -161,8 +174,7 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
     if is_a(value, str | bytes | range | torch.Size):
         return tuple(value)
     if type(value) is list or is_a(value, tuple):
-        vm.heap.touch(value, 1)
-        return tuple(value)
+        return tuple(vm.heap.items(value))
     if type(value) in natives.METHODS or is_hidden(vm, value) or type(value) in natives.ITERATORS:
         with vm.barrier():
             return drained(vm, iterate(vm, value), None if rest or first is None else first + 1)

@@ -25,7 +25,7 @@ def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
                 args = drained(vm, iterate(vm, iterated(vm, args, tuple)))
         with vm.stopping():
             vm.heap.touch(args, 1)
-            vm.heap.touch(kwargs, 1)
+            kwargs = vm.heap.items(kwargs)
     args = tuple(args)
     if function is super and not args:
         args = super_arguments(vm, vm.frames[-1])

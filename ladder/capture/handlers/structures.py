@@ -42,7 +42,7 @@ from ladder.capture.operations.replay import items_of, iterate
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.shapes import DynamicSize, Growing
+from ladder.capture.values.shapes import DynamicSize, Growing, Walk
 
 
 # building ----------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def _build_list(vm: Interpreter, f: Frame, i: Instruction) -> None:
     if any(type(item) is Dynamic for item in items) and _becomes_tuple(f, 0):
         f.stack.append(Growing(items))
         return
-    f.stack.append(new_container(vm, [settled(vm, item) for item in items]))
+    f.stack.append(new_container(vm, [settled(vm, item, keep=True) for item in items]))
 
 
 @handles("BUILD_SET")
@@ -115,25 +115,25 @@ def _list_append(vm: Interpreter, f: Frame, i: Instruction) -> None:
     if type(f.stack[-i.arg]) is Growing:
         f.stack[-i.arg].items.append(value)
         return
-    add_to(vm, f.stack[-i.arg], list.append, (settled(vm, value),))
+    add_to(vm, f.stack[-i.arg], list.append, (value,))
 
 
 @handles("SET_ADD")
 def _set_add(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value = f.stack.pop()
-    add_to(vm, f.stack[-i.arg], set.add, (settled(vm, value),))
+    add_to(vm, f.stack[-i.arg], set.add, (value,))
 
 
 @handles("MAP_ADD")
 def _map_add(vm: Interpreter, f: Frame, i: Instruction) -> None:
     key, value = popn(f, 2)
-    add_to(vm, f.stack[-i.arg], dict.__setitem__, (settled(vm, key), settled(vm, value)))
+    add_to(vm, f.stack[-i.arg], dict.__setitem__, (key, value))
 
 
 @handles("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
 def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value, target = f.stack.pop(), f.stack[-i.arg]
-    if type(target) is list and type(value) in (tuple, DynamicSize) and _becomes_tuple(f, i.arg - 1):
+    if type(target) is list and is_a(value, tuple) and _becomes_tuple(f, i.arg - 1):
         target = f.stack[-i.arg] = Growing(target)
     if type(target) is Growing:
         items = unpacked(vm, value)
@@ -142,7 +142,7 @@ def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
         else:
             target.items.extend(items)
         return
-    value = vm.plain(value)
+    value = value if type(value) in (tuple, DynamicSize, Walk) else vm.plain(value)
     if i.op == "DICT_MERGE" and not is_a(value, dict):
         f.stack.append(opaque(vm, dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
         f.index -= 1
@@ -170,16 +170,17 @@ def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 
 def _iterable(kind: type) -> bool:
-    return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+    return kind is Walk or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
 @handles("LIST_TO_TUPLE")
 def _list_to_tuple(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(_as_tuple(f.stack.pop()))
+    f.stack.append(_as_tuple(vm, f.stack.pop()))
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value.items if type(value) is Growing else value)
+def _as_tuple(vm: Interpreter, value: Any) -> tuple[Any, ...]:
+    items = vm.heap.items(value) if vm.recording else value
+    return tuple(value.items if type(value) is Growing else items)
 
 
 def _becomes_tuple(f: Frame, above: int) -> bool:
@@ -217,7 +218,7 @@ def _unpack_ex(vm: Interpreter, f: Frame, i: Instruction) -> None:
         raise ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
         )
-    middle = new_container(vm, [settled(vm, item) for item in items[before : len(items) - after]])
+    middle = new_container(vm, [settled(vm, item, keep=True) for item in items[before : len(items) - after]])
     tail = items[len(items) - after :]
     f.stack.extend(reversed([*items[:before], middle, *tail]))
 
@@ -290,7 +291,7 @@ def _intrinsic(vm: Interpreter, f: Frame, i: Instruction) -> None:
     if i.arg == UNARY_POSITIVE:
         f.stack.append(unary(vm, "+", value))
     elif i.arg == LIST_TO_TUPLE:
-        f.stack.append(_as_tuple(value))
+        f.stack.append(_as_tuple(vm, value))
     elif is_a(value, StopIteration):
         error = RuntimeError("generator raised StopIteration")
         error.__cause__ = error.__context__ = value

@@ -14,7 +14,7 @@ from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.mock import live_steps
 from ladder.capture.heap.nodes import CaptureError, Dynamic, MockStep, Node
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.shapes import DynamicSize
+from ladder.capture.values.shapes import DynamicSize, Walk
 
 
 class Clones:
@@ -70,6 +70,6 @@ def _like(node: Node, value: Any) -> Node:
 
 
 def _holds_dynamic(value: Any) -> bool:
-    if type(value) is DynamicSize:
+    if type(value) in (DynamicSize, Walk):
         return True
     return is_a(value, tuple) and any(type(item) is Dynamic or _holds_dynamic(item) for item in value)

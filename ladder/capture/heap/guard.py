@@ -84,6 +84,7 @@ class Guard:
         kind, constant = self.constant(type(value)), self.constant(value)
         text = f"type({var}) is {kind} and {same_value(var, value, constant)}"
         self.check(text, f"{name} == {value!r}", path)
+        self.checks[-1].number = path is not None and type(value) in (int, float)
 
     def meet_state(self) -> None:
         """Add that the state of torch is what it is now; that of autocast only where it is on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +15,14 @@ from ladder.capture.values.tensors import autocast_state, bulk_check, is_plain_t
 
 MAX_CHECKS = 100_000
 """Conditions of one guard."""
-Open = tuple[Node, frozenset[int]]
-"""A tensor, and which of its extents are left open."""
+Open = tuple[Node, frozenset[int] | None]
+"""A tensor, and which of its extents are left open; None if its strides are not."""
 
 
 def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
     """Return bulk checks of the metadata of tensors; what they cannot check is checked one by one.
 
-    The second form returns the paths of the extents that differ.
+    The second form returns the paths of the extents that differ, as `guard_lines` says.
     """
     bulk: list[Open] = []
     entry = heap.guard.state, heap.guard.autocast
@@ -38,9 +39,6 @@ def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
         for node, _, rows, _ in heap.metadata:
             _check_each(heap, rows if id(node) in chosen else [])
         return [], []
-    for node, left_open in bulk:
-        if left_open:
-            heap.guard.check(f"{node.var}.is_contiguous()", f"{heap.guard.paths.get(node.var)} is contiguous")
     heap.guard.check("True", f"metadata of {len(bulk)} tensors")
     pairs = [*_asking(heap, bulk, check)]
     return [line for line, _ in pairs], [learning for _, learning in pairs]
@@ -60,7 +58,7 @@ def _asking(heap: Heap, tensors: list[Open], check: Any) -> Iterator[tuple[str, 
     pinned = heap.constant(tuple(node.obj for node, _ in tensors if node.pinned))
     differs = Differing([heap.guard.paths.get(node.var, "") for node in given], [node.obj for node in given])
     condition = f"if not {heap.constant(check)}({names}*{pinned}): return "
-    yield f"{condition}{len(heap.guard.checks)}", f"{condition}{heap.constant(differs)}({names})"
+    yield f"{condition}{len(heap.guard.checks)}", f"{condition}missed, 0, {heap.constant(differs)}({names})"
 
 
 def check_distinct(heap: Heap, *, writes: bool) -> None:
@@ -93,22 +91,26 @@ def _check_group(heap: Heap, kind: type, nodes: list[Node]) -> None:
 def guard_lines(heap: Heap, asking: list[str], learning: list[str]) -> tuple[list[str], list[str]]:
     """Return the guard: each line binds a variable or returns the number of the check that fails.
 
-    The second form, which is run after a miss, returns the paths of extents that differ.
+    The second form, which is run after a miss, returns 0 or a triple: the numbers of the checks that ask a
+    number to be what it was and fail, the number of another check that fails, paths of extents that differ.
     """
-    lines = ["try:"]
+    lines, learned = ["try:"], ["missed = []", "try:"]
     for number, check in enumerate(heap.guard.checks, 1):
         if check.binds is not None:
             lines.append(f"    {check.binds} = {check.text}")
-        else:
-            lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
+            learned.append(lines[-1])
+        elif check.text != "True":
+            lines.append(f"    if not ({check.text}): return {number}")
+            goes_on = check.number and not heap.guard.calls_cached  # the program may count such calls
+            noted = f"missed.append({number})" if goes_on else f"return missed, {number}, ()"
+            learned.append(f"    if not ({check.text}): {noted}")
     facts = heap.guard.table.finish(len(heap.guard.checks) + 1)
     if len(heap.guard.checks) + len(facts) > MAX_CHECKS:
         raise CaptureError(f"a guard of more than {MAX_CHECKS} conditions")
     table = heap.guard.table.lines(heap.constant)
     heap.guard.checks += [Check("True", None, fact.path, fact.path, id(fact.value)) for fact in facts]
     heap.guard.check("True", "objects that stay")
-    forms = [
-        [*lines, *(f"    {line}" for line in (*bulk, *table)), "except Exception:", "    return -1"]
-        for bulk in (asking, learning)
-    ]
-    return forms[0], forms[1]
+    told = [re.sub(r"return (\w+)$", r"return missed, \1, ()", line) for line in table]
+    lines += [*(f"    {line}" for line in (*asking, *table)), "except Exception:", "    return -1"]
+    learned += [*(f"    {line}" for line in (*learning, *told)), "except Exception:"]
+    return lines, [*learned, "    return missed, 0, ()", "return (missed, 0, ()) if missed else 0"]

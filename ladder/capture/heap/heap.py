@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,11 +37,22 @@ from ladder.capture.values.kinds import (
     made_by_native,
     parts,
 )
-from ladder.capture.values.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open
+from ladder.capture.values.shapes import (
+    DynamicSize,
+    Shapes,
+    Walk,
+    extent_path,
+    lies_in_rows,
+    liftable,
+    may_be_left_open,
+    standing,
+    strides_path,
+)
 from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, signature
 
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
+Read = Callable[[Node, Any, Any, str, str], Any]
 MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
 """Immutable containers, and what makes one of the tuple of its parts."""
 
@@ -61,6 +72,8 @@ class Heap:
         Tensors that were there before; `metadata` says what the guard holds them to.
     steps
         The lines of the mock, in order.
+    copied
+        Tensors that lie in rows with gaps, however wide: the graph takes a copy without.
     distinct
         Types whose objects are told apart by identity.
     """
@@ -75,7 +88,8 @@ class Heap:
         self.arguments: set[int] = set()
         self.outside: set[str] = set()
         self.tensors: list[Node] = []
-        self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
+        self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int] | None]] = []
+        self.copied: dict[str, Node] = {}
         self.steps: list[MockStep] = []
         self.distinct: set[type] = set()
         self.unliftable: set[str] = set()
@@ -187,13 +201,19 @@ class Heap:
         ]
         self.metadata.append((node, signature(node.obj), rows, left_open))
 
-    def _left_open(self, node: Node, path: str) -> frozenset[int]:
-        """Give symbols to the lifted extents of a tensor; return which these are."""
+    def _left_open(self, node: Node, path: str) -> frozenset[int] | None:
+        """Give symbols to the lifted extents of a tensor; return which these are, None if it is all fixed."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
         found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
-        if not found or not may_be_left_open(node.obj):
-            return frozenset()
+        lies_open = strides_path(path) in self.lifted and not node.pinned
+        if not (found or lies_open) or not may_be_left_open(node.obj):
+            return None
         names = {dim: self.guard.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
+        if lies_open or not node.obj.is_contiguous():
+            self.copied[node.var] = node
+            self.guard.check(f"{self.constant(lies_in_rows)}({node.var})", f"{path} lies in rows")
+        else:
+            self.guard.check(f"{node.var}.is_contiguous()", f"{path} is contiguous")
         self.shapes.lift(node.var, node.obj, names)
         return frozenset(found)
 
@@ -203,6 +223,11 @@ class Heap:
             path = self.guard.paths[name]
             self.unliftable.add(path)
             self.guard.check(f"{name} == {value}", f"{path} == {value} ({why})")
+        for var, node in self.copied.items():
+            path, steps = self.guard.path(var), node.obj.stride()
+            self.unliftable.add(strides_path(path))
+            self.guard.check(f"{var}.stride() == {self.constant(steps)}", f"{path} lies as it did ({why})")
+        self.copied.clear()
         self.shapes.forget()
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
@@ -380,6 +405,9 @@ class Heap:
         if kind is slice:
             texts = ", ".join(self.reference(part, uses) for part in parts(value))
             return self.fresh(value, f"slice({texts})", uses)
+        if kind is Walk:
+            place = f"{self.reference(value.source, uses)}, {value.view!r}, {value.at}"
+            return self.fresh(value, f"{self.constant(standing)}({place})", uses)
         if kind is types.MethodType:
             texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
             return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
@@ -413,15 +441,34 @@ class Heap:
                 for item in value:
                     self.touch(item, depth - 1)
             return
-        for key in node.stored & node.lifted.keys():
+        for key in [key for key in node.lifted if node.holds_dynamic(key)]:
             self.fix_parts(node.lifted.pop(key))
+        self._touch_once(node, self.read)
+        self._touch_inside(value, depth)
+
+    def _touch_once(self, node: Node, read: Read) -> None:
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")
             node.full = True
             if node.external:
-                self._touch_entries(node)
-        self._touch_inside(value, depth)
+                self._touch_entries(node, read)
+
+    def items(self, value: Any) -> Any:
+        """Guard all that a container holds, and return it; numbers that are left open are `Dynamic`.
+
+        A copy where there are any.
+        """
+        node = self.find(value)
+        if node is None:
+            return value
+        self._touch_once(node, self.load)
+        held = {key: item for key, item in node.lifted.items() if node.holds_dynamic(key)}
+        if not held:
+            return value
+        if is_a(value, dict):
+            return {key: held.get(key, item) for key, item in dict.items(value)}
+        return [held.get(index, item) for index, item in enumerate(value)]
 
     def _touch_inside(self, value: Any, depth: int) -> None:
         if depth > 1:
@@ -430,7 +477,7 @@ class Heap:
                 for item in list(inside):
                     self.touch(item, depth - 1)
 
-    def _touch_entries(self, node: Node) -> None:
+    def _touch_entries(self, node: Node, read: Read) -> None:
         value: Any = node.obj
         var = node.var
         if node.pinned and type(value) in (tuple, frozenset):
@@ -448,11 +495,11 @@ class Heap:
                 entry = f"{var}[{{}}]"
             for index in range(size):
                 item = base.__getitem__(value, index)
-                self.read(node, index, item, entry.format(index), f"{path}[{index}]")
+                read(node, index, item, entry.format(index), f"{path}[{index}]")
             if base is deque:
                 self.guard.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
         elif is_a(value, dict):
-            self._touch_dict(node, path)
+            self._touch_dict(node, path, read)
         elif is_a(value, set | frozenset):
             self.constant_keys(value)
             items = self.constant(list(value))
@@ -464,12 +511,12 @@ class Heap:
             if not is_constant(key):
                 raise CaptureError(f"a set or dict keyed by {_brief(key)}")
 
-    def _touch_dict(self, node: Node, path: str) -> None:
+    def _touch_dict(self, node: Node, path: str, read: Read) -> None:
         if node.pinned and type(node.obj) is dict:
             self.constant_keys(node.obj)
             self.guard.table.add(node.obj, WHOLE, list(node.obj), path)
             for key, item in node.obj.items():
-                self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
+                read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
             return
         keys = list(dict.__iter__(node.obj)) if not is_a(node.obj, OrderedDict) else list(node.obj)
         self.constant_keys(keys)
@@ -484,7 +531,7 @@ class Heap:
             text = (
                 f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
             )
-            self.read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
+            read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
 
 
 def _mutable_class(kind: type) -> bool:

@@ -134,12 +134,13 @@ def dynamic_parts(value: Any) -> list[Dynamic]:
 class Check:
     """One line of the guard: `text` binds a variable, or is a condition that must hold.
 
-    `holds`: the id of the object that must be where it was.
+    `holds`: the id of the object that must be where it was. `number`: it asks a number to be what it was.
     """
 
-    __slots__ = ("binds", "holds", "path", "text", "why")
+    __slots__ = ("binds", "holds", "number", "path", "text", "why")
 
     def __init__(self, text: str, binds: str | None, why: str, path: str | None, holds: int = 0) -> None:
+        self.number = False
         self.text = text
         self.binds = binds
         self.why = why

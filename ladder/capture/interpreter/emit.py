@@ -22,6 +22,7 @@ from ladder.capture.records import FAILED, Assumed, Record, ResumePoint
 from ladder.capture.trace.conditionals import Unrecorded
 from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
+from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.tensors import (
     STATE,
@@ -53,10 +54,11 @@ def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None)
     guard = heap.guard
     assert point is not None
     check_distinct(heap, writes=trace.changes_tensors)
-    point.unliftable |= heap.unliftable
-    asking, learning = tensor_lines(heap)
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
+    _copy_inputs(heap, trace, needed)
+    point.unliftable |= heap.unliftable
+    asking, learning = tensor_lines(heap)
     computing, module = _graph_lines(vm, needed)
     for text in heap.shapes.conditions():
         guard.check(text, text)  # what the backend decided about symbols is among them
@@ -64,13 +66,31 @@ def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None)
     lines = [*guarding, *computing, *(step.text for step in steps), *ending.lines]
     roots = ", ".join(f"r{at}" for at in range(vm.roots))
     source = _function("run", roots, lines)
-    run, check = _compiled(source + _function("check", roots, [*learning, "return 0"]), guard.space)
+    run, check = _compiled(source + _function("check", roots, learning), guard.space)
     record = Record(run, check, guard.checks, source, module, trace.operators, point)
     record.pinned = frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned)
     record.calls_cached, record.side = guard.calls_cached, vm.side
     record.depth, record.branches = ending.depth, frozenset(ending.branches)
     _note_end(record, trace, changed_roots(heap), ending, graph_break)
     return record
+
+
+def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
+    """Let the graph take copies of inputs that may lie otherwise; whose memory is seen may not."""
+    if not heap.copied:
+        return
+    seen = {*trace.written}
+    for value in trace.results:
+        if value.var in needed:
+            made = [item for item in flat(value.obj) if is_a(item, torch.Tensor)]
+            seen |= {storage_of(item) for item in made if item.layout is torch.strided}
+    if any(storage_of(node.obj) in seen for node in heap.copied.values()):
+        heap.fix_shapes("its memory is written or given back")
+    for at, (node, var, example) in enumerate(trace.placeholders):
+        if var in heap.copied:
+            copied = example.contiguous()
+            trace.placeholders[at] = node, var, copied
+            trace.versions[var] = version_of(copied)
 
 
 def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:
@@ -153,7 +173,8 @@ def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
         if getattr(backend, "is_ours", False):
             raise CaptureError(tolerated(error, "a graph that cannot be built runs as it is")) from error
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
-    call = f"{heap.constant(compiled)}({', '.join(_spread(heap, names))})"
+    given = [f"{name}.contiguous()" if name in heap.copied else name for name in names]
+    call = f"{heap.constant(compiled)}({', '.join(_spread(heap, given))})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
     return [*_running_lines(heap, trace, vm.point, f"{results} = {call}"), *rebuilt], module
 

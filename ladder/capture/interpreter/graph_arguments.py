@@ -71,6 +71,7 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
         items = [argument(vm, item, inputs) for item in value]
         return items if type(value) is list else tuple(items)
     if type(value) is dict:
+        vm.heap.touch(value, 1)
         return {key: argument(vm, item, inputs) for key, item in value.items()}
     if type(value) is slice:
         return mapped(value, lambda part: argument(vm, part, inputs))

@@ -18,7 +18,7 @@ from ladder.capture.python.frames import Frame, Through, place_of, user_line
 from ladder.capture.records import Record, ResumePoint, Store
 from ladder.capture.trace.trace import Trace
 from ladder.capture.values.kinds import mapped, parts
-from ladder.capture.values.shapes import DynamicSize, Growing, Shapes
+from ladder.capture.values.shapes import DynamicSize, Growing, Shapes, Walk, standing
 
 Call = Callable[["Interpreter", Any, tuple[Any, ...], dict[str, Any]], Any]
 """What calls a function with positional and named arguments."""
@@ -116,6 +116,10 @@ class Interpreter:
             return torch.Size(map(self.plain, value))
         if type(value) is Growing:
             return list(map(self.plain, value.items))
+        if type(value) is Walk:
+            if self.recording:
+                self.heap.touch(value.source, 1)
+            return standing(self.plain(value.source), value.view, value.at)
         if type(value) is tuple and any(map(_holds_dynamic, value)):
             return tuple(map(self.plain, value))
         if type(value) is slice and _holds_dynamic(value):

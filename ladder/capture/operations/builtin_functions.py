@@ -158,7 +158,7 @@ def _len(vm: Interpreter, value: Any) -> Any:
         method = vm.heap.class_attribute(kind, "__len__")
         if not is_a(method, types.FunctionType):
             vm.heap.node(value) if not is_a(value, tuple | frozenset) else None
-            vm.heap.touch(value, 1)
+            vm.heap.items(value)
             return len(value)
     if kind is types.MappingProxyType and vm.heap.node(value).stable:
         return len(value)

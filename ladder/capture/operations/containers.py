@@ -14,6 +14,7 @@ from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.moving import moved
 from ladder.capture.operations.objects import OVERRIDES, check_not_overridden, perform, settled
 from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator
 from ladder.capture.python import natives
@@ -43,10 +44,18 @@ def container_method(
         _check_not_overridden_for(kind, base, name)
     if name == "sort" and kwargs.get("key") is not None:
         raise CaptureError("list.sort with a key")
+    opened = moved(vm, owner, name, rest, kwargs) if kind is base else NULL
+    if opened is not NULL:
+        return opened
+    if name == "get" and rest and is_a(owner, dict):
+        rest = (vm.plain(rest[0]), *rest[1:])
+        quick = dict_read(vm, owner, name, rest)
+        if quick is not NULL:
+            return quick
     rest, kwargs = vm.plain_given(rest, kwargs)
     if name in natives.CONSUMING:
-        rest = tuple(drained(vm, item) if is_hidden(vm, item) else item for item in rest)
-    if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
+        rest = tuple(vm.plain(drained(vm, item)) if is_hidden(vm, item) else item for item in rest)
+    if base in (dict, OrderedDict, defaultdict) and name in ("__getitem__", "__contains__"):
         quick = dict_read(vm, owner, name, rest)
         if quick is not NULL:
             return quick
@@ -141,6 +150,8 @@ def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> 
                 return vm.call_function(missing, (owner, key), {})
             raise KeyError(key)
         return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
+    if name == "__contains__" and node.holds_dynamic(key):
+        return True
     if name == "__contains__" and path in vm.heap.lifted:
         if node.external and key not in node.written:
             vm.heap.guard.check(f"dict.__contains__({node.var}, {constant})", f"{path} is there")

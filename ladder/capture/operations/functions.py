@@ -28,10 +28,7 @@ def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
     if function.__code__.co_flags & inspect.CO_VARKEYWORDS:
         code = function.__code__
         last = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-        named = slots[code.co_varnames[last]]
-        for key in named:
-            named[key] = vm.plain(named[key])
-        new_container(vm, named)
+        new_container(vm, slots[code.co_varnames[last]])
     return Frame(function, slots)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, dynamic_parts
 from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
@@ -21,6 +21,7 @@ from ladder.capture.operations.attributes import delete_plain, generic_attribute
 from ladder.capture.operations.containers import container_method
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
+from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.objects import perform, pinned_part
 from ladder.capture.operations.replay import drained, iterate, replay
 from ladder.capture.operations.symbolic import is_open, open_metadata
@@ -49,6 +50,8 @@ _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
     copy.deepcopy: polyfills.deepcopy_,
 }
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
+_MADE_EMPTY = (object, dict, list, set, OrderedDict, defaultdict, deque, types.SimpleNamespace)
+"""Classes whose ``__new__`` makes an empty object of the class that it is given."""
 _OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
 
 
@@ -145,9 +148,11 @@ def allocate(vm: Interpreter, home: Any, new: Any, kind: type, args: tuple[Any, 
         if not is_a(items, tuple | list):
             with vm.barrier():
                 items = drained(vm, iterate(vm, items))
+        if any(map(dynamic_parts, items)):
+            return open_tuple(vm, new, kind, tuple(items))
         given = (kind, tuple(map(vm.plain, items)))
         return recorded(vm, _touched_tuple, (items, new, given), (new, given))
-    if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
+    if home not in _MADE_EMPTY:
         raise CaptureError(f"instances of {kind.__qualname__} are made natively")
     made = new(kind)
     vm.heap.fresh(made, f"{vm.heap.constant(new)}({vm.heap.constant(kind)})", set())
@@ -160,6 +165,10 @@ def _touched_tuple(vm: Interpreter, items: Any, new: Any, given: tuple[Any, ...]
 
 
 def _initialise(vm: Interpreter, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if how is types.SimpleNamespace.__init__ and not args:
+        for name, item in kwargs.items():
+            store_plain(vm, made, name, item)
+        return made
     if not is_a(how, types.FunctionType):
         with vm.barrier():
             native(vm, how, (made, *args), kwargs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import types
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, Node
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, Node, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python import natives
 from ladder.capture.python.words import words
@@ -28,8 +29,8 @@ def pinned_part(vm: Interpreter, value: Any) -> Any:
 
 
 def settled(vm: Interpreter, item: Any, *, keep: bool = False) -> Any:
-    """Return `item` as it goes into the heap: plain, but for a scalar where a place can `keep` it."""
-    if keep and type(item) is Dynamic and vm.recording:
+    """Return `item` as it goes into the heap: plain, but for open numbers where a place can `keep` them."""
+    if keep and vm.recording and dynamic_parts(item):
         return item
     return vm.plain(item) if type(item) in (Dynamic, tuple, slice, DynamicSize) else item
 
@@ -123,11 +124,16 @@ def _note_inside(vm: Interpreter, value: Any, var: str, depth: int, parents: set
 
 
 def new_container(vm: Interpreter, value: Any) -> Any:
-    """Register a list, dict or set that an instruction has just made of items on the stack."""
+    """Register a list, dict or set that an instruction has just made of items on the stack.
+
+    Numbers in it that are left open stay so.
+    """
     if not vm.recording:
         return value
     heap = vm.heap
     uses: set[str] = set()
+    is_set = is_a(value, set)
+    opened = [(key, item) for key, item in [*entries(value)] if dynamic_parts(item)] if not is_set else []
     try:
         if is_a(value, dict):
             pairs = [(heap.reference(k, uses), heap.reference(v, uses)) for k, v in value.items()]
@@ -135,11 +141,19 @@ def new_container(vm: Interpreter, value: Any) -> Any:
         else:
             items = ", ".join(heap.reference(item, uses) for item in value)
             text = f"[{items}]" if is_a(value, list) else f"{{*({items},)}}" if value else "set()"
-        heap.fresh(value, text, uses)
+        node = heap.fresh(value, text, uses)
     except CaptureError as error:
         # Nothing of the user's has run: only a later use of this object ends the recording.
-        heap.hidden(value, getattr(error, "origin", None) or vm.here())
+        node = heap.hidden(value, getattr(error, "origin", None) or vm.here())
+    for key, item in opened:
+        value[key] = vm.unlifted(item)
+        node.wrote(key, item) if node.recordable else heap.fix_parts(item)
     return value
+
+
+def entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys of a dictionary, or the indices of a sequence, each with what is there."""
+    return dict.items(value) if is_a(value, dict) else enumerate(value)
 
 
 def same(vm: Interpreter, left: Any, right: Any) -> bool:
@@ -158,7 +172,8 @@ def tuple_item(vm: Interpreter, container: tuple[Any, ...], key: int) -> Any:
     if node is not None and node.pinned:
         vm.heap.touch(container, 1)
     if node is None or not node.external or node.pinned:
-        return container[key]
+        at = range(len(container))[key]
+        return node.lifted[at] if node is not None and node.holds_dynamic(at) else container[key]
     size = vm.heap.constant(len(container))
     if node.first(Itself.LENGTH):
         vm.heap.guard.check(f"len({node.var}) == {size}", f"len({node.var})")

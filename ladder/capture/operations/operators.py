@@ -15,8 +15,10 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
 from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
+from ladder.capture.operations.moving import item_at, joined
 from ladder.capture.operations.objects import perform, settled, tuple_item
-from ladder.capture.operations.replay import admit, computed_dynamic, pure_dynamic
+from ladder.capture.operations.replay import admit
+from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
 from ladder.capture.operations.user_operators import COMPARE, user_binary, user_unary
@@ -49,6 +51,9 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
         function = BINARY[symbol[:-1]]
     if pure_dynamic(function, (left, right), {}):
         return computed_dynamic(vm, function, (left, right))
+    both = joined(vm, symbol, left, right)
+    if both is not NULL:
+        return both
     left, right = vm.plain(left), vm.plain(right)
     if is_constant(left) and is_constant(right) and not user_constant(left, right):
         return function(left, right)
@@ -171,7 +176,9 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     elif is_a(container, list | tuple | dict | deque):
         method = vm.heap.class_attribute(type(container), "__getitem__")
         if not is_a(method, types.FunctionType):
-            return container_method(vm, method, container, "__getitem__", (key,), {})
+            found = item_at(vm, container, key)
+            given: tuple[Any, ...] = (container, "__getitem__", (key,), {})
+            return container_method(vm, method, *given) if found is NULL else found
     method = vm.heap.class_attribute(type(container), "__getitem__")
     if is_a(method, types.FunctionType):
         return vm.call_function(method, (container, key), {})
@@ -186,7 +193,7 @@ def _plain_items(vm: Interpreter, container: Any) -> bool:
 def store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> None:
     """Do ``container[key] = item``."""
     container, key = vm.plain(container), vm.plain(key)
-    item = settled(vm, item, keep=is_a(container, dict))
+    item = settled(vm, item, keep=is_a(container, dict | list))
     given = (container, key, item)
     recorded(vm, _store_subscript, given, (operator.setitem, given))
 

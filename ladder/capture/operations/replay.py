@@ -11,15 +11,17 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.moving import built, step, walk
 from ladder.capture.operations.objects import LAZY, check_not_overridden, perform, pinned_part
-from ladder.capture.operations.symbolic import ARITHMETIC, computed_extent
+from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import PLAIN_DICTS, is_a, is_constant, is_plain
+from ladder.capture.values.shapes import Walk
 
 _MAPPINGS = (dict, OrderedDict)
 
@@ -60,6 +62,9 @@ def replay(
     """Call a replayable native; a matched run calls it again if its result lives on."""
     if looking and pure_dynamic(function, args, kwargs):
         return computed_dynamic(vm, function, args)
+    opened = built(vm, function, args, kwargs)
+    if opened is not NULL:
+        return opened
     args, kwargs = vm.plain_given(args, kwargs)
     if function is zip:
         args = tuple(iterated(vm, item, function) for item in args)
@@ -72,6 +77,10 @@ def replay(
         args = tuple(
             drained(vm, item) if type(item) in kinds or is_hidden(vm, item) else item for item in args
         )
+        opened = built(vm, function, args, kwargs)
+        if opened is not NULL:
+            return opened
+        args = tuple(map(vm.plain, args))
     elif hidden and function not in LAZY:
         raise CaptureError("a native given a generator")
     if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
@@ -89,32 +98,6 @@ def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: b
         return _hidden_result(vm, function, args, kwargs)
     changes = [vm.heap.node(args[0])] if function in natives.CHANGES else []
     return perform(vm, function, args, kwargs, changes)
-
-
-def pure_dynamic(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Say whether a scalar can be computed of dynamic scalars and constants."""
-    dynamic = any(type(item) is Dynamic for item in args)
-    return dynamic and not kwargs and all(type(item) is Dynamic or is_constant(item) for item in args)
-
-
-def computed_dynamic(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> Any:
-    """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
-    values = [item.value if type(item) is Dynamic else item for item in args]
-    try:
-        result = function(*values)
-    except Exception:
-        for item in args:  # what follows is for these values
-            vm.plain(item)
-        raise
-    if type(result) not in (int, float, bool, str):
-        return function(*map(vm.plain, args))
-    heap = vm.heap
-    texts = [item.var if type(item) is Dynamic else heap.constant(item) for item in args]
-    text = f"{heap.constant(function)}({', '.join(texts)})"
-    made = Dynamic(result, heap.guard.bind(text, text))
-    if function not in ARITHMETIC:  # of others the type may depend on the values
-        heap.guard.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
-    return computed_extent(function, args, made)
 
 
 def iterated(vm: Interpreter, value: Any, function: Any) -> Any:
@@ -194,6 +177,9 @@ def _hidden_result(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs
 # iteration --------------------------------------------------------------------------------
 def iterate(vm: Interpreter, value: Any) -> Any:
     """Return ``iter(value)``."""
+    walked = walk(vm, value)
+    if walked is not NULL:
+        return walked
     value = vm.plain(value)
     return recorded(vm, _iterate, (value,), (iter, (value,)))
 
@@ -218,6 +204,8 @@ def _iterate(vm: Interpreter, value: Any) -> Any:
 
 def advance(vm: Interpreter, iterator: Any) -> Any:
     """Return the next item of an iterator, or `STOP`."""
+    if type(iterator) is Walk:
+        return step(vm, iterator, STOP)
     if not vm.recording:
         return vm.natively(next_or_stop, iterator)
     node = vm.heap.find(iterator)

@@ -13,7 +13,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Value
 from ladder.capture.values import shapes
-from ladder.capture.values.kinds import is_a, mapped
+from ladder.capture.values.kinds import is_a, is_constant, mapped
 from ladder.capture.values.shapes import DynamicSize
 
 ARITHMETIC: frozenset[Any] = frozenset(
@@ -78,6 +78,32 @@ def _extent(vm: Interpreter, extent: Any) -> Any:
     return Dynamic(extent.node.hint, known[text], extent)
 
 
+def pure_dynamic(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a scalar can be computed of dynamic scalars and constants."""
+    dynamic = any(type(item) is Dynamic for item in args)
+    return dynamic and not kwargs and all(type(item) is Dynamic or is_constant(item) for item in args)
+
+
+def computed_dynamic(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> Any:
+    """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
+    values = [item.value if type(item) is Dynamic else item for item in args]
+    try:
+        result = function(*values)
+    except Exception:
+        for item in args:  # what follows is for these values
+            vm.plain(item)
+        raise
+    if type(result) not in (int, float, bool, str):
+        return function(*map(vm.plain, args))
+    heap = vm.heap
+    texts = [item.var if type(item) is Dynamic else heap.constant(item) for item in args]
+    text = f"{heap.constant(function)}({', '.join(texts)})"
+    made = Dynamic(result, heap.guard.bind(text, text))
+    if function not in ARITHMETIC:  # of others the type may depend on the values
+        heap.guard.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
+    return computed_extent(function, args, made)
+
+
 def computed_extent(function: Any, args: tuple[Any, ...], result: Dynamic) -> Dynamic:
     """Note what `result`, computed from extents, is as an expression of symbols."""
     given = [item.symbol if type(item) is Dynamic else item for item in args]
@@ -100,6 +126,9 @@ def settled_for_operator(vm: Interpreter, value: Any) -> Any:
         return type(value)(settled_for_operator(vm, item) for item in value)
     if type(value) is slice:
         return mapped(value, lambda part: settled_for_operator(vm, part))
+    if type(value) is list:
+        items = vm.heap.items(value)
+        return value if items is value else [settled_for_operator(vm, item) for item in items]
     return vm.plain(value)
 
 
@@ -119,7 +148,7 @@ def fake_results(
 
     try:
         fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
-        fakes = symbols.laid_out_as(fakes, real)
+        fakes = faked(real) if id(real) in names else symbols.laid_out_as(fakes, real)
         agreed = shapes.agrees(fakes, real)
     except Exception as error:  # what an operator may raise for symbols is not documented
         vm.heap.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")

@@ -212,7 +212,7 @@ def _node_mismatch(
         if sources[0] != ("outside", values[0]):
             return 1
         loop.carried.setdefault((what, values[0]), len(loop.carried))
-    elif sources[0] != expected or where == "far":
+    elif sources[0] != expected:
         return 1
     elif where == "outside":
         loop.fixed.setdefault(what, len(loop.fixed))

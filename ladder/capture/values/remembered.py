@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,11 +63,13 @@ def may_write(function: Callable[..., Any], kwargs: Any) -> bool:
         return bool(function._schema.is_mutable)
     name = getattr(function, "__name__", "_")
     inside = name.startswith("__i") or name in INPLACE
+    # `and_` of the module `operator` has its name from the keyword.
+    keyword = getattr(function, "__module__", "") == operator.and_.__module__
     return (
         "out" in kwargs
         or bool(kwargs.get("inplace"))
         or inside
-        or (name.endswith("_") and not name.endswith("__"))
+        or (name.endswith("_") and not name.endswith("__") and not keyword)
         or torch.is_autocast_enabled("cpu")
         or torch.is_autocast_enabled("cuda")
     )

@@ -41,9 +41,54 @@ class Growing:
         self.items = list(items)
 
 
+class Walk:
+    """The iterator of a loop over a list or tuple, or a view of a dictionary, which only the loop sees."""
+
+    __slots__ = ("at", "keys", "source", "view")
+
+    def __init__(self, source: Any, view: str = "") -> None:
+        self.source = source
+        self.view = view
+        self.at = 0
+        self.keys = list(source) if view else []
+
+    def step(self, items: Any, stop: Any) -> Any:
+        """Return what comes next of `items`, which `source` holds now, or `stop`."""
+        if self.view and len(items) != len(self.keys):
+            raise RuntimeError("dictionary changed size during iteration")
+        if self.at >= len(items):
+            return stop
+        self.at += 1
+        if not self.view:
+            return items[self.at - 1]
+        key = self.keys[self.at - 1]
+        return {"keys": key, "values": items[key], "items": (key, items[key])}[self.view]
+
+
+def standing(source: Any, view: str, at: int) -> Any:
+    """Return an iterator over `source`, or a view of it, of which `at` items have been taken."""
+    iterator = iter(getattr(source, view)() if view else source)
+    for _ in range(at):
+        next(iterator)
+    return iterator
+
+
 def may_be_left_open(tensor: torch.Tensor) -> bool:
     """Say whether extents of `tensor` may have symbols: its strides follow from its shape."""
-    return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
+    return tensor.layout is torch.strided and not tensor.is_nested and lies_in_rows(tensor)
+
+
+def lies_in_rows(tensor: torch.Tensor) -> bool:
+    """Say whether elements lie in the order of the axes, from the outermost on, with gaps or without."""
+    if tensor.is_contiguous():
+        return True
+    least = 1
+    for extent, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if extent != 1:
+            if step < least:
+                return False
+            least = step * extent
+    return True
 
 
 def liftable(value: Any, numbers: bool) -> bool:
@@ -110,14 +155,17 @@ class Shapes:
             self.remembered = Remembered()
 
     def lift(self, var: str, tensor: torch.Tensor, names: dict[int, str]) -> None:
-        """Give variable `var`, a tensor, a fake whose extents `names` are symbols: variables of the guard."""
+        """Give variable `var`, a tensor, a fake whose extents `names` are symbols: variables of the guard.
+
+        The fake is contiguous.
+        """
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
         self._begin()
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
         fake: torch.Tensor = self.mode.from_tensor(
-            without_base(tensor),
+            without_base(tensor if tensor.is_contiguous() else tensor.detach().contiguous()),
             static_shapes=False,
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
             source=ConstantSource("_".join(names.values())),
@@ -245,19 +293,30 @@ class Differing:
     def __init__(self, paths: list[str], tensors: list[torch.Tensor]) -> None:
         self.paths = paths
         self.shapes = [tuple(item.shape) for item in tensors]
+        self.strides = [item.stride() if item.layout is torch.strided else () for item in tensors]
         self.kinds = [(item.dtype, item.device) for item in tensors]
 
     def __call__(self, *tensors: Any) -> tuple[str, ...]:
-        """Return their paths; none if something else differs too."""
+        """Return their paths, and those of the strides of what only lies otherwise.
+
+        None if something else differs too.
+        """
         found: list[str] = []
-        for path, shape, kind, tensor in zip(self.paths, self.shapes, self.kinds, tensors, strict=True):
+        rows = zip(self.paths, self.shapes, self.strides, self.kinds, tensors, strict=True)
+        for path, shape, stride, kind, tensor in rows:
             if not is_a(tensor, torch.Tensor) or (tensor.dtype, tensor.device) != kind:
                 return ()
             if tensor.dim() != len(shape):
                 return ()
             extents = enumerate(zip(shape, tensor.shape, strict=True))
-            found += [extent_path(path, dim) for dim, (old, new) in extents if old != new]
+            differing = [extent_path(path, dim) for dim, (old, new) in extents if old != new]
+            found += differing if differing or tensor.stride() == stride else [strides_path(path)]
         return tuple(found)
+
+
+def strides_path(path: str) -> str:
+    """Return the path by which it is known how a tensor lies."""
+    return f"{path}.stride()"
 
 
 def extent_path(path: str, dim: int) -> str:

@@ -192,11 +192,11 @@ def metadata_checks(
     constant: Callable[[Any], str],
     tensor: torch.Tensor,
     var: str,
-    left_open: frozenset[int] = frozenset(),
+    left_open: frozenset[int] | None = None,
 ) -> list[tuple[str, str]]:
     """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`.
 
-    `constant` names objects. The extents `left_open` may be others; the tensor is contiguous then.
+    `constant` names objects. The extents `left_open` may be others, and where these are not None the strides.
     """
     rows = [(f"{var}.layout is {constant(tensor.layout)}", " has the same layout")]
     if tensor.layout is torch.strided and not tensor.is_nested:
@@ -213,9 +213,9 @@ def metadata_checks(
 
 
 def _shape_checks(
-    constant: Any, shape: Any, stride: Any, var: str, left_open: frozenset[int]
+    constant: Any, shape: Any, stride: Any, var: str, left_open: frozenset[int] | None
 ) -> list[tuple[str, str]]:
-    if not left_open:
+    if left_open is None:
         return [
             (f"{var}.shape == {constant(shape)}", f".shape == {shape}"),
             (f"{var}.stride() == {constant(stride)}", f".stride() == {stride}"),
@@ -223,7 +223,7 @@ def _shape_checks(
     fixed = [(dim, extent) for dim, extent in enumerate(shape) if dim not in left_open]
     extents = [(f"{var}.shape[{dim}] == {extent}", f".shape[{dim}] == {extent}") for dim, extent in fixed]
     rank = (f"{var}.dim() == {len(shape)}", f" has {len(shape)} dimensions")
-    return [rank, *extents, (f"{var}.is_contiguous()", " is contiguous")]
+    return [rank, *extents]
 
 
 def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -235,10 +235,10 @@ def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (*shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, type(tensor))
 
 
-def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> Any:
+def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int] | None]) -> Any:
     """Return ``check(*tensors)`` in C++, if torch has it and it takes these tensors.
 
-    Of tensors with extents in `left_open` it does not check those, nor strides.
+    Of tensors whose `left_open` is not None it checks neither those extents nor strides.
     """
     guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
     if guards is None or not tensors or any(len(signature(item)) == 1 for item in tensors):
@@ -246,9 +246,10 @@ def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> 
     try:
         pairs = list(zip(tensors, left_open, strict=True))
         sizes = [
-            [None if dim in left else extent for dim, extent in enumerate(item.shape)] for item, left in pairs
+            [None if dim in (left or ()) else extent for dim, extent in enumerate(item.shape)]
+            for item, left in pairs
         ]
-        strides = [[None if left else step for step in item.stride()] for item, left in pairs]
+        strides = [[step if left is None else None for step in item.stride()] for item, left in pairs]
         made = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return made.check if made.check(*tensors) else None
     except (TypeError, RuntimeError):

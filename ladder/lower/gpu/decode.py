@@ -19,14 +19,16 @@ from ladder.lower.gpu.decode_codebook import propose_lookup
 from ladder.lower.gpu.decode_float import (
     propose_crossed,
     propose_raw_crossed,
+    propose_raw_spread,
     propose_raw_wired,
+    propose_spread,
     propose_through_bfloat,
     propose_wired,
 )
 from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.gpu.decode_raw import propose_placed
 from ladder.lower.gpu.decode_signed import propose_signed
-from ladder.lower.gpu.decode_table import Table, propose_table
+from ladder.lower.gpu.decode_table import Shared, Table, propose_shared, propose_table
 from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_table
 from ladder.lower.gpu.machine import XOR, Cost, CountingMachine, Machine, Word
 from ladder.lower.gpu.proof import prove
@@ -40,7 +42,7 @@ from ladder.lower.gpu.recipes import (
 )
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.crossed import CROSSED
-from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
+from schedules.layouts import SIGN_PLACES, SPREAD, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
@@ -55,10 +57,12 @@ STRATEGIES: dict[str, Propose] = {
     "split magic": propose_split_magic,
     "wired": propose_wired,
     "crossed": propose_crossed,
+    "spread": propose_spread,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
     "table": propose_table,
+    "table and lookup": propose_shared,
     "reference": propose_reference,
 }
 """Ways to decode; of equally cheap ones the first is used."""
@@ -67,6 +71,7 @@ RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "wired, unscaled": propose_raw_wired,
     "crossed, unscaled": propose_raw_crossed,
+    "spread, unscaled": propose_raw_spread,
     "signed": propose_signed,
 }
 """Further ways where raw numbers will do."""
@@ -83,7 +88,10 @@ STRATEGY_ORDERS = {
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
     "table": (*LANES, "bytes", "pairs"),
+    "table and lookup": ("pairs",),
     "crossed": tuple(CROSSED),
+    "spread": tuple(SPREAD),
+    "spread, unscaled": tuple(SPREAD),
     "crossed, unscaled": tuple(CROSSED),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
@@ -215,9 +223,15 @@ def _usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
     return capability >= NEEDS.get(proven.strategy, (0, 0)) and table_bytes(proven.recipe) <= table
 
 
+def table_of(recipe: Recipe) -> Table | None:
+    """Return the table of a recipe, if it has one."""
+    return recipe.table if isinstance(recipe, Shared) else recipe if isinstance(recipe, Table) else None
+
+
 def table_bytes(recipe: Recipe) -> int:
     """Return the shared memory that a recipe's table takes."""
-    return recipe.bytes if isinstance(recipe, Table) else 0
+    table = table_of(recipe)
+    return 0 if table is None else table.bytes
 
 
 def table_sizes(gemm: Gemm) -> list[int]:
@@ -347,7 +361,8 @@ class Decoder:
     @property
     def table_entries(self) -> int:
         """Entries of the decoder's table: 0 if it has none."""
-        return len(self.choice.recipe.entries) if isinstance(self.choice.recipe, Table) else 0
+        table = table_of(self.choice.recipe)
+        return 0 if table is None else len(table.entries)
 
     def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
         """Emit this thread's share of writing the table to shared memory.
@@ -359,9 +374,9 @@ class Decoder:
         thread, threads
             This thread, and the number, of the threads that fill it.
         """
-        recipe = self.choice.recipe
-        assert isinstance(recipe, Table)
-        fill_table(buffer, recipe.values, recipe.step, recipe.row, thread, threads)
+        table = table_of(self.choice.recipe)
+        assert table is not None
+        fill_table(buffer, table.values, table.step, table.row, thread, threads)
 
     def registers(
         self,

@@ -1,0 +1,104 @@
+"""How GPUs decode a type: the proven recipe of each activation type, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ladder.cli.model_report import PYTHON, imported
+from ladder.cli.tables import activations
+from ladder.ir.gemm import Gemm
+from ladder.lower.gpu.decode import Decoder, make_decoder, table_sizes
+from ladder.lower.rocm.decode import wave_decoder
+from schedules.layouts import LANES
+from schedules.legal import table_bytes
+from targets import TileDevice, get_device
+from tile_types import TType, get_type, register_type, representable
+from tile_types.errors import DeviceError, ParseError
+
+COLUMNS = (
+    "activation", "kernels", "order of bits", "recipe", "instructions a weight", "clocks a tile", "table",
+)  # fmt: skip
+
+CODES = 32
+"""Weights of a thread in a packed tile."""
+
+
+def decoder_rows(name: str, target: str) -> list[dict[str, Any]]:
+    """Return one JSON-able object per activation type and kind of kernel.
+
+    Parameters
+    ----------
+    name
+        A type of the library, or ``python:module:name`` of a `TType`.
+    target
+        A GPU.
+
+    Raises
+    ------
+    DeviceError
+        If the target is no GPU.
+    ParseError
+        If the name after ``python:`` is no type of up to 8 bits.
+    """
+    device = get_device(target)
+    if not device.is_gpu:
+        raise DeviceError(f"{device.name} decodes by tables of pairs in its cache: name a GPU as --target")
+    ttype = _type_named(name).element_type
+    return [row for core in activations(device) if core in LANES for row in _rows(ttype, core, device)]
+
+
+def _type_named(name: str) -> TType:
+    if not name.startswith(PYTHON):
+        return get_type(name)
+    found = imported(name)
+    if not isinstance(found, TType):
+        raise ParseError(f"{name!r} is a {type(found).__name__}, not a TType")
+    return register_type(found)
+
+
+def _rows(ttype: TType, core: str, device: TileDevice) -> Iterator[dict[str, Any]]:
+    if not representable(ttype, core) or ttype.elem_bits > LANES[core]:
+        return
+    gemm = Gemm(64, 64, ttype.name, core)
+    found: dict[tuple[str, int], tuple[list[str], Decoder]] = {}
+    for users, decoder in _decoders(gemm, device):
+        found.setdefault((decoder.choice.strategy, decoder.table_words), ([], decoder))[0].append(users)
+    for kernels, decoder in found.values():
+        cost = decoder.choice.cost
+        yield {
+            "activation": core,
+            "kernels": kernels,
+            "order": decoder.conversion.order,
+            "recipe": decoder.choice.strategy,
+            "instructions": cost.instructions,
+            "instructions_per_weight": cost.instructions / CODES,
+            "clocks": {"alu": cost.alu, "fma": cost.fma, "shared": cost.shared},
+            "table_bytes": 4 * decoder.table_words,
+        }
+
+
+def _decoders(gemm: Gemm, device: TileDevice) -> Iterator[tuple[str, Decoder]]:
+    """Yield the decoders of kernels that stream words to registers, and of those that stage them."""
+    if device.compute_capability < (1, 0):
+        yield "all", wave_decoder(gemm, device)
+        return
+    for room in table_sizes(gemm):
+        yield "few rows of x", make_decoder(gemm, device, gains=True, table=room)
+    yield "many rows of x", make_decoder(gemm, device, gains=True, table=table_bytes(gemm))
+
+
+def cells(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the cells of `COLUMNS`."""
+    return [
+        (
+            row["activation"],
+            ", ".join(dict.fromkeys(row["kernels"])),
+            row["order"],
+            row["recipe"],
+            f"{row['instructions_per_weight']:.2f}",
+            ", ".join(f"{pipe} {clocks:g}" for pipe, clocks in row["clocks"].items() if clocks),
+            f"{row['table_bytes'] // 1024} KiB" if row["table_bytes"] else "none",
+        )
+        for row in rows
+    ]

@@ -1,0 +1,169 @@
+"""Programs that move numbers, which may be left open, from container to container."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pair(NamedTuple):
+    start: int
+    end: int
+
+
+@dataclass
+class Place:
+    start: int
+    shape: Any = None
+
+
+def _numbers(x: Tensor, start: int = 0, end: int = 1, **more: int) -> Tensor:
+    return x[start // 2 :] + torch.arange(start, start + x.shape[0])[start // 2 :] + end + sum(more.values())
+
+
+def relay(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _numbers(x, *args, **kwargs)
+
+
+def keywords(x, n):
+    return relay(x, **{"start": n, "end": 2})
+
+
+def more_keywords(x, n):
+    return relay(x, start=n, end=n + 1, other=n)
+
+
+def merged_keywords(x, n):
+    given = {"start": n}
+    return relay(x, **given, **{"end": n - 1}), relay(x, **{**given, "end": 3})
+
+
+def positional(x, n):
+    given = [n, n + 1]
+    return relay(x, *given), relay(x, *(n, 1)), relay(x, *[1, *given][1:2])
+
+
+def made_dictionary(x, n):
+    given = dict(start=n)
+    given["end"] = n + 1
+    copied = given.copy()
+    copied.update({"start": n - 1})
+    copied.update(end=n)
+    return relay(x, **dict(given, end=n)), relay(x, **copied), copied, len(given)
+
+
+def taken_out(x, n):
+    given = {"start": n, "left": 2, "end": n}
+    start, left = given.pop("start"), given.pop("left", None)
+    return relay(x, start, **given) * left, given.get("end", 0) + given.get("none", n), given.pop("none", n)
+
+
+def lists(x, n):
+    sizes = [n]
+    sizes.append(n + 1)
+    sizes.extend([n + 2, 4])
+    sizes.extend((n, n))
+    sizes += [n * 2]
+    sizes[1] = n * 3
+    sizes[-1] = n * 4
+    first, *rest = sizes
+    return x + sizes[0] + sizes[-1] + sizes[3], sizes, first, rest
+
+
+def comprehensions(x, n):
+    sizes = {name: size for name, size in zip("ab", (n, n + 1))}
+    twice = {name: 2 * size for name, size in sizes.items()}
+    return x + twice["a"], [size + 1 for size in x.shape], [*sizes.values()], [name for name in sizes]
+
+
+def loops(x, n):
+    total = 0
+    for at, size in enumerate(x.shape):
+        total = total + at + size
+    for left, right in zip(x.shape, (n, 2)):
+        total = total + left * right
+    for size in [n, n + 1]:
+        total += size
+    for name, size in {"a": n}.items():
+        total += size + len(name)
+    return x + total
+
+
+def changed_while_looped_over(x, n):
+    sizes, seen = {"a": n, "b": 1}, []
+    for name in sizes.keys():
+        sizes[name] = n + 1
+        seen.append(sizes[name])
+    queue = [n]
+    for size in queue:
+        if len(queue) < 4:
+            queue.append(size + 1)
+    return x + queue[-1], seen, sizes, queue
+
+
+def broken_in_a_loop(x, n):
+    total = x
+    for at, size in {"a": n, "b": n + 1}.items():
+        total = total + torch.tensor([float(size)] * len(at)).numpy().sum().item()
+    for size in (n, n + 1):
+        total = total + eval("size", {"size": size})
+    for size in [n, n + 1]:
+        total = total + eval("size", {"size": size})
+    return total
+
+
+def grown_dictionary(x, n):
+    sizes = {"a": n}
+    try:
+        for name in sizes.items():
+            sizes["b"] = n
+    except RuntimeError as error:
+        return x + n, str(error)
+
+
+def named_tuples(x, n):
+    pair = Pair(n, end=n + 2)
+    start, end = pair
+    moved = pair._replace(end=n + 1)
+    return relay(x, *pair), relay(x, pair.start, pair[1]), start + end, moved, isinstance(pair, tuple)
+
+
+def objects(x, n):
+    place, space = Place(n, x.shape), SimpleNamespace(n=n, pair=(n, 1))
+    return relay(x, place.start), x.new_zeros(place.shape), space.n + space.pair[0], place.start
+
+
+def shapes(x, n):
+    size = torch.Size([n, *x.shape])
+    rows = list(x.shape)
+    rows[0] = n
+    return (
+        x.new_ones([n, 2]),
+        x.new_ones(tuple([n, *rows])),
+        x.new_ones(size),
+        x.new_ones(list(x.shape[:0]) + [n]),
+        math.prod(x.shape) + sum(x.shape) + sum([n, 1], 2) + max(x.shape) + min((n, 100)),
+    )
+
+
+def nested(x, n):
+    given = {"inner": {"start": n}, "sizes": (n, [n])}
+    return relay(x, **given["inner"]), x + given["sizes"][0] + given["sizes"][1][0]
+
+
+def given_to_natives(x, n):
+    sizes = {"a": n, "b": (n, 2)}
+    return x + sorted([n, 1])[0], repr(sizes), [n] == [n], (n, 2) in [(n, 2)], str([n])
+
+
+OPEN: list[Callable[..., Any]] = [
+    *(keywords, more_keywords, merged_keywords, positional, made_dictionary, taken_out, lists),
+    *(comprehensions, loops, changed_while_looped_over, named_tuples, objects, shapes, nested),
+]
+FIXED: list[Callable[..., Any]] = [given_to_natives, broken_in_a_loop, grown_dictionary]

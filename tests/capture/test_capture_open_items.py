@@ -1,0 +1,69 @@
+"""Numbers that are left open stay so in containers, and where these go: calls, copies, loops, sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs_open_items import FIXED, OPEN, relay
+from torch import Tensor
+
+from ladder.capture import capture
+
+
+class Extents:
+    """A backend whose graphs take extents and numbers that could be."""
+
+    dynamic_shapes, numbers = True, False
+
+    def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        return module.forward
+
+
+def alike(found: Any, expected: Any) -> bool:
+    if isinstance(expected, Tensor):
+        return torch.equal(found, expected)
+    if isinstance(expected, dict):
+        return list(found) == list(expected) and alike(list(found.values()), list(expected.values()))
+    if isinstance(expected, list | tuple):
+        same = type(found) is type(expected) and len(found) == len(expected)
+        return same and all(map(alike, found, expected))
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def _run(program: Callable[..., Any]) -> Any:
+    fast = capture(lambda x, cache: program(x, cache.shape[0]))
+    for length in (4, 5, 6, 9, 7, 12):
+        x, cache = torch.arange(20.0), torch.ones(length)
+        assert alike(fast(x, cache), program(x, length)), length
+    return fast
+
+
+@pytest.mark.parametrize("program", OPEN, ids=lambda program: program.__name__)
+def test_open_numbers_stay_open(program: Callable[..., Any]) -> None:
+    fast = _run(program)
+    assert (fast.outcome, len(fast.records), fast.calls["eager"]) == ("whole", 2, 0), fast.explain()
+
+
+@pytest.mark.parametrize("program", FIXED, ids=lambda program: program.__name__)
+def test_what_natives_see_is_right(program: Callable[..., Any]) -> None:
+    _run(program)
+
+
+def test_open_numbers_from_outside() -> None:
+    """Numbers in containers of the caller are left open from the third value on."""
+
+    def program(x: Tensor, given: dict[str, int], sizes: list[int]) -> tuple[Any, ...]:
+        total = x[given["start"] :].sum() + sum(sizes)
+        for size in sizes:
+            total = total + size
+        return total, {**given, "end": 1}, relay(x, **given), relay(x, *sizes)
+
+    fast = capture(program, backend=Extents())
+    for number in (3, 5, 6, 9, 12):
+        given, sizes = {"start": number, "end": 2 * number}, [number, 7]
+        assert alike(fast(torch.arange(20.0), given, sizes), program(torch.arange(20.0), given, sizes))
+    assert fast.outcome == "whole"
+    assert len(fast.records) <= 4, fast.explain()

@@ -1,0 +1,145 @@
+"""What plans know of their arguments from call to call, of sizes that are open, and of where results lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+
+import ladder
+from ladder.api.by_sizes import BySizes
+from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model import build
+from ladder.runtime.model.arguments import Arguments
+from ladder.runtime.model.memory import Block, Result, rounded_up
+from ladder.runtime.model.sizes import NUMBER, reader
+
+CPU = torch.device("cpu")
+
+
+def looks(arguments: Arguments, *values: Any, times: int = 3) -> list[bool]:
+    return [arguments.look(values).apart for _ in range(times)]
+
+
+@pytest.mark.parametrize(("read", "write"), [((0, 10), (5, 20)), ((5, 20), (0, 10)), ((0, 20), (5, 10))])
+def test_what_is_read_and_what_is_written_meet_whichever_begins_first(
+    read: tuple[int, int], write: tuple[int, int]
+) -> None:
+    memory = torch.zeros(32)
+    values = (memory[slice(*read)], memory[slice(*write)])
+    assert looks(Arguments([1]), *values) == [False] * 3
+    assert looks(Arguments([1]), memory[20:], memory[:20]) == [True] * 3
+
+
+def test_a_tensor_with_gaps_reaches_to_its_last_element() -> None:
+    memory = torch.zeros(40)
+    gaps = memory.view(4, 10)[:, :2]
+    assert looks(Arguments([1]), gaps, memory[20:25]) == [False] * 3
+    assert looks(Arguments([1]), gaps, memory[32:]) == [True] * 3
+
+
+def test_an_argument_that_grew_in_place_is_another() -> None:
+    memory = torch.zeros(32)
+    grows, written = torch.empty(0).set_(memory.untyped_storage(), 0, (5,)), memory[10:20]
+    arguments = Arguments([1], are_open=True)
+    assert looks(arguments, grows, written) == [True] * 3
+    before = arguments.look((grows, written)).generation
+    grows.set_(memory.untyped_storage(), 0, (15,))
+    after = arguments.look((grows, written))
+    assert (after.generation, after.apart) == (before + 1, False)
+
+
+def test_sizes_are_read_off_the_axes_that_show_them() -> None:
+    assert reader([(0, 1), (1, NUMBER), (0, 0)])([torch.zeros(2, 3), 7]) == (3, 7, 2)
+
+
+def test_results_larger_than_those_of_their_class_have_room() -> None:
+    """A shape may shrink where sizes grow: 9 and 10 are of one class, and 10 is what it is laid out for."""
+    assert rounded_up(9) == rounded_up(10) == 10
+    results = [Result(name, ("1000 - 100*n",), torch.float32, 0, 1) for name in "ab"]
+    block = Block(results, ("n",), CPU)
+    block.buffers((10,))
+    first, second = (buffer.data_ptr() for buffer in block.buffers((9,)))
+    assert abs(second - first) >= 100 * 4
+
+
+def test_numbers_decide_which_plan_runs() -> None:
+    module = torch.fx.symbolic_trace(lambda x, number: x * number)
+
+    def make(module: Any, values: Sequence[Any]) -> Any:
+        number = values[1]
+        return lambda x, _: x * number
+
+    plans = BySizes(module, make, module, lambda: None)
+    x = torch.ones(2)
+    for number in (2, 3, 2):
+        assert plans(x, number).tolist() == [number, number]
+
+
+CONSTANTS = {
+    "computed": lambda: torch.linspace(0, 1, 3),
+    "held": lambda: torch.tensor([1.0, 2.0, 3.0]),
+    "views": lambda: torch.tensor([1.0, 2.0, 3.0]).view(3, 1),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_results_that_are_the_same_in_every_call_belong_to_the_caller(name: str) -> None:
+    make = CONSTANTS[name]
+    compiled, x = ladder.compile(lambda x: (x + 1, make())), torch.ones(2, 3)
+    with torch.no_grad():
+        for _ in range(4):
+            first, second = compiled(x)
+            assert torch.equal(first, x + 1)
+            assert torch.equal(second, make())
+            second.fill_(7)
+            first.fill_(7)
+    assert not compiled.refused
+
+
+class Entry:
+    """In place of a kernel: notes where its tensors begin."""
+
+    def __init__(self, entry: Any) -> None:
+        self.entry = entry
+        self.begins: list[int] = []
+
+    def __call__(self, *values: Any) -> None:
+        self.begins += [value.data_ptr() for value in values if isinstance(value, torch.Tensor)]
+        self.entry(*values)
+
+
+def test_kernels_are_given_tensors_that_begin_where_vectors_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[Entry] = []
+    load = build.load_entry
+
+    def noted(kernel: Any, family: str) -> Entry:
+        entries.append(Entry(load(kernel, family)))
+        return entries[-1]
+
+    monkeypatch.setattr(build, "load_entry", noted)
+    compiled = ladder.compile(lambda x: torch.relu(x) * 2 + 1)
+    memory = torch.randn(4 * 8 + 1)
+    x = memory[1:].view(4, 8)
+    assert x.data_ptr() % ALIGNMENT
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(x), torch.relu(x) * 2 + 1)
+    begins = [begin for entry in entries for begin in entry.begins]
+    assert begins
+    assert not any(begin % ALIGNMENT for begin in begins)
+
+
+def test_states_of_memory_that_was_replaced_are_dropped() -> None:
+    """And those of memory that stays are kept."""
+    layer = torch.nn.Linear(16, 16)
+    compiled = ladder.compile(lambda x: layer(torch.relu(layer(x)) + 1).exp())
+    seen = []
+    with torch.no_grad():
+        for rows in (2, 3, 40, 3, 39, 900):
+            compiled(torch.randn(rows, 16))
+            seen += [(f.open.grown, len(f.states)) for f in compiled.models[-1].executable._frames]
+    assert seen == [(1, 1), (1, 2), (1, 3), (2, 1)]

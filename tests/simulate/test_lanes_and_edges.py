@@ -1,0 +1,45 @@
+"""What lanes give one another on AMD GPUs, and what blocks at the edge of a matrix read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from amd_kernels import WAVE, compute
+from problems import bound_of, emitted, gemm, mma, run
+
+from ladder.lower.chain.rocm import MOVES, RocmDialect
+from ladder.lower.rocm import dialect
+from targets import get_device
+
+TARGETS = ("gfx90a", "gfx942", "gfx950")
+DISTANCES = (1, 2, 4, 8, 16, 32)
+LANES = np.arange(WAVE)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_lanes_exchange_with_the_other_half(arch: str, distance: int) -> None:
+    """Of twice as many lanes as the distance; far ones with the lane at the distance."""
+    exchange = RocmDialect(get_device(f"rocm/{arch}")).exchange
+    partner = compute(arch, lambda lane: exchange(lane, distance, lane))
+    assert np.array_equal(partner // (2 * distance), LANES // (2 * distance))
+    assert not np.any(partner // distance == LANES // distance)
+    assert sorted(partner) == list(LANES)
+    if distance not in MOVES:
+        assert np.array_equal(partner, LANES ^ distance)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_lanes_take_the_value_at_a_distance(distance: int) -> None:
+    found = compute("gfx942", lambda lane: dialect.shuffle_xor(lane * 3, "int32", lane, distance))
+    assert np.array_equal(found, (LANES ^ distance) * 3)
+
+
+@pytest.mark.parametrize("tile_n", [128, 256])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_blocks_at_the_edge_read_no_tile_beyond_the_last(arch: str, tile_n: int) -> None:
+    """Three tiles of weights: the last block has room for more."""
+    problem = gemm(n=130, k=130, group_size=64, scale=True, zero="integer")
+    result, error = run(emitted(problem, mma(tile_n=tile_n), arch), problem, 5, f"cuda/{arch}")
+    assert not result.findings, result.report()
+    assert error <= bound_of(problem)

@@ -1,0 +1,103 @@
+"""Decoders of types that users register: proven over all codes, of few instructions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from user_types import FLOATS, FORMS, user_type
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.gpu.decode import make_decoder, packed_order, proven_recipes, table_sizes
+from ladder.lower.gpu.decode_table import Table
+from ladder.lower.gpu.proof import prove
+from ladder.lower.gpu.recipes import Conversion
+from schedules.legal import table_bytes
+from targets import get_device
+from tile_types import TType, core_values, representable
+from tile_types.errors import VerificationError
+from tile_types.forms import is_arithmetic, wirings
+
+HOPPER = get_device("cuda/sm_90a")
+CORES = ("float16", "bfloat16")
+
+MOST = {True: {5: 66, 6: 69, 7: 73, 8: 56}, False: {3: 41, 4: 32, 5: 99, 6: 98, 7: 101, 8: 80}}
+"""Instructions by which 32 codes of a width become operands at most, by arithmetic or not, without scales."""
+
+
+def decoder(name: str, core: str, zero: str = "none", **options: Any) -> Any:
+    problem = Gemm(64, 64, user_type(name).name, core, zero=zero, group_size=32)
+    return make_decoder(problem, HOPPER, gains=True, table=table_bytes(problem), **options)
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("name", [*FORMS, *FLOATS])
+def test_decoders_of_users_types_are_short(name: str, core: str) -> None:
+    ttype = user_type(name)
+    assert representable(ttype, core)
+    for zero in ("none", "integer", "float"):
+        if representable(ttype, core, zero):
+            chosen = decoder(name, core, zero)
+            assert chosen.choice.strategy != "reference"
+            assert (chosen.table_words > 0) != is_arithmetic(ttype)
+            subtracted = 16 * (zero != "none")
+            assert chosen.choice.cost.instructions <= MOST[is_arithmetic(ttype)][ttype.elem_bits] + subtracted
+
+
+@pytest.mark.parametrize("name", ["random3", "random5", "posit6", "log7", "random8"])
+def test_a_planted_wrong_entry_of_a_table_is_rejected(name: str) -> None:
+    ttype = user_type(name)
+    conversion = Conversion(ttype, "float16", order=packed_order(ttype, "float16"))
+    tables = [p.recipe for p in proven_recipes(conversion) if isinstance(p.recipe, Table)]
+    assert tables
+    for table in tables:
+        wrong = replace(table, values=(*table.values[:-1], table.values[-1] ^ 1))
+        with pytest.raises(VerificationError, match=f"of {name}"):
+            prove(wrong, conversion)
+
+
+def test_tables_have_sizes_to_choose_from() -> None:
+    """Pairs of five bits where 128 KiB are worth filling; the least is what schedules count on."""
+    for name, sizes in (("random3", [1 << 15, 1 << 14]), ("random5", [1 << 17, 1 << 13, 1 << 12])):
+        problem = Gemm(64, 64, user_type(name).name, group_size=32)
+        assert table_sizes(problem) == sizes
+        assert table_bytes(problem) == sizes[-1]
+    assert table_sizes(Gemm(64, 64, user_type("whole5").name)) == [0]
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("name", ["whole5", "falling5", "fp6_e2m3", "fp8_e5m2", "fp3_e2m0"])
+def test_wired_bits_are_the_values(name: str, core: str) -> None:
+    """Every wiring, laid by hand, gives the values of all codes."""
+    ttype = user_type(name)
+    codes, expected = ttype.valid_codes().astype(np.int64), core_values(ttype, core)[ttype.valid_codes()]
+    kind: Any = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[core]
+    found = wirings(ttype, core)
+    assert found
+    for wiring in found:
+        bits = sum((codes >> source & 1) << bit for bit, source in wiring.wires) ^ wiring.base
+        held = np.asarray(bits, np.uint16).view(kind).astype(np.float64)
+        np.testing.assert_array_equal(held * wiring.gain, expected)
+
+
+def test_codes_without_a_value_leave_bits_free() -> None:
+    """The sign of zero, and what stands for NaN, may be anything."""
+    table = (0.0, 1.0, 2.0, float("nan"), 0.0, -1.0, -2.0, float("inf"))
+    ttype = TType("partly_finite", 3, lambda code, ops: ops.lookup(table, code))
+    for core in CORES:
+        assert wirings(ttype, core)
+        assert proven_recipes(Conversion(ttype, core))[0].strategy == "wired"
+
+
+@pytest.mark.parametrize("name", ["random8", "whole5"])
+def test_the_first_decoder_of_a_type_takes_seconds_at_most(name: str) -> None:
+    bits, decode = FORMS[name]
+    started = time.process_time()
+    fresh = TType(f"{name}_fresh", bits, decode)
+    for core in CORES:
+        proven_recipes(Conversion(fresh, core, order=packed_order(fresh, core)))
+    assert time.process_time() - started < 10
