@@ -66,7 +66,8 @@ def as_row_product(graph: Graph) -> RowProduct:
         raise ShapeError("what is multiplied is computed before")
     rows = product(node.tile.shape[:-1])
     chain, others = _Flat(graph, node, rows, columns).chain()
-    return RowProduct(*node.inputs, turned, rows, columns, depth, chain, others)
+    x, stored = node.inputs
+    return RowProduct(x, stored, turned, rows, columns, depth, chain, others)
 
 
 def _multiplies_rows(graph: Graph, node: Node) -> bool:

@@ -15,8 +15,8 @@ from tvm import tirx
 from ladder.ir.graph import Graph
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu import CpuNest
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.values import Index
 from ladder.lower.cpu import vectors as v
 from ladder.movement.decompose import decompose
 from tile_types.tile import Tile

@@ -67,7 +67,8 @@ class Rows:
         """Return the matrix as kernels read it."""
         from ladder.lower.chain.cpu_rows import panels
 
-        return panels(self.matrix(weight))
+        found: torch.Tensor = panels(self.matrix(weight))
+        return found
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
@@ -111,12 +112,13 @@ class Rows:
 
 def flattened(shape: tuple[int, ...], rank: int, still: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what shows tensors of a rank in another shape, contiguous; what stays keeps its view."""
-    of, made = None, None
+    of: torch.Tensor | None = None
+    made = torch.empty(0)
 
     def view(value: torch.Tensor) -> torch.Tensor:
         nonlocal of, made
         if value is of:
-            return made  # type: ignore[return-value]
+            return made
         found = value if rank == len(shape) else value.reshape(shape)
         if still:
             of, made = value, found
