@@ -13,6 +13,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
@@ -23,6 +24,7 @@ from ladder.capture.heap.table import ABSENT, Table
 from ladder.capture.python.natives import CHANGES
 from ladder.capture.trace.loops import repeat, rolled
 from ladder.capture.values.indices import Proven, Use
+from ladder.capture.values.kinds import has_same_value, same_value
 from ladder.capture.values.tensors import bulk_check, metadata_checks
 
 BEFORE = torch.zeros(3, 4)
@@ -89,6 +91,23 @@ def test_conditions_on_several_tensors_tell_each_from_others(what: str) -> None:
     check = bulk_check([BEFORE, BEFORE.clone()], [None, None])
     assert check(torch.ones(3, 4), torch.ones(3, 4))
     assert not check(torch.ones(3, 4), OTHERS[what])
+
+
+NAN = float("nan")
+VALUES = (
+    *(0.0, -0.0, 1.0, NAN, 0j, complex(0.0, -0.0), complex(-0.0, 0.0), 1j),
+    *(np.float32(0), np.float32(-0.0)),
+)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_conditions_on_numbers_tell_zeros_apart(value: Any) -> None:
+    """Values of one type are the same where they are written alike."""
+    for other in (found for found in VALUES if type(found) is type(value)):
+        same = repr(other) == repr(value)
+        text = same_value("v", value, "constant")
+        assert bool(eval(text, {"v": other, "constant": value})) == same
+        assert has_same_value(other, value) == same
 
 
 @pytest.mark.parametrize("home", [OrderedDict, MappingProxyType, dict])
