@@ -75,7 +75,7 @@ def convert_ops(weight: str) -> float:
     others look-ups.
     """
     ttype = get_type(weight)
-    if looked_up(weight, 16):
+    if looked_up(weight, "float16"):
         return 6.0
     if ttype.elem_bits > 8:
         return 0.0

@@ -15,7 +15,7 @@ from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_row
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
-from tile_types.forms import affine_forms, is_arithmetic
+from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic
 
 WARP = 32
 SWIZZLE_ROW = 128
@@ -275,18 +275,20 @@ def evenly_spaced(weight: str) -> bool:
 
 
 @cache
-def looked_up(weight: str, lane: int) -> bool:
+def looked_up(weight: str, activation: str) -> bool:
     """Whether codes become operands through a table in shared memory: neither by arithmetic nor by bytes.
 
-    Two bits have few values enough to select bytes of registers.
+    Up to two bits, or four where operands are bytes, have values enough in a register to select from.
     """
     element = get_type(weight).element_type
-    return lane == 16 and element.elem_bits > 2 and not is_arithmetic(element)
+    arithmetic = any(True for _ in affine_forms(element)) if activation == "int8" else is_arithmetic(element)
+    few = 2 if lane_of(activation) == 16 else NIBBLE
+    return few < element.elem_bits <= MOST_BITS and not arithmetic
 
 
 def table_bytes(gemm: Gemm) -> int:
     """Return the bytes of the smallest decode table: all values, of 3 or 4 bits all pairs of them."""
-    if not looked_up(gemm.weight, lane_of(gemm.activation)):
+    if not looked_up(gemm.weight, gemm.activation):
         return 0
     bits = weight_bits(gemm)
     return TABLE_ROW << (bits + NIBBLE if bits <= NIBBLE else bits)

@@ -10,7 +10,7 @@ import ladder
 from ladder.ir.parser import parse
 from ladder.ir.rewrite import rewrite
 from ladder.ir.rules import LAYOUT_FOLDING
-from ladder.runtime.model import frame
+from ladder.runtime.model import chain_calls
 
 
 def test_parts_without_elements_are_no_reason_to_compute_by_reference(
@@ -23,7 +23,7 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
     def refuse(*_: object) -> None:
         raise AssertionError("by reference")
 
-    monkeypatch.setattr(frame, "by_reference", refuse)
+    monkeypatch.setattr(chain_calls, "by_reference", refuse)
     fast = ladder.compile(rotated)
     with torch.no_grad():
         for rows in (4, 5, 7):

@@ -235,11 +235,12 @@ def table_bytes(recipe: Recipe) -> int:
 
 
 def table_sizes(gemm: Gemm) -> list[int]:
-    """Return the bytes of shared memory that tables of a problem's decoders take, largest first; or 0."""
+    """Return the bytes of shared memory that tables of a problem's decoders take, largest first."""
     element = get_type(gemm.weight).element_type
     order = packed_order(element, gemm.activation)
     found = proven_recipes(Conversion(element, operand_type(gemm), order=order))
-    return sorted({table_bytes(proven.recipe) for proven in found} - {0}, reverse=True) or [0]
+    sizes = {table_bytes(proven.recipe) for proven in found if proven.strategy != "reference"}
+    return sorted(sizes or {0}, reverse=True)
 
 
 def packed_order(ttype: TType, core: str) -> str:
