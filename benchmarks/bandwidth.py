@@ -47,7 +47,7 @@ BLOCKS_PER_UNIT = 4
 @cache
 def library() -> ctypes.CDLL:
     """Build and load the kernel."""
-    from ladder.lower.cuda.toolchain import nvcc
+    from ladder.lower.cuda.toolkit import nvcc
 
     folder = Path(tempfile.mkdtemp(prefix="ladder-bandwidth-"))
     source, built = folder / "read.cu", folder / "read.so"

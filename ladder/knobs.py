@@ -130,7 +130,7 @@ class Settings:
     dump = Knob[Path | None](None, _path, "folder that receives every stage of every kernel that is built")
     trace = Knob[bool](False, _boolean, "1 logs passes, cache hits, builds and their times to stderr")
     num_threads = Knob[int](0, _count, "threads of a CPU kernel; 0 means torch's number")
-    nvcc = Knob[Path | None](None, _path, "the CUDA compiler to use [found on PATH]")
+    nvcc = Knob[Path | None](None, _path, "the CUDA compiler to use [that of the extra cuda, or on PATH]")
     tune = Knob[bool](
         False, _boolean, "1 times the best candidates on the device instead of trusting the cost model"
     )

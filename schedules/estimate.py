@@ -16,7 +16,7 @@ from statistics import median
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import predict
-from schedules.legal import is_legal
+from schedules.legal import is_legal, raw_needs_gain
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
 from targets import TileDevice
@@ -29,6 +29,12 @@ UNTRIED = 1.15
 
 PASSED_OVER = 1.3
 """How much slower than the fastest a schedule counts at a point where it was not among those timed."""
+
+ALIKE_ROWS = 64
+"""Rows of x up to which weights' bytes decide, so that what was measured of one type tells of another."""
+
+STREAMED_ROWS = 16
+"""Rows of x up to which every type's weights are streamed through registers."""
 
 LOST = 2.0
 """The same at the very point: the fastest measured there is to be used."""
@@ -86,25 +92,48 @@ class Estimator:
         The problem and where it runs.
     rows
         Measurements of the problem's class.
+    akin
+        Those of other classes, and the problem of that class, the most alike first: they serve for few
+        rows of x where the own class has none at a near shape.
     """
 
-    def __init__(self, gemm: Gemm, device: TileDevice, rows: Iterable[Measurement] = ()) -> None:
+    def __init__(
+        self,
+        gemm: Gemm,
+        device: TileDevice,
+        rows: Iterable[Measurement] = (),
+        akin: Iterable[tuple[Gemm, Sequence[Measurement]]] = (),
+    ) -> None:
         self.gemm, self.device = gemm, device
-        legal = [
-            row
-            for row in nearest(list(rows), gemm)
-            if isinstance(row.schedule, GpuSchedule) and is_legal(gemm, device, row.schedule)
-        ]
+        legal = self._legal(rows)
         exact = bool(legal) and distance(legal[0], gemm) == 0
         self._known = sorted({row.m for row in legal}) if exact else []
         self._corrections = _corrections(gemm, device, legal)
-        ratios = [ratio for c in self._corrections.values() for ratio in c.ratios]
-        self._typical = UNTRIED * exp(median(ratios)) if ratios else 1.0
+        self._typical = _typical(self._corrections)
+        self._few = None if legal else self._borrowed(akin)
+
+    def _borrowed(self, akin: Iterable[tuple[Gemm, Sequence[Measurement]]]) -> Estimator | None:
+        """Return the estimator for few rows of x that what was measured of the likest class gives."""
+        for other, rows in akin:
+            if legal := self._legal(row for row in rows if _tells_of_others(row, self.gemm)):
+                found = Estimator(self.gemm, self.device)
+                found._corrections = _corrections(other, self.device, legal)
+                found._typical = _typical(found._corrections)
+                return found
+        return None
+
+    def _legal(self, rows: Iterable[Measurement]) -> list[Measurement]:
+        """Return what was measured at the nearest shape of schedules that are legal here."""
+        return [
+            row
+            for row in nearest(list(rows), self.gemm)
+            if isinstance(row.schedule, GpuSchedule) and is_legal(self.gemm, self.device, row.schedule)
+        ]
 
     @property
     def measured(self) -> list[Schedule]:
         """Schedules that were measured at the nearest shape and are legal here."""
-        return list(self._corrections)
+        return list(self._corrections if self._few is None else self._few._corrections)
 
     def knows(self, m: int) -> bool:
         """Tell whether this very shape was measured at M = ``m``."""
@@ -115,6 +144,8 @@ class Estimator:
 
         Where this shape was measured around M, what was not among the fastest there cannot be.
         """
+        if self._few is not None and m <= ALIKE_ROWS:
+            return self._few.seconds(schedule, m)
         found = self._corrections.get(schedule)
         predicted = predict(self.gemm, self.device, schedule, m).seconds
         if found is not None:
@@ -128,6 +159,25 @@ class Estimator:
         """Whether this shape was measured within a factor of four below and, unless at the end, above."""
         below = any(known <= m <= 4 * known for known in self._known)
         return below and (m > self._known[-1] or any(m <= known <= 4 * m for known in self._known))
+
+
+def _tells_of_others(row: Measurement, gemm: Gemm) -> bool:
+    """Tell whether a measurement says something of another type: of a pipeline made for so many rows of x.
+
+    Few warps that decode for many rows may do for a cheap type and not for a dearer one; sums that are
+    scaled save nothing where operands need a factor too.
+    """
+    schedule = row.schedule
+    assert isinstance(schedule, GpuSchedule)
+    if schedule.placement == "accumulator" and raw_needs_gain(gemm.weight, gemm.activation):
+        return False
+    return row.m <= ALIKE_ROWS and (schedule.pipeline == "gemv") == (row.m <= STREAMED_ROWS)
+
+
+def _typical(corrections: Mapping[Schedule, Correction]) -> float:
+    """Return the factor of schedules that were not measured where others were."""
+    ratios = [ratio for correction in corrections.values() for ratio in correction.ratios]
+    return UNTRIED * exp(median(ratios)) if ratios else 1.0
 
 
 def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> dict[Schedule, Correction]:

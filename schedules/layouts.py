@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedules.crossed import CROSSED, packed_crossing, sources
+from schedules.spread import spread_name, spread_places, spread_sources
 from tile_types.arrays import as_torch
 from tile_types.errors import DTypeError, ShapeError, ValueRangeError
 
@@ -54,7 +55,11 @@ makes a register of that type (`CROSSED`).
 ``pairs`` (3 and 4 bits): as ``dense`` has it in lanes of 4 bits, so that both codes of a register, which
 select a pair of values from a table, are in one byte.
 The orders of signs and the crossed ones are for four-bit codes; all but the first two for 16-bit cores.
+Further orders of 3 to 8 bits, one for each place of the magnitude in a 16-bit float, are in `SPREAD`.
 """
+
+SPREAD = {spread_name(place): place for place in spread_places(3)}
+"""Orders of `schedules.spread`, and where the magnitude begins."""
 
 ODD_BITS = (3, 5, 6, 7)
 
@@ -247,15 +252,24 @@ def _pair_pieces(bits: int, register: int) -> tuple[Piece, ...]:
     )
 
 
+def _spread_pieces(bits: int, place: int, register: int) -> tuple[Piece, ...]:
+    """Return the pieces of a register in an order of `SPREAD`."""
+    masks: dict[tuple[int, int], int] = {}
+    for bit, word, at in spread_sources(bits, place, register):
+        masks[word, at - bit] = masks.get((word, at - bit), 0) | 1 << bit
+    return tuple(Piece(word, mask, left) for (word, left), mask in masks.items())
+
+
 def orders(bits: int, lane: int) -> tuple[str, ...]:
     """Return the orders that codes of a width can have."""
+    spread = tuple(map(spread_name, spread_places(bits))) if lane == 16 and 3 <= bits <= 8 else ()
     if bits == 4 and lane == 16:
-        return tuple(order for order in ORDERS if order not in ("dense", "bytes"))
+        return (*(order for order in ORDERS if order not in ("dense", "bytes")), *spread)
     found = ["lanes"]
     found += ["dense"] if bits in ODD_BITS else []
     found += ["bytes"] if bits in BYTE_BITS and lane == 16 else []
     found += ["pairs"] if bits in PAIR_BITS and lane == 16 else []
-    return tuple(found)
+    return (*found, *spread)
 
 
 @lru_cache(maxsize=256)
@@ -269,6 +283,8 @@ def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
         )
     if order == "pairs":
         return tuple(_pair_pieces(bits, index) for index in range(lane))
+    if order in SPREAD:
+        return tuple(_spread_pieces(bits, SPREAD[order], index) for index in range(lane))
     every = sum(1 << at for at in range(0, 32, lane))
     return tuple(
         tuple(

@@ -482,7 +482,8 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
 
 
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
-    estimator = Estimator(gemm, device, tuning.measurements(device, gemm) if tuning else ())
+    known = (tuning.measurements(device, gemm), tuning.akin(device, gemm)) if tuning else ()
+    estimator = Estimator(gemm, device, *known)
     pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
     costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))

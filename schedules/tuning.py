@@ -14,7 +14,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from schedules.layouts import lane_of
+from schedules.legal import looked_up
 from schedules.schedule import Schedule, parse_schedule
 from targets import TileDevice
 from tile_types import get_type
@@ -74,6 +75,20 @@ def _widths(fields: Mapping[str, Any]) -> tuple[int, int]:
     return get_type(fields["weight"]).elem_bits, lane_of(fields["activation"])
 
 
+def _unlikeness(gemm: Gemm, other: Gemm) -> tuple[float, ...]:
+    """Return how differently two classes with operands of one width are decoded, what weighs most first."""
+    lane = lane_of(gemm.activation)
+    bits = [get_type(problem.weight).element_type.elem_bits for problem in (gemm, other)]
+    return (
+        gemm.activation != other.activation and lane == 8,
+        looked_up(gemm.weight, gemm.activation) != looked_up(other.weight, other.activation),
+        abs(bits[0] - bits[1]),
+        gemm.power_scales != other.power_scales,
+        gemm.activation != other.activation,
+        abs(gemm.group_size - other.group_size),
+    )
+
+
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
@@ -122,6 +137,21 @@ class TuningDatabase:
                 and _widths(fields["gemm"]) == _widths(class_of(gemm))
             ):
                 yield tuple(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
+
+    def akin(self, device: TileDevice, gemm: Gemm) -> list[tuple[Gemm, tuple[Measurement, ...]]]:
+        """Return what ships of classes that decode to operands of the same width, the most alike first.
+
+        With each class comes the problem that it is at the extents of ``gemm``.
+        """
+        wide, found = lane_of(gemm.activation), []
+        for key, rows in _read_shipped(self.shipped).items():
+            fields = json.loads(key)
+            other = {"power_scales": False, **fields["gemm"]}
+            alike = wide == lane_of(other["activation"]) and gemm.scale == other["scale"]
+            if alike and fields["device"] == device.name and key != class_key(device, gemm):
+                measured = tuple(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
+                found.append((replace(gemm, **other), measured))
+        return sorted(found, key=lambda entry: _unlikeness(gemm, entry[0]))
 
     def lookup(self, device: TileDevice, gemm: Gemm, m: int) -> Schedule | None:
         """Return the fastest schedule measured at exactly this shape and M, or None."""

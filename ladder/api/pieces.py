@@ -39,7 +39,9 @@ class Step(NamedTuple):
 
 
 def can_be_cut(module: torch.fx.GraphModule) -> bool:
-    """Tell whether a graph may run piece by piece."""
+    """Tell whether a graph may run piece by piece; a piece may not."""
+    if module.meta.get("piece"):
+        return False
     names = [getattr(node.target, "__name__", "") for node in module.graph.nodes]
     calls = [node for node in module.graph.nodes if node.op.startswith("call") and not _takes_part(node)]
     state = any(word in name for name in names for word in STATEFUL)
@@ -163,7 +165,9 @@ def _piece(nodes: Iterable[Node], reads: Sequence[Node], gives: Sequence[Node]) 
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in gives))
-    return torch.fx.GraphModule(torch.nn.Module(), graph)
+    piece = torch.fx.GraphModule(torch.nn.Module(), graph)
+    piece.meta["piece"] = True
+    return piece
 
 
 def _signature(value: Any) -> Any:

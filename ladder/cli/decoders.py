@@ -83,9 +83,11 @@ def _decoders(gemm: Gemm, device: TileDevice) -> Iterator[tuple[str, Decoder]]:
     if device.compute_capability < (1, 0):
         yield "all", wave_decoder(gemm, device)
         return
+    least = table_bytes(gemm)
     for room in table_sizes(gemm):
-        yield "few rows of x", make_decoder(gemm, device, gains=True, table=room)
-    yield "many rows of x", make_decoder(gemm, device, gains=True, table=table_bytes(gemm))
+        if room >= least:
+            yield "few rows of x", make_decoder(gemm, device, gains=True, table=room)
+    yield "many rows of x", make_decoder(gemm, device, gains=True, table=least)
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -13,14 +13,11 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ladder.cli.console import print_table
+from ladder.lower.cuda.toolkit import CUDA_RUNTIME, find_tool, nvcc, runtime_libraries
 from tile_types.errors import LadderError, MissingToolError
-
-CUDA_LIBRARY_FOLDERS = ("lib64", "targets/x86_64-linux/lib")
-"""Where a CUDA toolkit keeps its libraries."""
 
 PROBE_SECONDS = 20.0
 """A tool that does not print its version within this time counts as broken."""
@@ -145,19 +142,27 @@ def rocm_linker() -> Found | None:
     return Found(linker_release(), " ".join(command))
 
 
-def cuda_runtime() -> Found | None:
-    """Look for the CUDA runtime library that TVM's links against, as `ladder.lower.cuda.toolchain` does."""
-    from ladder.lower.cuda.toolchain import CUDA_RUNTIME
+def cuda_program(name: str) -> Callable[[], Found | None]:
+    """Return a probe for a program of the CUDA toolkit, as `ladder.lower.cuda.toolkit` finds it."""
 
-    nvcc = shutil.which(os.environ.get("LADDER_NVCC", "") or "nvcc")
-    home = Path(nvcc).resolve().parents[1] if nvcc else None
-    beside = [home / folder / CUDA_RUNTIME for folder in CUDA_LIBRARY_FOLDERS] if home else []
-    for candidate in (*beside, CUDA_RUNTIME):
+    def probe() -> Found | None:
         try:
-            ctypes.CDLL(str(candidate))
+            path = nvcc() if name == "nvcc" else find_tool(name)
+        except MissingToolError:
+            return None
+        return None if path is None else _version_of(str(path), r"(?<=release )\d+\.\d+")
+
+    return probe
+
+
+def cuda_runtime() -> Found | None:
+    """Look for the CUDA runtime library that TVM's links against."""
+    for candidate in runtime_libraries():
+        try:
+            ctypes.CDLL(candidate)
         except OSError:
             continue
-        return Found(CUDA_RUNTIME, str(candidate))
+        return Found(CUDA_RUNTIME, candidate)
     return None
 
 
@@ -207,7 +212,9 @@ def trial_kernel() -> Found:
 
 
 REINSTALL = "install ladder-compiler again in a fresh virtual environment"
-CUDA_TOOLKIT = "install NVIDIA's CUDA toolkit 13.0 or newer and put its bin folder on PATH"
+CUDA_TOOLKIT = (
+    "pip install 'ladder-compiler[cuda]', or NVIDIA's CUDA toolkit 13.0 with its bin folder on PATH"
+)
 TOOLS = (
     Tool(
         "Python",
@@ -230,7 +237,7 @@ TOOLS = (
     Tool("ml_dtypes", "values of standard low-bit types", REINSTALL, package("ml_dtypes"), required=True),
     Tool("safetensors", "cached and exported weights", REINSTALL, package("safetensors")),
     Tool("z3-solver", "proofs of fast decodes", REINSTALL, package("z3-solver")),
-    Tool("onnx", "importing models, not used yet", REINSTALL, package("onnx")),
+    Tool("onnx", "importing and exporting models", REINSTALL, package("onnx")),
     Tool(
         "C compiler",
         "links kernels into libraries",
@@ -242,26 +249,26 @@ TOOLS = (
         "nvcc",
         "compiles kernels for cuda/* targets (no GPU needed)",
         f"{CUDA_TOOLKIT}, or set LADDER_NVCC",
-        program("nvcc", variable="LADDER_NVCC", pattern=r"(?<=release )\d+\.\d+"),
+        cuda_program("nvcc"),
     ),
     Tool(
         "ptxas",
         "assembles for cuda/* targets",
         CUDA_TOOLKIT,
-        program("ptxas", pattern=r"(?<=release )\d+\.\d+"),
+        cuda_program("ptxas"),
     ),
     Tool("CUDA runtime", "TVM's code generator for cuda/* links against it", CUDA_TOOLKIT, cuda_runtime),
     Tool(
         "cuobjdump",
         "ladder explain --stage sass",
         CUDA_TOOLKIT,
-        program("cuobjdump", pattern=r"(?<=release )\d+\.\d+"),
+        cuda_program("cuobjdump"),
     ),
     Tool(
         "nvdisasm",
         "ladder explain --stage sass",
         CUDA_TOOLKIT,
-        program("nvdisasm", pattern=r"(?<=release )\d+\.\d+"),
+        cuda_program("nvdisasm"),
     ),
     Tool(
         "lld",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,23 @@ def merge_equal(graph: Graph) -> Graph:
 
     Other people's library calls stay as often as they are made: they may draw random numbers.
     """
+    return _merged(graph, _is_pure)
+
+
+def merge_all_but_windows(graph: Graph) -> Graph:
+    """Do as `merge_equal`, but let each reader gather its own windows: storing them moves more elements."""
+    rank = {
+        value: len(tile.shape) for n in graph.nodes for value, tile in zip(n.values, n.tiles, strict=True)
+    }
+
+    def merges(node: Node) -> bool:
+        gathers = node.operator == "map" and rank[node.name] > rank[node.inputs[0]]
+        return _is_pure(node) and not gathers
+
+    return _merged(graph, merges)
+
+
+def _merged(graph: Graph, merges: Callable[[Node], bool]) -> Graph:
     builder = GraphBuilder(graph.name, graph.level)
     renamed: dict[str, str] = {}
     seen: dict[Any, tuple[str, ...]] = {}
@@ -22,7 +40,7 @@ def merge_equal(graph: Graph) -> Graph:
         inputs = tuple(renamed[value] for value in node.inputs)
         copy = replace(node, inputs=inputs)
         key = (node.operator, inputs, node.attributes, node.tiles, node.body)
-        values = seen.get(key) if _is_pure(node) else None
+        values = seen.get(key) if merges(node) else None
         if values is None:
             builder.insert(copy)
             values = seen[key] = copy.values

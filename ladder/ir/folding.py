@@ -79,6 +79,8 @@ class _Form:
         Of the value.
     packed
         Whether the weight is decoded from a packed one: factors stay apart from it.
+    leading
+        Axes of the weight that count features: of groups and within them, where a reshape joins both.
     """
 
     core: Node
@@ -89,6 +91,7 @@ class _Form:
     shift: str = ""
     ttype: str = ""
     packed: bool = False
+    leading: int = 1
 
 
 class _Folding:
@@ -155,8 +158,10 @@ class _Folding:
         if node.inputs[1] not in self.pure:
             decodes = self.graph.producer(node.inputs[1]).operator != "input"
             return _Form(node, ttype=node.tile.ttype.name, packed=True) if form.last and decodes else None
-        if not form.last or form.groups > 1 or not _known(self.graph, node.inputs[1]):
+        if not form.last or not _known(self.graph, node.inputs[1]):
             return None
+        if form.groups > 1:
+            return _Form(node, x=self.value(node.inputs[0]), ttype=node.tile.ttype.name)
         x, factor, term = self.before(node.inputs[0], form)
         weight = node.inputs[1]
         shift = self.weighted(weight, term) if term else ""
@@ -251,6 +256,18 @@ class _Folding:
             return None
         return replace(form, ttype=node.tile.ttype.name)
 
+    def join(self, node: Node) -> _Form | None:
+        """Take in a reshape that puts the features of all groups side by side."""
+        form = self.taken(node.inputs[0])
+        if form is None or form.packed or form.tail or form.scale or form.shift:
+            return None
+        weight = self.graph.tile(form.core.inputs[1]).shape
+        shape = self.graph.tile(node.inputs[0]).shape
+        joins = form.core.operator == "contract" and shape[-2:] == weight[:2]
+        if not joins or node.tile.shape != (*shape[:-2], product(weight[:2])):
+            return None
+        return replace(self.forms.pop(node.inputs[0]), tail=(node,), leading=2)
+
     def reduction(self, node: Node) -> _Form | None:
         form = self.taken(node.inputs[0])
         given = node_attributes(node)
@@ -276,7 +293,7 @@ class _Folding:
         return None
 
     def channels(self, form: _Form) -> Any:
-        return self.graph.tile(form.core.inputs[1]).shape[0]
+        return product(self.graph.tile(form.core.inputs[1]).shape[: form.leading])
 
     # vectors --------------------------------------------------------------------------------------
     def split(self, node: Node, channels: Any) -> tuple[str, str] | None:
@@ -337,7 +354,10 @@ class _Folding:
         if form.packed:
             return self.quantized(form)
         weight = self.root(self.scaled(self.new[form.core.inputs[1]], form))
-        return self.again(form.core, form.x, weight)
+        value = self.again(form.core, form.x, weight)
+        for node in form.tail:
+            value = self.again(node, value)
+        return value
 
     def quantized(self, form: _Form) -> str:
         """Put the convolution as it is, scales of rows, then factors of channels."""
@@ -364,7 +384,9 @@ class _Folding:
         """Return a weight times its factors, in its own type."""
         value, tile = weight, self.g.tile(weight)
         if form.scale:
-            column = self.g.add("reshape", form.scale, shape=(tile.shape[0], *(1,) * (len(tile.shape) - 1)))
+            lead = form.leading
+            ones = (1,) * (len(tile.shape) - lead)
+            column = self.g.add("reshape", form.scale, shape=(*tile.shape[:lead], *ones))
             value = self.g.add("mul", self.wide(value), column)
         if form.inner:
             value = self.g.add("mul", self.wide(value), form.inner)
@@ -386,6 +408,7 @@ _ROWS: Mapping[str, Any] = {
     "add": _Folding.sum,
     "convert": _Folding.conversion,
     "reduce_sum": _Folding.reduction,
+    "reshape": _Folding.join,
 }
 """Operator -> what it may become: a form, a value of the new graph, or None where it stays."""
 

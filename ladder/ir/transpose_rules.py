@@ -181,24 +181,35 @@ def _windows_last(match: Match) -> str | None:
     return match.builder.add("transpose", value, permutation=permutation[:-1])
 
 
+def _closed(match: Match, value: str) -> str | None:
+    """Return ``x[n, s, c]`` of an image ``[n, c, 1, s]``, channels last; None if it is none."""
+    shape = match.builder.tile(value).shape
+    if len(shape) < 4 or shape[2] != 1:
+        return None
+    closed = (*shape[:2], *shape[3:])
+    opened = match.builder.node(value)
+    if opened.operator == "reshape" and match.builder.tile(opened.inputs[0]).shape == closed:
+        inner = _inner(match, opened.inputs[0])
+        if inner is not None:
+            return inner
+    flat = match.builder.add("reshape", value, shape=closed)
+    return match.builder.add("transpose", flat, permutation=(0, *range(2, len(closed)), 1))
+
+
 def _depthwise(match: Match) -> str | None:
-    """Convolution of each channel of turned x by itself -> sums over windows, channels last.
+    """Convolution of each channel of x by itself -> sums over windows, channels last.
 
     Such sums are bound by memory, and fuse with what follows; elsewhere they stay a library's.
     """
-    opened = match.builder.node(match.root.inputs[0])
-    if opened.operator != "reshape":
-        return None
-    inner = _inner(match, opened.inputs[0])
     given = node_attributes(match.root)
     indexing = parse_indexing(given["spec"])
     image, kernel = indexing.operands
     weight = match.root.inputs[1]
     shape = match.builder.tile(weight).shape  # [groups, 1, 1, taps...]
-    if inner is None or image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
+    if image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
         return None
-    turned = match.builder.tile(opened.inputs[0]).shape
-    if opened.tile.shape != (*turned[:2], 1, *turned[2:]) or turned[1] != shape[0]:
+    inner = _closed(match, match.root.inputs[0])
+    if inner is None:
         return None
     taps = [str(axis.index) for axis in kernel[3:]]
     outer = list(indexing.result[3:])
@@ -206,14 +217,18 @@ def _depthwise(match: Match) -> str | None:
     axes = (image[0], *image[3:], image[1])
     spec = _spec(axes, (indexing.result[0], *outer, channel, *taps))
     value = match.builder.add("map", inner, spec=spec, sizes=given["sizes"], pad=given["pad"])
-    value = match.builder.add("convert", value, type="float32")
     flat = match.builder.add("reshape", weight, shape=(shape[0], *shape[3:]))
-    value = match.builder.add("mul", value, match.builder.add("convert", flat, type="float32"))
+    value = match.builder.add("mul", _typed(match, value, "float32"), _typed(match, flat, "float32"))
     for _ in taps:
         axis = len(match.builder.tile(value).shape) - 1
         value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
-    value = _turned(match, match.builder.add("convert", value, type=match.root.tile.ttype.name))
+    value = _turned(match, _typed(match, value, match.root.tile.ttype.name))
     return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+def _typed(match: Match, value: str, ttype: str) -> str:
+    same = match.builder.tile(value).ttype.name == ttype
+    return value if same else match.builder.add("convert", value, type=ttype)
 
 
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)

@@ -10,7 +10,7 @@ from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.build import draws
-from ladder.ir.common import merge_equal
+from ladder.ir.common import merge_all_but_windows, merge_equal
 from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
@@ -42,7 +42,7 @@ CHANNELS = (
 )
 """What gives convolutions channels last."""
 
-LAST = (Pass("merge equal nodes again", merge_equal),)
+LAST = (Pass("merge equal nodes again", merge_all_but_windows),)
 
 
 Users = Mapping[str, list[Node | None]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ladder.ir.convolution_gemm import as_window_gemm
@@ -12,6 +12,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.partition.convolutions import Choose, best_candidate, convolution_part
 from ladder.partition.parts import Part, engine, extract, outside_inputs
+from ladder.partition.row_products import rows_part
 from targets import TileDevice
 from tile_types.errors import LadderError
 
@@ -187,6 +188,11 @@ class Products:
 
     def convolution(self, node: Node) -> Part:
         """Take a convolution with as much of what follows as pays."""
+        rows = rows_part(self.graph, self.spread(node), self.device)
+        return rows or convolution_part(self.regions(node), self.device, self.packable, self.choose)
+
+    def regions(self, node: Node) -> list[Part]:
+        """Return a product, then with more and more of what is made of it element by element."""
         members, value = {node.name}, node.name
         regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
@@ -200,10 +206,33 @@ class Products:
             members, value = members | {following.name} | self.widened(following, value), following.name
             if following.tile.ttype == node.tile.ttype:
                 regions.append(self.part_of(members, value))
-        return convolution_part(regions, self.device, self.packable, self.choose)
+        return regions
+
+    def spread(self, node: Node) -> Iterator[Part]:
+        """Yield a product, then with more and more of what reads it: all that has one result for the rest."""
+        members = {node.name}
+        yield self.part_of(members, node.name)
+        for _ in range(LONGEST_EPILOGUE):
+            ahead = [r for name in members for r in self.users[name] if r is not None and self.may_follow(r)]
+            ahead = [reader for reader in ahead if reader.name not in members]
+            if not ahead:
+                return
+            following = min(ahead, key=lambda reader: self.graph.positions[reader.name])
+            members |= {following.name}
+            shown = [n for n in members if any(r is None or r.name not in members for r in self.users[n])]
+            if len(shown) == 1 and self.graph.tile(shown[0]).ttype == node.tile.ttype:
+                yield self.part_of(members, shown[0])
+
+    def may_follow(self, node: Node) -> bool:
+        """Tell whether a node is computed element by element, and by no product yet."""
+        elementwise = get_operator(node.operator).elementwise or node.operator == "convert"
+        return elementwise and not is_exact(node) and node.name not in self.taken
 
     def plain(self, node: Node) -> Part:
-        """Take a product that torch computes, with the vector that is added to it."""
+        """Take a product: by a kernel of ours with what follows, by torch with the vector added to it."""
+        rows = rows_part(self.graph, self.spread(node), self.device)
+        if rows is not None:
+            return rows
         members = self.with_bias(node) or {node.name}
         return self.part_of(members, max(members, key=self.graph.positions.__getitem__))
 

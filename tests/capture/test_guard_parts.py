@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 import heapq
 import operator
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.fx
 
+import ladder
 from ladder.capture import capture
 from ladder.capture.heap.table import ABSENT, Table
 from ladder.capture.python.natives import CHANGES
 from ladder.capture.trace.loops import repeat, rolled
 from ladder.capture.values.indices import Proven, Use
+from ladder.capture.values.kinds import has_same_value, same_value
 from ladder.capture.values.tensors import bulk_check, metadata_checks
 
 BEFORE = torch.zeros(3, 4)
@@ -54,17 +59,31 @@ def test_conditions_on_one_tensor_tell_it_from_others(what: str) -> None:
     assert not holds(OTHERS[what])
 
 
-def test_tensors_of_open_extents_are_contiguous() -> None:
+def test_extents_that_are_left_open_may_be_others() -> None:
     left = frozenset({1})
     assert holds(torch.ones(3, 9), left)
     assert not holds(torch.ones(4, 9), left)
     assert not holds(torch.ones(3, 9, 1), left)
-    fast = capture(lambda x: x + 1)
-    for tensor in (torch.ones(3, 4), torch.ones(3, 9), torch.ones(3, 7)):
-        fast(tensor)
-    assert fast.calls["recorded"] == 2
-    assert torch.equal(fast(torch.ones(9, 3).t()), torch.full((3, 9), 2.0))
-    assert fast.calls["recorded"] == 3
+
+
+def by_order(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1 if x.is_contiguous() else x - 1) * x.stride(0)
+
+
+def test_tensors_of_open_extents_are_contiguous() -> None:
+    """Where the others were: their strides follow from their extents."""
+    captured = capture(by_order)
+    for extent in (4, 5, 6, 7):
+        for x in (torch.ones(3, extent), torch.ones(extent, 3).t(), torch.ones(3, 2 * extent)[:, ::2]):
+            assert torch.equal(captured(x), by_order(x))
+
+
+def test_strides_of_open_extents_follow_from_them() -> None:
+    captured = capture(by_order)
+    for extent in (4, 5, 6, 7, 8):
+        assert torch.equal(captured(torch.ones(3, extent)), by_order(torch.ones(3, extent)))
+    other = torch.ones(9, 3).t()
+    assert torch.equal(captured(other), by_order(other))
 
 
 @pytest.mark.parametrize("what", OTHERS)
@@ -72,6 +91,23 @@ def test_conditions_on_several_tensors_tell_each_from_others(what: str) -> None:
     check = bulk_check([BEFORE, BEFORE.clone()], [None, None])
     assert check(torch.ones(3, 4), torch.ones(3, 4))
     assert not check(torch.ones(3, 4), OTHERS[what])
+
+
+NAN = float("nan")
+VALUES = (
+    *(0.0, -0.0, 1.0, NAN, 0j, complex(0.0, -0.0), complex(-0.0, 0.0), 1j),
+    *(np.float32(0), np.float32(-0.0)),
+)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_conditions_on_numbers_tell_zeros_apart(value: Any) -> None:
+    """Values of one type are the same where they are written alike."""
+    for other in (found for found in VALUES if type(found) is type(value)):
+        same = repr(other) == repr(value)
+        text = same_value("v", value, "constant")
+        assert bool(eval(text, {"v": other, "constant": value})) == same
+        assert has_same_value(other, value) == same
 
 
 @pytest.mark.parametrize("home", [OrderedDict, MappingProxyType, dict])
@@ -210,3 +246,29 @@ def test_all_natives_that_write_are_tried() -> None:
     tried = {heapq.heappushpop, heapq.heapreplace, heapq.heappush, heapq.heappop, heapq.heapify, next}
     tried |= {bisect.insort, bisect.insort_left, bisect.insort_right}
     assert {native for native in CHANGES if native.__module__ != "_collections"} == tried
+
+
+def product(x: torch.Tensor | None) -> torch.Tensor:
+    x = torch.ones(2, 2) if x is None else x
+    return (x @ x + 1).relu()
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+READ = (attrgetter("dtype"), attrgetter("requires_grad"), torch.Tensor.is_inference)
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("compiler", [capture, ladder.compile], ids=["captured", "compiled"])
+@pytest.mark.parametrize("x", [None, torch.ones(2, 2)], ids=["none", "a tensor"])
+def test_states_of_torch_are_guarded(name: str, compiler: Callable[..., Any], x: torch.Tensor | None) -> None:
+    """Whether or not an argument's conditions would tell."""
+    made = compiler(product)
+    for turn in range(6):
+        with STATES[name]() if turn % 2 else contextlib.nullcontext():
+            want, got = product(x), made(x)
+        assert [read(got) for read in READ] == [read(want) for read in READ]
+        assert torch.equal(got, want)

@@ -44,6 +44,14 @@ def test_relu_keeps_what_is_no_number(target: str) -> None:
     assert_equal(got, torch.relu(x))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_negatives_of_zeros(target: str) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, -INF] * 4)
+    (got,) = run_chain(chain(lambda g, x: g.add("neg", x), x), (x,), target)
+    assert_equal(got, -x)
+    assert torch.equal(got.signbit(), (-x).signbit())
+
+
 ROUNDED = (
     *(0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000, 0x7F800000, 0x7F7FFFFF),
     *(0x3F808000, 0x3F818000, 0xBF808000, 0xBF818000, 0x3F807FFF, 0x3F808001, 0x00008000, 0x00018000),

@@ -282,6 +282,15 @@ def test_a_graph_that_takes_no_tensors_is_a_plan() -> None:
     assert (len(compiler.built), compiler.refused) == (1, [])
 
 
+@pytest.mark.filterwarnings("ignore::ladder.faults.LadderWarning")
+def test_a_graph_of_numbers_alone_runs_in_torch() -> None:
+    """As torch.compile makes them between two graphs: no piece of it is a plan either."""
+    run, compiler = compiled(lambda n: ((n - 1) % 8, n * 2), 13)
+    assert run(13) == (4, 26)
+    assert run(14) == (5, 28)
+    assert not compiler.built
+
+
 def test_all_generators_are_set_back_where_a_graph_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of GPUs as well: another generator stands for one."""
     gpu = torch.Generator().manual_seed(5)

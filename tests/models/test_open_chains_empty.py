@@ -10,7 +10,7 @@ import ladder
 from ladder.ir.parser import parse
 from ladder.ir.rewrite import rewrite
 from ladder.ir.rules import LAYOUT_FOLDING
-from ladder.runtime.model import frame
+from ladder.runtime.model import chain_calls
 
 
 def test_parts_without_elements_are_no_reason_to_compute_by_reference(
@@ -23,7 +23,7 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
     def refuse(*_: object) -> None:
         raise AssertionError("by reference")
 
-    monkeypatch.setattr(frame, "by_reference", refuse)
+    monkeypatch.setattr(chain_calls, "by_reference", refuse)
     fast = ladder.compile(rotated)
     with torch.no_grad():
         for rows in (4, 5, 7):
@@ -31,6 +31,18 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
             assert torch.allclose(fast(x, y), rotated(x, y), atol=1e-6)
     assert len(fast.models) == 2
     assert not fast.refused
+
+
+def test_repeats_of_nothing() -> None:
+    """A border and a sum give elements where their operand has none."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        nothing = x.flatten()[6:].repeat(2)
+        return torch.nn.functional.pad(nothing, (1, 2))[:, None] + 1, x[2:].repeat(2, 3).sum(0, True)
+
+    x = torch.arange(6.0).reshape(2, 3)
+    for found, wanted in zip(ladder.compile(program)(x), program(x), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(("parts", "left"), [("%x, %e", 0), ("%e, %x", 0), ("%x, %e, %y", 1), ("%x, %y", 1)])

@@ -27,7 +27,8 @@ def test_one_graph(name: str) -> None:
 def test_plan() -> None:
     row = run("hf/qwen2", graphs_only=False)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
-    assert {"chain", "product"} <= row["us"].keys()
+    assert "chain" in row["us"]
+    assert {"product", "rows"} & row["us"].keys()
     assert 0 < row["ours"] < row["ours_where_any"] <= 1
     assert row["compile_s"] > 0
 

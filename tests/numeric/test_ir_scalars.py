@@ -73,3 +73,30 @@ def test_extremes_keep_what_is_no_number(compiled, name):
     out = tvm.runtime.empty((SIZE,), "float32")
     compiled[name](*(tvm.runtime.tensor(x) for x in inputs), out)
     assert np.array_equal(out.numpy(), SPECIAL[name](pairs[:, 0], pairs[:, 1]), equal_nan=True)
+
+
+LIMITS = {
+    "maximum": lambda x, limit: OPERATORS["maximum"].lower(x, limit),
+    "maximum of a number": lambda x, limit: OPERATORS["maximum"].lower(limit, x),
+    "minimum": lambda x, limit: OPERATORS["minimum"].lower(x, limit),
+    "minimum of a number": lambda x, limit: OPERATORS["minimum"].lower(limit, x),
+}
+
+
+def test_limits_keep_what_is_no_number():
+    """Numbers that are known are not NaN; what they are compared with may be."""
+    from ladder.lower import builder as b
+
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -1.0, 2.0], np.float32)
+    with b.function("limits") as emitted:
+        x = b.tensor("x", values.shape, "float32")
+        out = b.tensor("out", (len(LIMITS), len(values)), "float32")
+        with b.loop(len(values)) as at:
+            for row, make in enumerate(LIMITS.values()):
+                b.store(out, make(x[at], tvm.tirx.const(0.5, "float32")), row, at)
+    found = tvm.runtime.empty((len(LIMITS), len(values)), "float32")
+    tvm.compile(tvm.IRModule({"limits": emitted.func}), target="llvm")["limits"](
+        tvm.runtime.tensor(values), found
+    )
+    want = [(np.maximum if name.startswith("maximum") else np.minimum)(values, 0.5) for name in LIMITS]
+    assert np.array_equal(found.numpy(), np.float32(want), equal_nan=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from decode_kernels import conversions, emit_decode, fragment_place, tile_codes
+from user_types import user_type
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import (
@@ -26,7 +27,7 @@ from ladder.lower.gpu.decode import (
     proven_recipes,
 )
 from ladder.lower.gpu.decode_codebook import Lookup
-from ladder.lower.gpu.decode_float import Wired
+from ladder.lower.gpu.decode_float import Spread, Wired
 from ladder.lower.gpu.decode_int import ByteOffset, Magic
 from ladder.lower.gpu.decode_table import Table
 from ladder.lower.gpu.machine import AND_OR, AND_XOR, XNOR_AND, CountingMachine
@@ -70,6 +71,9 @@ def test_every_strategy_is_needed(strategy: str) -> None:
     elif strategy == "crossed":
         conversion = Conversion(get_type("fp4_e2m1"), "float16", order="float16 crossed")
         assert [x.strategy for x in proven_recipes(conversion)] == ["crossed"]
+    elif strategy == "spread":
+        conversion = Conversion(get_type("fp6_e3m2"), "float16", order="spread 8")
+        assert [x.strategy for x in proven_recipes(conversion)] == ["spread"]
     elif strategy == "reference":
         wide = TType("odd_codebook", 5, lambda code, ops: ops.cast(code * code, "float32"))
         assert cheapest(Conversion(wide, "float16"), (9, 0)).strategy == "reference"
@@ -125,7 +129,8 @@ def test_zero_points_are_left_to_the_accumulator_where_its_sums_are_exact_enough
     ("name", "core", "order"),
     [("int4", "float16", "lanes"), ("uint4", "bfloat16", "lanes"), ("int4", "int8", "lanes"),
      ("fp4_e2m1", "float16", "float16 crossed"), ("fp4_e2m1", "bfloat16", "bfloat16 crossed"),
-     ("int3", "float16", "dense"), ("fp6_e2m3", "bfloat16", "dense"), ("uint7", "int8", "dense"),
+     ("int3", "float16", "dense"), ("fp6_e2m3", "bfloat16", "spread 4"),
+     ("fp8_e4m3", "float16", "spread 7"), ("uint7", "int8", "dense"),
      ("nf4", "float16", "pairs"), ("nf4", "bfloat16", "pairs"), ("fp4_e2m1", "fp8_e4m3", "lanes")],
 )  # fmt: skip
 def test_codes_are_packed_in_the_order_that_decodes_cheapest(name: str, core: str, order: str) -> None:
@@ -147,7 +152,8 @@ PLANTED = [
     ("int4", "float16", "none", Magic, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
     ("int4", "bfloat16", "integer", Magic, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
     ("int3", "int8", "none", ByteOffset, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
-    ("fp6_e3m2", "float16", "none", Wired, lambda r: dataclasses.replace(r, wiring=_doubled(r.wiring))),
+    ("fp6_e3m2", "float16", "none", Spread, lambda r: dataclasses.replace(r, wiring=_doubled(r.wiring))),
+    ("fp8_e5m2", "float16", "none", Wired, lambda r: dataclasses.replace(r, wiring=_doubled(r.wiring))),
     ("nf4", "bfloat16", "none", Table, lambda r: dataclasses.replace(r, values=(*r.values[:-1], 0))),
     ("nf4", "bfloat16", "none", Lookup, lambda r: dataclasses.replace(r, table=(*r.table[:-1], 0))),
     ("fp4_e2m1", "fp8_e4m3", "none", Lookup, lambda r: dataclasses.replace(r, table=(1, *r.table[1:]))),
@@ -348,7 +354,7 @@ def folded_values(decoder: Any, scales: Any, at: int | None = None) -> Any:
     return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
 
 
-FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 30, "fp4_e2m1": 32, "fp8_e4m3": 56}
+FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 30, "fp4_e2m1": 32, "fp8_e4m3": 40}
 
 
 @pytest.mark.parametrize(("name", "instructions"), FOLDED.items())
@@ -434,7 +440,10 @@ EMITTED = [
     Gemm(64, 64, "int8", "bfloat16", scale=False),
     Gemm(64, 64, "fp8_e5m2fnuz", "float16"),
     Gemm(64, 64, "fp4_e2m1", "float16"),
+    Gemm(64, 64, "fp7_e3m3", "bfloat16"),
+    Gemm(64, 64, "fp8_e5m2", "float16"),
     Gemm(64, 64, "nf4", "float16"),
+    Gemm(64, 64, user_type("random3").name, "float16"),
     Gemm(64, 64, "fp4_e2m1", "fp8_e4m3"),
     Gemm(64, 64, "int3", "int8", group_size=32, zero="integer"),
     Gemm(64, 64, "fp6_e2m3", "fp8_e4m3"),

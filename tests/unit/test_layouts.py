@@ -13,6 +13,7 @@ import torch
 from schedules.crossed import CROSSED
 from schedules.layouts import EXPONENT_FORMS, FragmentLayout, packed_group, planes
 from schedules.packed_scales import normalise_scales
+from schedules.spread import spread
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
 PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}
@@ -79,6 +80,16 @@ def element_bit(order: str, register: int, e: int, bit: int) -> int:
     return 16 * e + (top if bit == 3 else 3 * slot + bit)
 
 
+@pytest.mark.parametrize(
+    ("bits", "order"),
+    [(3, "pairs"), (5, "bytes"), (6, "bytes"), (7, "bytes"), (6, "spread 8"), (4, "spread 6")],
+)
+def test_orders_of_other_widths_invert(bits: int, order: str) -> None:
+    codes = np.random.default_rng(1).integers(0, 1 << bits, (67, 130)).astype(np.uint8)
+    layout = FragmentLayout(bits, 16, order)
+    np.testing.assert_array_equal(layout.unpack(layout.pack(codes), 67, 130).numpy(), codes)
+
+
 @pytest.mark.parametrize("order", ["pairs", "float16 signs", "bfloat16 signs"])
 def test_other_orders_equal_a_scalar_reference_and_invert(order: str) -> None:
     codes = np.random.default_rng(1).integers(0, 16, (64, 64)).astype(np.uint8)
@@ -111,6 +122,37 @@ def test_crossed_words_yield_registers_by_masked_sums(order: str, place: int) ->
         for e in (0, 1):
             code = int(codes[owner(16, register, e, thread)])
             assert total >> (16 * e) & (1 << 15 | 7 << place) == (code & 8) << 12 | (code & 7) << place
+
+
+@pytest.mark.parametrize(("bits", "place"), [(3, 10), (5, 6), (6, 8), (7, 4), (8, 7)])
+def test_spread_words_yield_registers_by_masked_rotations(bits: int, place: int) -> None:
+    """Sign at bit 15 and magnitude from ``place`` on of each half; no bit of a word is wasted."""
+    codes = np.random.default_rng(1).integers(0, 1 << bits, (64, 64)).astype(np.uint8)
+    layout = FragmentLayout(bits, 16, f"spread {place}")
+    packed = layout.pack(codes)
+    np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+    flat, low = packed.numpy(), (1 << (bits - 1)) - 1
+    for thread, register in product((0, 37, 127), range(16)):
+        total = 0
+        for word, turn, mask in spread(bits, place)[register]:
+            found = int(flat[word_place(bits, word, thread)])
+            total |= (found << turn | found >> 32 - turn) & mask * 0x10001
+        for e in (0, 1):
+            code = int(codes[owner(16, register, e, thread)])
+            sign = code >> (bits - 1)
+            assert total >> (16 * e) & 0xFFFF == sign << 15 | (code & low) << place
+
+
+def word_place(bits: int, word: int, thread: int) -> int:
+    """Return where a thread's word is in a packed tile: by planes, then vectors of up to four words."""
+    first = 0
+    for width, _ in planes(bits):
+        if word < first + width:
+            vector = min(width, 4)
+            group, at = divmod(word - first, vector)
+            return 128 * first + (group * 128 + thread) * vector + at
+        first += width
+    raise AssertionError(word)
 
 
 def test_masking_a_word_yields_one_register() -> None:

@@ -19,7 +19,7 @@ from decode_kernels import emit_decode
 from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.lower import build as lower_build
-from ladder.lower.cuda import toolchain
+from ladder.lower.cuda import toolchain, toolkit
 from ladder.lower.turn import tvm_turn, yielded_turn
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -53,7 +53,24 @@ def program(folder: Path, name: str, text: str) -> Path:
 def test_missing_nvcc_says_how_to_get_it(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with knobs.override(nvcc=None), pytest.raises(MissingToolError, match=r"not on PATH.*LADDER_NVCC"):
-        toolchain.nvcc()
+        toolkit.nvcc()
+
+
+def test_packages_come_before_path(monkeypatch: Any, tmp_path: Path) -> None:
+    """The namespace ``nvidia`` is in many folders; that with a compiler counts."""
+    (tmp_path / "torch" / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    programs = tmp_path / "site" / "nvidia" / "cu13" / "bin"
+    programs.mkdir(parents=True)
+    packaged, other = program(programs, "nvcc", ""), program(tmp_path, "ptxas", "")
+    for name in ("torch", "site"):
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with knobs.override(nvcc=None):
+        assert toolkit.nvcc() == packaged
+    assert toolkit.find_tool("ptxas") == other
+    assert toolkit.find_tool("nvdisasm") is None
+    assert next(toolkit.runtime_libraries()) == str(programs.parent / "lib" / toolkit.CUDA_RUNTIME)
 
 
 def test_a_wrong_knob_names_itself(tmp_path: Path) -> None:
@@ -62,7 +79,7 @@ def test_a_wrong_knob_names_itself(tmp_path: Path) -> None:
         knobs.override(nvcc=missing),
         pytest.raises(MissingToolError, match=r"LADDER_NVCC=.*no-such-nvcc does not exist"),
     ):
-        toolchain.nvcc()
+        toolkit.nvcc()
 
 
 def test_rejected_source_is_kept_and_the_log_quoted(tmp_path: Path) -> None:

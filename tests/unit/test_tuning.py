@@ -221,3 +221,21 @@ def test_measurements_of_two_shapes_that_are_equally_near_are_not_mixed() -> Non
     rows = [Measurement(n, n, 4096, schedule, n * 1e-7) for n in (8192, 4096)]
     assert nearest(rows, replace(GEMM, n=14336, k=4096)) == rows[1:]
     assert nearest(rows, replace(GEMM, n=4096, k=14336)) == rows[:1]
+
+
+def test_a_class_that_nobody_measured_takes_after_the_likest_one_for_few_rows() -> None:
+    """fp6 in groups of 64 was not measured; of what was, int4 is decoded most alike, nf4 is looked up."""
+    database = TuningDatabase(None)
+    unmeasured = replace(GEMM, n=8192, k=8192, weight="fp6_e3m2", group_size=64)
+    likest = [gemm.weight for gemm, _ in database.akin(H200, unmeasured)]
+    assert not database.measurements(H200, unmeasured)
+    assert likest[0] == "int4"
+    assert likest.index("fp4_e2m1") < likest.index("nf4")
+    borrowed = Estimator(unmeasured, H200, (), database.akin(H200, unmeasured))
+    alone = Estimator(unmeasured, H200)
+    assert borrowed.measured
+    assert not alone.measured
+    schedule = borrowed.measured[0]
+    assert borrowed.seconds(schedule, 32) != alone.seconds(schedule, 32)
+    assert borrowed.seconds(schedule, 512) == alone.seconds(schedule, 512)
+    assert not borrowed.knows(1)

@@ -18,10 +18,11 @@ from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.chain.cpu_lanes import Lanes, columns_beside
 from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, nearest, through_bfloat16
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.values import Index, computed_type, round_through, stored_type
+from ladder.lower.chain.values import computed_type, round_through, stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
 from ladder.movement.choose import bound

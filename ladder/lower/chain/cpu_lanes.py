@@ -18,8 +18,8 @@ from tvm import tirx
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import Reduction, uses
-from ladder.lower.chain.values import Index
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
 

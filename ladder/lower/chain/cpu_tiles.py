@@ -18,8 +18,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.lower import builder as b
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, is_zero, uses
-from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.chain.values import stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
 

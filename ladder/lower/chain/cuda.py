@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.chain.values import Index
+from ladder.lower.chain.indices import Index
 from ladder.lower.cuda.functions import CHEAP, FUNCTIONS
 from ladder.lower.cuda.launch import Overlap
 from targets import TileDevice

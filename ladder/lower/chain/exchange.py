@@ -20,8 +20,9 @@ from tvm import tirx
 from ladder.ir.extents import product
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import joined
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES
-from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.chain.values import stored_type
 from ladder.lower.chain.vectors import Shared, element
 from schedules.schedule import check
 from tile_types.errors import ScheduleError

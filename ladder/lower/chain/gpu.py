@@ -20,11 +20,12 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.means import Means
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, uses
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.stencils import reduce_vectors, stencil_width
-from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.chain.values import stored_type
 from ladder.lower.chain.vectors import WIDE, Vectors
 from ladder.movement.mapping import Mapping
 from ladder.partition.rows import REDUCTIONS

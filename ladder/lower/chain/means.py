@@ -15,8 +15,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Reduction
-from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.chain.values import stored_type
 from ladder.lower.chain.vectors import WIDE
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.values import Index, Values, computed_type, stored_type
+from ladder.lower.chain.values import Values, computed_type, stored_type
 from ladder.partition.rows import loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
@@ -56,7 +57,7 @@ class Nest(ABC):
         """Notes what would be loaded, instead of loading."""
         self.branches = 0
         """Of the result being emitted."""
-        self.values = Values(graph, self._load, self.sizes)
+        self.values = Values(self.sizes, graph, self._load)
         self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
         self.results = {
             value: self.buffer(f"{value}_result", self.stored_tile(value)) for value in graph.outputs

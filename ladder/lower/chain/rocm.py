@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from ladder.ir import scalars
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.llvm_functions import (
     LLVM_FUNCTIONS,
     bfloat16_bits,
@@ -22,7 +23,7 @@ from ladder.lower.chain.llvm_functions import (
     through_bfloat16,
     widened_bits,
 )
-from ladder.lower.chain.values import Index, round_through
+from ladder.lower.chain.values import round_through
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import UPPER_HALVES
 from ladder.movement.machines import MOST_THREADS

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.lower import builder as b
+from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Reduction
-from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.chain.values import stored_type
 from ladder.lower.chain.vectors import WIDE
 from ladder.partition.rows import REDUCTIONS
 

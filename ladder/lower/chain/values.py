@@ -15,7 +15,6 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.script import tirx as T
-from tvm.sym import Analyzer
 
 from ladder.ir import scalars
 from ladder.ir.build import node_attributes
@@ -23,12 +22,10 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
+from ladder.lower.chain.indices import Expr, Index, Indices, is_same
 from ladder.partition.rows import REDUCTIONS, reshape_groups
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
-
-Expr = Any
-Index = tuple[Expr, ...]
 
 STORED = {
     **{
@@ -61,7 +58,7 @@ def computed_type(name: str) -> str:
 
 
 @dataclass
-class Values:
+class Values(Indices):
     """Expressions of a chain's values.
 
     Parameters
@@ -70,10 +67,6 @@ class Values:
         The chain.
     load
         ``(input name, index)`` -> its element, in the computed type.
-    sizes
-        Symbolic size -> TIR variable.
-    analyzer
-        Knows the ranges of the loops around.
     cells
         Results of reductions: (node, index key) -> expression.
     breaks
@@ -82,8 +75,6 @@ class Values:
 
     graph: Graph
     load: Callable[[str, Index], Expr]
-    sizes: Mapping[str, Expr]
-    analyzer: Any = field(default_factory=Analyzer)
     cells: dict[tuple[str, Any], Expr] = field(default_factory=dict)
     breaks: dict[Any, set[int]] = field(default_factory=dict)
     rows: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -98,10 +89,6 @@ class Values:
         self.loops: list[Any] = []
         self.open: list[tuple[Expr, Expr]] = []
         """Comparisons that the values made so far leave to run time."""
-        self.assumed: dict[Any, bool] = {}
-        """Comparisons that a branch around has decided."""
-        self.assumptions: list[tuple[tuple[Expr, Expr], bool]] = []
-        """The same as expressions: a decision on one boundary says something of others."""
         self.guards: list[Expr] = []
         """Those on which it depends whether the value being made may be read."""
         self.zeroed: set[str] = set()
@@ -117,23 +104,6 @@ class Values:
         """
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
-
-    def extent(self, extent: Extent) -> Expr:
-        """Return an extent as an expression."""
-        if isinstance(extent, int):
-            return extent
-        return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
-
-    def simplified(self, expression: Expr) -> Expr:
-        """Return an index in normal form: a known number is an int."""
-        if isinstance(expression, int):
-            return expression
-        found = self.analyzer.simplify(expression)
-        return found.value if isinstance(found, tirx.IntImm) and str(found.ty.dtype) != "bool" else found
-
-    def key(self, name: str, index: Index) -> tuple[str, Any]:
-        """Return what is equal for equal indices."""
-        return name, tuple(i if isinstance(i, int) else tvm_ffi.structural_hash(i) for i in index)
 
     def at(self, value: str, index: Index) -> Expr:
         """Return the element of a value."""
@@ -229,52 +199,6 @@ class Values:
             return _PLACES[node.operator](self, node, index, node_attributes(node))
         return list(self.operands(node, index))
 
-    def is_below(self, position: Expr, boundary: Expr) -> bool | None:
-        """Return whether ``position < boundary`` here, None if that depends on the loop."""
-        position, boundary = self.compared(position, boundary)
-        if isinstance(position, int) and isinstance(boundary, int):
-            return position < boundary
-        known = self.assumed.get(self.key("below", (position, boundary)))
-        if known is None:
-            known = self.follows(position, boundary)
-        if known is not None:
-            return known
-        if self.analyzer.can_prove(position < boundary):
-            return True
-        return False if self.analyzer.can_prove(position >= boundary) else None
-
-    def compared(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr]:
-        """Return the sides of ``position < boundary``, without numbers added and limits that decide nothing.
-
-        So comparisons of what one loop variable is brought inside of are all of that variable.
-        """
-        position, boundary = self.simplified(position), self.simplified(boundary)
-        while (step := self._compared_within(position, boundary)) is not None:
-            position, boundary = step[0], self.simplified(step[1])
-        return position, boundary
-
-    def _compared_within(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr] | None:
-        """Return a comparison of an operand of the position that says the same, None if there is none."""
-        if isinstance(position, tirx.Add | tirx.Sub) and isinstance(position.b, tirx.IntImm):
-            moved = -position.b if isinstance(position, tirx.Add) else position.b
-            return position.a, boundary + moved
-        if isinstance(position, tirx.Max) and self.analyzer.can_prove(position.b < boundary):
-            return position.a, boundary
-        if isinstance(position, tirx.Min) and self.analyzer.can_prove(position.b >= boundary):
-            return position.a, boundary
-        return None
-
-    def follows(self, position: Expr, boundary: Expr) -> bool | None:
-        """Return what assumptions on other boundaries say of ``position < boundary``; None if nothing."""
-        for (other, limit), holds in self.assumptions:
-            if not is_same(other, position):
-                continue
-            if holds and self.analyzer.can_prove(limit <= boundary):
-                return True
-            if not holds and self.analyzer.can_prove(boundary <= limit):
-                return False
-        return None
-
     def dependents(self, values: Iterable[str]) -> set[str]:
         """Return some values and all that are made of them."""
         found = set(values)
@@ -313,16 +237,10 @@ class Values:
     @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
         """Take ``position < boundary`` as decided."""
-        key = self.key("below", comparison)
-        self.assumed[key] = holds
-        self.assumptions.append((comparison, holds))
-        self.forget()
-        try:
-            yield
-        finally:
-            del self.assumed[key]
-            self.assumptions.pop()
+        with self.decided(comparison, holds):
             self.forget()
+            yield
+        self.forget()
 
     def under(self, conditions: Sequence[Expr], make: Callable[[], Expr]) -> Expr:
         """Return a value that is read only where conditions hold."""
@@ -404,9 +322,11 @@ def _moved(values: Values, node: Node, index: Index, attributes: Mapping[str, An
 
 
 def _reshaped(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
-    """Take runs of axes together and apart again."""
+    """Take runs of axes together and apart again; of an operand without elements nothing is read."""
     old = values.graph.tile(node.inputs[0]).shape
     place: list[Expr] = [0] * len(old)
+    if 0 in old:
+        return [tuple(place)]
     for left, right in reshape_groups(old, node.tile.shape):
         flat: Expr = 0
         for axis in right:
@@ -467,12 +387,6 @@ def _join_places(
         place = values.between(operand, index[axis], begin, end) - begin
         found.append((*index[:axis], values.simplified(place), *index[axis + 1 :]))
     return found
-
-
-def is_same(a: Expr, b: Expr) -> bool:
-    """Tell whether two extents are equal for all sizes, both in normal form."""
-    plain = isinstance(a, int | tirx.IntImm) and isinstance(b, int | tirx.IntImm)
-    return int(a) == int(b) if plain else tvm_ffi.structural_equal(a, b)
 
 
 def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -580,14 +494,6 @@ def _windowed(values: Values, node: Node, index: Index, attributes: Mapping[str,
 def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
     return list(values.operands(node, index))
 
-
-_EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "floordiv": tirx.floordiv,
-    "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b),
-    "max": tirx.max,
-    "min": tirx.min,
-}
-"""Functions in extents, as expressions."""
 
 _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
     "broadcast": _stretched,

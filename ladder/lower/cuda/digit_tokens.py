@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.lower import builder as b
-from ladder.lower.gpu.decode_int import Affine
+from tile_types.forms import Affine
 
 Expr = Any
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import knobs
+from ladder.lower.cuda.toolkit import CUDA_RUNTIME, REMEDY, find_tool, nvcc, runtime_libraries
 from ladder.lower.passes import pipeline
 from ladder.lower.turn import yielded_turn
 from targets import TileDevice
@@ -33,9 +33,6 @@ DRIVER_SYMBOLS = (
     "cuModuleUnload", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled",
 )  # fmt: skip
 """Driver functions that TVM's CUDA runtime may name; a stub answers them with an error."""
-
-CUDA_RUNTIME = "libcudart.so.13"
-"""What the TVM wheel's CUDA runtime links against."""
 
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: what every function of the stub returns."""
@@ -64,24 +61,6 @@ class Compilation:
     log: str = ""
     resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     language: str = "cuda"
-
-
-def nvcc() -> Path:
-    """Return the CUDA compiler.
-
-    Raises
-    ------
-    MissingToolError
-        If there is none.
-    """
-    chosen = knobs.settings.nvcc
-    found = str(chosen) if chosen is not None else shutil.which("nvcc")
-    if found is None or not Path(found).is_file():
-        where = f"LADDER_NVCC={chosen} does not exist" if chosen is not None else "nvcc is not on PATH"
-        raise MissingToolError(
-            f"cannot compile for CUDA: {where}; install the CUDA toolkit 13.0 or set LADDER_NVCC"
-        )
-    return Path(found)
 
 
 @functools.cache
@@ -204,18 +183,16 @@ def disassemble(binary: bytes) -> str:
     MissingToolError
         If no disassembler is installed.
     """
-    tool = shutil.which("cuobjdump") or shutil.which("nvdisasm")
+    tool = find_tool("cuobjdump") or find_tool("nvdisasm")
     if tool is None:
-        raise MissingToolError(
-            "cannot show SASS: neither cuobjdump nor nvdisasm is on PATH; they come with CUDA"
-        )
+        raise MissingToolError(f"cannot show SASS: neither cuobjdump nor nvdisasm is here; {REMEDY}")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        arguments = ["--dump-sass"] if tool.endswith("cuobjdump") else []
+        arguments = ["--dump-sass"] if tool.name == "cuobjdump" else []
         done = subprocess.run([tool, *arguments, file.name], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompilerError(f"{Path(tool).name} failed: {done.stderr.strip()}")
+        raise CompilerError(f"{tool.name} failed: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -257,18 +234,14 @@ def _load_driver() -> None:
 
 @functools.cache
 def _load_cuda_runtime() -> None:
-    """Load libcudart from the system or from beside nvcc."""
-    try:
-        ctypes.CDLL(CUDA_RUNTIME, mode=ctypes.RTLD_GLOBAL)
+    """Load libcudart: the one that is loaded already or that the system finds, else that of the compiler."""
+    for candidate in (CUDA_RUNTIME, *runtime_libraries()):
+        try:
+            ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
         return
-    except OSError as error:
-        missing = error
-    for folder in ("lib64", "targets/x86_64-linux/lib"):
-        candidate = nvcc().resolve().parents[1] / folder / CUDA_RUNTIME
-        if candidate.is_file():
-            ctypes.CDLL(str(candidate), mode=ctypes.RTLD_GLOBAL)
-            return
-    raise MissingToolError(f"{CUDA_RUNTIME} not found ({missing}); install the CUDA 13 runtime") from missing
+    raise MissingToolError(f"{CUDA_RUNTIME} is not found; {REMEDY}")
 
 
 def _driver_stub() -> Path:

@@ -19,7 +19,9 @@ from ladder.lower.gpu.decode_codebook import propose_lookup
 from ladder.lower.gpu.decode_float import (
     propose_crossed,
     propose_raw_crossed,
+    propose_raw_spread,
     propose_raw_wired,
+    propose_spread,
     propose_through_bfloat,
     propose_wired,
 )
@@ -40,7 +42,8 @@ from ladder.lower.gpu.recipes import (
 )
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.crossed import CROSSED
-from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
+from schedules.layouts import SIGN_PLACES, SPREAD, THREADS, FragmentLayout, lane_of, orders, planes
+from schedules.legal import LARGEST_GAIN
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
@@ -55,6 +58,7 @@ STRATEGIES: dict[str, Propose] = {
     "split magic": propose_split_magic,
     "wired": propose_wired,
     "crossed": propose_crossed,
+    "spread": propose_spread,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
@@ -67,6 +71,7 @@ RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "wired, unscaled": propose_raw_wired,
     "crossed, unscaled": propose_raw_crossed,
+    "spread, unscaled": propose_raw_spread,
     "signed": propose_signed,
 }
 """Further ways where raw numbers will do."""
@@ -84,6 +89,8 @@ STRATEGY_ORDERS = {
     "lookup": (*LANES, "pairs"),
     "table": (*LANES, "bytes", "pairs"),
     "crossed": tuple(CROSSED),
+    "spread": tuple(SPREAD),
+    "spread, unscaled": tuple(SPREAD),
     "crossed, unscaled": tuple(CROSSED),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
@@ -96,9 +103,6 @@ OFFSET_CLOCKS = 4.0
 
 SIGNS = 0x80008000
 """Signs of two 16-bit floats."""
-
-LARGEST_GAIN = 2.0**24
-"""Raw operands must not be so small that products with x leave float32's normal numbers."""
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -221,11 +225,12 @@ def table_bytes(recipe: Recipe) -> int:
 
 
 def table_sizes(gemm: Gemm) -> list[int]:
-    """Return the bytes of shared memory that tables of a problem's decoders take, largest first; or 0."""
+    """Return the bytes of shared memory that tables of a problem's decoders take, largest first."""
     element = get_type(gemm.weight).element_type
     order = packed_order(element, gemm.activation)
     found = proven_recipes(Conversion(element, operand_type(gemm), order=order))
-    return sorted({table_bytes(proven.recipe) for proven in found} - {0}, reverse=True) or [0]
+    sizes = {table_bytes(proven.recipe) for proven in found if proven.strategy != "reference"}
+    return sorted(sizes or {0}, reverse=True)
 
 
 def packed_order(ttype: TType, core: str) -> str:
@@ -359,9 +364,9 @@ class Decoder:
         thread, threads
             This thread, and the number, of the threads that fill it.
         """
-        recipe = self.choice.recipe
-        assert isinstance(recipe, Table)
-        fill_table(buffer, recipe.values, recipe.step, recipe.row, thread, threads)
+        table = self.choice.recipe
+        assert isinstance(table, Table)
+        fill_table(buffer, table.values, table.step, table.row, thread, threads)
 
     def registers(
         self,

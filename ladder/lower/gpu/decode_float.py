@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain
+from operator import or_
 
 from ladder.lower.gpu.fields import Field, gather, moves
-from ladder.lower.gpu.machine import AND, XOR_AND, Machine, Word, repeat
+from ladder.lower.gpu.machine import AND, AND_XOR, XOR_AND, Machine, Word, repeat
 from ladder.lower.gpu.recipes import (
     FLOAT_CORES,
     Conversion,
@@ -18,6 +21,8 @@ from ladder.lower.gpu.recipes import (
     lane_recipes,
 )
 from schedules.crossed import CROSSED
+from schedules.layouts import SPREAD
+from schedules.spread import SIGN, spread
 from tile_types.forms import Wiring, wirings
 
 
@@ -85,6 +90,38 @@ class Crossed:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """As `Wired`, of codes in an order that was made for it: rotated words, masked."""
+
+    core: FloatCore
+    order: str
+    wiring: Wiring
+    bits: int
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return two values, less ``zero``."""
+        value = m.constant(repeat(self.wiring.base, 16))
+        for word, turn, mask in spread(self.bits, SPREAD[self.order])[index]:
+            turned = _turned(m, words[word], turn, self._wanted(word, turn))
+            value = m.lop3(turned, m.constant(repeat(mask, 16)), value, AND_XOR)
+        if self.wiring.gain != 1.0:
+            value = m.float_mul(self.core.name, value, m.constant(self.core.bits(self.wiring.gain)))
+        return value if zero is None else m.float_sub(self.core.name, value, zero)
+
+    def _wanted(self, word: int, turn: int) -> int:
+        """Return all bits that registers take from one rotation of a word."""
+        parts = chain.from_iterable(spread(self.bits, SPREAD[self.order]))
+        return repeat(reduce(or_, (part.mask for part in parts if part[:2] == (word, turn))), 16)
+
+
+def _turned(m: Machine, word: Word, turn: int, wanted: int) -> Word:
+    """Rotate a word to the left; where no wanted bit crosses its ends, a shift does."""
+    if wanted & ((1 << turn) - 1) == 0:
+        return m.shift(word, turn)
+    return m.shift(word, turn - 32) if wanted < 1 << turn else m.rotate(word, 32 - turn)
+
+
+@dataclass(frozen=True)
 class ThroughBfloat:
     """A bfloat16 recipe, then float32 and float16: for formats whose exponent float16 lacks.
 
@@ -124,6 +161,26 @@ def _crossed(conversion: Conversion) -> Iterator[Crossed]:
         fits = core == conversion.operand
         if fits and recipe.wiring.wires == placed and not recipe.wiring.base:
             yield Crossed(recipe.core, conversion.order, recipe.wiring.gain)
+
+
+def _spread(conversion: Conversion) -> Iterator[Spread]:
+    bits, place = conversion.bits, SPREAD[conversion.order]
+    placed = (*((place + bit, bit) for bit in range(bits - 1)), (SIGN, bits - 1))
+    for core, recipe in _wired(conversion):
+        if core == conversion.operand and recipe.wiring.wires == placed:
+            yield Spread(recipe.core, conversion.order, recipe.wiring, bits)
+
+
+def propose_spread(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose masked rotations of words for floats whose magnitude begins where the order has it."""
+    yield from _spread(conversion)
+
+
+def propose_raw_spread(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+    """Propose the same whose power of two is left to scales or to the accumulator."""
+    for recipe in _spread(conversion):
+        gain = recipe.wiring.gain
+        yield replace(recipe, wiring=replace(recipe.wiring, gain=1.0)), Meaning(gains=(gain, gain))
 
 
 def propose_crossed(conversion: Conversion) -> Iterator[Recipe]:

@@ -127,6 +127,6 @@ def propose_table(conversion: Conversion) -> Iterator[Recipe]:
         return
     pairs = order in ("pairs", "bytes")
     for together in (2,) * pairs + (1,) * (bits > 4):
-        for row in TABLE_ROWS:
+        for row in TABLE_ROWS if together == 2 else TABLE_ROWS[-1:]:
             if row << max(bits, NIBBLE) * together <= LARGEST_TABLE:
                 yield Table(bits, operand, lane, order, operand_bits(conversion), together, row)

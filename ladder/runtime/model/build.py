@@ -28,6 +28,7 @@ from ladder.runtime.model.executable import Executable, places_of
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from ladder.runtime.model.rows import rows_job
 from schedules.schedule import Plan as SchedulePlan
 from tile_types.errors import MissingToolError, ScheduleError
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 JOBS: Mapping[str, Callable[[Graph, TileDevice], list[Job]]] = {
     "chain": lambda graph, device: [chain_job(graph, device)],
+    "rows": lambda graph, device: [rows_job(graph, device)],
     "attention": attention_jobs,
 }
 """Kind of part -> what describes the kernels of its graph, where it has some of its own."""

@@ -136,6 +136,10 @@ class Executable:
         torch.autograd.graph.increment_version([given[at] for at in self.changed])
         return tuple(result(given, found, sizes) for result in self._results)
 
+    def made_from(self, values: Sequence[Any]) -> int:
+        """Return the position of the first argument that is made of others."""
+        return len(values) - (len(self.joined.arrays) if self.joined is not None else 0)
+
     def gives(self, parts: Mapping[int, Part]) -> None:
         """Let results be arguments that are written, or parts of them, by number of the result."""
         self._results = [result_of(item, self.names, parts.get(at)) for at, item in enumerate(self.results)]

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from ladder.ir.build import bind
-from ladder.partition.puts import numbered, written
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
-from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
+from ladder.runtime.model.chain_calls import bind_chain
+from ladder.runtime.model.given import Given
 from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.library import (
     library_run,
@@ -26,16 +24,16 @@ from ladder.runtime.model.library import (
 )
 from ladder.runtime.model.memory import Block, Result, divided
 from ladder.runtime.model.nodes import graph_run
+from ladder.runtime.model.ordered import Ordered
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.rows import Rows
 from ladder.runtime.model.sizes import Now, Sizes, evaluator
 from ladder.runtime.threads import keep_apart
 from targets import get_device
 from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
     from ladder.runtime.model.executable import Executable
-    from tile_types.tile import Extent
 
 Slots = list[Any]
 Bound = Callable[[Slots], None]
@@ -95,10 +93,10 @@ class Frame:
         self.packed: dict[str, tuple[int, ...]] = owner.packs
         self.values: Sequence[Any] = ()
         self.inputs = [(self.slot[name], at) for name, at in owner.bindings.items()]
-        self.plain: dict[int, tuple[Any, int, Any]] = {}
+        self.given = Given(self.inputs)
         for name, tensor in owner.held.items():
             self.slots[self.slot[name]] = tensor
-        chains = (step.part for step in plan.steps if step.part.kind == "chain" and step.sizes)
+        chains = (step.part for step in plan.steps if step.part.kind in ("chain", "rows") and step.sizes)
         shapes = {tile.shape for part in chains for node in part.graph.nodes for tile in node.tiles}
         self.counted = [evaluator(shape, self.now.names) for shape in shapes if 0 not in shape]
         self.sizes: Sizes = ()
@@ -156,9 +154,7 @@ class Frame:
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run every step; returns the graph's outputs."""
         slots, self.values = self.slots, values
-        for slot, at in self.inputs:
-            value = values[at]
-            slots[slot] = self._without_gradient(at, value) if value.requires_grad else value
+        self.given.put(values, slots, self.owner.made_from(values))
         if self.owner.where.type == "cpu":
             keep_apart()
         for step, dead in self.steps:
@@ -170,8 +166,7 @@ class Frame:
             self._update(values, found)
         for at in self.lasting:
             found[at] = found[at].clone()  # the caller may write into what it gets
-        for slot, _ in self.inputs:
-            slots[slot] = None
+        self.given.drop(slots)
         for slot in self.results:
             slots[slot] = None
         self.values = ()
@@ -183,15 +178,6 @@ class Frame:
         counted = tuple(target for target in targets if not target.is_inference())
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
             torch._foreach_copy_(targets, [found[output] for _, output in self.owner.copied])
-
-    def _without_gradient(self, at: int, value: Any) -> Any:
-        """Return the plain tensor of a parameter: kernels take no other; kept from call to call."""
-        known = self.plain.get(at)
-        if known is not None and known[0] is value and known[1] == value.data_ptr():
-            return known[2]
-        plain = value.detach()
-        self.plain[at] = (value, value.data_ptr(), plain)
-        return plain
 
     # memory ---------------------------------------------------------------------------------------
     @property
@@ -225,7 +211,8 @@ class Frame:
             if step.part.shares and shown & set(step.part.outputs):
                 shown |= set(step.part.inputs)
         constants = self._constants()
-        self.results = [self.slot[value] for value in shown - constants if value in self.slot]
+        mine = shown - constants - set(self.owner.bindings)
+        self.results = [self.slot[value] for value in mine if value in self.slot]
         for step in self.owner.plan.steps:
             if step.part.shares and constants & set(step.part.inputs):
                 constants |= set(step.part.outputs)
@@ -252,6 +239,11 @@ class Frame:
         shape, dtype = self.now.numbers(tile.shape), torch_type(tile.ttype.name)
         return lambda: torch.empty(shape(), dtype=dtype, device=where)
 
+    def is_own(self, value: str) -> bool:
+        """Tell whether a value is written into the frame's own memory: contiguous, aligned, and no number."""
+        written = value in self.kept or value in self.places
+        return written and self.owner.plan.tiles[value].shape != ()
+
     def lies_still(self, value: str) -> bool:
         """Tell whether a value is in the frame's own memory, or a view of what is."""
         if value in self.kept or value in self.places:
@@ -271,7 +263,10 @@ class Frame:
             dead = {
                 self.slot[value]
                 for value in mine
-                if value in self.slot and last[value] <= number and value not in constant
+                if value in self.slot
+                and last[value] <= number
+                and value not in constant
+                and value not in self.owner.bindings
             }
             self.steps.append((bound, tuple(dead)))
 
@@ -296,80 +291,7 @@ class Frame:
         """Tell whether a step writes into memory that it is given."""
         if step.part.kind == "product":
             return product_takes_out(step.part.graph, self.lasting_inputs(step))
-        return step.part.kind in ("gemm", "chain", "attention")
-
-
-def _bind_chain(frame: Frame, step: Step) -> Bound:
-    entry: Any = frame.owner.kernels.get(step.entry)  # none where every result is known to be empty
-    numbers = frame.now.numbers(step.sizes)
-    in_place = set(written(step.part).values())
-    reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
-    writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
-    numbers_of_rows = _rows_to_check(frame, step)
-    names = frame.now.names
-    extents = evaluator(_extents_within(step.part.graph), names) if step.sizes else lambda sizes: ()
-
-    def run(slots: Slots) -> None:
-        operands = [slots[slot] for slot in reads]
-        operands = [x if x.is_contiguous() and not x.data_ptr() % ALIGNMENT else _copied(x) for x in operands]
-        for slot, extent in numbers_of_rows:
-            _require_rows(slots[slot], extent()[0])
-        results = []
-        for slot, target in writes:
-            slots[slot] = result = target()
-            results.append(result)
-        if (entry is None or frame.some_empty) and not any(result.numel() for result in results):
-            return
-        into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
-        if frame.some_empty and 0 in extents(frame.sizes):
-            given = [slots[frame.slot[value]] for value in step.part.inputs]
-            by_reference(bind(step.part.graph, dict(zip(names, frame.sizes, strict=True))), given, into)
-        else:
-            entry(*numbers(), *map(_at_least_1d, operands), *map(_at_least_1d, into))
-        for result, copy in zip(results, into, strict=True):
-            if copy is not result:  # an argument that lies otherwise
-                result.copy_(copy)
-
-    return run
-
-
-def _extents_within(graph: Graph) -> tuple[Extent, ...]:
-    """Return the extents of all values of a chain of which a kernel does not know whether they are 0."""
-    extents = (e for node in graph.nodes for tile in node.tiles for e in tile.shape)
-    return tuple(dict.fromkeys(extent for extent in extents if extent != 0))
-
-
-def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    """Compute a chain by the table's reference: kernels do not read tensors that have no elements."""
-    from ladder.ir import evaluate
-
-    given = [x.detach().cpu() for x in operands]
-    arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in given]
-    found = evaluate(graph, arrays)
-    for value, result in zip(found if isinstance(found, tuple) else (found,), results, strict=True):
-        result.copy_(torch.from_numpy(np.array(value)))
-
-
-def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
-    """Return (slot, extent) of what says where a chain puts rows; GPUs leave out rows beyond the end."""
-    if frame.owner.where.type != "cpu":
-        return []
-    return [(frame.slot[v], frame.now.numbers((extent,))) for v, extent in numbered(step.part).items()]
-
-
-def _require_rows(numbers: torch.Tensor, extent: int) -> None:
-    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < extent:
-        raise IndexError(f"rows {numbers.tolist()} are to be put into {extent}")
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as kernels read it: rows one after the other, from an aligned address on."""
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that kernels take: numbers have one axis there."""
-    return tensor if tensor.ndim else tensor.reshape(1)
+        return step.part.kind in ("gemm", "rows", "chain", "attention")
 
 
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
@@ -423,6 +345,32 @@ def _bind_convolution(frame: Frame, step: Step) -> Bound:
 def _image(tensor: Any, rank: int) -> Any:
     """Return a tensor of one spatial axis as an image of one row."""
     return tensor.unsqueeze(1) if tensor is not None and rank == 3 else tensor
+
+
+def _bind_rows(frame: Frame, step: Step) -> Bound:
+    """Multiply by the matrix in panels, as long as it is the one that was put in order; else by torch."""
+    graph, entry = step.part.graph, frame.owner.kernels.get(step.entry)
+    rows = Rows(graph, frame.now, frame.owner.where)
+    outside = dict(zip((node.name for node in graph.inputs), step.part.inputs, strict=True))
+    weights = Ordered(rows.order) if rows.form.matrix in frame.lasting_inputs(step) else None
+    x, matrix = (frame.slot[outside[name]] for name in (rows.form.x, rows.form.matrix))
+    others = [frame.slot[outside[name]] for name in rows.form.others]
+    value = step.part.outputs[0]
+    place, target = frame.slot[value], frame.target(value)
+    still = {name for name, outer in {**outside, "": value}.items() if outer in frame.kept}
+    by_kernel = rows.by_kernel(entry, still)
+
+    def run(slots: Slots) -> None:
+        slots[place] = out = target()
+        given, weight = slots[x], slots[matrix]
+        known = None if weights is None else weights.of(weight, given)
+        beside = [slots[slot] for slot in others]
+        if known is None or not out.numel():
+            rows.by_torch(given, weight, beside, out)
+        else:
+            by_kernel(given, known, beside, out)
+
+    return run
 
 
 def _bind_attention(frame: Frame, step: Step) -> Bound:
@@ -501,8 +449,9 @@ def _kept_view(frame: Frame, view: Callable[[Any], Any], source: int, place: int
 
 
 _BINDERS: Mapping[str, Callable[[Frame, Step], Bound]] = {
-    "chain": _bind_chain,
+    "chain": bind_chain,
     "gemm": _bind_gemm,
+    "rows": _bind_rows,
     "attention": _bind_attention,
     "product": _bind_product,
     "library": _bind_library,

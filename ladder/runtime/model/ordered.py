@@ -1,7 +1,7 @@
 """Weights that oneDNN has put in order: once, where torch's own functions would in each call.
 
-A weight is put in order at the second call with the same tensor, and again when it is another one or was
-changed in place; what changes from call to call is not worth it.
+A weight is put in order again when it is another tensor or was changed in place. What keeps changing from
+call to call is not worth it: torch's functions take it as it is, until two calls bring the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ LEAST, MOST = 1 << 16, 4_000_000
 up to which a second copy of it is kept."""
 
 
+MOST_CHANGES = 2
+"""Calls in a row with another weight each, from the first on, after which it is put in order no more."""
+
+
 class Ordered:
     """One weight.
 
@@ -40,14 +44,19 @@ class Ordered:
         self.known: tuple[Any, int, int] = (None, 0, 0)
         """The weight of the last call, its address, and how often it was changed in place."""
         self.ordered: torch.Tensor | None = None
+        self.changes = 0
+        """Calls in a row that brought another weight than the call before."""
 
     def of(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Return the weight in order; None where torch's own function is to take the plain one."""
         version = 0 if weight.is_inference() else weight._version
         now = (weight, weight.data_ptr(), version)
-        if self.known[0] is not weight or self.known[1:] != now[1:]:
+        if self.known[0] is weight and self.known[1:] == now[1:]:
+            self.changes = 0
+        else:
             self.known, self.ordered = now, None
-        elif self.ordered is None and x.numel() > 0:
+            self.changes += 1
+        if self.ordered is None and x.numel() > 0 and self.changes <= MOST_CHANGES:
             self.ordered = self.order(weight.detach(), x)
         return self.ordered
 

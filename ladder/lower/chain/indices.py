@@ -1,0 +1,129 @@
+"""Index arithmetic of a nest: normal forms, and what its loops and branches decide of comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from tile_types.tile import Extent
+
+Expr = Any
+Index = tuple[Expr, ...]
+
+
+@dataclass
+class Indices:
+    """Indices as expressions of loops and sizes.
+
+    Parameters
+    ----------
+    sizes
+        Symbolic size -> TIR variable.
+    analyzer
+        Knows the ranges of the loops around.
+    assumed
+        Comparisons that a branch around has decided, by key.
+    assumptions
+        The same as expressions: a decision on one boundary says something of others.
+    """
+
+    sizes: Mapping[str, Expr]
+    analyzer: Any = field(default_factory=Analyzer, kw_only=True)
+    assumed: dict[Any, bool] = field(default_factory=dict, kw_only=True)
+    assumptions: list[tuple[tuple[Expr, Expr], bool]] = field(default_factory=list, kw_only=True)
+
+    def extent(self, extent: Extent) -> Expr:
+        """Return an extent as an expression."""
+        if isinstance(extent, int):
+            return extent
+        return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
+
+    def simplified(self, expression: Expr) -> Expr:
+        """Return an index in normal form: a known number is an int."""
+        if isinstance(expression, int):
+            return expression
+        found = self.analyzer.simplify(expression)
+        return found.value if isinstance(found, tirx.IntImm) and str(found.ty.dtype) != "bool" else found
+
+    def key(self, name: str, index: Index) -> tuple[str, Any]:
+        """Return what is equal for equal indices."""
+        return name, tuple(i if isinstance(i, int) else tvm_ffi.structural_hash(i) for i in index)
+
+    def is_below(self, position: Expr, boundary: Expr) -> bool | None:
+        """Return whether ``position < boundary`` here, None if that depends on the loop."""
+        position, boundary = self.compared(position, boundary)
+        if isinstance(position, int) and isinstance(boundary, int):
+            return position < boundary
+        known = self.assumed.get(self.key("below", (position, boundary)))
+        if known is None:
+            known = self.follows(position, boundary)
+        if known is not None:
+            return known
+        if self.analyzer.can_prove(position < boundary):
+            return True
+        return False if self.analyzer.can_prove(position >= boundary) else None
+
+    def compared(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr]:
+        """Return the sides of ``position < boundary``, without numbers added and limits that decide nothing.
+
+        So comparisons of what one loop variable is brought inside of are all of that variable.
+        """
+        position, boundary = self.simplified(position), self.simplified(boundary)
+        while (step := self._compared_within(position, boundary)) is not None:
+            position, boundary = step[0], self.simplified(step[1])
+        return position, boundary
+
+    def _compared_within(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr] | None:
+        """Return a comparison of an operand of the position that says the same, None if there is none."""
+        if isinstance(position, tirx.Add | tirx.Sub) and isinstance(position.b, tirx.IntImm):
+            moved = -position.b if isinstance(position, tirx.Add) else position.b
+            return position.a, boundary + moved
+        if isinstance(position, tirx.Max) and self.analyzer.can_prove(position.b < boundary):
+            return position.a, boundary
+        if isinstance(position, tirx.Min) and self.analyzer.can_prove(position.b >= boundary):
+            return position.a, boundary
+        return None
+
+    def follows(self, position: Expr, boundary: Expr) -> bool | None:
+        """Return what assumptions on other boundaries say of ``position < boundary``; None if nothing."""
+        for (other, limit), holds in self.assumptions:
+            if not is_same(other, position):
+                continue
+            if holds and self.analyzer.can_prove(limit <= boundary):
+                return True
+            if not holds and self.analyzer.can_prove(boundary <= limit):
+                return False
+        return None
+
+    @contextmanager
+    def decided(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
+        """Take ``position < boundary`` as decided."""
+        key = self.key("below", comparison)
+        self.assumed[key] = holds
+        self.assumptions.append((comparison, holds))
+        try:
+            yield
+        finally:
+            del self.assumed[key]
+            self.assumptions.pop()
+
+
+def is_same(a: Expr, b: Expr) -> bool:
+    """Tell whether two extents are equal for all sizes, both in normal form."""
+    plain = isinstance(a, int | tirx.IntImm) and isinstance(b, int | tirx.IntImm)
+    return int(a) == int(b) if plain else tvm_ffi.structural_equal(a, b)
+
+
+_EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "floordiv": tirx.floordiv,
+    "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b),
+    "max": tirx.max,
+    "min": tirx.min,
+}
+"""Functions in extents, as expressions."""

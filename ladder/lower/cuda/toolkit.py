@@ -1,0 +1,66 @@
+"""Where NVIDIA's compiler is: in packages of pip (the extra ``cuda``), else in a toolkit on PATH."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ladder import knobs
+from tile_types.errors import MissingToolError
+
+CUDA_RUNTIME = "libcudart.so.13"
+"""What the TVM wheel's CUDA runtime links against."""
+
+PACKAGED = "cu13"
+"""Folder of the packages of CUDA 13 within ``nvidia`` in site-packages."""
+
+LIBRARY_FOLDERS = ("lib", "lib64", "targets/x86_64-linux/lib")
+"""Where packages and toolkits keep their libraries."""
+
+REMEDY = "pip install 'ladder-compiler[cuda]' brings it, as does NVIDIA's CUDA toolkit 13.0"
+
+
+def packaged() -> Path | None:
+    """Return the folder of the packages, None without a compiler in it: torch brings some."""
+    spec = importlib.util.find_spec("nvidia")
+    places = spec.submodule_search_locations if spec is not None else None
+    folders = (Path(place) / PACKAGED for place in places or ())
+    return next((folder for folder in folders if (folder / "bin" / "nvcc").is_file()), None)
+
+
+def find_tool(name: str) -> Path | None:
+    """Return a program of the toolkit such as ``ptxas``: that of the packages, else the first on PATH."""
+    folder = packaged()
+    if folder is not None and (folder / "bin" / name).is_file():
+        return folder / "bin" / name
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def nvcc() -> Path:
+    """Return the CUDA compiler: ``LADDER_NVCC``, else that of the packages, else the first on PATH.
+
+    Raises
+    ------
+    MissingToolError
+        If there is none.
+    """
+    chosen = knobs.settings.nvcc
+    found = find_tool("nvcc") if chosen is None else chosen
+    if found is None or not found.is_file():
+        where = "nvcc is not on PATH" if chosen is None else f"LADDER_NVCC={chosen} does not exist"
+        raise MissingToolError(f"cannot compile for CUDA: {where}; {REMEDY}, or set LADDER_NVCC")
+    return found
+
+
+def runtime_libraries() -> Iterator[str]:
+    """Yield where the CUDA runtime library may be: with the compiler, or where the system looks."""
+    try:
+        homes = [nvcc().resolve().parents[1]]
+    except MissingToolError:
+        homes = []
+    for home in homes:
+        yield from (str(home / folder / CUDA_RUNTIME) for folder in LIBRARY_FOLDERS)
+    yield CUDA_RUNTIME

@@ -1,0 +1,56 @@
+"""Products of rows with matrices that stay, by kernels of ours on CPUs, with what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ladder.ir.graph import Graph
+from ladder.ir.row_product import RowProduct, as_row_product
+from ladder.partition.parts import Part
+from targets import TileDevice
+from tile_types.errors import ShapeError
+
+FEATURE = "avx512f"
+"""What a CPU must have: 32 registers of 16 elements."""
+
+MOST = 4_000_000
+"""Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
+
+DEEPEST = 2048
+"""Products per element up to which a panel of the matrix stays in the second-level cache."""
+
+
+def rows_part(graph: Graph, regions: Iterable[Part], device: TileDevice | None) -> Part | None:
+    """Return the largest of the regions that a kernel of ours computes; None if it computes none.
+
+    Parameters
+    ----------
+    graph
+        The model.
+    regions
+        A product, then with more and more of what follows it: of kind ``product``.
+    device
+        What runs it.
+    """
+    if device is None or device.kind != "llvm" or FEATURE not in device.features:
+        return None
+    found: Part | None = None
+    for region in regions:
+        form = _form(region)
+        if form is None and found is None:
+            break
+        if form is None:
+            continue
+        outside = dict(zip((node.name for node in region.graph.inputs), region.inputs, strict=True))
+        if graph.producer(outside[form.matrix]).operator != "input":
+            return None
+        found = Part("rows", region.graph, region.inputs, region.outputs)
+    return found
+
+
+def _form(region: Part) -> RowProduct | None:
+    try:
+        form = as_row_product(region.graph)
+    except ShapeError:
+        return None
+    return form if form.depth <= DEEPEST and form.depth * form.columns <= MOST else None

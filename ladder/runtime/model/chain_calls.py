@@ -1,0 +1,113 @@
+"""Chains bound to the memory of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ladder.ir.build import bind
+from ladder.partition.puts import numbered, written
+from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.sizes import evaluator
+
+if TYPE_CHECKING:
+    from ladder.ir.graph import Graph
+    from ladder.runtime.model.frame import Bound, Frame, Slots
+    from ladder.runtime.model.plan import Step
+    from tile_types.tile import Extent
+
+
+def bind_chain(frame: Frame, step: Step) -> Bound:
+    """Return the call of a chain."""
+    entry: Any = frame.owner.kernels.get(step.entry)  # none where every result is known to be empty
+    numbers = frame.now.numbers(step.sizes)
+    in_place = set(written(step.part).values())
+    reads = tuple(
+        (frame.slot[value], frame.is_own(value), frame.owner.plan.tiles[value].shape == ())
+        for value in step.part.inputs
+        if value not in in_place
+    )
+    writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
+    plain = not in_place and all(frame.is_own(value) for value in step.part.outputs)
+    """Whether results lie as the kernel writes them."""
+    numbers_of_rows = _rows_to_check(frame, step)
+    names = frame.now.names
+    extents = evaluator(_extents_within(step.part.graph), names) if step.sizes else lambda sizes: ()
+
+    def run(slots: Slots) -> None:
+        operands = _operands(slots, reads)
+        for slot, extent in numbers_of_rows:
+            _require_rows(slots[slot], extent()[0])
+        results = []
+        for slot, target in writes:
+            slots[slot] = result = target()
+            results.append(result)
+        if plain and entry is not None and not frame.some_empty:
+            entry(*numbers(), *operands, *results)
+            return
+        if (entry is None or frame.some_empty) and not any(result.numel() for result in results):
+            return
+        into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
+        if frame.some_empty and 0 in extents(frame.sizes):
+            given = [slots[frame.slot[value]] for value in step.part.inputs]
+            by_reference(bind(step.part.graph, dict(zip(names, frame.sizes, strict=True))), given, into)
+        else:
+            entry(*numbers(), *operands, *map(_at_least_1d, into))
+        for result, copy in zip(results, into, strict=True):
+            if copy is not result:  # an argument that lies otherwise
+                result.copy_(copy)
+
+    return run
+
+
+def _operands(slots: Slots, reads: Sequence[tuple[int, bool, bool]]) -> list[torch.Tensor]:
+    """Return what a kernel reads: (slot, whether it lies in the frame's memory, whether it is a number)."""
+    operands = []
+    for slot, own, is_number in reads:
+        x = slots[slot]
+        if not own and (not x.is_contiguous() or x.data_ptr() % ALIGNMENT):
+            x = _copied(x)
+        operands.append(x.reshape(1) if is_number else x)
+    return operands
+
+
+def _extents_within(graph: Graph) -> tuple[Extent, ...]:
+    """Return the extents of all values of a chain of which a kernel does not know whether they are 0."""
+    extents = (e for node in graph.nodes for tile in node.tiles for e in tile.shape)
+    return tuple(dict.fromkeys(extent for extent in extents if extent != 0))
+
+
+def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Compute a chain by the table's reference: kernels do not read tensors that have no elements."""
+    from ladder.ir import evaluate
+
+    given = [x.detach().cpu() for x in operands]
+    arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in given]
+    found = evaluate(graph, arrays)
+    for value, result in zip(found if isinstance(found, tuple) else (found,), results, strict=True):
+        result.copy_(torch.from_numpy(np.array(value)))
+
+
+def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
+    """Return (slot, extent) of what says where a chain puts rows; GPUs leave out rows beyond the end."""
+    if frame.owner.where.type != "cpu":
+        return []
+    return [(frame.slot[v], frame.now.numbers((extent,))) for v, extent in numbered(step.part).items()]
+
+
+def _require_rows(numbers: torch.Tensor, extent: int) -> None:
+    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < extent:
+        raise IndexError(f"rows {numbers.tolist()} are to be put into {extent}")
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as kernels read it: rows one after the other, from an aligned address on."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that kernels take: numbers have one axis there."""
+    return tensor if tensor.ndim else tensor.reshape(1)

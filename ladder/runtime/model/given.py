@@ -1,0 +1,67 @@
+"""The arguments of a plan in its slots: parameters stay there from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import torch
+
+
+class Given:
+    """The arguments of one frame.
+
+    Parameters
+    ----------
+    inputs
+        (slot, position) of each argument that the plan reads.
+    """
+
+    def __init__(self, inputs: Sequence[tuple[int, int]]) -> None:
+        self.inputs = tuple(inputs)
+        self.moving = self.inputs
+        """Those that are put into their slots in every call."""
+        self.staying: list[int] = []
+        """Positions of parameters, and of what is made of them."""
+        self.known: list[Any] | None = None
+        self.addresses: list[int] = []
+
+    def put(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
+        """Fill the slots: kernels take plain tensors, not parameters.
+
+        Parameters
+        ----------
+        values
+            The arguments of a call.
+        slots
+            Of the frame.
+        made
+            Position of the first argument that is made of others.
+        """
+        if self.known is None or not self._stay([values[at] for at in self.staying], self.known):
+            self._learn(values, slots, made)
+        for slot, at in self.moving:
+            slots[slot] = plain(values[at])
+
+    def drop(self, slots: list[Any]) -> None:
+        """Forget what may be another tensor in the next call."""
+        for slot, _ in self.moving:
+            slots[slot] = None
+
+    def _stay(self, given: list[Any], known: list[Any]) -> bool:
+        return all(map(is_, given, known)) and [*map(torch.Tensor.data_ptr, given)] == self.addresses
+
+    def _learn(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
+        stays = [(slot, at) for slot, at in self.inputs if at >= made or values[at].requires_grad]
+        self.moving = tuple(pair for pair in self.inputs if pair not in stays)
+        self.staying = [at for _, at in stays]
+        self.known = [values[at] for at in self.staying]
+        self.addresses = [*map(torch.Tensor.data_ptr, self.known)]
+        for slot, at in stays:
+            slots[slot] = plain(values[at])
+
+
+def plain(value: Any) -> Any:
+    """Return a tensor that asks for no gradient."""
+    return value.detach() if value.requires_grad else value

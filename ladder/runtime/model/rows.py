@@ -1,0 +1,127 @@
+"""Products of rows with a float matrix on CPUs: their kernels, and calls of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.printer import print_graph
+from ladder.ir.row_product import as_row_product
+from ladder.lower.chain.symbols import size_names
+from ladder.runtime.build import Job
+from ladder.runtime.cache import Identity
+from ladder.runtime.model.chains import canonical_chain
+from ladder.runtime.model.nodes import graph_run
+
+if TYPE_CHECKING:
+    from ladder.ir.graph import Graph
+    from ladder.lower.build import BuiltModule
+    from ladder.runtime.model.sizes import Now
+    from targets import TileDevice
+
+
+def rows_job(graph: Graph, device: TileDevice) -> Job:
+    """Return the kernel that a product of rows wants."""
+    form = as_row_product(graph)
+    chain, depth = canonical_chain(form.chain), form.depth
+    facts = {"rows": print_graph(chain), "depth": depth}
+    name = f"ladder_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+        from ladder.lower.chain.cpu_rows import emit_rows
+
+        return build_function(lambda name: emit_rows(chain, depth, name), name, device, folder)
+
+    return Job(facts, Identity.of(None, device), device, make)
+
+
+class Rows:
+    """Calls of one product of rows.
+
+    Parameters
+    ----------
+    graph
+        Of the part.
+    now
+        The sizes of the call at hand.
+    where
+        The device.
+    """
+
+    def __init__(self, graph: Graph, now: Now, where: torch.device) -> None:
+        self.graph, self.form = graph, as_row_product(graph)
+        self.numbers = now.numbers(size_names(self.form.chain))
+        self.chain = graph_run(self.form.chain, now, where)
+        self.shapes = [now.numbers(node.tile.shape) for node in self.form.chain.inputs[1:]]
+
+    def matrix(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the matrix as ``[N, K]``."""
+        return weight.t() if self.form.turned else weight.reshape(self.form.columns, self.form.depth)
+
+    def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return the matrix as kernels read it."""
+        from ladder.lower.chain.cpu_rows import panels
+
+        found: torch.Tensor = panels(self.matrix(weight))
+        return found
+
+    def by_torch(
+        self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        """Compute node by node."""
+        product = torch.mm(x.reshape(-1, self.form.depth), self.matrix(weight).t())
+        beside = [value.reshape(shape()) for value, shape in zip(others, self.shapes, strict=True)]
+        out.copy_(self.chain(product, *beside).reshape(out.shape))
+
+    def by_kernel(self, entry: Any, still: Collection[str]) -> Callable[..., None]:
+        """Return ``(x, panels, others..., out)`` that computes by a kernel of ours.
+
+        Parameters
+        ----------
+        still
+            Inputs of the part's graph, and ``""`` for the result, that are the same memory in each call.
+        """
+        form, numbers = self.form, self.numbers
+        rank = len(self.graph.tile(form.x).shape)
+        flat_x = flattened((-1, form.depth), rank, form.x in still)
+        flat_out = flattened(
+            (-1, form.columns), len(self.graph.tile(self.graph.outputs[0]).shape), "" in still
+        )
+        flat = [
+            flattened(
+                (-1, form.columns)[2 - len(node.tile.shape) :] or (1,),
+                len(self.graph.tile(name).shape),
+                name in still,
+            )
+            for name, node in zip(form.others, form.chain.inputs[1:], strict=True)
+        ]
+
+        def run(
+            x: torch.Tensor, panels: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
+        ) -> None:
+            beside = [view(value) for view, value in zip(flat, others, strict=True)]
+            entry(*numbers(), flat_x(x), panels, *beside, flat_out(out))
+
+        return run
+
+
+def flattened(shape: tuple[int, ...], rank: int, still: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what shows tensors of a rank in another shape, contiguous; what stays keeps its view."""
+    of: torch.Tensor | None = None
+    made = torch.empty(0)
+
+    def view(value: torch.Tensor) -> torch.Tensor:
+        nonlocal of, made
+        if value is of:
+            return made
+        found = value if rank == len(shape) else value.reshape(shape)
+        if still:
+            of, made = value, found
+        return found if found.is_contiguous() else found.contiguous()
+
+    return view

@@ -1,0 +1,133 @@
+"""Products of rows with float matrices by kernels of ours on CPUs, with what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ladder
+from ladder.lower.chain.cpu_rows import panel_vectors, panels
+from ladder.partition.row_products import FEATURE
+from ladder.runtime.compile import target_of
+from targets import get_device
+
+HAS = FEATURE in get_device(target_of(torch.device("cpu"))).features
+needs_vectors = pytest.mark.skipif(not HAS, reason="the CPU has no AVX-512")
+
+
+def kinds(fast: Callable[..., object]) -> list[str]:
+    return [step.part.kind for step in fast.models[0].plan.steps]  # type: ignore[attr-defined]
+
+
+def close(found: Tensor, expected: Tensor, depth: int) -> bool:
+    """Compare results of sums of ``depth`` products: each rounds at most once."""
+    largest = max([1.0, *expected.nan_to_num(0, 0, 0).abs().flatten().tolist()])
+    return torch.allclose(found, expected, rtol=1e-5, atol=depth * 2**-23 * largest, equal_nan=True)
+
+
+class Layer(nn.Module):
+    """A product with a bias, a function, a factor of columns, and what is added."""
+
+    def __init__(self, depth: int, columns: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(depth, columns)
+        self.scale = nn.Parameter(torch.randn(columns))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.silu(self.linear(x)) * self.scale + y
+
+
+SHAPES = [(1, 1, 1), (7, 33, 17), (5, 3, 64), (13, 40, 40), (2, 7, 80), (29, 5, 130), (6, 64, 192), (0, 4, 5)]
+
+
+@needs_vectors
+@pytest.mark.parametrize(("rows", "depth", "columns"), SHAPES)
+def test_odd_sizes(rows: int, depth: int, columns: int) -> None:
+    torch.manual_seed(0)
+    model = Layer(depth, columns).eval()
+    fast = ladder.compile(model)
+    x, y = torch.randn(rows, depth), torch.randn(rows, columns)
+    turned = torch.randn(depth, rows).t()
+    with torch.no_grad():
+        for given in (x, x, x, turned, x):
+            assert close(fast(given, y), model(given, y), depth)
+    assert not fast.refused
+    assert kinds(fast) == ["rows"]
+
+
+@needs_vectors
+def test_special_values() -> None:
+    torch.manual_seed(0)
+    model = Layer(20, 37).eval()
+    x, y = torch.randn(9, 20), torch.randn(9, 37)
+    x[0, 3], x[4, 19], x[5, 0], x[8, 1] = float("nan"), float("inf"), -float("inf"), 1e38
+    y[1, 2], y[2, 36] = float("nan"), float("inf")
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            found = fast(x, y)
+        expected = model(x, y)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+    assert close(found[[1, 2, 3, 6, 7]], expected[[1, 2, 3, 6, 7]], 20)
+
+
+@needs_vectors
+def test_numbers_of_rows_that_change_and_weights_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 50), nn.ReLU(), nn.Linear(50, 6)).eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for rows in (3, 3, 8, 1, 17, 8):
+            x = torch.randn(2, rows, 12)
+            for _ in range(2):
+                assert close(fast(x), model(x), 50)
+            model[0].weight.mul_(1.5)
+        model[2].weight = nn.Parameter(torch.randn(6, 50))
+        for _ in range(3):
+            assert close(fast(x), model(x), 50)
+    assert not fast.refused
+
+
+@needs_vectors
+def test_matrices_that_change_in_each_call_are_multiplied_by_torch() -> None:
+    def multiplied(x: Tensor, matrix: Tensor) -> Tensor:
+        return (x @ matrix).relu()
+
+    torch.manual_seed(0)
+    fast = ladder.compile(multiplied)
+    for _ in range(4):
+        x, matrix = torch.randn(5, 8), torch.randn(8, 20)
+        assert close(fast(x, matrix), multiplied(x, matrix), 8)
+    for _ in range(3):  # one that stays
+        assert close(fast(x, matrix), multiplied(x, matrix), 8)
+        x = torch.randn(5, 8)
+
+
+@needs_vectors
+def test_points_of_images_with_what_follows() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(20)
+    norm.running_var.uniform_(0.5, 2)
+    model = nn.Sequential(nn.Conv2d(6, 20, 1, bias=False), norm, nn.Hardswish(), nn.Conv2d(20, 7, 1)).eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for images in (2, 2, 3, 1):
+            x = torch.randn(images, 6, 5, 3)
+            assert close(fast(x), model(x), 20)
+    assert set(kinds(fast)) <= {"rows", "view", "chain"}
+    assert not any("maximum" in step[2] for step in fast.models[0].plan.table() if step[0] == "chain")
+
+
+@pytest.mark.parametrize("columns", [1, 8, 16, 17, 24, 40, 64, 80, 130])
+def test_panels_hold_the_matrix_and_zeros(columns: int) -> None:
+    matrix = torch.randn(columns, 3)
+    found = panels(matrix)
+    width = 16 * panel_vectors(columns)
+    assert found.shape[1:] == (3, width)
+    flat = found.transpose(1, 2).reshape(-1, 3)
+    assert torch.equal(flat[:columns], matrix)
+    assert not flat[columns:].any()
