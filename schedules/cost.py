@@ -10,7 +10,7 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.layouts import LANES, padded, planes
-from schedules.legal import looked_up, scale_bytes, scale_span, weight_bits
+from schedules.legal import looked_up, raw_needs_gain, scale_bytes, scale_span, weight_bits
 from tile_types import get_type
 
 CONTENTION = 0.03
@@ -88,7 +88,8 @@ def decode_ops(gemm: Gemm, placement: str) -> float:
     """Return vector operations per weight to extract, convert, offset and scale it."""
     per_register = 1.5 * len(planes(weight_bits(gemm))) + convert_ops(gemm.weight)
     per_register += {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    per_register += 1 if gemm.scale and placement == "operand" else 0
+    multiplied = placement == "operand" or raw_needs_gain(gemm.weight, gemm.activation)
+    per_register += 1 if gemm.scale and multiplied else 0
     return per_register * LANES.get(gemm.activation, 32) / 32
 
 

@@ -15,7 +15,7 @@ from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_row
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
-from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic
+from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic, wirings
 
 WARP = 32
 SWIZZLE_ROW = 128
@@ -29,6 +29,9 @@ STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32
 
 TABLE_ROW = 128
 """Bytes of an entry of a decode table: a word for each lane of a warp."""
+
+LARGEST_GAIN = 2.0**24
+"""Raw operands must not be so small that products with x leave float32's normal numbers."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -284,6 +287,16 @@ def looked_up(weight: str, activation: str) -> bool:
     arithmetic = any(True for _ in affine_forms(element)) if activation == "int8" else is_arithmetic(element)
     few = 2 if lane_of(activation) == 16 else NIBBLE
     return few < element.elem_bits <= MOST_BITS and not arithmetic
+
+
+@cache
+def raw_needs_gain(weight: str, activation: str) -> bool:
+    """Whether codes in the places of a 16-bit float are too small to be multiplied with x as they are.
+
+    Then a kernel whose scales multiply sums must multiply every operand all the same.
+    """
+    found = wirings(get_type(weight).element_type, activation)
+    return bool(found) and min(abs(wiring.gain) for wiring in found) > LARGEST_GAIN
 
 
 def table_bytes(gemm: Gemm) -> int:
