@@ -20,7 +20,6 @@ from ladder.runtime.model.results import Part, Result, result_of
 from ladder.runtime.model.sizes import reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
-
 MOST_FITTING = 256
 """Sets of shapes that are remembered as fitting."""
 
