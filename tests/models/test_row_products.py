@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder.lower.chain.cpu_rows import panel_vectors, panels
+from ladder.lower.chain.panels import panel_vectors, panels
 from ladder.partition.row_products import FEATURE
 from ladder.runtime.compile import target_of
 from targets import get_device

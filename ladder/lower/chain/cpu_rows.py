@@ -20,6 +20,7 @@ from ladder.ir.windows import Windows
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu import CpuNest
 from ladder.lower.chain.indices import Index
+from ladder.lower.chain.panels import LANES, ROWS, panel_vectors
 from ladder.lower.chain.puts import Chain
 from ladder.lower.cpu import vectors as v
 from ladder.movement.decompose import decompose
@@ -27,28 +28,11 @@ from tile_types.tile import Tile
 
 Expr = Any
 
-LANES = 16
-
-ROWS = {4: 6, 3: 8, 2: 12, 1: 14}
-"""Vectors of a panel -> rows of a block: 32 registers hold their products, and a row of the panel."""
-
-SLOWER = {4: 1.0, 3: 1.0, 2: 1.1, 1: 1.3}
-"""Vectors of a panel -> time of one vector's products: narrow panels load more per product."""
-
 MOST_WINDOWS = 8
 """Rows of a block whose elements do not lie at equal distances: each has an address of its own."""
 
 SERIAL = 1 << 20
 """Products of a kernel below which one thread does all: starting threads costs more."""
-
-
-def panel_vectors(columns: int) -> int:
-    """Return how many vectors wide the panels of a matrix are: so that least is computed beyond its end."""
-
-    def cost(vectors: int) -> float:
-        return -(-columns // (vectors * LANES)) * vectors * SLOWER[vectors]
-
-    return min(ROWS, key=cost)
 
 
 class RowNest(CpuNest):
@@ -262,14 +246,3 @@ def emit_rows(graph: Graph, depth: int, windows: Windows | None, name: str) -> A
     with b.function(name) as result:
         RowNest(plain, depth, windows).emit()
     return result.func
-
-
-def panels(matrix: Any) -> Any:
-    """Return a torch matrix ``[N, K]`` in panels: ``[ceil(N / width), K, width]``, zeros beyond N."""
-    import torch
-
-    columns, depth = matrix.shape
-    width = panel_vectors(columns) * LANES
-    count = -(-columns // width)
-    padded = torch.nn.functional.pad(matrix, (0, 0, 0, count * width - columns))
-    return padded.reshape(count, width, depth).transpose(1, 2).contiguous()

@@ -11,6 +11,7 @@ import torch
 
 from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
+from ladder.lower.chain.panels import panels
 from ladder.lower.chain.symbols import size_names
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
@@ -71,10 +72,7 @@ class Rows:
 
     def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the matrix as kernels read it."""
-        from ladder.lower.chain.cpu_rows import panels
-
-        found: torch.Tensor = panels(self.matrix(weight))
-        return found
+        return panels(self.matrix(weight))
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
