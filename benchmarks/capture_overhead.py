@@ -1,6 +1,7 @@
-"""What a matched run costs beyond its graph, for a stack of BERT-base layers, beside torch.compile's guards.
+"""What a matched run costs beyond its graph, beside torch.compile's guards: BERT-base layers, or models.
 
 ``python -m benchmarks.capture_overhead [--device meta|cpu|cuda] [--width 768] [--output FILE]``
+``python -m benchmarks.capture_overhead --models [NAME ...]``: small models of `benchmarks.zoo` on the CPU
 
 Three ways to run one graph take turns: `ladder.capture`, `torch.compile` with the same backend, and the
 graph alone. The backend runs the graph operator by operator and notes how long that took; what the call
@@ -26,7 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.zoo import made
 from ladder.capture import capture
+from ladder.capture.python.words import words
 
 
 class Layer(nn.Module):
@@ -75,23 +78,25 @@ class Timed:
     def __call__(self, *inputs: Any) -> Any:
         start = time.perf_counter()
         result = self.forward(*inputs)
-        self.seconds = time.perf_counter() - start
+        self.seconds += time.perf_counter() - start
         self.given = inputs
         return result
 
 
 def overheads(
-    calls: dict[str, Callable[[], object]], graphs: dict[str, Timed], rounds: int
+    calls: dict[str, Callable[[], object]], graphs: dict[str, list[Timed]], rounds: int
 ) -> dict[str, Any]:
     """Return for each way the quartiles of its microseconds beyond the graph, and the graph's own."""
     beyond: dict[str, list[float]] = {name: [] for name in calls}
     inside: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            for graph in graphs[name]:
+                graph.seconds = 0.0
             start = time.perf_counter()
             call()
             total = time.perf_counter() - start
-            inside[name].append(graphs[name].seconds * 1e6)
+            inside[name].append(sum(graph.seconds for graph in graphs[name]) * 1e6)
             beyond[name].append(total * 1e6 - inside[name][-1])
     return {
         name: {
@@ -107,17 +112,17 @@ def measure(device: str, layers: int, width: int, rounds: int) -> dict[str, Any]
     torch.set_num_threads(1)
     model = stack(layers, width, 12).to(device)
     x = torch.zeros(1, 8, width, device=device)
-    made: list[Timed] = []
+    noted: list[Timed] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Timed:
-        made.append(Timed(module, examples))
-        return made[-1]
+        noted.append(Timed(module, examples))
+        return noted[-1]
 
     with torch.no_grad():
         captured, compiled = capture(model, backend=backend), torch.compile(model, backend=backend)
         for call in (captured, compiled):
             call(x)
-        ours = made[0]
+        ours = noted[0]
         captured(x)
         given = ours.given
         calls = {
@@ -125,7 +130,7 @@ def measure(device: str, layers: int, width: int, rounds: int) -> dict[str, Any]
             "torch.compile": lambda: compiled(x),
             "graph": lambda: ours(*given),
         }
-        graphs = {"capture": ours, "torch.compile": made[1], "graph": ours}
+        graphs = {"capture": [ours], "torch.compile": [noted[1]], "graph": [ours]}
         overheads(calls, graphs, 20)
         found = overheads(calls, graphs, rounds)
     record = captured.records[0]
@@ -135,6 +140,53 @@ def measure(device: str, layers: int, width: int, rounds: int) -> dict[str, Any]
         "below torch.compile": _median(found, "capture") < _median(found, "torch.compile"),
     }
     return found
+
+
+MODELS = words(
+    """
+    hf/llama hf/gpt2 hf/gemma2 hf/mixtral hf/bert hf/t5 hf/bart hf/vit hf/swin hf/convnext hf/mamba hf/deberta
+    """
+)
+
+
+def of_model(name: str, rounds: int) -> dict[str, Any]:
+    """Return what steady calls of one model take beyond their graphs, under capture and torch.compile."""
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    model, inputs = made(name)
+    graphs: dict[str, list[Timed]] = {"capture": [], "torch.compile": []}
+
+    def backend(way: str) -> Callable[..., Timed]:
+        def note(module: torch.fx.GraphModule, examples: list[Any]) -> Timed:
+            graphs[way].append(Timed(module, examples))
+            return graphs[way][-1]
+
+        return note
+
+    with torch.no_grad():
+        captured = capture(model, backend=backend("capture"))
+        compiled = torch.compile(model, backend=backend("torch.compile"))
+        calls = {
+            "capture": lambda: captured(**inputs[0]),
+            "torch.compile": lambda: compiled(**inputs[0]),
+        }
+        overheads(calls, graphs, 20)
+        found = overheads(calls, graphs, rounds)
+    found["graphs"] = {way: len(each) for way, each in graphs.items()}
+    found["below torch.compile"] = _median(found, "capture") <= _median(found, "torch.compile")
+    return found
+
+
+def _print_models(names: list[str], rounds: int) -> dict[str, Any]:
+    rows = {}
+    for name in names:
+        row = rows[name] = of_model(name, rounds)
+        ours, theirs = _median(row, "capture"), _median(row, "torch.compile")
+        print(f"{name:24} capture {ours:7.1f} us, torch.compile {theirs:7.1f} us", row["graphs"], flush=True)
+    return {
+        "models": rows,
+        "bars": {"below torch.compile": all(r["below torch.compile"] for r in rows.values())},
+    }
 
 
 def _median(found: dict[str, Any], name: str) -> float:
@@ -148,9 +200,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--models", nargs="*")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    found = measure(given.device, given.layers, given.width, given.rounds)
+    if given.models is not None:
+        found = _print_models(given.models or list(MODELS), given.rounds)
+    else:
+        found = measure(given.device, given.layers, given.width, given.rounds)
     found |= {
         "command": " ".join(["python -m benchmarks.capture_overhead", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),

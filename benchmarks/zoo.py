@@ -89,7 +89,16 @@ STATE_SPACE = {
     "mamba_n_groups": 1,
     "mamba_chunk_size": 8,
 }
+SHIFTED = {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4}
+STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2}
 PARTICULAR: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
+    "swin": SHIFTED,
+    "swinv2": SHIFTED,
+    "convnext": STAGES,
+    "convnextv2": STAGES,
     "mamba2": {"num_heads": 8, "expand": 2, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 8},
     "bamba": {**STATE_SPACE, "attn_layer_indices": [1]},
     "granitemoehybrid": {**STATE_SPACE, "layer_types": ["mamba", "attention"]},
@@ -214,7 +223,9 @@ def _transformers(kind: str) -> Made:
 def _small(default: Any, kind: str) -> dict[str, Any]:
     """Return what makes a configuration small, those of its parts too."""
     given = {
-        key: value for key, value in SMALL.items() if not isinstance(getattr(default, key, ()), list | tuple)
+        key: value
+        for key, value in SMALL.items()
+        if not isinstance(getattr(default, key, ()), list | tuple) and not _is_computed(type(default), key)
     }
     if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
         given["num_key_value_heads"] = given["num_attention_heads"]
@@ -223,6 +234,11 @@ def _small(default: Any, kind: str) -> dict[str, Any]:
         if part is not None:
             given[key] = {"model_type": part.model_type, **_small(part, part.model_type)}
     return {**given, **PARTICULAR.get(kind, {})}
+
+
+def _is_computed(kind: type, key: str) -> bool:
+    found = getattr(kind, key, None)
+    return isinstance(found, property) and found.fset is None
 
 
 def _made_of(models: Any, config: Any) -> Any:

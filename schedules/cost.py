@@ -9,8 +9,9 @@ from functools import cache, lru_cache
 import numpy as np
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import looked_up, raw_needs_gain, weight_bits
 from schedules.layouts import LANES, padded, planes
-from schedules.legal import looked_up, scale_bytes, scale_span, weight_bits
+from schedules.legal import scale_bytes, scale_span
 from tile_types import get_type
 
 CONTENTION = 0.03
@@ -75,7 +76,7 @@ def convert_ops(weight: str) -> float:
     others look-ups.
     """
     ttype = get_type(weight)
-    if looked_up(weight, 16):
+    if looked_up(weight, "float16"):
         return 6.0
     if ttype.elem_bits > 8:
         return 0.0
@@ -88,7 +89,8 @@ def decode_ops(gemm: Gemm, placement: str) -> float:
     """Return vector operations per weight to extract, convert, offset and scale it."""
     per_register = 1.5 * len(planes(weight_bits(gemm))) + convert_ops(gemm.weight)
     per_register += {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    per_register += 1 if gemm.scale and placement == "operand" else 0
+    multiplied = placement == "operand" or raw_needs_gain(gemm.weight, gemm.activation)
+    per_register += 1 if gemm.scale and multiplied else 0
     return per_register * LANES.get(gemm.activation, 32) / 32
 
 

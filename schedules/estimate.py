@@ -15,6 +15,7 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import raw_needs_gain
 from schedules.cost_model import predict
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
@@ -115,7 +116,7 @@ class Estimator:
     def _borrowed(self, akin: Iterable[tuple[Gemm, Sequence[Measurement]]]) -> Estimator | None:
         """Return the estimator for few rows of x that what was measured of the likest class gives."""
         for other, rows in akin:
-            if legal := self._legal(filter(_tells_of_others, rows)):
+            if legal := self._legal(row for row in rows if _tells_of_others(row, self.gemm)):
                 found = Estimator(self.gemm, self.device)
                 found._corrections = _corrections(other, self.device, legal)
                 found._typical = _typical(found._corrections)
@@ -161,13 +162,17 @@ class Estimator:
         return below and (m > self._known[-1] or any(m <= known <= 4 * m for known in self._known))
 
 
-def _tells_of_others(row: Measurement) -> bool:
-    """Tell whether a measurement says something of other types: of a pipeline made for so many rows of x.
+def _tells_of_others(row: Measurement, gemm: Gemm) -> bool:
+    """Tell whether a measurement says something of another type: of a pipeline made for so many rows of x.
 
-    Few warps that decode for many rows may do for a cheap type and not for a dearer one.
+    Few warps that decode for many rows may do for a cheap type and not for a dearer one; sums that are
+    scaled save nothing where operands need a factor too.
     """
-    streams = isinstance(row.schedule, GpuSchedule) and row.schedule.pipeline == "gemv"
-    return row.m <= ALIKE_ROWS and streams == (row.m <= STREAMED_ROWS)
+    schedule = row.schedule
+    assert isinstance(schedule, GpuSchedule)
+    if schedule.placement == "accumulator" and raw_needs_gain(gemm.weight, gemm.activation):
+        return False
+    return row.m <= ALIKE_ROWS and (schedule.pipeline == "gemv") == (row.m <= STREAMED_ROWS)
 
 
 def _typical(corrections: Mapping[Schedule, Correction]) -> float:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import looked_up
 from schedules.layouts import lane_of
-from schedules.legal import looked_up
 from schedules.schedule import Schedule, parse_schedule
 from targets import TileDevice
 from tile_types import get_type
@@ -81,7 +81,7 @@ def _unlikeness(gemm: Gemm, other: Gemm) -> tuple[float, ...]:
     bits = [get_type(problem.weight).element_type.elem_bits for problem in (gemm, other)]
     return (
         gemm.activation != other.activation and lane == 8,
-        looked_up(gemm.weight, lane) != looked_up(other.weight, lane),
+        looked_up(gemm.weight, gemm.activation) != looked_up(other.weight, other.activation),
         abs(bits[0] - bits[1]),
         gemm.power_scales != other.power_scales,
         gemm.activation != other.activation,

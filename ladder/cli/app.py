@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.exceptions import TyperException
@@ -358,6 +358,42 @@ def convert(
     if as_json:
         console.print_json(found)
     else:
+        console.print_fields(as_fields(found))
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Argument(help="A folder that transformers reads, with a tokenizer.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    weight: Annotated[
+        str, typer.Option(help="Type of the weights, see `ladder types`; none: as the folder has them.")
+    ] = "int4",
+    group_size: Annotated[int, typer.Option(help="Elements along K per scale; -1 for one per row.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate at most.", min=1)] = 64,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Type of the activations.")
+    ] = "bfloat16",
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Where. [default: a GPU if there is one]")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token each time.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the drawing of tokens.")] = 0,
+    eager: Annotated[bool, typer.Option("--eager", help="Do not compile: to compare.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a text with a language model, quantized while it is read, and say how fast."""
+    from ladder.cli.generate import Request, as_fields, load, run_generate
+
+    request = Request(
+        model, prompt, weight, group_size, tokens, dtype, device, temperature, seed, compiled=not eager
+    )
+    with console.progress() as step:
+        ready = load(request, step)
+    found = run_generate(request, ready, lambda text: None if as_json else print(text, end="", flush=True))
+    if as_json:
+        console.print_json(found)
+    else:
+        print("\n")
         console.print_fields(as_fields(found))
 
 

@@ -10,8 +10,8 @@ from ladder.cli.tables import activations
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import Decoder, make_decoder, table_sizes
 from ladder.lower.rocm.decode import wave_decoder
+from schedules.codes import table_bytes
 from schedules.layouts import LANES
-from schedules.legal import table_bytes
 from targets import TileDevice, get_device
 from tile_types import TType, get_type, register_type, representable
 from tile_types.errors import DeviceError, ParseError
@@ -83,9 +83,11 @@ def _decoders(gemm: Gemm, device: TileDevice) -> Iterator[tuple[str, Decoder]]:
     if device.compute_capability < (1, 0):
         yield "all", wave_decoder(gemm, device)
         return
+    least = table_bytes(gemm)
     for room in table_sizes(gemm):
-        yield "few rows of x", make_decoder(gemm, device, gains=True, table=room)
-    yield "many rows of x", make_decoder(gemm, device, gains=True, table=table_bytes(gemm))
+        if room >= least:
+            yield "few rows of x", make_decoder(gemm, device, gains=True, table=room)
+    yield "many rows of x", make_decoder(gemm, device, gains=True, table=least)
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

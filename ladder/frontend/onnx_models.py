@@ -127,7 +127,22 @@ def _eight_bit(im: Importer, rows: str, activation: str) -> tuple[str, str]:
 
 
 def _pads(call: Call, spatial: Sequence[Extent], kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return what is added before and after each spatial axis."""
+    """Return what is added before and after each spatial axis; a window must fit into the whole."""
+    low, high = _own_pads(call, spatial, kernel)
+    strides, dilations = _steps(call, len(kernel))
+    beyond = [step - 1 if call.given.get("ceil_mode", 0) else 0 for step in strides]
+    for axis, extent in enumerate(spatial):
+        reach = dilations[axis] * (kernel[axis] - 1) + 1 - beyond[axis]
+        least = reach - low[axis] - high[axis]
+        if not isinstance(extent, int):  # checked when the model is called
+            call.walk.limits.extend([(least, extent)] if least > 0 else [])
+        elif extent < least:
+            raise call.invalid(f"a window along axis {axis + 2} of {extent} needs at least {least} elements")
+    return low, high
+
+
+def _own_pads(call: Call, spatial: Sequence[Extent], kernel: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the pads that attributes ask for."""
     rank = len(kernel)
     mode = call.given.get("auto_pad", b"NOTSET")
     if mode in (b"NOTSET", b"VALID"):

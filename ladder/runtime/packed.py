@@ -29,6 +29,9 @@ LAYOUT_FIELDS = ("n", "k", "weight", "activation", "group_size", "scale", "zero"
 GPU = "cuda"
 """Family of every GPU: torch's device type of AMD's, too, and one packed layout."""
 
+PACKING = 2
+"""Form of packed weights for GPUs. Raise it when a type that ships is packed in another order of bits."""
+
 
 def layout_of(gemm: Gemm, family: str) -> str:
     """Return the text that two operators must share to use one packed weight.
@@ -110,7 +113,8 @@ class PackedWeight:
 
     def describe(self) -> str:
         """Return the JSON text that, with the arrays, restores this value."""
-        return json.dumps({"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)})
+        fields = {"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)}
+        return json.dumps({**fields, "packing": PACKING})
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors."""
@@ -141,8 +145,19 @@ class PackedWeight:
 
     @classmethod
     def from_arrays(cls, description: str, arrays: Mapping[str, torch.Tensor]) -> PackedWeight:
-        """Restore from `describe` and the named arrays."""
+        """Restore from `describe` and the named arrays.
+
+        Raises
+        ------
+        ArtifactError
+            If an older Ladder packed them for GPUs, whose kernels read other orders of bits now.
+        """
         fields = json.loads(description)
+        if fields["family"] == GPU and fields.get("packing") != PACKING:
+            raise ArtifactError(
+                f"the weight was packed for GPUs in form {fields.get('packing')}, but form {PACKING}"
+                " is what kernels read now; quantize and pack it again"
+            )
         ordered = {name: arrays[name] for name in fields["order"]}
         return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered)
 

@@ -230,3 +230,33 @@ def set_ops_and_frozenset_keys():
         return d[frozenset(keep)] * len(keep), sorted(keep), d
 
     return calls(fn, lambda: (normal(3), ["a", "q"]), lambda: (normal(3), ["a", "b"]))
+
+
+def _doubled(x):
+    return x * 2
+
+
+def _raised(x):
+    return x + 1
+
+
+@program
+def keyed_by_functions():
+    names = {_doubled: "doubled", _raised: "raised", "other": 3}
+    some = {_doubled, _raised}
+
+    def fn(x, chosen):
+        y = chosen(x)
+        if chosen in names:
+            y = y + len(names[chosen])
+        if chosen in some and names.get(_raised) == "raised":
+            y = y * 3
+        known = {chosen: 1}
+        known[_raised] = len(known)
+        return y + known[chosen], [name for name in names if name in some][0](x), {names[f] for f in some}
+
+    first, second = (lambda chosen=chosen: (normal(3), chosen) for chosen in (_doubled, _raised))
+    rename = lambda: names.update({_doubled: "two"})
+    return World(
+        fn, [(None, first), (None, second), (rename, first), (lambda: some.discard(_raised), second)]
+    )

@@ -66,3 +66,17 @@ def test_the_address_of_what_comes_and_goes() -> None:
         x, y = torch.full((2,), float(number)), torch.ones(2)
         assert fast(x, y)[0] is False
         assert fast(x, x)[0] is True
+
+
+def test_functions_that_torch_compiles(compiling: Any) -> None:
+    """A call of one is a part of the graph, as it is under torch.compile."""
+    inner = torch.compile(lambda x, n: torch.relu(x) * n, backend="eager")
+
+    def program(x: Tensor) -> Tensor:
+        return inner(x, 3) + inner(x, n=2)
+
+    fast = capture(program)
+    for number in range(3):
+        x = torch.full((2,), float(number) - 1)
+        assert torch.equal(fast(x), program(x))
+    assert (fast.outcome, len(fast.records)) == ("whole", 1), fast.explain()

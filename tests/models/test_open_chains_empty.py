@@ -33,6 +33,18 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
     assert not fast.refused
 
 
+def test_repeats_of_nothing() -> None:
+    """A border and a sum give elements where their operand has none."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        nothing = x.flatten()[6:].repeat(2)
+        return torch.nn.functional.pad(nothing, (1, 2))[:, None] + 1, x[2:].repeat(2, 3).sum(0, True)
+
+    x = torch.arange(6.0).reshape(2, 3)
+    for found, wanted in zip(ladder.compile(program)(x), program(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(("parts", "left"), [("%x, %e", 0), ("%e, %x", 0), ("%x, %e, %y", 1), ("%x, %y", 1)])
 def test_joins_lose_parts_without_elements(parts: str, left: int) -> None:
     extent = 3 * (parts.count("%x") + parts.count("%y"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from interpreted import interpret_chains
 
 import ladder
@@ -81,3 +84,56 @@ def test_tensors_without_elements() -> None:
     for n in (2, 0, 1):
         x = torch.randn(n, 3)
         torch.testing.assert_close(compiled(x), torch.cat([x.exp(), torch.ones(2, 3)]))
+
+
+WINDOWS = {
+    "Conv": ("Conv", {"pads": [1, 1], "strides": [2]}, lambda x, w: F.conv1d(x, w, padding=1, stride=2)),
+    "Conv apart": ("Conv", {"dilations": [2]}, lambda x, w: F.conv1d(x, w, dilation=2)),
+    "Conv one side": ("Conv", {"pads": [0, 2]}, lambda x, w: F.conv1d(F.pad(x, (0, 2)), w)),
+    "MaxPool": ("MaxPool", {"kernel_shape": [3]}, lambda x, w: F.max_pool1d(x, 3, 1)),
+    "MaxPool up": (
+        "MaxPool",
+        {"kernel_shape": [3], "strides": [2], "ceil_mode": 1},
+        lambda x, w: F.max_pool1d(x, 3, 2, ceil_mode=True),
+    ),
+    "AveragePool": (
+        "AveragePool",
+        {"kernel_shape": [4], "pads": [1, 1], "count_include_pad": 1},
+        lambda x, w: F.avg_pool1d(x, 4, 1, 1),
+    ),
+}
+"""Operators with windows, and torch's."""
+
+
+def is_refused_or_empty(call: Callable[[], torch.Tensor]) -> bool:
+    try:
+        return not call().numel()
+    except ladder.LadderError:
+        return True
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_that_do_not_fit_are_refused(name: str) -> None:
+    """At each width, open or known: torch's result, or where it has none an error of ours, or no elements."""
+    operator, attributes, by_torch = WINDOWS[name]
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = torch.arange(24.0).reshape(2, 4, 3) / 8
+    held = [onnx.numpy_helper.from_array(weight.numpy(), "w")] if operator == "Conv" else []
+    node = h.make_node(operator, ["x", "w"][: 1 + len(held)], ["y"], **attributes)
+
+    def compiled(width: object) -> object:
+        takes = [h.make_tensor_value_info("x", kind, ["n", 4, width])]
+        graph = h.make_graph([node], "g", takes, [h.make_tensor_value_info("y", kind, None)], held)
+        return ladder.compile(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8))
+
+    of_any_width = compiled("m")
+    for width in range(7):
+        x = torch.arange(8.0 * width).reshape(2, 4, width) / 16
+        try:
+            wanted = by_torch(x, weight)
+        except RuntimeError:
+            assert is_refused_or_empty(lambda x=x: of_any_width(x))
+            assert is_refused_or_empty(lambda x=x, width=width: compiled(width)(x))
+        else:
+            torch.testing.assert_close(of_any_width(x), wanted)
+            torch.testing.assert_close(compiled(width)(x), wanted)

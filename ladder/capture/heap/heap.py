@@ -34,6 +34,7 @@ from ladder.capture.values.kinds import (
     descriptor_of,
     is_a,
     is_constant,
+    is_key,
     made_by_native,
     parts,
 )
@@ -508,8 +509,14 @@ class Heap:
 
     def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
-            if not is_constant(key):
+            if not is_key(key):
                 raise CaptureError(f"a set or dict keyed by {_brief(key)}")
+            self.meet_key(key)
+
+    def meet_key(self, key: Any) -> None:
+        """Guard that a function which is looked up is this one."""
+        if not is_constant(key):
+            self.pin(key, key.__qualname__)
 
     def _touch_dict(self, node: Node, path: str, read: Read) -> None:
         if node.pinned and type(node.obj) is dict:

@@ -1,12 +1,13 @@
 """The part of a guard that is about objects that stay: modules, classes, functions and their dictionaries.
 
 They are the same objects call after call. What a record read in them is a table of facts (home, key, value).
-Dictionaries count their changes (torch's ``dict_version``), so those that did not change are not looked into;
-facts about other homes are compared by identity in bulk.
+Dictionaries, those of classes too, count their changes (torch's ``dict_version``), so those that did not
+change are not looked into; facts about other homes are compared by identity in bulk.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter, contains, eq, getitem, is_
@@ -29,6 +30,14 @@ class _Missing:
 ABSENT = _Missing()
 WHOLE = _Missing()
 _instance_dict = attrgetter("__dict__")
+
+
+def counted_dict(home: Any) -> dict[Any, Any] | None:
+    """Return the dictionary that `home` is or shows, if it counts its changes."""
+    if dict_version is None:
+        return None
+    behind = gc.get_referents(home) if type(home) is MappingProxyType else [home]
+    return behind[0] if len(behind) == 1 and type(behind[0]) is dict else None
 
 
 class Field(str):
@@ -85,7 +94,7 @@ class Table:
         self.first = 0
         self.there: Columns = ()
         self.missing: Columns = ()
-        self.fields: Columns = ()
+        self.fields: list[tuple[attrgetter[Any], list[Any], list[Any]]] = []
         self.others: list[Entry] = []
         self.homes: list[dict[Any, Any]] = []
         """Dictionaries that count their changes,"""
@@ -106,16 +115,20 @@ class Table:
 
     def _arrange(self) -> None:
         """Lay the facts out in columns for `unchanged`."""
-        rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": [], "fields": []}
-        counted: dict[int, list[Entry]] = {}
+        rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": []}
+        counted: dict[int, tuple[dict[Any, Any], list[Entry]]] = {}
+        fields: dict[str, tuple[list[Any], list[Any]]] = {}
         self.others = []
         for entry in self.facts:
-            if type(entry.home) is dict and dict_version is not None:
-                counted.setdefault(id(entry.home), []).append(entry)
+            behind = counted_dict(entry.home) if type(entry.key) is not Field else None
+            if behind is not None:
+                counted.setdefault(id(behind), (behind, []))[1].append(entry)
             elif entry.key is WHOLE:
                 self.others.append(entry)
             elif type(entry.key) is Field:
-                rows["fields"].append((entry.home, entry.key, entry.value))
+                owners, values = fields.setdefault(entry.key, ([], []))
+                owners.append(entry.home)
+                values.append(entry.value)
             elif type(entry.home) not in PLAIN:
                 self.others.append(entry)
             elif entry.value is ABSENT:
@@ -124,25 +137,24 @@ class Table:
                 rows["there"].append((entry.home, entry.key, entry.value))
         self.there = _columns(rows["there"], 3)
         self.missing = _columns(rows["missing"], 2)
-        self.fields = _columns(rows["fields"], 3)
-        self.within = [*counted.values()]
-        self.homes = [entries[0].home for entries in self.within]
+        self.fields = [(attrgetter(name), *columns) for name, columns in fields.items()]
+        self.within = [entries for _, entries in counted.values()]
+        self.homes = [behind for behind, _ in counted.values()]
         self.versions = [UNKNOWN] * len(self.homes)
 
     def unchanged(self) -> bool:
         """Say quickly whether every value is what it was."""
         homes, keys, values = self.there
-        owners, names, parts = self.fields
         try:
             same = self._dictionaries_hold() and all(map(is_, map(getitem, homes, keys), values))
         except KeyError:
             return False
-        return (
-            same
-            and not any(map(contains, *self.missing))
-            and all(map(is_, map(getattr, owners, names), parts))
-            and all(entry.holds() for entry in self.others)
-        )
+        if not same or any(map(contains, *self.missing)):
+            return False
+        for get, owners, parts in self.fields:
+            if not all(map(is_, map(get, owners), parts)):
+                return False
+        return all(entry.holds() for entry in self.others)
 
     def _dictionaries_hold(self) -> bool:
         """Look into the dictionaries that changed since all facts about them held."""

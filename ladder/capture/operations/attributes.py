@@ -15,7 +15,7 @@ from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
 from ladder.capture.operations.objects import pinned_part, settled, tuple_item
-from ladder.capture.operations.symbolic import is_open, open_metadata
+from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
@@ -309,7 +309,7 @@ def _tensor_attr(vm: Interpreter, value: Any, name: str) -> Any:
     node = vm.heap.node(value)
     if name in VIEWS_BY_ATTRIBUTE or name == "data":
         return tensor_operator(vm, getattr, (value, name), {})
-    if name in METADATA and not vm.trace.is_dynamic(node.var):
+    if name in METADATA and (name in OF_ANY_VALUES or not vm.trace.is_dynamic(node.var)):
         meet_metadata(vm, value, name)
         return open_metadata(vm, value, name, ()) if is_open(vm, value) else getattr(value, name)
     if name == "grad" and node.external:

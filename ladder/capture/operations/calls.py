@@ -188,6 +188,8 @@ def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
         return annotated
     if function in natives.LEAVES:
         return _leaf
+    if "_torchdynamo_inline" in function.__dict__:
+        return _compiled_by_torch
     return _dispatched if function.__code__ is _DISPATCHED else None
 
 
@@ -201,6 +203,11 @@ def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: di
 
 def _leaf(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise CaptureError(f"{function.__qualname__} runs natively")
+
+
+def _compiled_by_torch(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what `torch.compile` was given, as it does itself where such a call is inside another graph."""
+    return vm.call(pinned_part(vm, function._torchdynamo_inline), args, kwargs)
 
 
 def _dispatched(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

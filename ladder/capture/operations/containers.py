@@ -19,12 +19,12 @@ from ladder.capture.operations.objects import OVERRIDES, check_not_overridden, p
 from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator
 from ladder.capture.python import natives
 from ladder.capture.python.frames import NULL
-from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain
+from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_key, is_plain
 from ladder.capture.values.tensors import is_plain_tensor
 
 TEXTS = (str, bytes)
 """Types of keys that equal no key of another type."""
-QUICK = (*TEXTS, int, type(None))
+QUICK = (*TEXTS, int, type(None), types.FunctionType)
 """Types of keys that are looked up alone: what else a dictionary holds is not read."""
 _SLOT_CALLS = (types.WrapperDescriptorType,)
 BY_IDENTITY: Any = (object.__hash__, object.__eq__)
@@ -132,13 +132,15 @@ def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> 
     """Read one key, guarding no others; NULL if the general way must be taken."""
     key = rest[0]
     node = vm.heap.node(owner)
-    if not is_constant(key) or (type(key) not in QUICK and not is_a(key, type)):
+    if not is_key(key) or (type(key) not in QUICK and not is_a(key, type)):
         return NULL
+    vm.heap.meet_key(key)
     found = dict.get(owner, key, NULL)
     constant = vm.heap.constant(key)
     path = f"{vm.heap.guard.path(node.var)}[{key!r}]"
+    not_alone = type(key) not in (*TEXTS, types.FunctionType)
     # Another key may be equal and of another type: only keys of this very type are quick.
-    if any(other == key and type(other) is not type(key) for other in owner if type(key) not in TEXTS):
+    if any(other == key and type(other) is not type(key) for other in owner if not_alone):
         return NULL
     if found is NULL:
         vm.heap.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)

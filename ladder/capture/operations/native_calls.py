@@ -24,7 +24,7 @@ from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.objects import perform, pinned_part
 from ladder.capture.operations.replay import drained, iterate, replay
-from ladder.capture.operations.symbolic import is_open, open_metadata
+from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -249,7 +249,8 @@ def _torch_native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
 def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for item in args:
         if is_a(item, torch.Tensor):
-            if vm.trace.is_dynamic(vm.heap.node(item).var) or not tensors.is_plain_tensor(item):
+            depends = vm.trace.is_dynamic(vm.heap.node(item).var) and function.__name__ not in OF_ANY_VALUES
+            if depends or not tensors.is_plain_tensor(item):
                 raise CaptureError("metadata that depends on values")
             meet_metadata(vm, item, function.__name__)
         elif not is_plain(item):

@@ -25,7 +25,7 @@ from ladder.capture.operations.user_operators import COMPARE, user_binary, user_
 from ladder.capture.python import natives
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.symbols import BINARY, IN_PLACE, UNARY
-from ladder.capture.values.kinds import is_a, is_constant, is_plain
+from ladder.capture.values.kinds import is_a, is_constant, is_key, is_plain
 from ladder.capture.values.shapes import DynamicSize
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -136,13 +136,17 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
     if is_a(method, types.FunctionType):
         with vm.barrier():
             return decided(vm, vm.call_function(method, (container, item), {}))
-    if is_a(container, dict) and is_constant(item):
+    if is_a(container, dict) and is_key(item):
         quick = dict_read(vm, container, "__contains__", (item,))
         if quick is not NULL:
             return bool(quick)
     if is_a(container, dict) and not is_plain(item):
         raise CaptureError("a key that is not a constant")
     if is_a(container, set) and identity_key(vm, container, item):
+        return item in container
+    if type(container) in (set, frozenset) and is_key(item):
+        vm.heap.touch(container, 1)
+        vm.heap.meet_key(item)
         return item in container
     if not is_a(container, dict) and not (is_plain(container) and is_plain(item)):
         raise CaptureError("membership among objects")
@@ -205,7 +209,7 @@ def _store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> No
     method = vm.heap.class_attribute(type(container), "__setitem__")
     if is_a(method, types.FunctionType):
         call_in_statement(vm, method, (container, key, item))
-    elif is_a(container, dict) and is_constant(key) and not is_a(container, OrderedDict):
+    elif is_a(container, dict) and is_key(key) and not is_a(container, OrderedDict):
         store_key(vm, container, key, item)
     elif is_a(container, list | dict | deque):
         container_method(vm, method, container, "__setitem__", (key, item), {})

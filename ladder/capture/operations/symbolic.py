@@ -36,6 +36,9 @@ WITHOUT_EXTENTS = frozenset(
 )
 """Metadata that no extent changes."""
 
+OF_ANY_VALUES = WITHOUT_EXTENTS - {"ndim", "dim", "ndimension", "is_leaf"}
+"""Metadata that a tensor has whose shape depends on values."""
+
 
 def is_open(vm: Interpreter, value: Any) -> bool:
     """Say whether `value` is a tensor with open extents."""

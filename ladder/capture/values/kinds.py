@@ -81,6 +81,13 @@ def is_constant(value: Any) -> bool:
     return False
 
 
+def is_key(value: Any) -> bool:
+    """Say whether `value` is a constant or a function of a module: hashed and compared natively, it lasts."""
+    if type(value) is types.FunctionType:
+        return "<locals>" not in value.__qualname__
+    return is_constant(value)
+
+
 def parts(value: slice) -> tuple[Any, Any, Any]:
     """Return start, stop and step of a slice."""
     return value.start, value.stop, value.step

@@ -173,6 +173,8 @@ class Values(Indices):
         seen: set[Any] = set()
 
         def visit(value: str, index: Index) -> None:
+            if 0 in self.graph.tile(value).shape:  # nothing is read of it, and no index is in range
+                return
             index = tuple(self.simplified(i) for i in index)
             key = self.key(value, index)
             if key in seen or key in self.cells:
@@ -322,9 +324,11 @@ def _moved(values: Values, node: Node, index: Index, attributes: Mapping[str, An
 
 
 def _reshaped(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
-    """Take runs of axes together and apart again."""
+    """Take runs of axes together and apart again; of an operand without elements nothing is read."""
     old = values.graph.tile(node.inputs[0]).shape
     place: list[Expr] = [0] * len(old)
+    if 0 in old:
+        return [tuple(place)]
     for left, right in reshape_groups(old, node.tile.shape):
         flat: Expr = 0
         for axis in right:

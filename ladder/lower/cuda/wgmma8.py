@@ -56,10 +56,10 @@ class ByteKernel(Kernel):
 
     def _choose_decoder(self) -> ScaledDecoder:
         """Leave gains to the sums; offsets and zero points would need the sums of X as well."""
-        raw = make_decoder(self.gemm, self.device, "accumulator")
+        raw = make_decoder(self.gemm, self.device, "accumulator", table=self.geo.table_bytes)
         zeros_left = self.gemm.zero != "none" and not raw.subtracts_zeros
         if zeros_left or any(raw.offsets):
-            raw = make_decoder(self.gemm, self.device)
+            raw = make_decoder(self.gemm, self.device, table=self.geo.table_bytes)
         return ScaledDecoder(raw)
 
     def _allocate(self) -> None:

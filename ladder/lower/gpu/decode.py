@@ -28,7 +28,7 @@ from ladder.lower.gpu.decode_float import (
 from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.gpu.decode_raw import propose_placed
 from ladder.lower.gpu.decode_signed import propose_signed
-from ladder.lower.gpu.decode_table import Shared, Table, propose_shared, propose_table
+from ladder.lower.gpu.decode_table import Table, propose_table
 from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_table
 from ladder.lower.gpu.machine import XOR, Cost, CountingMachine, Machine, Word
 from ladder.lower.gpu.proof import prove
@@ -41,6 +41,7 @@ from ladder.lower.gpu.recipes import (
     propose_reference,
 )
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
+from schedules.codes import LARGEST_GAIN
 from schedules.crossed import CROSSED
 from schedules.layouts import SIGN_PLACES, SPREAD, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
@@ -62,7 +63,6 @@ STRATEGIES: dict[str, Propose] = {
     "bytes": propose_bytes,
     "lookup": propose_lookup,
     "table": propose_table,
-    "table and lookup": propose_shared,
     "reference": propose_reference,
 }
 """Ways to decode; of equally cheap ones the first is used."""
@@ -88,7 +88,6 @@ STRATEGY_ORDERS = {
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
     "table": (*LANES, "bytes", "pairs"),
-    "table and lookup": ("pairs",),
     "crossed": tuple(CROSSED),
     "spread": tuple(SPREAD),
     "spread, unscaled": tuple(SPREAD),
@@ -104,9 +103,6 @@ OFFSET_CLOCKS = 4.0
 
 SIGNS = 0x80008000
 """Signs of two 16-bit floats."""
-
-LARGEST_GAIN = 2.0**24
-"""Raw operands must not be so small that products with x leave float32's normal numbers."""
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -223,23 +219,18 @@ def _usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
     return capability >= NEEDS.get(proven.strategy, (0, 0)) and table_bytes(proven.recipe) <= table
 
 
-def table_of(recipe: Recipe) -> Table | None:
-    """Return the table of a recipe, if it has one."""
-    return recipe.table if isinstance(recipe, Shared) else recipe if isinstance(recipe, Table) else None
-
-
 def table_bytes(recipe: Recipe) -> int:
     """Return the shared memory that a recipe's table takes."""
-    table = table_of(recipe)
-    return 0 if table is None else table.bytes
+    return recipe.bytes if isinstance(recipe, Table) else 0
 
 
 def table_sizes(gemm: Gemm) -> list[int]:
-    """Return the bytes of shared memory that tables of a problem's decoders take, largest first; or 0."""
+    """Return the bytes of shared memory that tables of a problem's decoders take, largest first."""
     element = get_type(gemm.weight).element_type
     order = packed_order(element, gemm.activation)
     found = proven_recipes(Conversion(element, operand_type(gemm), order=order))
-    return sorted({table_bytes(proven.recipe) for proven in found} - {0}, reverse=True) or [0]
+    sizes = {table_bytes(proven.recipe) for proven in found if proven.strategy != "reference"}
+    return sorted(sizes or {0}, reverse=True)
 
 
 def packed_order(ttype: TType, core: str) -> str:
@@ -361,8 +352,7 @@ class Decoder:
     @property
     def table_entries(self) -> int:
         """Entries of the decoder's table: 0 if it has none."""
-        table = table_of(self.choice.recipe)
-        return 0 if table is None else len(table.entries)
+        return len(self.choice.recipe.entries) if isinstance(self.choice.recipe, Table) else 0
 
     def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
         """Emit this thread's share of writing the table to shared memory.
@@ -374,8 +364,8 @@ class Decoder:
         thread, threads
             This thread, and the number, of the threads that fill it.
         """
-        table = table_of(self.choice.recipe)
-        assert table is not None
+        table = self.choice.recipe
+        assert isinstance(table, Table)
         fill_table(buffer, table.values, table.step, table.row, thread, threads)
 
     def registers(

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
-from ladder.lower.gpu.decode_codebook import Lookup, operand_bits, propose_lookup
+from ladder.lower.gpu.decode_codebook import operand_bits
 from ladder.lower.gpu.fields import Field, gather, moves
 from ladder.lower.gpu.machine import AND_XOR, TABLE_ROWS, Machine, Word, subtract_bytes
 from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Recipe
@@ -20,9 +19,6 @@ from tile_types.forms import MOST_BITS, is_arithmetic
 
 LARGEST_TABLE = 128 * 1024
 """Bytes beside which a block still has room for activations."""
-
-SELECTED_GROUPS = {3: 4}
-"""Groups of four registers of which `Shared` selects the bytes of two, by the width of codes."""
 
 JOINED = {16: 0x5410, 8: 0x0040}
 """Selectors of `permute` that put the lowest lanes of two words side by side."""
@@ -122,39 +118,6 @@ class Table:
         return (*codes[0], *second)
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Some registers from a table, the others by selecting bytes: memory and logic share the work.
-
-    In order ``pairs`` selectors of the lower half of a word need no shift, so of some groups of four
-    registers the first two are selected.
-    """
-
-    table: Table
-    lookup: Lookup
-    groups: int
-
-    @property
-    def together(self) -> int:
-        """Codes that select an entry of the table."""
-        return self.table.together
-
-    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
-        """Return two values."""
-        selected = index % 4 < 2 and index // 4 < self.groups
-        return (self.lookup if selected else self.table).register(m, words, index, zero)
-
-
-def propose_shared(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose both ways at once, for codes that lie in pairs."""
-    groups = SELECTED_GROUPS.get(conversion.bits, 0)
-    for table, lookup in product(propose_table(conversion), propose_lookup(conversion)):
-        assert isinstance(table, Table)
-        assert isinstance(lookup, Lookup)
-        if groups:
-            yield Shared(table, lookup, groups)
-
-
 def propose_table(conversion: Conversion) -> Iterator[Recipe]:
     """Propose tables for types without an arithmetic form: of single codes, or of pairs of neighbours."""
     bits, operand, lane, order = conversion.bits, conversion.operand, conversion.lane, conversion.order
@@ -164,6 +127,6 @@ def propose_table(conversion: Conversion) -> Iterator[Recipe]:
         return
     pairs = order in ("pairs", "bytes")
     for together in (2,) * pairs + (1,) * (bits > 4):
-        for row in TABLE_ROWS:
+        for row in TABLE_ROWS if together == 2 else TABLE_ROWS[-1:]:
             if row << max(bits, NIBBLE) * together <= LARGEST_TABLE:
                 yield Table(bits, operand, lane, order, operand_bits(conversion), together, row)
