@@ -9,8 +9,9 @@ from functools import cache, lru_cache
 import numpy as np
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import looked_up, raw_needs_gain, weight_bits
 from schedules.layouts import LANES, padded, planes
-from schedules.legal import looked_up, raw_needs_gain, scale_bytes, scale_span, weight_bits
+from schedules.legal import scale_bytes, scale_span
 from tile_types import get_type
 
 CONTENTION = 0.03

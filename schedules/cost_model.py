@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import weight_bits
 from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
 from schedules.layouts import lane_of, packed_group, padded
@@ -44,7 +45,6 @@ from schedules.legal import (
     registers_per_thread,
     resources,
     stage_bytes,
-    weight_bits,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
 from targets import Core, TileDevice

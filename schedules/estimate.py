@@ -15,8 +15,9 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import raw_needs_gain
 from schedules.cost_model import predict
-from schedules.legal import is_legal, raw_needs_gain
+from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
 from targets import TileDevice

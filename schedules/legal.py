@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import gcd
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import EXPONENT_GROUP, EXPONENTS, NIBBLE, lane_of, packed_group
+from schedules.codes import evenly_spaced, table_bytes, weight_bits
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.rules import AXES, RULES, serves
 from schedules.schedule import GpuSchedule
 from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
-from tile_types import get_type
 from tile_types.errors import ScheduleError
-from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic, wirings
 
 WARP = 32
 SWIZZLE_ROW = 128
@@ -26,12 +24,6 @@ CHUNK_BYTES = 16
 
 STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
-
-TABLE_ROW = 128
-"""Bytes of an entry of a decode table: a word for each lane of a warp."""
-
-LARGEST_GAIN = 2.0**24
-"""Raw operands must not be so small that products with x leave float32's normal numbers."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -122,16 +114,6 @@ class Resources:
     registers: int
     threads: int
     blocks_per_unit: int
-
-
-@cache
-def _bits(weight: str) -> int:
-    return get_type(weight).elem_bits
-
-
-def weight_bits(gemm: Gemm) -> int:
-    """Return the bits of one weight code."""
-    return _bits(gemm.weight)
 
 
 def operand_bytes(gemm: Gemm) -> int:
@@ -266,45 +248,6 @@ def digit_tile_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the bytes of shared memory that a tile of K of split activations takes, starts and units too."""
     columns = digit_columns(gemm, schedule)
     return 64 * columns + 64 * -(-columns // 8) + 4 * schedule.tile_m
-
-
-@cache
-def evenly_spaced(weight: str) -> bool:
-    """Whether values are whole multiples of a step, ascending with codes whose top bit may be flipped."""
-    element = get_type(weight).element_type
-    if not element.exact or element.elem_bits > 8:
-        return False
-    return any((form.offset / form.factor).is_integer() for form in affine_forms(element))
-
-
-@cache
-def looked_up(weight: str, activation: str) -> bool:
-    """Whether codes become operands through a table in shared memory: neither by arithmetic nor by bytes.
-
-    Up to two bits, or four where operands are bytes, have values enough in a register to select from.
-    """
-    element = get_type(weight).element_type
-    arithmetic = any(True for _ in affine_forms(element)) if activation == "int8" else is_arithmetic(element)
-    few = 2 if lane_of(activation) == 16 else NIBBLE
-    return few < element.elem_bits <= MOST_BITS and not arithmetic
-
-
-@cache
-def raw_needs_gain(weight: str, activation: str) -> bool:
-    """Whether codes in the places of a 16-bit float are too small to be multiplied with x as they are.
-
-    Then a kernel whose scales multiply sums must multiply every operand all the same.
-    """
-    found = wirings(get_type(weight).element_type, activation)
-    return bool(found) and min(abs(wiring.gain) for wiring in found) > LARGEST_GAIN
-
-
-def table_bytes(gemm: Gemm) -> int:
-    """Return the bytes of the smallest decode table: all values, of 3 or 4 bits all pairs of them."""
-    if not looked_up(gemm.weight, gemm.activation):
-        return 0
-    bits = weight_bits(gemm)
-    return TABLE_ROW << (bits + NIBBLE if bits <= NIBBLE else bits)
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:

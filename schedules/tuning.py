@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import looked_up
 from schedules.layouts import lane_of
-from schedules.legal import looked_up
 from schedules.schedule import Schedule, parse_schedule
 from targets import TileDevice
 from tile_types import get_type

@@ -10,8 +10,8 @@ from ladder.cli.tables import activations
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import Decoder, make_decoder, table_sizes
 from ladder.lower.rocm.decode import wave_decoder
+from schedules.codes import table_bytes
 from schedules.layouts import LANES
-from schedules.legal import table_bytes
 from targets import TileDevice, get_device
 from tile_types import TType, get_type, register_type, representable
 from tile_types.errors import DeviceError, ParseError

@@ -6,10 +6,13 @@ arguments between elements that are not numbers. ``python tests/fuzz_views.py`` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from fuzz_views import TOGETHER, check_open, check_together, faults
 from interpreted import interpret_chains
+from torch.nn import functional as F
 from view_programs import ViewProgram, argument, draw
 
 import ladder
@@ -83,6 +86,30 @@ def test_joins_within_joins_are_as_many_branches_as_pieces(
     x = argument((1, 13))
     assert torch.equal(ladder.compile(within_one_axis)(x), within_one_axis(x))
     assert len(made) == most
+
+
+def bordered_twice(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(F.pad(x, (0, -13, -1, 2)).repeat(1, 3), (1, 3, 2, -1))
+
+
+def joined_with_nothing(x: torch.Tensor) -> torch.Tensor:
+    nothing = x[:, 13:].repeat(3, 1).reshape(3, -1)
+    return torch.cat([nothing.repeat_interleave(2, 1), x.repeat(3, 1), nothing], 1).flatten() + 1
+
+
+def summed_of_nothing(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x[:, 13:].unflatten(1, (0, 4)).sum(2), (2, 5)) + x[:, :7]
+
+
+@pytest.mark.parametrize("program", [bordered_twice, joined_with_nothing, summed_of_nothing])
+def test_values_without_elements_are_not_read(
+    program: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpret_chains(monkeypatch)
+    x = argument((1, 13))
+    compiled = ladder.compile(program)
+    assert torch.equal(compiled(x), program(x))
+    assert not compiled.refused
 
 
 def surrounded(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ladder.lower.gpu.decode import make_decoder, packed_order, proven_recipes, 
 from ladder.lower.gpu.decode_table import Table
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import Conversion
-from schedules.legal import table_bytes
+from schedules.codes import table_bytes
 from targets import get_device
 from tile_types import TType, core_values, representable
 from tile_types.errors import VerificationError

@@ -6,7 +6,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_decode import scaled_decoder
-from schedules.legal import table_bytes
+from schedules.codes import table_bytes
 from targets import get_device
 
 H200 = get_device("cuda/sm_90a")

@@ -173,6 +173,8 @@ class Values(Indices):
         seen: set[Any] = set()
 
         def visit(value: str, index: Index) -> None:
+            if 0 in self.graph.tile(value).shape:  # nothing is read of it, and no index is in range
+                return
             index = tuple(self.simplified(i) for i in index)
             key = self.key(value, index)
             if key in seen or key in self.cells:

@@ -28,8 +28,9 @@ from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_
 from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile, each_piece
+from schedules.codes import table_bytes
 from schedules.layouts import TILE
-from schedules.legal import scale_span, table_bytes
+from schedules.legal import scale_span
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.instructions import FP8_PROMOTION
+from schedules.codes import table_bytes
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import (
     LEAST_SLABS,
@@ -22,7 +23,6 @@ from schedules.legal import (
     math_registers,
     scale_span,
     streams_exponents,
-    table_bytes,
 )
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice

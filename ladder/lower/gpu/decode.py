@@ -41,9 +41,9 @@ from ladder.lower.gpu.recipes import (
     propose_reference,
 )
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
+from schedules.codes import LARGEST_GAIN
 from schedules.crossed import CROSSED
 from schedules.layouts import SIGN_PLACES, SPREAD, THREADS, FragmentLayout, lane_of, orders, planes
-from schedules.legal import LARGEST_GAIN
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError

@@ -1,0 +1,65 @@
+"""What the values of a weight type allow: arithmetic on codes, or a table of them in shared memory."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ladder.ir.gemm import Gemm
+from schedules.layouts import NIBBLE, lane_of
+from tile_types import get_type
+from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic, wirings
+
+TABLE_ROW = 128
+"""Bytes of an entry of a decode table: a word for each lane of a warp."""
+
+LARGEST_GAIN = 2.0**24
+"""Raw operands must not be so small that products with x leave float32's normal numbers."""
+
+
+@cache
+def _bits(weight: str) -> int:
+    return get_type(weight).elem_bits
+
+
+def weight_bits(gemm: Gemm) -> int:
+    """Return the bits of one weight code."""
+    return _bits(gemm.weight)
+
+
+@cache
+def evenly_spaced(weight: str) -> bool:
+    """Whether values are whole multiples of a step, ascending with codes whose top bit may be flipped."""
+    element = get_type(weight).element_type
+    if not element.exact or element.elem_bits > 8:
+        return False
+    return any((form.offset / form.factor).is_integer() for form in affine_forms(element))
+
+
+@cache
+def looked_up(weight: str, activation: str) -> bool:
+    """Whether codes become operands through a table in shared memory: neither by arithmetic nor by bytes.
+
+    Up to two bits, or four where operands are bytes, have values enough in a register to select from.
+    """
+    element = get_type(weight).element_type
+    arithmetic = any(True for _ in affine_forms(element)) if activation == "int8" else is_arithmetic(element)
+    few = 2 if lane_of(activation) == 16 else NIBBLE
+    return few < element.elem_bits <= MOST_BITS and not arithmetic
+
+
+@cache
+def raw_needs_gain(weight: str, activation: str) -> bool:
+    """Whether codes in the places of a 16-bit float are too small to be multiplied with x as they are.
+
+    Then a kernel whose scales multiply sums must multiply every operand all the same.
+    """
+    found = wirings(get_type(weight).element_type, activation)
+    return bool(found) and min(abs(wiring.gain) for wiring in found) > LARGEST_GAIN
+
+
+def table_bytes(gemm: Gemm) -> int:
+    """Return the bytes of the smallest decode table: all values, of 3 or 4 bits all pairs of them."""
+    if not looked_up(gemm.weight, gemm.activation):
+        return 0
+    bits = weight_bits(gemm)
+    return TABLE_ROW << (bits + NIBBLE if bits <= NIBBLE else bits)
