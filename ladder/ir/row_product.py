@@ -1,4 +1,4 @@
-"""Products of rows with a matrix, and what is made of each element: the form that kernels of rows compute."""
+"""Products of rows, or of windows of an image, with a matrix, and what is made of each element of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.build import GraphBuilder, node_attributes
-from ladder.ir.convolution import as_convolution
+from ladder.ir.convolution import as_convolution, windows_of
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.ir.windows import Windows
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
 
-PRODUCT = "product"
-"""Name of the product among the inputs of the chain that reads it."""
+PRODUCT, IMAGE = "product", "image"
+"""Names of the product, and of the image whose windows are rows, among the inputs of the chain."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class RowProduct:
     rows, columns, depth
         M, N and K.
     chain
-        Of tensors ``[M, N]`` and ``[N]`` and of numbers: what is made of its first input, the product.
+        Of tensors ``[M, N]`` and ``[N]`` and of numbers: what is made of its first input, the product. Where
+        rows are windows, its second is the image ``[B, H, W, C]``, which it does not read.
     others
         Inputs of the graph that the chain reads besides, in order.
     """
@@ -43,6 +45,7 @@ class RowProduct:
     depth: int
     chain: Graph
     others: tuple[str, ...]
+    windows: Windows | None = None
 
 
 def as_row_product(graph: Graph) -> RowProduct:
@@ -60,31 +63,49 @@ def as_row_product(graph: Graph) -> RowProduct:
     columns, depth = matrix[0], product(matrix[1:])
     if not isinstance(columns, int) or not isinstance(depth, int) or 0 in (columns, depth):
         raise ShapeError("a kernel of rows needs a matrix of known extents")
-    if any(tile.ttype.name != "float32" for tile in (*tiles, node.tile)) or not _multiplies_rows(graph, node):
+    windows = _windows(graph, node)
+    if any(tile.ttype.name != "float32" for tile in (*tiles, node.tile)):
         raise ShapeError(f"%{node.name} = {node.operator}(...) is no product of float32 rows with a matrix")
     if any(graph.producer(value).operator != "input" for value in node.inputs):
         raise ShapeError("what is multiplied is computed before")
     rows = product(node.tile.shape[:-1])
-    chain, others = _Flat(graph, node, rows, columns).chain()
+    image = tiles[0].shape if windows else ()
+    image = (image[0], 1, *image[1:]) if len(image) == 3 else image
+    chain, others = _Flat(graph, node, rows, columns, image).chain()
     x, stored = node.inputs
-    return RowProduct(x, stored, turned, rows, columns, depth, chain, others)
+    return RowProduct(x, stored, turned, rows, columns, depth, chain, others, windows)
 
 
-def _multiplies_rows(graph: Graph, node: Node) -> bool:
+def _windows(graph: Graph, node: Node) -> Windows | None:
+    """Return the windows that are multiplied; None for rows.
+
+    Raises
+    ------
+    ShapeError
+        If it is no product of two matrices, and no convolution with channels last.
+    """
     if node.operator == "matmul":
-        return all(len(graph.tile(value).shape) == 2 for value in node.inputs)
+        if any(len(graph.tile(value).shape) != 2 for value in node.inputs):
+            raise ShapeError(f"%{node.name} multiplies more than two matrices")
+        return None
     form = as_convolution(graph, node)
-    return form.last and form.are_points
+    if not form.last or form.groups > 1 or form.rank > 2:
+        raise ShapeError(f"%{node.name} is no convolution of one group along one or two axes, channels last")
+    return None if form.are_points else windows_of(form)
 
 
 class _Flat:
     """Writes what follows a product with two axes: rows and columns."""
 
-    def __init__(self, graph: Graph, node: Node, rows: Extent, columns: int) -> None:
+    def __init__(
+        self, graph: Graph, node: Node, rows: Extent, columns: int, image: tuple[Extent, ...]
+    ) -> None:
         self.graph, self.node = graph, node
         self.full, self.vector = (rows, columns), (columns,)
         self.g = GraphBuilder("rows")
         self.new = {node.name: self.g.input(PRODUCT, "float32", self.full)}
+        if image:
+            self.g.input(IMAGE, "float32", image)
         self.others: list[str] = []
 
     def chain(self) -> tuple[Graph, tuple[str, ...]]:

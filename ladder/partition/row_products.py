@@ -16,8 +16,11 @@ FEATURE = "avx512f"
 MOST = 4_000_000
 """Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
 
-DEEPEST = 2048
+DEEPEST = 2304
 """Products per element up to which a panel of the matrix stays in the second-level cache."""
+
+MOST_PRODUCTS = 12_000_000
+"""Of a convolution up to which what follows, and a short call, outweigh that oneDNN multiplies faster."""
 
 
 def rows_part(graph: Graph, regions: Iterable[Part], device: TileDevice | None) -> Part | None:
@@ -53,4 +56,7 @@ def _form(region: Part) -> RowProduct | None:
         form = as_row_product(region.graph)
     except ShapeError:
         return None
-    return form if form.depth <= DEEPEST and form.depth * form.columns <= MOST else None
+    fits = form.depth <= DEEPEST and form.depth * form.columns <= MOST
+    known = isinstance(form.rows, int) and form.windows is not None
+    many = known and int(form.rows) * form.depth * form.columns > MOST_PRODUCTS
+    return form if fits and not many else None

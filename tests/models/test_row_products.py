@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder.lower.chain.cpu_rows import panel_vectors, panels
+from ladder.lower.chain.panels import panel_vectors, panels
 from ladder.partition.row_products import FEATURE
 from ladder.runtime.compile import target_of
 from targets import get_device
@@ -131,3 +131,45 @@ def test_panels_hold_the_matrix_and_zeros(columns: int) -> None:
     flat = found.transpose(1, 2).reshape(-1, 3)
     assert torch.equal(flat[:columns], matrix)
     assert not flat[columns:].any()
+
+
+WINDOWS = {
+    "three by three": (lambda: nn.Conv2d(5, 20, 3, padding=1), (2, 5, 7, 6)),
+    "every second, wide border": (lambda: nn.Conv2d(3, 17, (5, 3), stride=2, padding=(4, 1)), (1, 3, 9, 8)),
+    "dilated, no border": (lambda: nn.Conv2d(4, 70, 3, dilation=2), (3, 4, 8, 7)),
+    "border along one axis": (lambda: nn.Conv2d(4, 8, (1, 3), padding=(0, 1)), (1, 4, 5, 1)),
+    "one axis": (lambda: nn.Conv1d(6, 33, 4, stride=3, padding=2), (2, 6, 11)),
+    "no images": (lambda: nn.Conv2d(5, 20, 3, padding=1), (0, 5, 7, 6)),
+}
+
+
+@needs_vectors
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows_of_images(case: str) -> None:
+    torch.manual_seed(0)
+    make, shape = WINDOWS[case]
+    convolution = make()
+    model = nn.Sequential(convolution, nn.GELU()).eval()
+    fast = ladder.compile(model)
+    depth = convolution.weight[0].numel()
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(shape)
+            assert close(fast(x), model(x), depth)
+    assert not fast.refused
+    assert "rows" in kinds(fast)
+
+
+@needs_vectors
+def test_windows_of_images_of_open_sizes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 20, 3, padding=1, stride=2), nn.ReLU(), nn.Conv2d(20, 9, 3)).eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for images, high, wide in ((2, 9, 9), (2, 9, 9), (1, 12, 7), (3, 8, 15), (1, 21, 10), (2, 9, 9)):
+            x = torch.randn(images, 3, high, wide)
+            x[0, 0, 0, 0] = float("nan")
+            found, expected = fast(x), model(x)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert close(found, expected, 180)
+    assert not fast.refused

@@ -152,6 +152,8 @@ def fake_results(
     try:
         fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
         fakes = faked(real) if id(real) in names else symbols.laid_out_as(fakes, real)
+        if long := symbols.in_long_expressions(fakes):
+            vm.heap.settle(long)
         agreed = shapes.agrees(fakes, real)
     except Exception as error:  # what an operator may raise for symbols is not documented
         vm.heap.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")

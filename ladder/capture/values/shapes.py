@@ -26,6 +26,10 @@ MOST = 1 << 24
 """What open extents are below: kernels compute with 32 bits."""
 
 
+LONGEST = 24
+"""Operations in the expression of an open extent: to reason about longer ones takes torch seconds each."""
+
+
 class DynamicSize(tuple[Any, ...]):
     """A `torch.Size` some of whose extents are `Dynamic`."""
 
@@ -122,6 +126,8 @@ class Shapes:
         Variable of a tensor with open extents -> its fake.
     extents
         Expression of variables -> the variable of the guard that holds it.
+    lengths
+        Expression of symbols -> how many operations it has.
     """
 
     def __init__(self) -> None:
@@ -133,6 +139,7 @@ class Shapes:
         self.given: dict[str, Any] = {}
         self.fakes: dict[str, torch.Tensor] = {}
         self.extents: dict[str, str] = {}
+        self.lengths: dict[Any, int] = {}
 
     def __bool__(self) -> bool:
         """Say whether anything is left open."""
@@ -198,6 +205,21 @@ class Shapes:
         known = self.env.replacements
         return {name for symbol, name in self.names.items() if symbol in known and known[symbol].is_number}
 
+    def in_long_expressions(self, fakes: Any) -> list[Any]:
+        """Return the open extents that the extents of `fakes` are too long expressions of."""
+        extents = _open_extents(_tensors(fakes))
+        long = [extent.node.expr for extent in extents if self._operations(extent.node.expr) > LONGEST]
+        symbols = {symbol for expression in long for symbol in expression.free_symbols}
+        if not symbols:
+            return []
+        given = [number for number in self.given.values() if number is not None]
+        return [item for item in (*_open_extents(self.fakes.values()), *given) if item.node.expr in symbols]
+
+    def _operations(self, expression: Any) -> int:
+        if expression not in self.lengths:
+            self.lengths[expression] = expression.count_ops()
+        return self.lengths[expression]
+
     def fake_of(self, var: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor; without one its extents are what they are."""
         known = self.fakes.get(var)
@@ -248,6 +270,16 @@ class Shapes:
             return []
         within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
         return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+
+
+def _open_extents(fakes: Iterable[torch.Tensor]) -> list[Any]:
+    return [extent for fake in fakes for extent in fake.shape if not is_fixed(extent)]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if is_a(value, tuple | list):
+        return [found for item in value for found in _tensors(item)]
+    return [value] if is_a(value, torch.Tensor) else []
 
 
 def without_base(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,15 +7,20 @@ the product itself never lies in memory. Panels lie one after the other, as `pan
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
+from tvm.script import tirx as T
 
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph
+from ladder.ir.windows import Windows
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu import CpuNest
 from ladder.lower.chain.indices import Index
+from ladder.lower.chain.panels import LANES, ROWS, panel_vectors
 from ladder.lower.chain.puts import Chain
 from ladder.lower.cpu import vectors as v
 from ladder.movement.decompose import decompose
@@ -23,35 +28,23 @@ from tile_types.tile import Tile
 
 Expr = Any
 
-LANES = 16
-
-ROWS = {4: 6, 3: 8, 2: 12, 1: 14}
-"""Vectors of a panel -> rows of a block: 32 registers hold their products, and a row of the panel."""
-
-SLOWER = {4: 1.0, 3: 1.0, 2: 1.1, 1: 1.3}
-"""Vectors of a panel -> time of one vector's products: narrow panels load more per product."""
+MOST_WINDOWS = 8
+"""Rows of a block whose elements do not lie at equal distances: each has an address of its own."""
 
 SERIAL = 1 << 20
 """Products of a kernel below which one thread does all: starting threads costs more."""
-
-
-def panel_vectors(columns: int) -> int:
-    """Return how many vectors wide the panels of a matrix are: so that least is computed beyond its end."""
-
-    def cost(vectors: int) -> float:
-        return -(-columns // (vectors * LANES)) * vectors * SLOWER[vectors]
-
-    return min(ROWS, key=cost)
 
 
 class RowNest(CpuNest):
     """A chain whose first input is a product of `depth` elements of rows and columns.
 
     In place of that input the kernel takes the rows ``[M, K]`` and the matrix in panels
-    ``[ceil(N / width), K, width]``.
+    ``[ceil(N / width), K, width]``; of windows, which are its second input, the image.
     """
 
-    def __init__(self, chain: Chain, depth: int) -> None:
+    def __init__(self, chain: Chain, depth: int, windows: Windows | None = None) -> None:
+        self.windows = windows
+        self.image = chain.graph.inputs[1] if windows is not None else None
         self.product, self.depth = chain.graph.inputs[0].name, depth
         self.here: Expr = None
         """Where the element being computed lies among those of its block."""
@@ -59,6 +52,8 @@ class RowNest(CpuNest):
         self.merged, self.beside = 1, 0
 
     def buffer(self, name: str, tile: Tile) -> Any:
+        if self.image is not None and name == self.image.name:
+            return None  # declared in place of the product
         if name != self.product:
             return super().buffer(name, tile)
         rows, columns = tile.shape
@@ -67,7 +62,9 @@ class RowNest(CpuNest):
         width = self.vectors * LANES
         self.panels = -(-self.columns_of_matrix // width)
         depth = self.depth
-        self.x = b.tensor("x", [self.extent(rows), depth], "float32", align=4)
+        self.size = min(ROWS[self.vectors], MOST_WINDOWS if self.windows else ROWS[self.vectors])
+        shape = [rows, depth] if self.image is None else [product(self.image.tile.shape)]
+        self.x = b.tensor("x", [self.extent(extent) for extent in shape], "float32", align=4)
         self.matrix = b.tensor("matrix", [self.panels, depth, width], "float32", align=64)
         return None
 
@@ -76,21 +73,38 @@ class RowNest(CpuNest):
 
     def emit(self) -> None:
         """Emit blocks of rows, panel by panel."""
-        rows = self.extent(self.graph.tile(self.product).shape[0])
-        size = ROWS[self.vectors]
-        blocks = self.values.simplified(tirx.floordiv(rows + size - 1, size))
+        rows = self.held(self.extent(self.graph.tile(self.product).shape[0]))
+        if self.windows is not None:
+            self.gather = Gather(self, self.windows)
+            self.gather.prepare()
+        size = self.size
+        blocks = self.held(self.values.simplified(tirx.floordiv(rows + size - 1, size)))
         count = self.values.simplified(blocks * self.panels)
         work = self.depth * self.columns_of_matrix
         serial = isinstance(rows, int) and rows * work < SERIAL
         with b.loop(count) if serial else v.parallel(count) as number, self.ranged(number, count):
             panel, at = self.unravelled(number, (self.panels, blocks))
-            self.block_of(rows, b.bind(at * size), b.bind(panel))
+            self.block_of(rows, self.held(at * size, rows), self.held(panel, rows))
+
+    def held(self, value: Expr, whole: Expr = None) -> Expr:
+        """Return an open number in memory: TVM would put what it is made of in every place where it is read.
+
+        Parameters
+        ----------
+        whole
+            What makes it open, by default itself.
+        """
+        if isinstance(value if whole is None else whole, int):
+            return value
+        cell = v.scratch(1, "int32")
+        b.store(cell, value, 0)
+        return cell[0]
 
     def block_of(self, rows: Expr, first: Expr, panel: Expr) -> None:
         """Emit one block: its products, then what is made of them, row by row."""
-        size = ROWS[self.vectors]
+        size = self.size
         self.block = v.scratch(size * self.vectors * LANES, "float32")
-        count = b.bind(tirx.min(size, rows - first))
+        count = self.held(tirx.min(size, rows - first), rows)
         tails = [1 << bit for bit in reversed(range((size - 1).bit_length()))]
 
         def rest() -> None:
@@ -109,13 +123,20 @@ class RowNest(CpuNest):
         places = [(row, vector) for row in range(rows) for vector in range(self.vectors)]
         for row, vector in places:
             b.store(sums, v.constant(0, "float32"), v.lanes((row * self.vectors + vector) * LANES))
-        with b.loop(self.depth) as step:
-            weights = [b.bind(self.matrix[panel, step, v.lanes(n * LANES)]) for n in range(self.vectors)]
-            for row in range(rows):
-                x = b.bind(v.splat(self.x[first + done + row, step]))
+
+        def step(number: Expr, elements: Sequence[Expr]) -> None:
+            weights = [b.bind(self.matrix[panel, number, v.lanes(n * LANES)]) for n in range(self.vectors)]
+            for row, element in enumerate(elements):
+                x = b.bind(v.splat(element))
                 for vector, weight in enumerate(weights):
                     at = v.lanes((row * self.vectors + vector) * LANES)
                     b.store(sums, v.fma(x, weight, sums[at]), at)
+
+        if self.windows is not None:
+            self.gather.steps(first + done, rows, step)
+        else:
+            with b.loop(self.depth) as number:
+                step(number, [self.x[first + done + row, number] for row in range(rows)])
         for row, vector in places:
             at = (row * self.vectors + vector) * LANES
             b.store(self.block, sums[v.lanes(at)], v.lanes(done * (self.vectors * LANES) + at))
@@ -151,21 +172,77 @@ class RowNest(CpuNest):
         self.values.forget()
 
 
-def emit_rows(graph: Graph, depth: int, name: str) -> Any:
+class Gather:
+    """Reads windows of an image, channels last, as rows: of a copy with borders, where it has some."""
+
+    def __init__(self, nest: RowNest, windows: Windows) -> None:
+        assert nest.image is not None  # that is what windows are of
+        self.nest, self.windows = nest, windows
+        self.batch, self.high, self.wide, channels = map(nest.extent, nest.image.tile.shape)
+        self.channels = int(str(channels))
+        self.high, self.wide = nest.held(self.high), nest.held(self.wide)
+        self.results = tuple(nest.held(self.places(e, n), e) for n, e in enumerate((self.high, self.wide)))
+        self.above, self.left = windows.padding
+        self.rows = nest.values.simplified(self.high + 2 * self.above)
+        self.line = nest.held(nest.values.simplified((self.wide + 2 * self.left) * self.channels))
+        self.x = nest.x
+
+    def places(self, extent: Expr, axis: int) -> Expr:
+        """Return how many windows there are along an axis."""
+        windows = self.windows
+        covered = windows.dilation[axis] * (windows.kernel[axis] - 1) + 1
+        free = extent + 2 * windows.padding[axis] - covered
+        return self.nest.values.simplified(tirx.floordiv(free, windows.stride[axis]) + 1)
+
+    def prepare(self) -> None:
+        """Emit the copy with borders of zeros."""
+        if not self.above and not self.left:
+            return
+        nest, border, inner = self.nest, self.left * self.channels, self.wide * self.channels
+        count = nest.values.simplified(self.batch * self.rows)
+        source, self.x = self.x, v.scratch(nest.values.simplified(count * self.line), "float32")
+
+        def zeros(begin: Expr, number: Expr) -> None:
+            with b.loop(number) as at:
+                b.store(self.x, T.float32(0), begin + at)
+
+        with v.parallel(count) as line:
+            image, row = b.bind(tirx.floordiv(line, self.rows)), b.bind(tirx.floormod(line, self.rows))
+            begin = b.bind(line * self.line)
+
+            def copied() -> None:
+                zeros(begin, border)
+                first = b.bind((image * self.high + row - self.above) * inner)
+                with b.loop(inner) as at:
+                    b.store(self.x, source[first + at], begin + border + at)
+                zeros(begin + border + inner, border)
+
+            inside = tirx.And(row >= self.above, row < self.above + self.high)
+            b.either(inside, copied, lambda: zeros(begin, self.line))
+
+    def steps(self, first: Expr, rows: int, step: Callable[[Expr, Sequence[Expr]], None]) -> None:
+        """Emit ``step(number, one element per row)`` for every element of the windows."""
+        begins = v.scratch(rows, "int32")
+        for row in range(rows):
+            b.store(begins, self.begin(first + row), row)
+        (taps_down, taps_across), (down, across) = self.windows.kernel, self.windows.dilation
+        with b.loop(taps_down) as r, b.loop(taps_across) as s, b.loop(self.channels) as c:
+            place = r * (down * self.line) + s * (across * self.channels) + c
+            number = (r * taps_across + s) * self.channels + c
+            step(number, [self.x[begins[row] + place] for row in range(rows)])
+
+    def begin(self, number: Expr) -> Expr:
+        """Return where the window of a row begins."""
+        (high, wide), (down, across) = self.results, self.windows.stride
+        column, rest = tirx.floormod(number, wide), tirx.floordiv(number, wide)
+        row, image = tirx.floormod(rest, high), tirx.floordiv(rest, high)
+        return (image * self.rows + row * down) * self.line + column * (across * self.channels)
+
+
+def emit_rows(graph: Graph, depth: int, windows: Windows | None, name: str) -> Any:
     """Emit the PrimFunc ``(sizes..., x, matrix, others..., y)`` of a chain that reads a product first."""
     chain = Chain.of(graph)
     plain = replace(chain, graph=decompose(chain.graph))
     with b.function(name) as result:
-        RowNest(plain, depth).emit()
+        RowNest(plain, depth, windows).emit()
     return result.func
-
-
-def panels(matrix: Any) -> Any:
-    """Return a torch matrix ``[N, K]`` in panels: ``[ceil(N / width), K, width]``, zeros beyond N."""
-    import torch
-
-    columns, depth = matrix.shape
-    width = panel_vectors(columns) * LANES
-    count = -(-columns // width)
-    padded = torch.nn.functional.pad(matrix, (0, 0, 0, count * width - columns))
-    return padded.reshape(count, width, depth).transpose(1, 2).contiguous()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution, as_fused_convolution
+from ladder.ir.graph import Graph, Node
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.parts import Part
 from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
@@ -61,6 +62,20 @@ def convolution_run(part: Part, now: Now, lasting: Collection[str]) -> Run:
     def run(*operands: torch.Tensor) -> torch.Tensor:
         given: Any = (None if place is None else operands[place] for place in places)
         return call(*given).reshape(shape())
+
+    return run
+
+
+def contract_run(graph: Graph, node: Node, now: Now) -> Run:
+    """Return ``(x, weight) -> result`` of a convolution alone."""
+    form, shape = as_convolution(graph, node), now.numbers(node.tile.shape)
+    if not form.last:
+        return _channels_first(form, shape)
+    function, settings = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d"), _settings(form)
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = function(_images(form, x), _kernels(form, weight), None, *settings)
+        return y.movedim(1, -1).reshape(shape())  # type: ignore[no-any-return]
 
     return run
 

@@ -20,6 +20,9 @@ from ladder.runtime.model.results import Part, Result, result_of
 from ladder.runtime.model.sizes import reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
+MOST_FITTING = 256
+"""Sets of shapes that are remembered as fitting."""
+
 
 class Executable:
     """Runs a plan.
@@ -94,6 +97,8 @@ class Executable:
         self.arguments = Arguments(self.changed, are_open=bool(self.names))
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
+        self._fitting: set[tuple[Any, ...]] = set()
+        """Types, shapes and dtypes of arguments that fitted."""
         self._frames: list[Frame] = []
         """Those that no call uses."""
         self._lock = renewed(threading.Lock())
@@ -155,8 +160,15 @@ class Executable:
         """Return the symbolic sizes of arguments by name."""
         return dict(zip(self.names, self._read(values), strict=True))
 
-    def check(self, values: Sequence[Any]) -> None:
+    def check(self, values: Sequence[Any], given: int | None = None) -> None:
         """Raise unless arguments are what the plan is for: callers without guards of their own ask this.
+
+        Parameters
+        ----------
+        values
+            The arguments.
+        given
+            How many, from the first on, may be other tensors than in the check before; by default all.
 
         Raises
         ------
@@ -165,6 +177,9 @@ class Executable:
         """
         from ladder.runtime.model.library import torch_type
 
+        seen = tuple((type(v), getattr(v, "shape", None), getattr(v, "dtype", None)) for v in values[:given])
+        if seen in self._fitting:
+            return
         sizes: dict[str, int] = {}
         for name, at in self.bindings.items():
             if at >= len(values):
@@ -175,6 +190,9 @@ class Executable:
             match_shape(tile.shape, value.shape, f"argument {at}", sizes)
             if value.dtype != torch_type(tile.ttype.name):
                 raise DTypeError(f"argument {at} must be {tile.ttype.name}, got {value.dtype}")
+        if len(self._fitting) >= MOST_FITTING:
+            self._fitting.clear()
+        self._fitting.add(seen)
 
     def _take(self) -> Frame:
         """Return a frame that no other call uses."""

@@ -11,10 +11,12 @@ import torch
 
 from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
+from ladder.lower.chain.panels import panels
 from ladder.lower.chain.symbols import size_names
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 from ladder.runtime.model.chains import canonical_chain
+from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.nodes import graph_run
 
 if TYPE_CHECKING:
@@ -28,14 +30,15 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
     """Return the kernel that a product of rows wants."""
     form = as_row_product(graph)
     chain, depth = canonical_chain(form.chain), form.depth
-    facts = {"rows": print_graph(chain), "depth": depth}
+    windows = form.windows
+    facts = {"rows": print_graph(chain), "depth": depth, "windows": repr(windows)}
     name = f"ladder_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
         from ladder.lower.chain.cpu_rows import emit_rows
 
-        return build_function(lambda name: emit_rows(chain, depth, name), name, device, folder)
+        return build_function(lambda name: emit_rows(chain, depth, windows, name), name, device, folder)
 
     return Job(facts, Identity.of(None, device), device, make)
 
@@ -57,7 +60,11 @@ class Rows:
         self.graph, self.form = graph, as_row_product(graph)
         self.numbers = now.numbers(size_names(self.form.chain))
         self.chain = graph_run(self.form.chain, now, where)
-        self.shapes = [now.numbers(node.tile.shape) for node in self.form.chain.inputs[1:]]
+        node = next(node for node in graph.nodes if node.operator in ("matmul", "contract"))
+        self.contract = contract_run(graph, node, now) if self.form.windows is not None else None
+        given = 1 if self.form.windows is None else 2
+        self.others = self.form.chain.inputs[given:]
+        self.shapes = [now.numbers(node.tile.shape) for node in self.others]
 
     def matrix(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the matrix as ``[N, K]``."""
@@ -65,18 +72,26 @@ class Rows:
 
     def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the matrix as kernels read it."""
-        from ladder.lower.chain.cpu_rows import panels
-
-        found: torch.Tensor = panels(self.matrix(weight))
-        return found
+        return panels(self.matrix(weight))
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
         """Compute node by node."""
-        product = torch.mm(x.reshape(-1, self.form.depth), self.matrix(weight).t())
+        if not out.numel():
+            return
+        product, image = self.product(x, weight).reshape(-1, self.form.columns), []
+        if self.form.windows is not None:
+            image = [x]
         beside = [value.reshape(shape()) for value, shape in zip(others, self.shapes, strict=True)]
-        out.copy_(self.chain(product, *beside).reshape(out.shape))
+        out.copy_(self.chain(product, *image, *beside).reshape(out.shape))
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the product alone."""
+        if self.form.windows is None:
+            return torch.mm(x.reshape(-1, self.form.depth), self.matrix(weight).t())
+        assert self.contract is not None  # that is what products of windows have
+        return self.contract(x, weight)
 
     def by_kernel(self, entry: Any, still: Collection[str]) -> Callable[..., None]:
         """Return ``(x, panels, others..., out)`` that computes by a kernel of ours.
@@ -88,7 +103,7 @@ class Rows:
         """
         form, numbers = self.form, self.numbers
         rank = len(self.graph.tile(form.x).shape)
-        flat_x = flattened((-1, form.depth), rank, form.x in still)
+        flat_x = flattened((-1, form.depth) if form.windows is None else (-1,), rank, form.x in still)
         flat_out = flattened(
             (-1, form.columns), len(self.graph.tile(self.graph.outputs[0]).shape), "" in still
         )
@@ -98,7 +113,7 @@ class Rows:
                 len(self.graph.tile(name).shape),
                 name in still,
             )
-            for name, node in zip(form.others, form.chain.inputs[1:], strict=True)
+            for name, node in zip(form.others, self.others, strict=True)
         ]
 
         def run(

@@ -68,7 +68,7 @@ class WholeModel:
         for name, value in self._given(arguments, named).items():
             collect(self.parameters[name], value, found, name)
         values = [*(found[at] for at in range(len(found))), *self.stored]
-        self.executable.check(values)
+        self.executable.check(values, len(found))
         if self.limits:
             self._check_limits(values)
         try:
