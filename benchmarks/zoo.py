@@ -17,6 +17,7 @@ import argparse
 import copy
 import importlib.util
 import inspect
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -195,12 +196,16 @@ def _import_torchvision() -> None:
     """Import torchvision, also where its compiled part is for another torch: no model here needs it."""
     if importlib.util.find_spec("torchvision") is None:
         return
-    if not _operators and not hasattr(torch.ops.torchvision, "nms"):
+    try:
+        import torchvision
+    except RuntimeError:  # an operator of the compiled part is missing
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
         declared: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             declared.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
         _operators.append(declared)
-    import torchvision  # noqa: F401
+        import torchvision  # noqa: F401
 
 
 def _noise(seed: int, *shape: int) -> torch.Tensor:

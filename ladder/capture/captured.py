@@ -89,8 +89,12 @@ class Captured(Store):
         found = {super().outcome, self.within.outcome if self.within is not None else "new"}
         return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: by a record that matches, else recording one."""
+        """Call the function: by a record that matches, else recording one.
+
+        torch.compile around it, as in transformers' ``generate`` over a static cache, leaves it as it is.
+        """
         point = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
         if point is None:
             point = self._enter(args, kwargs)

@@ -191,7 +191,7 @@ def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) ->
     if request.temperature:
         options["temperature"] = request.temperature
     if ready.device == "cuda":
-        options["cache_implementation"] = "static"
+        options |= {"cache_implementation": "static", "disable_compile": True}
     torch.manual_seed(request.seed)
     start = time.perf_counter()
     with torch.no_grad():

@@ -80,3 +80,16 @@ def test_functions_that_torch_compiles(compiling: Any) -> None:
         x = torch.full((2,), float(number) - 1)
         assert torch.equal(fast(x), program(x))
     assert (fast.outcome, len(fast.records)) == ("whole", 1), fast.explain()
+
+
+def test_torch_compile_around_a_captured_function() -> None:
+    """As transformers' ``generate`` over a static cache on a GPU: it leaves what is captured as it is."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.forward = fast = capture(model.forward)  # type: ignore[method-assign]
+    around = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        for number in range(3):
+            x = torch.full((2, 4), float(number))
+            assert torch.equal(around(x), model[1](model[0](x)))
+    torch._dynamo.reset()
+    assert (fast.outcome, len(fast.records)) == ("whole", 1)
