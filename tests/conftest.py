@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 
 import pytest
+
+from tile_types import library
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -25,6 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"rotating choices are those of LADDER_TEST_DAY={os.environ['LADDER_TEST_DAY']}"
+
+
+@pytest.fixture(autouse=True)
+def _types_of_the_library() -> Iterator[None]:
+    """Forget the types that a test registers when it ends: other tests go through all there are."""
+    before = dict(library._TYPES)
+    yield
+    if library._TYPES.keys() != before.keys():
+        library._TYPES.clear()
+        library._TYPES.update(before)
 
 
 @pytest.fixture

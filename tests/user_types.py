@@ -80,9 +80,11 @@ ARITHMETIC = ("whole5", "falling5", *FLOATS)
 
 
 @cache
+def _of_form(name: str) -> TType:
+    bits, decode = FORMS[name]
+    return TType(name, bits, decode)
+
+
 def user_type(name: str) -> TType:
-    """Return a type of `FORMS`, registered, or one of the library."""
-    if name in FORMS:
-        bits, decode = FORMS[name]
-        return register_type(TType(name, bits, decode)) or get_type(name)
-    return get_type(name)
+    """Return a type of `FORMS`, registered until the test ends, or one of the library."""
+    return register_type(_of_form(name)) if name in FORMS else get_type(name)

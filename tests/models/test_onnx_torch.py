@@ -264,11 +264,12 @@ def test_paddles_open_extents() -> None:
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_pictures_that_no_window_fits_into(group: int) -> None:
-    """Results are empty, as sizes say, and what follows is computed."""
+    """They are refused before anything runs; what fits afterwards is computed."""
     text = f"""g (float[1, 4, h, 6] x) => (c, y) {{ c = Conv <group: int = {group}> (x, k)
         p = MaxPool <kernel_shape: ints = [1, 2]> (c)  y = Relu(p) }}"""
     fast = ladder.compile(model_of(text, k=floats(4, 4 // group, 3, 3)))
-    assert [tuple(value.shape) for value in fast(torch.ones(1, 4, 2, 6))] == [(1, 4, 0, 4), (1, 4, 0, 3)]
+    with pytest.raises(ladder.LadderError, match="needs 3 <= h"):
+        fast(torch.ones(1, 4, 2, 6))
     assert [tuple(value.shape) for value in fast(torch.ones(1, 4, 5, 6))] == [(1, 4, 3, 4), (1, 4, 3, 3)]
 
 
