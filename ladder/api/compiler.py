@@ -124,7 +124,7 @@ def separated(
         If results of open sizes lie in arguments that are written: plans write into copies.
     """
     expected, is_open = expected_aliasing(module, opened), "open" in module.meta
-    parts = parts_of_written(expected, examples, [at for at, _ in executable.updates])
+    parts = parts_of_written(expected, examples, [at for at, _ in executable.bound.updates])
     if is_open and any(part.steps is not None for part in parts.values()):
         raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")
     executable.gives(parts)

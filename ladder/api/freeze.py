@@ -113,7 +113,7 @@ class Frozen:
     def whole(self) -> WholeModel:
         """Return the model as it is built, without its source."""
         executable, program = self.built.executable, self.placed(self.built.program)
-        bound = bind_program(program, self.built.plan, dict(executable.kernels), executable.where)
+        bound = bind_program(program, self.built.plan, dict(executable.bound.kernels), executable.where)
         libraries = {name: kernel.library for name, kernel in self.built.kernels.items()}
         stored = [*self.stored, *self.built.program.held]
         return WholeModel(
