@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.blocks.values import pack
+from ladder.lower.blocks.fragments import pack
 from schedules.attention import STEP_ROWS, WARP
 from schedules.schedule import check
 
