@@ -35,11 +35,13 @@ class Node:
 
     `source`: the dictionary of which it is a view of the keys.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
-    dynamic scalars at keys, found there or (`stored`) set.
+    dynamic scalars at keys, found there or (`stored`) set. `entry`: what a container from outside held before
+    the segment changed it, without what has been replaced since; None if it is unchanged or was read whole.
     """
 
     __slots__ = (
         "autograd",
+        "entry",
         "external",
         "full",
         "lifted",
@@ -74,6 +76,7 @@ class Node:
         self.stored: set[Any] = set()
         self.source: Any = None
         self.autograd = (True, False)
+        self.entry: Any = None
 
     def first(self, key: Any) -> bool:
         """Say whether what `key` of an object from outside was at entry is read now, and was not before."""

@@ -15,19 +15,19 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.experts import find_tokens
+from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SpanLoader
+from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.mma_tokens import token_source
-from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, SpanLoader
+from ladder.lower.cuda.mma_activations import token_source
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, ActivationTile, each_piece
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.epilogue import finish_row
-from ladder.lower.gpu.experts import count_token_blocks
+from ladder.lower.gpu.grouped import count_m_tiles
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
 from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile, each_piece
 from schedules.codes import table_bytes
 from schedules.layouts import TILE
 from schedules.legal import scale_span
@@ -141,9 +141,9 @@ class Geometry:
         return TILE * self.step.element_bytes // CHUNK_BYTES
 
     @property
-    def tokens(self) -> TokenTile:
+    def tokens(self) -> ActivationTile:
         """Layout of a stage of x."""
-        return TokenTile(self.tile_chunks * self.stage_tiles)
+        return ActivationTile(self.tile_chunks * self.stage_tiles)
 
     @property
     def tile_words(self) -> int:
@@ -259,7 +259,7 @@ class Mma:
         """Find out which tile this block and which part of it this thread works on."""
         geo, args, plan = self.geo, self.args, self.schedule
         rows = (args.n_tiles + geo.row_tiles - 1) // geo.row_tiles
-        columns = count_token_blocks(args, plan.tile_m)
+        columns = count_m_tiles(args, plan.tile_m)
         b.device(1)
         (block,) = b.block_index([rows * columns])
         self.thread = b.thread_index(geo.threads)
@@ -271,7 +271,7 @@ class Mma:
         self.row_tile = b.keep((first + T.truncmod(place, width)) * geo.row_tiles)
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
-        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, self.lane, self.overlap)
+        tokens = find_m_tile(args, b.keep(T.truncdiv(place, width)), plan.tile_m, self.lane, self.overlap)
         self.args, self.first_token, self.exists = tokens.args, b.keep(tokens.first), tokens.exists
         self.row_warp = b.bind(warp % TILE_WARPS)
         self.quartet = b.bind(warp // TILE_WARPS % geo.row_quartets)

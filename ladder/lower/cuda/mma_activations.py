@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.windows import Windows
 from ladder.lower import builder as b
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, each_piece
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, each_piece
 from schedules.layouts import TILE
 from schedules.schedule import check
 
