@@ -22,17 +22,17 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
-from ladder.lower.gpu.experts import count_token_blocks, find_tokens
+from ladder.lower.gpu.grouped import count_m_tiles, find_m_tile
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_decoder
 from ladder.lower.rocm.epilogue import store_run
-from ladder.lower.rocm.experts import WaveLanes
 from ladder.lower.rocm.geometry import Geometry
+from ladder.lower.rocm.grouped import WaveLanes
 from ladder.lower.rocm.groups import WaveGroupRegisters
 from ladder.lower.rocm.steps import RUN, dot_step, select_step, wide_step
 from schedules.layouts import TILE
@@ -109,7 +109,7 @@ class Kernel:
         self.all_blocks = args.n_tiles * (TILE // STEP_ROWS)
         own = geo.rows // STEP_ROWS
         rows = (self.all_blocks + own - 1) // own
-        columns = count_token_blocks(args, plan.tile_m)
+        columns = count_m_tiles(args, plan.tile_m)
         dealt, self.thread = d.launch(rows * columns, geo.threads)
         dies = self.device.dies
         block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
@@ -119,7 +119,7 @@ class Kernel:
         width = b.keep(T.min(rows - first, plan.raster))
         row_tile = b.bind(first + T.truncmod(place, width))
         self.lane = b.bind(self.thread % WAVE)
-        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, WaveLanes(self.lane))
+        tokens = find_m_tile(args, b.keep(T.truncdiv(place, width)), plan.tile_m, WaveLanes(self.lane))
         self.args, self.first_token, self.exists = tokens.args, b.keep(tokens.first), tokens.exists
         wave, per_slice = b.bind(self.thread // WAVE), plan.warps // plan.split_k
         self.first_block = b.keep(row_tile * own)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, ActivationTile
 from ladder.lower.gpu.groups import Groups
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile
 from ladder.lower.rocm.steps import RUN, WaveStep
 from schedules import waves
 from schedules.layouts import TILE
@@ -19,7 +19,7 @@ HALF_WAVE_CHUNKS = 32
 
 
 @dataclass(frozen=True)
-class WaveTile(TokenTile):
+class WaveTile(ActivationTile):
     """A tile of x whose chunks are written word by word, as `gemm.Kernel` transposes them.
 
     The lanes of a pass write the same chunk of as many spans of four as they have: of some rows, which
