@@ -8,7 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.blocks.values import pack
+from ladder.lower.blocks.fragments import pack
 from ladder.lower.cuda.attention_place import Place, Plan
 from ladder.lower.cuda.attention_sums import Sums, over_keys
 from schedules.attention import STEP_ROWS
