@@ -34,12 +34,14 @@ class Node:
     """The shadow of one heap object.
 
     `source`: the dictionary of which it is a view of the keys.
+    `closes`: whether it is a generator that does something when it is dropped before its end.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set.
     """
 
     __slots__ = (
         "autograd",
+        "closes",
         "external",
         "full",
         "lifted",
@@ -68,6 +70,7 @@ class Node:
         self.full = False
         self.mutated = False
         self.recordable = True
+        self.closes = False
         self.origin: Any = None
         self.parents: set[str] = set()
         self.lifted: dict[Any, Any] = {}
