@@ -36,12 +36,14 @@ class Node:
     `source`: the dictionary of which it is a view of the keys.
     `closes`: whether it is a generator that does something when it is dropped before its end.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
-    dynamic scalars at keys, found there or (`stored`) set.
+    dynamic scalars at keys, found there or (`stored`) set. `entry`: what a container from outside held before
+    the segment changed it, without what has been replaced since; None if it is unchanged or was read whole.
     """
 
     __slots__ = (
         "autograd",
         "closes",
+        "entry",
         "external",
         "full",
         "lifted",
@@ -77,6 +79,7 @@ class Node:
         self.stored: set[Any] = set()
         self.source: Any = None
         self.autograd = (True, False)
+        self.entry: Any = None
 
     def first(self, key: Any) -> bool:
         """Say whether what `key` of an object from outside was at entry is read now, and was not before."""

@@ -86,6 +86,8 @@ def perform(
     consumed = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
     changes = [*changes, *(node for node in consumed if function not in LAZY and node not in changes)]
     text = heap.call_text(heap.constant(function), args, kwargs, uses)
+    for node in changes:
+        heap.keep_entry(node)
     try:
         result = function(*args, **kwargs)
     except BaseException:

@@ -17,18 +17,18 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.experts import find_tokens
+from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.wgmma_activations import SWIZZLE_128, token_source
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from ladder.lower.cuda.wgmma_stream import Stream
-from ladder.lower.cuda.wgmma_tokens import SWIZZLE_128, token_source
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
-from ladder.lower.gpu.experts import count_token_blocks
+from ladder.lower.gpu.grouped import count_m_tiles
 from ladder.lower.gpu.instructions import PTX_FP8
 from ladder.lower.gpu.scales import bytes4, pair16
 from schedules.layouts import EXPONENTS, TILE
@@ -93,7 +93,7 @@ class Kernel:
         self._barriers()
         self.overlap.wait()
         if self.gemm.experts:
-            self._find_tokens()
+            self._find_m_tile()
         else:
             self._roles()
         if self.schedule.cluster > 1:
@@ -103,10 +103,10 @@ class Kernel:
     def _roles(self) -> None:
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
 
-    def _find_tokens(self) -> None:
+    def _find_m_tile(self) -> None:
         """Run the roles with the arguments of the expert whose tokens the block works on, if any."""
         tile_m, index = self.schedule.tile_m, b.keep(self._cut(self.first)[1])
-        tokens = find_tokens(self.args, index, tile_m, b.bind(self.thread % 32), self.overlap)
+        tokens = find_m_tile(self.args, index, tile_m, b.bind(self.thread % 32), self.overlap)
         self.args, self.expert_token = tokens.args, b.keep(tokens.first)
         with b.when(tokens.exists):
             self._roles()
@@ -123,7 +123,7 @@ class Kernel:
         """Place clusters: one per tile (or tiles that share tokens), or as many as fit."""
         plan, args, blocks = self.schedule, self.args, self.geo.blocks
         rows = self.geo.row_tiles * plan.cluster
-        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, count_token_blocks(args, plan.tile_m)
+        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, count_m_tiles(args, plan.tile_m)
         self.walkers = self.device.units // blocks
         (block,) = b.block_index([(self.walkers if plan.persistent else n_blocks * m_blocks) * blocks])
         rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
