@@ -134,7 +134,8 @@ def dynamic_parts(value: Any) -> list[Dynamic]:
 class Check:
     """One line of the guard: `text` binds a variable, or is a condition that must hold.
 
-    `holds`: the id of the object that must be where it was. `number`: it asks a number to be what it was.
+    `holds`: the id of the object that must be where it was. `number`: it asks of numbers, or of
+    extents that are left open, what they must be.
     """
 
     __slots__ = ("binds", "holds", "number", "path", "text", "why")

@@ -57,11 +57,11 @@ def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None)
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
     _copy_inputs(heap, trace, needed)
-    point.unliftable |= heap.unliftable
+    heap.closed |= heap.unliftable
     asking, learning = tensor_lines(heap)
     computing, module = _graph_lines(vm, needed)
     for text in heap.shapes.conditions():
-        guard.check(text, text)  # what the backend decided about symbols is among them
+        guard.check_extents(text)  # what the backend decided about symbols is among them
     guarding, learning = guard_lines(heap, asking, learning)
     lines = [*guarding, *computing, *(step.text for step in steps), *ending.lines]
     roots = ", ".join(f"r{at}" for at in range(vm.roots))
