@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.collecting import collect_if_due
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
 from ladder.capture.records import (
@@ -145,7 +146,9 @@ class Captured(Store):
             try:
                 return self._run_on(attempt, record=bool(record) and not here.dead)
             finally:
-                self.spent((time.perf_counter() - begun) * bool(record))
+                if record:
+                    collect_if_due()
+                    self.spent(time.perf_counter() - begun)
         finally:
             if record:
                 self._lock.release()
