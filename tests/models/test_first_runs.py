@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ calls: list[int] = []
 def counting() -> Iterator[None]:
     """An operator that counts its calls."""
     calls.clear()
-    library = torch.library.Library("first_runs", "DEF")
+    library: Any = torch.library.Library("first_runs", "DEF")
     library.define("counted(Tensor x) -> Tensor")
 
     def counted(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -155,7 +156,8 @@ def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> Non
 
 def _extendable(vm: Interpreter, value: Any) -> bool:
     known = type(value) in natives.METHODS or type(value) in natives.VIEWS or is_constant(value)
-    plain = is_a(value, tuple) and vm.heap.class_attribute(type(value), "__iter__") is tuple.__iter__
+    base = next((kind for kind in (list, tuple, set, deque) if is_a(value, kind)), None)
+    plain = base is not None and vm.heap.class_attribute(type(value), "__iter__") is base.__iter__
     return known or plain or type(value) in natives.ITERATORS or is_hidden(vm, value)
 
 

@@ -251,6 +251,7 @@ def store_key(vm: Interpreter, container: dict[Any, Any], key: Any, item: Any) -
     uses: set[str] = set()
     target = vm.heap.reference(container, uses)
     text = f"dict.__setitem__({target}, {vm.heap.constant(key)}, {vm.heap.reference(item, uses)})"
+    vm.heap.keep_entry(node, key)
     dict.__setitem__(container, key, vm.unlifted(item))
     node.wrote(key, item)
     vm.heap.change(text, [node], uses)

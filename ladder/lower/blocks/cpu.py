@@ -20,8 +20,8 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram
-from ladder.lower.blocks.copies import GridPlace
 from ladder.lower.blocks.cpu_packed import PackedMatrix
+from ladder.lower.blocks.grid_place import GridPlace
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS
 from targets import TileDevice
