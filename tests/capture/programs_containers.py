@@ -232,6 +232,17 @@ def set_ops_and_frozenset_keys():
     return calls(fn, lambda: (normal(3), ["a", "q"]), lambda: (normal(3), ["a", "b"]))
 
 
+@program
+def methods_of_tuples():
+    def fn(x, items):
+        names = fn.__code__.co_varnames
+        pair = (x, items)
+        place = names.index("items") + (1, 2, 1).count(1) + frozenset({"a", "b"}).isdisjoint({"c"})
+        return pair.__getitem__(0) * place, frozenset({1, 2}).union({3}), (len(items), "b").index("b")
+
+    return calls(fn, lambda: (normal(3), [1]), lambda: (normal(3), [1, 2]))
+
+
 def _doubled(x):
     return x * 2
 
