@@ -64,6 +64,8 @@ def container_method(
 
 
 def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
+    if not is_a(owner, tuple | frozenset):  # these are made again of their parts
+        vm.heap.node(owner)
     # Where it keeps growing, what is in it is not read.
     if name not in natives.BLIND or not _keeps_growing(vm, owner):
         _admit_method(vm, owner, name, rest, kwargs)
@@ -85,8 +87,6 @@ def _admit_method(
     vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     looking = name in natives.LOOKING and not is_a(owner, dict)
-    if not is_a(owner, tuple | frozenset):  # these are made again of their parts
-        vm.heap.node(owner)
     if is_a(owner, set) and name in ("add", "discard", "remove") and identity_key(vm, owner, rest[0]):
         return
     vm.heap.touch(owner, 8 if looking else 1)
