@@ -64,6 +64,11 @@ def test_what_was_changed_in_part_is_read_whole_in_one_graph(name):
     assert not captured.calls["eager"]
 
 
+def test_messages_of_tensors_that_nobody_reads_break_no_graph():
+    captured = captured_run(PROGRAMS["effect_messages_that_nobody_reads"], 1)[2]
+    assert not any(record.split for record in captured.records)
+
+
 def test_a_model_is_one_graph_and_a_miss_is_seen():
     model, x = stack(2, 8, 2), torch.randn(1, 3, 8)
     captured = capture(model)
