@@ -168,7 +168,7 @@ class Separated:
 
     def _first(self, inputs: tuple[Any, ...], executable: Executable, look: Look) -> Any:
         """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
-        kept = [(inputs[at], inputs[at].clone()) for at in executable.changed]
+        kept = [(inputs[at], inputs[at].clone()) for at in executable.bound.changed]
         random = random_states()
         before = [version_of(value) for value in inputs]
 
@@ -191,7 +191,7 @@ class Separated:
             wrong = True
         if wrong:
             return otherwise("its results cannot be laid out as the program's")
-        self._note_versions(inputs, executable.changed, before, mended)
+        self._note_versions(inputs, executable.bound.changed, before, mended)
         return self._marked(inputs, [before[at] for at, _ in self.growth], mended)
 
     def _restore(self, kept: Any, before: list[int | None], inputs: tuple[Any, ...]) -> None:

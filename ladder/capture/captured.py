@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,11 +30,14 @@ from ladder.forks import renewed
 
 
 class Attempt(NamedTuple):
-    """A call that no record serves to its end: where it began, where it stands, and with what."""
+    """A call that no record serves to its end: where it began, where it stands, and with what.
+
+    The list `roots` is emptied when the program runs on, so that objects die where the program drops them.
+    """
 
     entry: ResumePoint | None
     here: ResumePoint
-    roots: tuple[Any, ...]
+    roots: list[Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -74,6 +79,21 @@ class Captured(Store):
         else:
             object.__setattr__(self, name, value)
 
+    def __get__(self, value: Any, owner: type | None = None) -> Any:
+        """Return what an attribute of a class gives: of a function, a method."""
+        if value is None or not isinstance(self.function, types.FunctionType):
+            return self
+        return types.MethodType(self, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what copies and pickles are made of: they have records of their own."""
+        return type(self), (self.function, self.backend)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a copy that calls a copy of the function, which bound methods and modules have."""
+        make, arguments = self.__reduce__()
+        return make(*copy.deepcopy(arguments, memo))
+
     def beside(self, function: Callable[..., Any]) -> Captured:
         """Return another function under capture, whose graphs the same backend runs."""
         return Captured(function, self.backend)
@@ -106,7 +126,9 @@ class Captured(Store):
                 if found.__class__ is tuple:
                     break
             else:
-                done = self._miss(Attempt(point, here, roots, args, kwargs))
+                attempt = Attempt(point, here, [*roots], args, kwargs)
+                roots = value = found = done = ()
+                done = self._miss(attempt)
                 if done.__class__ is not Pending:
                     return done
                 here, roots = done
@@ -117,7 +139,9 @@ class Captured(Store):
             if following.__class__ is ResumePoint:
                 here, roots = following, value
             else:
-                return self._interrupted(Attempt(point, here, roots, args, kwargs))
+                attempt = Attempt(point, here, [*roots], args, kwargs)
+                roots = value = found = done = ()
+                return self._interrupted(attempt)
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
@@ -164,7 +188,7 @@ class Captured(Store):
         if not record:
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
-        here.learn(roots)
+        here.learn(tuple(roots))
         self.calls["recorded"] += 1
         return start_run(self, here, args, kwargs)
 

@@ -23,7 +23,7 @@ KERNELS = {
     "gemv": "ladder.lower.cuda.gemv:Gemv",
     "digits": "ladder.lower.cuda.digits:Digits",
     "mma": "ladder.lower.cuda.mma:Mma",
-    "wgmma": "ladder.lower.cuda.wgmma8:wgmma_kernel",
+    "wgmma": "ladder.lower.cuda.wgmma:Wgmma",
     "mfma": "ladder.lower.rocm.gemm:Kernel",
     "mfma32": "ladder.lower.rocm.gemm:Kernel",
     "dot": "ladder.lower.rocm.gemm:Kernel",

@@ -22,6 +22,7 @@ STRESS = (
     "idioms",
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
+ADVERSARIAL += ("suspended", "storage", "patched", "settings")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", "changed", *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:

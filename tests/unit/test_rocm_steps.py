@@ -10,7 +10,7 @@ import pytest
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.rocm.gemm import STEPS_OF, together
+from ladder.lower.rocm.gemm_place import STEPS_OF, together
 from ladder.lower.rocm.machine import COLUMNS, bitwise
 from ladder.lower.rocm.steps import DOT_MAP, DOTS, STEPS, WAVE_MAP, WIDE_MAP, WIDE_STEPS, select_step
 from schedules.layouts import FragmentLayout

@@ -42,7 +42,7 @@ def test_units_cover_a_turn_once_and_alternate(loop: Loop) -> None:
         (unit.slab * geo.slab + k, unit.m, token)
         for unit in units
         for k in range(unit.start, unit.end, 16)
-        for token in range(unit.tokens, unit.tokens + loop.unit_tokens)
+        for token in range(unit.first_m, unit.first_m + loop.unit_m)
     ]
     everything = product(range(0, loop.turn, 16), range(geo.m64), range(geo.schedule.tile_m))
     assert sorted(covered) == sorted(everything)
@@ -53,7 +53,7 @@ def test_units_cover_a_turn_once_and_alternate(loop: Loop) -> None:
 @pytest.mark.parametrize("loop", PLANS, ids=str)
 def test_sums_start_anew_and_end_with_their_group(loop: Loop) -> None:
     geo = loop.geo
-    mine = [unit for unit in loop.units() if (unit.m, unit.tokens) == (0, 0)]
+    mine = [unit for unit in loop.units() if (unit.m, unit.first_m) == (0, 0)]
     for unit in mine:
         first = unit.slab * geo.slab + unit.start
         if geo.promotes and not loop.long:

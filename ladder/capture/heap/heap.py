@@ -354,10 +354,10 @@ class Heap:
         node.origin = origin
         return node
 
-    def hidden_generator(self, value: Any, origin: Any) -> None:
+    def hidden_generator(self, value: Any, origin: Any, *, closes: bool) -> None:
         """Register a generator; it is not held, since what it does when it is dropped must come then."""
         node = Node(None, self.guard.fresh_name(), external=False)
-        node.recordable, node.origin = False, origin
+        node.recordable, node.origin, node.closes = False, origin, closes
         self.nodes[id(value)] = node
         weakref.finalize(value, self.nodes.pop, id(value), None).atexit = False
 

@@ -34,6 +34,7 @@ class Node:
     """The shadow of one heap object.
 
     `source`: the dictionary of which it is a view of the keys.
+    `closes`: whether it is a generator that does something when it is dropped before its end.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set. `entry`: what a container from outside held before
     the segment changed it, without what has been replaced since; None if it is unchanged or was read whole.
@@ -41,6 +42,7 @@ class Node:
 
     __slots__ = (
         "autograd",
+        "closes",
         "entry",
         "external",
         "full",
@@ -70,6 +72,7 @@ class Node:
         self.full = False
         self.mutated = False
         self.recordable = True
+        self.closes = False
         self.origin: Any = None
         self.parents: set[str] = set()
         self.lifted: dict[Any, Any] = {}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.gpu.groups import SUM_TILES, Groups
 from ladder.lower.gpu.instructions import MatrixStep
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS
 from schedules.layouts import TILE
 from schedules.legal import (
     RESIDENT_THREADS,

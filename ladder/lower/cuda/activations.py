@@ -10,8 +10,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from ladder.lower.gpu.instructions import STEP_BYTES, LaneMap
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from targets import TileDevice
 
 Index = Any
@@ -58,7 +58,7 @@ class SpanLoader:
         Row that stands for every row after it (rows beyond M repeat a real one), or None.
     """
 
-    def __init__(self, lanes: LaneMap, lane: Index, tile: TokenTile, last: Index | None = None) -> None:
+    def __init__(self, lanes: LaneMap, lane: Index, tile: ActivationTile, last: Index | None = None) -> None:
         self.lanes, self.lane, self.tile, self.last = lanes, lane, tile, last
 
     def _row(self, token: Index) -> Index:
@@ -103,7 +103,7 @@ class RunLoader:
         self,
         lanes: LaneMap,
         lane: Index,
-        tile: TokenTile,
+        tile: ActivationTile,
         token_blocks: int,
         last: Index,
         shared: Any,

@@ -1,4 +1,4 @@
-"""How a wave of an AMD kernel finds the tokens of its block's expert (`ladder.lower.gpu.experts`)."""
+"""How a wave of an AMD kernel finds its tile of a grouped GEMM (`ladder.lower.gpu.grouped`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a warp of a CUDA kernel finds the tokens of its block's expert (`ladder.lower.gpu.experts`)."""
+"""How a warp of a CUDA kernel finds its tile of a grouped GEMM (`ladder.lower.gpu.grouped`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.gpu import experts
+from ladder.lower.gpu import grouped
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.experts import TokenBlock
+from ladder.lower.gpu.grouped import MTile
 
 Expr = Any
 
@@ -41,8 +41,8 @@ class Warp:
         return value
 
 
-def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: Overlap) -> TokenBlock:
-    """Find the tokens of a tile. The kernel before may write the ranges: they are read after its end."""
+def find_m_tile(args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: Overlap) -> MTile:
+    """Find the activation rows of a tile; ranges are read after the kernel before, which may write them."""
     if args.experts is not None:
         overlap.wait()
-    return experts.find_tokens(args, block, tile_m, Warp(lane))
+    return grouped.find_m_tile(args, block, tile_m, Warp(lane))

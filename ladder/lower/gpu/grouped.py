@@ -1,10 +1,10 @@
-"""Which expert's tokens a block works on: one launch multiplies the tokens of every expert.
+"""Grouped GEMM: find the expert whose activation rows a block multiplies, one launch for all experts.
 
-A kernel asks for its `TokenBlock` and goes on as if there were one matrix: the arguments that
-come with it show one expert's weights, and tokens end where the expert's tokens end. Tokens of
-one expert are neighbours in x, either one expert after the other (``ranges`` are the E+1 offsets),
-or in E slots of equally many rows (``ranges`` are the E counts). Both are read on the device.
-What vendors do differently is said by `Lanes`.
+A kernel asks for its `MTile` and goes on as if there were one matrix: the arguments that come with
+it show one expert's weights, and M ends where the expert's activation rows end. The rows of one expert
+are neighbours in x, either one expert after the other (``ranges`` are the E+1 offsets), or in E slots
+of equally many rows (``ranges`` are the E counts). Both are read on the device. What vendors do
+differently is said by `Lanes`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lanes(Protocol):
         """Return an int32 that is the same in all lanes, as the vendor's code holds such."""
 
 
-class ExpertView:
+class ExpertSlice:
     """The part of a tensor ``[E, ...]`` that belongs to one expert, indexed like ``[...]``."""
 
     def __init__(self, tensor: Any, expert: Expr) -> None:
@@ -59,17 +59,17 @@ class ExpertView:
 
 
 @dataclass(frozen=True)
-class TokenBlock:
-    """The tokens of one tile.
+class MTile:
+    """The activation rows of one tile of the output.
 
     Parameters
     ----------
     args
-        The arguments as one expert's product sees them: its weights, and ``m`` after its last token.
+        The arguments as one expert's product sees them: its weights, and ``m`` after its last row.
     first
-        First token of the tile, a row of x.
+        First row of x of the tile.
     exists
-        Whether there is such a tile: the grid is an upper bound. Code after `find_tokens` must
+        Whether there is such a tile: the grid is an upper bound. Code after `find_m_tile` must
         run under this condition.
     """
 
@@ -78,8 +78,8 @@ class TokenBlock:
     exists: Expr
 
 
-def count_token_blocks(args: Arguments, tile_m: int) -> Expr:
-    """Return how many tiles of ``tile_m`` tokens there are at most, from what the host knows."""
+def count_m_tiles(args: Arguments, tile_m: int) -> Expr:
+    """Return how many tiles of ``tile_m`` activation rows there are at most, from what the host knows."""
     if args.experts is None:
         return (args.m + tile_m - 1) // tile_m
     if args.masked:
@@ -88,29 +88,29 @@ def count_token_blocks(args: Arguments, tile_m: int) -> Expr:
     return T.min(args.m, (args.m + args.experts * (tile_m - 1)) // tile_m)
 
 
-def find_tokens(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> TokenBlock:
-    """Find the tokens of tile ``block``, of `count_token_blocks`.
+def find_m_tile(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> MTile:
+    """Find the activation rows of tile ``block``, of `count_m_tiles`.
 
     Parameters
     ----------
     args
         The kernel's arguments.
     block
-        Tile of the tokens, the same in every lane of a warp.
+        Tile along M, the same in every lane of a warp.
     tile_m
-        Tokens per tile.
+        Activation rows per tile.
     lanes
         The warp.
     """
     if args.experts is None:
-        return TokenBlock(args, b.bind(block * tile_m), True)
+        return MTile(args, b.bind(block * tile_m), True)
     expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lanes)
     weights: dict[str, Any] = {
-        name: ExpertView(tensor, expert)
+        name: ExpertSlice(tensor, expert)
         for name in ("words", "scales", "zeros", "row_scale", "bias")
         if (tensor := getattr(args, name)) is not None
     }
-    return TokenBlock(replace(args, m=stop, **weights), first, exists)
+    return MTile(replace(args, m=stop, **weights), first, exists)
 
 
 def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
@@ -118,7 +118,7 @@ def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
 
 
 def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
-    """Return expert, first token, end of its tokens and whether the tile exists, for counted slots."""
+    """Return expert, first row, end of its rows and whether the tile exists, for counted slots."""
     slot = b.keep(T.truncdiv(args.m, args.experts))
     per_slot = b.keep(T.truncdiv(slot + tile_m - 1, tile_m))
     expert = b.keep(T.truncdiv(block, per_slot))
@@ -128,7 +128,7 @@ def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[
 
 
 def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
-    """Return the same for tokens that follow each other: every warp searches the offsets.
+    """Return the same for rows that follow each other: every warp searches the offsets.
 
     A lane counts the tiles of a run of neighbouring experts, a scan over the lanes tells how
     many come before, and the lane whose run holds the tile tells the others.
@@ -172,6 +172,6 @@ def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple
 
 
 def _range(args: Arguments, expert: Expr, lanes: Lanes) -> tuple[Expr, Expr]:
-    """Return first token and end of an expert's tokens, within x whatever the offsets say."""
+    """Return first and end of an expert's activation rows, within x whatever the offsets say."""
     start, stop = lanes.read(args.ranges, expert), lanes.read(args.ranges, expert + 1)
     return b.bind(T.max(start, 0)), b.bind(T.min(stop, args.m))

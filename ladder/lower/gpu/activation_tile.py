@@ -20,7 +20,7 @@ CHUNK_WORDS = 4
 
 
 @dataclass(frozen=True)
-class TokenTile:
+class ActivationTile:
     """Where the chunks of a tile ``[tokens, chunks]`` lie in shared memory.
 
     Parameters
