@@ -12,6 +12,7 @@ from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import capture
+from ladder.capture.values.shapes import Shapes
 
 SEQUENCE = ((2, 3), (3, 5), (4, 7), (5, 9), (9, 5), (6, 6), (2, 11))
 """(batch, tokens) of successive calls."""
@@ -340,3 +341,13 @@ def test_extents_in_long_expressions_are_fixed():
     fixed = set().union(*(point.unliftable([x, scale]) for point in fast.all_points()))
     assert {"args[0].shape[0]", "args[0].shape[1]"} <= fixed
     assert fast.calls["recorded"] <= 4  # how many are summed stays open
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_symbols_are_extents_alone(detached):
+    part = torch.randn(8, 3)[2:7]
+    shapes = Shapes()
+    shapes.lift("x", part.detach() if detached else part, {0: "rows"})
+    fake = shapes.fakes["x"]
+    assert {str(item) for item in (*fake.stride(), fake.storage_offset())} == {"3", "1", "0"}
+    assert fake.shape[0].node.expr in shapes.names

@@ -129,6 +129,12 @@ class Dynamic:
         self.symbol = symbol
 
 
+class Text(str):
+    """A string made of the values of tensors: matched runs make it anew, if anything uses it."""
+
+    __slots__ = ()
+
+
 def dynamic_parts(value: Any) -> list[Dynamic]:
     """Return the dynamic scalars that `value` is, or a tuple of which it is."""
     if type(value) is Dynamic:

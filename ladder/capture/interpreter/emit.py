@@ -49,7 +49,22 @@ def _no_collection() -> Iterator[None]:
 
 @_no_collection()
 def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None) -> Record:
-    """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one."""
+    """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one.
+
+    Raises
+    ------
+    CaptureError
+        Where there can be none.
+    """
+    try:
+        return _emitted(vm, ending, graph_break)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(tolerated(error, "what was recorded is dropped")) from error
+
+
+def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) -> Record:
     heap, trace, point = vm.heap, vm.trace, vm.point
     guard = heap.guard
     assert point is not None
