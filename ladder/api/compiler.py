@@ -82,6 +82,8 @@ class Compiler:
         )
         built = build_prepared(prepared, place)
         run = separated(built.executable, module, examples, opened)
+        if place.type == "cpu":  # on GPUs a first run records a graph of launches, for the arguments of calls
+            run.rehearse(examples)
         self.built.append(built)
         return run
 
@@ -110,7 +112,7 @@ class Compiler:
 
 def separated(
     executable: Executable, module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
-) -> Callable[..., Any]:
+) -> Separated:
     """Return what runs a plan whose results share memory, and lie, as the program's do.
 
     Parameters

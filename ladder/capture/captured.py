@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.collecting import collect_if_due
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
 from ladder.capture.records import (
@@ -150,8 +151,12 @@ class Captured(Store):
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResumePoint:
         key = (len(args), *kwargs) if kwargs else len(args)
-        names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
-        return self.entries.setdefault(key, ResumePoint(self, (), "", names))
+        if key not in self.entries:
+            names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
+            point = self.entries[key] = ResumePoint(self, (), "", names)
+            if self.lifts_shapes:
+                point.expect((*args, *kwargs.values()))
+        return self.entries[key]
 
     def _miss(self, attempt: Attempt) -> Any:
         """Run on, recording if that may help later calls."""
@@ -165,7 +170,9 @@ class Captured(Store):
             try:
                 return self._run_on(attempt, record=bool(record) and not here.dead)
             finally:
-                self.spent((time.perf_counter() - begun) * bool(record))
+                if record:
+                    collect_if_due()
+                    self.spent(time.perf_counter() - begun)
         finally:
             if record:
                 self._lock.release()
@@ -185,7 +192,7 @@ class Captured(Store):
                 for point in self.all_points():
                     point.take_back()
             return continue_run(self, here, roots, record=record)
-        if not record:
+        if not record or here.is_passing(roots):
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
         here.learn(tuple(roots))
