@@ -98,10 +98,10 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
         If it cannot be compiled.
     """
     from ladder.lower.rocm.toolchain import compile_functions
-    from ladder.lower.turn import tvm_turn
+    from ladder.lower.tvm_lock import tvm_lock
 
     name = str(function.attrs["global_symbol"])
-    with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_turn():
+    with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_lock():
         compiled = compile_functions({name: function}, device, Path(folder) / "kernel.so")
     found = launches(function, device, arrays)
     for launch in found:
