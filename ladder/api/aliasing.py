@@ -168,7 +168,7 @@ class Separated:
         Only where a run has no effect and its arguments have values.
         """
         executable = self.executable
-        if executable is None or executable.changed or not executable.plan.is_pure():
+        if executable is None or executable.bound.changed or not executable.plan.is_pure():
             return
         if not any(isinstance(value, FakeTensor) for value in inputs):
             states = random_states()

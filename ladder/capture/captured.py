@@ -170,9 +170,7 @@ class Captured(Store):
             try:
                 return self._run_on(attempt, record=bool(record) and not here.dead)
             finally:
-                if record:
-                    collect_if_due()
-                    self.spent(time.perf_counter() - begun)
+                self.spent((time.perf_counter() - begun) * bool(record))
         finally:
             if record:
                 self._lock.release()
@@ -192,12 +190,15 @@ class Captured(Store):
                 for point in self.all_points():
                     point.take_back()
             return continue_run(self, here, roots, record=record)
-        if not record or here.is_passing(roots):
+        if not record or here.is_passing(tuple(roots)):
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
         here.learn(tuple(roots))
         self.calls["recorded"] += 1
-        return start_run(self, here, args, kwargs)
+        try:
+            return start_run(self, here, args, kwargs)
+        finally:
+            collect_if_due()
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""

@@ -17,7 +17,7 @@ calls: list[int] = []
 def counting() -> Iterator[None]:
     """An operator that counts its calls."""
     calls.clear()
-    library: Any = torch.library.Library("first_runs", "DEF")
+    library: Any = torch.library.Library("first_runs", "DEF")  # type: ignore[no-untyped-call]
     library.define("counted(Tensor x) -> Tensor")
 
     def counted(x: torch.Tensor) -> torch.Tensor:
