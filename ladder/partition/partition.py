@@ -21,7 +21,7 @@ from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
-from ladder.partition.puts import in_place, with_puts
+from ladder.partition.scatter import in_place, with_scatters
 from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
@@ -110,9 +110,9 @@ def partition(
     users = readers(graph)
     parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
-    puts = in_place(graph, users, updated)
-    parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
-    written = {node.name for node in puts}
+    scatters = in_place(graph, users, updated)
+    parts += with_scatters(graph, users, Chains(graph, users, taken).parts(), scatters)
+    written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         ours = node.operator == "attention"

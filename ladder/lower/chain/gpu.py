@@ -13,7 +13,7 @@ from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.gpu_vectors import VectorLoops
 from ladder.lower.chain.means import Means
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
 from ladder.movement.mapping import Mapping
 
 

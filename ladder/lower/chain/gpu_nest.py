@@ -22,7 +22,7 @@ from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.stencils import reduce_vectors, stencil_width
 from ladder.lower.chain.vectors import WIDE, Vectors
 from ladder.movement.mapping import Mapping

@@ -43,7 +43,7 @@ class VectorLoops:
         dtype = stored_type(self.nest.graph.tile(value).ttype.name)
         best, cost = (1, 1), float("inf")
         widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
-        if value in self.nest.puts:  # rows that are put lie apart
+        if value in self.nest.scatters:  # scattered rows lie apart
             widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.nest.rows if self.nest.lanes > 1 else 0
         most = 1 if self.nest.mapping.spread > 1 else len(shape) - axes

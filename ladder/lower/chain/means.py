@@ -66,7 +66,7 @@ class Means:
     @staticmethod
     def of(nest: GpuNest) -> Means | None:
         """Return the sums of a chain; None if it is none of this form."""
-        if len(nest.graph.outputs) != 1 or nest.puts:
+        if len(nest.graph.outputs) != 1 or nest.scatters:
             return None
         shape = nest.graph.tile(nest.graph.outputs[0]).shape
         if len(shape) != nest.rows or not all(isinstance(extent, int) for extent in shape):
