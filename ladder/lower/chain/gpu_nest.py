@@ -23,8 +23,8 @@ from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scatter import Chain
-from ladder.lower.chain.stencils import reduce_vectors, stencil_width
 from ladder.lower.chain.vectors import WIDE, Vectors
+from ladder.lower.chain.window_reductions import reduce_vectors, window_width
 from ladder.movement.mapping import Mapping
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
@@ -58,8 +58,8 @@ class GpuNest(Nest):
         self.values.lowerings = {**dialect.functions, **(dialect.cheap if cheap else {})}
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.alone = False
-        widths = {stencil_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
-        self.stencil_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
+        widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
+        self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
         """Neighbouring elements of the results of windows that a thread has."""
         tiles = {node.name: node.tile for node in graph.inputs}
         self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
@@ -164,7 +164,7 @@ class GpuNest(Nest):
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""
         found = []
-        if len(places) > 1 and self.stencil_width > 1:
+        if len(places) > 1 and self.window_width > 1:
             reduce_vectors(self, self.vectors, value, places)
         for lane, place in enumerate(places):
             self.vectors.lane = lane
