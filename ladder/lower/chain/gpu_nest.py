@@ -295,7 +295,7 @@ class GpuNest(Nest):
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all lanes of a row found, on each of them."""
         wave, shared = self.dialect.wave, self.dialect.shared
-        value = self.exchanged(it, value, min(self.lanes, wave))
+        value = self.shuffled(it, value, min(self.lanes, wave))
         warps = self.lanes // wave
         if warps <= 1:
             return value
@@ -305,13 +305,13 @@ class GpuNest(Nest):
             b.store(shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, wave))
         self.dialect.sync()
         read = b.bind(T.reinterpret(it.dtype, shared[place + tirx.floormod(self.lane, warps)]))
-        return self.exchanged(it, read, warps)
+        return self.shuffled(it, read, warps)
 
-    def exchanged(self, it: Reduction, value: Expr, lanes: int) -> Expr:
+    def shuffled(self, it: Reduction, value: Expr, lanes: int) -> Expr:
         """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
         value, distance = b.bind(value), 1
         while distance < lanes:
-            other = self.dialect.exchange(value, distance, self.thread)
+            other = self.dialect.shuffle(value, distance, self.thread)
             value = b.bind(it.combine(value, other))
             distance *= 2
         return value

@@ -143,7 +143,7 @@ class SpatialSums:
         sums = [total.value for total in totals]
         distance = 1
         while distance < rows:
-            sums = [b.bind(value + dialect.exchange(value, distance, thread)) for value in map(b.bind, sums)]
+            sums = [b.bind(value + dialect.shuffle(value, distance, thread)) for value in map(b.bind, sums)]
             distance *= 2
         begin = tirx.floordiv(thread, dialect.wave) * (self.lanes * self.width) + lane * self.width
         with b.when(tirx.floormod(thread, rows) == 0):
