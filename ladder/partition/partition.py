@@ -19,10 +19,10 @@ from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
+from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.scatter import in_place, with_scatters
-from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -118,7 +118,7 @@ def partition(
         ours = node.operator == "attention"
         parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
     found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
-    return join_siblings(graph, found) if side_by_side else found
+    return fuse_horizontally(graph, found) if side_by_side else found
 
 
 def readers(graph: Graph) -> dict[str, list[Node | None]]:
