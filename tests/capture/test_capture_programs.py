@@ -22,6 +22,7 @@ STRESS = (
     "idioms",
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
+ADVERSARIAL += ("suspended", "storage", "patched", "settings")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", "changed", *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
@@ -52,7 +53,7 @@ def test_most_programs_are_captured():
     missed = [name for name in names if outcomes[name] != "eager" and captures[name].calls["eager"]]
     assert missed == []
     eager = sorted(name for name, outcome in outcomes.items() if outcome not in ("whole", "split"))
-    assert len(names) == 67
+    assert len(names) == 69
     assert eager == ["frame_and_inspect"]
     assert sum(outcome == "whole" for outcome in outcomes.values()) >= 45
 
@@ -62,6 +63,11 @@ def test_what_was_changed_in_part_is_read_whole_in_one_graph(name):
     captured = captured_run(PROGRAMS[name], 1)[2]
     assert captured.outcome == "whole"
     assert not captured.calls["eager"]
+
+
+def test_messages_of_tensors_that_nobody_reads_break_no_graph():
+    captured = captured_run(PROGRAMS["effect_messages_that_nobody_reads"], 1)[2]
+    assert not any(record.split for record in captured.records)
 
 
 def test_a_model_is_one_graph_and_a_miss_is_seen():

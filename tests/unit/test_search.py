@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.farm import Campaign, Trial, at_shapes, load, save
+from ladder.runtime.compile_pool import Campaign, Trial, at_shapes, load, save
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import finals, known_winners, relatives_winners, winners
 from schedules.legal import is_legal
