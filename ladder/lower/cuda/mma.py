@@ -21,11 +21,12 @@ from ladder.lower.cuda.mma_activations import activation_source
 from ladder.lower.cuda.mma_geometry import Plan, choose_plan
 from ladder.lower.cuda.mma_place import Place, find_place
 from ladder.lower.cuda.mma_stages import StageCopies, Stages, allocate_stages
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import each_piece
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.epilogue import finish_row
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters, array_dtype
+from ladder.lower.gpu.groups import GroupRegisters, array_dtype
 from ladder.lower.gpu.instructions import STEP_TOKENS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from schedules.layouts import TILE

@@ -10,8 +10,8 @@ from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
 from schedules.codes import table_bytes
+from schedules.footprint import scale_span
 from schedules.layouts import TILE
-from schedules.legal import scale_span
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 

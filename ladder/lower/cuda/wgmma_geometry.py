@@ -13,9 +13,7 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.codes import table_bytes
-from schedules.layouts import TILE, lane_of, packed_group
-from schedules.legal import (
-    LEAST_SLABS,
+from schedules.footprint import (
     STAGED_TOKENS,
     carries,
     launch_registers,
@@ -24,6 +22,8 @@ from schedules.legal import (
     scale_span,
     streams_exponents,
 )
+from schedules.layouts import TILE, lane_of, packed_group
+from schedules.legal import LEAST_SLABS
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type

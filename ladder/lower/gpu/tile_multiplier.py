@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.emission import SharedTable
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters
+from ladder.lower.gpu.groups import GroupRegisters
 
 Expr = Any
 

@@ -20,9 +20,10 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters, left_by
+from ladder.lower.gpu.groups import GroupRegisters, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz

@@ -11,8 +11,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import each_piece
-from ladder.lower.gpu.groups import Accumulators
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.gemm_place import Place, Plan

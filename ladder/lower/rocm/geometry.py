@@ -35,7 +35,7 @@ class WaveTile(ActivationTile):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule of `schedules.legal.WAVES`."""
+    """Sizes that follow from a problem, a device and a schedule of `schedules.footprint.WAVES`."""
 
     groups: Groups
     step: WaveStep
