@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
-from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
+from ladder.ir.attention_match import ATTENTION_PATTERNS
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.build import draws
 from ladder.ir.common import merge_all_but_windows, merge_equal
@@ -50,7 +50,7 @@ Users = Mapping[str, list[Node | None]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-FOUND = (rewriting("attention spelt out", SPELT_OUT),)
+MATCHES = (rewriting("match attention", ATTENTION_PATTERNS),)
 
 ATTENTION = (
     rewriting("views of its operands", LAYOUT_FOLDING),
@@ -69,7 +69,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     If ``precise``, several operators do not become one: it would round otherwise.
     """
     ours = device is not None and has_kernels(device)
-    further = (*(() if precise else FOUND), *ATTENTION, *IMAGES) if ours else ()
+    further = (*(() if precise else MATCHES), *ATTENTION, *IMAGES) if ours else ()
     return run_passes(graph, (*FIRST, *CHANNELS, *LAST, *further))
 
 
