@@ -28,6 +28,7 @@ from ladder.ir.gemm import Gemm
 from schedules.codes import weight_bits
 from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
+from schedules.cost_cpu import predict_cpu
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.legal import (
     FP8_INTERVAL,
@@ -46,7 +47,7 @@ from schedules.legal import (
     resources,
     stage_bytes,
 )
-from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
+from schedules.schedule import GpuSchedule, Schedule, TransformList
 from targets import Core, TileDevice
 from tile_types.errors import ScheduleError
 
@@ -218,8 +219,8 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """
     if isinstance(schedule, GpuSchedule) and device.is_gpu:
         return _predict_gpu(gemm, device, schedule, m)
-    if isinstance(schedule, CpuSchedule) and not device.is_gpu:
-        return _predict_cpu(gemm, device, schedule, m)
+    if isinstance(schedule, TransformList) and not device.is_gpu:
+        return predict_cpu(gemm, device, schedule, m)
     raise ScheduleError(f"{type(schedule).__name__} does not run on {device.name}")
 
 
@@ -512,21 +513,3 @@ def _step_seconds(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
     shallow = 1 + 1 / max(1, schedule.stages - 1)
     steps = padded(gemm.k) / 64
     return -(-grid.rounds // grid.resident) * steps * MMA_STEP_SECONDS * shallow
-
-
-def _predict_cpu(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, m: int) -> Cost:
-    core = next((c for c in device.cores if c.name == schedule.core and c.a == gemm.activation), None)
-    if core is None:
-        raise ScheduleError(f"{device.name} has no core {schedule.core!r} for {gemm.activation} activations")
-    dram = device.layer("dram")
-    passes = -(-m // schedule.tile_m)
-    rows = -(-schedule.tile_m // core.m) * core.m * passes
-    vector = device.vector_ops_per_cycle * device.units * device.clock
-    decoded = 1 if schedule.decode == "scratch" else passes
-    operations = decode_ops(gemm, "operand") * gemm.n * gemm.k
-    overlapped = {
-        "dram": minimum_bytes(gemm, m) / (dram.bandwidth * dram.sustained),
-        "core": 2.0 * rows * gemm.n * gemm.k / (device.peak(core) * core.sustained)
-        + operations * decoded / vector,
-    }
-    return cost_of(gemm, m, overlapped, {"launch": 3e-6})

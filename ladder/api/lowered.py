@@ -8,7 +8,8 @@ from functools import cached_property, partial
 from ladder.api.evidence import Evidence, gather, report_of
 from ladder.runtime.build import Kernel
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, tuning_database
-from schedules.schedule import Plan, Schedule
+from schedules.cpu_policy import tile_program
+from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList
 from tile_types.errors import DeviceError, unknown_name
 
 GRAPH_STAGES = ("ir", "schedule")
@@ -48,7 +49,7 @@ class Lowered:
         ----------
         stage
             ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs;
-            ``"asm"`` for CPUs.
+            ``"tile"`` (the tile program) and ``"asm"`` for CPUs.
         m
             Rows of the activations: chooses the kernel.
 
@@ -65,13 +66,17 @@ class Lowered:
             return str(gemm_graph(self.request.gemm))
         if stage == "schedule":
             return str(self.plan)
+        schedule = self.plan.schedule_for(m)
+        if stage == "tile" and isinstance(schedule, TransformList):
+            return str(tile_program(self.request.gemm, self.request.target, schedule))
         from ladder.lower.build import LATER_STAGES, derive_stage
 
         sources = self.kernel(m).sources()
         text = sources.get(stage) or derive_stage(stage, sources, self.request.target)
         if text is None:
             later = [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
-            raise unknown_name(f"stage of {self.request.device}", stage, [*GRAPH_STAGES, *sources, *later])
+            early = [*GRAPH_STAGES, *(["tile"] if isinstance(schedule, TransformList) else [])]
+            raise unknown_name(f"stage of {self.request.device}", stage, [*early, *sources, *later])
         return str(text)
 
     def serving(self, m: int) -> Lowered:
@@ -117,13 +122,14 @@ class Lowered:
         for limit, schedule in self.plan.entries:
             m = typical_m(limit)
             cost = predict(gemm, device, schedule, m)
-            lines += [f"M <= {limit}: {schedule}", f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs"]
+            steps = str(schedule).splitlines() if isinstance(schedule, TransformList) else []
+            lines.append(f"M <= {limit}: {schedule.instruction if steps else schedule}")
+            lines.append(f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs")
             if m in measured.get(schedule, {}):
                 lines[-1] += f", measured: {measured[schedule][m] * 1e6:.1f} µs"
-            lines += [
-                f"  {step.layer}: {step.kind} {step.detail}"
-                for step in schedule_transform(gemm, device, schedule, m)
-            ]
+            if isinstance(schedule, GpuSchedule):
+                steps = [f"{s.layer}: {s.kind} {s.detail}" for s in schedule_transform(gemm, schedule)]
+            lines += [f"  {step}" for step in steps]
         return "\n".join(lines)
 
     def _measured(self) -> dict[Schedule, dict[int, float]]:
