@@ -1,4 +1,4 @@
-"""What a CPU kernel takes: bytes and operations counted from its tile program, with the constants of its device."""
+"""The time of a CPU kernel: bytes and operations of its tile program, with the constants of its device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decode_operations(program: TileProgram, counts: Counts) -> float:
     """Return the vector operations, in 32-bit lanes, that decode all weights as often as the program does."""
     weight = program.operand("w").tile
     extract = PLANE_OPERATIONS * len(planes(weight.ttype.elem_bits))
-    words = weight.layout.parameters[0] / 32
+    words = float(weight.layout.parameters[0]) / 32
     return sum(
         elements * words * (extract + RECIPES[recipe].cost)
         for recipe, elements in counts.converted.items()

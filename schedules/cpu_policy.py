@@ -1,4 +1,4 @@
-"""CPU schedules by instruction and M: a table, edited by measurement, and the transforms that a row stands for.
+"""CPU schedules: a table by instruction and M, edited by measurement, and the transforms of its rows.
 
 What a core multiplies is decided by values: activations and weights must survive the conversion
 unchanged. Each row of `TABLE` says which compute instruction serves that operand type up to one
@@ -14,7 +14,7 @@ from math import gcd
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import Layout, TileProgram, block_graph, operand_type
-from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
+from schedules.cpu_layout import LANES, UNIT, CpuLayout, cpu_layout
 from schedules.instructions import INSTRUCTIONS, RECIPES
 from schedules.schedule import TransformList, check
 from schedules.transforms import Convert, Map, Pad, Place, Slice, Transform, Use, apply_all
@@ -92,7 +92,10 @@ def proposal(gemm: Gemm, device: TileDevice, core: str, tile_m: int, tile_n: int
     ScheduleError
         If there is no such instruction.
     """
-    check(core in INSTRUCTIONS, f"tile programs have no instruction {core!r}; use one of {', '.join(INSTRUCTIONS)}")
+    check(
+        core in INSTRUCTIONS,
+        f"tile programs have no instruction {core!r}; use one of {', '.join(INSTRUCTIONS)}",
+    )
     layout = cpu_layout(gemm)
     nest = _tile_nest if INSTRUCTIONS[core].tiles else _vector_nest
     steps = (*_storage(gemm, layout), *nest(gemm, device, layout, core, tile_m, tile_n), Use(core))
@@ -135,7 +138,12 @@ def _decoded(gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, level
 def _recipe(bits: int, lane: int, wanted: str, device: TileDevice) -> str:
     """Return the first recipe that makes the type of such codes on the device."""
     for name, row in RECIPES.items():
-        if wanted in row.results and bits <= row.most_bits and lane in row.lanes and row.features <= device.features:
+        if (
+            wanted in row.results
+            and bits <= row.most_bits
+            and lane in row.lanes
+            and row.features <= device.features
+        ):
             return name
     return "none"
 

@@ -81,7 +81,7 @@ RECIPES: Mapping[str, Recipe] = {
     "lookup": Recipe(("bfloat16", "float32"), 8, (16,), frozenset({"avx512f", "avx512bw"}), 1.0),
     "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
 }
-"""Conversions of weights in registers: shifts and masks; a table in registers; the type's decode expression."""
+"""Conversions of weights: shifts and masks, a table in registers, the type's decode expression."""
 
 PLANE_OPERATIONS = 1.5
 """Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

@@ -317,9 +317,7 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)
 
 
-def schedule_transform(
-    gemm: Gemm, schedule: GpuSchedule
-) -> tuple[TransformStep, ...]:
+def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[TransformStep, ...]:
     """Return the transforms that bring the weights from canonical storage to the core.
 
     This is text for people, of families whose schedules are not lists of transforms yet.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ladder.api.evidence import Evidence, gather, report_of
+from ladder.ir.gemm import Gemm
 from ladder.runtime.build import Kernel
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, tuning_database
 from schedules.cpu_policy import tile_program
@@ -114,7 +115,7 @@ class Lowered:
     def explain(self) -> str:
         """Return which schedule serves which M, what it is predicted to cost, and how weights travel."""
         from schedules.cost_model import predict
-        from schedules.policy import schedule_transform, typical_m
+        from schedules.policy import typical_m
 
         gemm, device = self.request.gemm, self.request.target
         measured = self._measured()
@@ -122,14 +123,12 @@ class Lowered:
         for limit, schedule in self.plan.entries:
             m = typical_m(limit)
             cost = predict(gemm, device, schedule, m)
-            steps = str(schedule).splitlines() if isinstance(schedule, TransformList) else []
-            lines.append(f"M <= {limit}: {schedule.instruction if steps else schedule}")
+            title = schedule.instruction if isinstance(schedule, TransformList) else schedule
+            lines.append(f"M <= {limit}: {title}")
             lines.append(f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs")
             if m in measured.get(schedule, {}):
                 lines[-1] += f", measured: {measured[schedule][m] * 1e6:.1f} µs"
-            if isinstance(schedule, GpuSchedule):
-                steps = [f"{s.layer}: {s.kind} {s.detail}" for s in schedule_transform(gemm, schedule)]
-            lines += [f"  {step}" for step in steps]
+            lines += [f"  {step}" for step in _steps(gemm, schedule)]
         return "\n".join(lines)
 
     def _measured(self) -> dict[Schedule, dict[int, float]]:
@@ -140,3 +139,12 @@ class Lowered:
             if (row.n, row.k) == (gemm.n, gemm.k):
                 found.setdefault(row.schedule, {})[row.m] = row.seconds
         return found
+
+
+def _steps(gemm: Gemm, schedule: Schedule) -> list[str]:
+    """Return the lines that say how a schedule brings tiles to the instructions."""
+    from schedules.policy import schedule_transform
+
+    if isinstance(schedule, GpuSchedule):
+        return [f"{step.layer}: {step.kind} {step.detail}" for step in schedule_transform(gemm, schedule)]
+    return str(schedule).splitlines()

@@ -138,7 +138,7 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
 
 
 def _writer(gemm: Gemm, device: TileDevice, schedule: Schedule, pipeline: str) -> Callable[[], None]:
-    """Return what writes the body of a kernel: a skeleton that reads a tile program, or a class of its own."""
+    """Return what writes the body: a skeleton that reads a tile program, or the pipeline's own class."""
     if isinstance(schedule, TransformList):
         return partial(resolve(SKELETONS, "skeleton", pipeline), tile_program(gemm, device, schedule))
     write: Callable[[], None] = resolve(KERNELS, "pipeline", pipeline)(gemm, device, schedule).emit

@@ -35,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a statement stands: the loops around it as ``(loop, iterations)``, and the extent of each axis there."""
+    """Where a statement stands: ``(loop, iterations)`` around it, and the extent of each axis there."""
 
     pieces: Mapping[str, int]
     loops: tuple[tuple[Loop, int], ...] = ()
@@ -53,7 +53,7 @@ class _Place:
         return math.prod(self.pieces[axis] for axis in operand.axes)
 
     def passes(self, operand: Operand) -> int:
-        """Return how often different elements of an argument, or the same ones by another thread, are asked for."""
+        """Return how often an argument is asked for: other elements, or the same by other threads."""
         total, within = 1, False
         for loop, times in self.loops:
             total *= times if loop.axis in operand.axes or not within else 1
@@ -103,5 +103,8 @@ def _products(program: TileProgram, product: Multiply, place: _Place) -> int:
     """Return the products of one execution: register tiles are multiplied whole, padding included."""
     tile = program.operand(product.total)
     whole = [tile.extent(axis) for axis in ("m", "n")]
-    rows = [extent if isinstance(extent, int) else place.pieces[axis] for axis, extent in zip("mn", whole, strict=True)]
+    rows = [
+        extent if isinstance(extent, int) else place.pieces[axis]
+        for axis, extent in zip("mn", whole, strict=True)
+    ]
     return math.prod(rows) * place.pieces["g"] * place.pieces["k"]

@@ -90,7 +90,9 @@ class _Run:
         values = np.asarray(values, np.float64)
         if operand.axes[-2:] == ("g", "k"):
             groups, width = self.sizes["G"], size_of(self.program.operand("x").extent("k"), self.sizes)
-            values = np.pad(values, [(0, 0), (0, groups * width - values.shape[1])]).reshape(-1, groups, width)
+            values = np.pad(values, [(0, 0), (0, groups * width - values.shape[1])]).reshape(
+                -1, groups, width
+            )
         wanted = [size_of(self.program.extent(axis), self.sizes) for axis in operand.axes]
         missing = [(0, max(0, extent - have)) for extent, have in zip(wanted, values.shape, strict=True)]
         return np.pad(values, missing), dict.fromkeys(operand.axes, 0)
@@ -98,7 +100,9 @@ class _Run:
     def view(self, name: str, piece: Piece) -> Array:
         """Return the part of a tile that the pieces of all axes select."""
         values, begin = self.tiles[name]
-        return values[tuple(slice(piece[axis][0] - begin[axis], piece[axis][1] - begin[axis]) for axis in begin)]
+        return values[
+            tuple(slice(piece[axis][0] - begin[axis], piece[axis][1] - begin[axis]) for axis in begin)
+        ]
 
     def body(self, body: tuple[Statement, ...], piece: Piece) -> None:
         """Execute statements in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -223,7 +223,8 @@ class TileProgram:
     name
         What it computes.
     axes
-        ``(name, extent)`` of what loops go through: ``m`` and ``n`` of the result, ``g`` groups of ``k`` columns.
+        ``(name, extent)`` of what loops go through: ``m`` and ``n`` of the result, ``g`` groups of ``k``
+        columns.
     arguments
         Tensors in calling order.
     body
@@ -243,6 +244,10 @@ class TileProgram:
     def extent(self, axis: str) -> Extent:
         """Return the extent of an axis."""
         return dict(self.axes)[axis]
+
+    def pieces(self, loops: Sequence[Loop]) -> dict[str, Extent]:
+        """Return the extent of each axis inside loops, outermost first."""
+        return {**dict(self.axes), **{loop.axis: loop.step for loop in loops}}
 
     @cached_property
     def _operands(self) -> Mapping[str, Operand]:
@@ -286,7 +291,9 @@ class TileProgram:
         return {"M": m, "N": n, "K": k, "G": -(-k // group) if isinstance(group, int) else 1}
 
 
-def walk(body: tuple[Statement, ...], outer: tuple[Loop, ...] = ()) -> Iterator[tuple[Statement, tuple[Loop, ...]]]:
+def walk(
+    body: tuple[Statement, ...], outer: tuple[Loop, ...] = ()
+) -> Iterator[tuple[Statement, tuple[Loop, ...]]]:
     """Yield every statement, loops included, with the loops around it."""
     for statement in body:
         yield statement, outer

@@ -58,7 +58,10 @@ def _copy(copy: Copy) -> str:
 
 def _add(add: AddGroup) -> str:
     sums = "".join(
-        [f" - {add.zero} * {add.sums}" if add.zero else "", f" + {add.offset} * {add.sums}" if add.offset else ""]
+        [
+            f" - {add.zero} * {add.sums}" if add.zero else "",
+            f" + {add.offset} * {add.sums}" if add.offset else "",
+        ]
     )
     value = f"({add.value}{sums})" if sums else add.value
     return f"{add.total} += {value}" + (f" * {add.scale}" if add.scale else "")
@@ -119,11 +122,14 @@ def _read_copy(found: tuple[Any, ...]) -> Statement:
 
 
 def _read_multiply(found: tuple[Any, ...]) -> Statement:
-    return Multiply(*found[:3], found[3] or "")
+    total, left, right, by = found
+    return Multiply(total, left, right, by or "")
 
 
 def _read_store(found: tuple[Any, ...]) -> Statement:
-    steps = tuple((name, operand) for name, _, operand in (part.partition(" ") for part in found[2].split(", ")[1:]))
+    steps = tuple(
+        (name, operand) for name, _, operand in (part.partition(" ") for part in found[2].split(", ")[1:])
+    )
     return Store(found[0], found[1], steps)
 
 
@@ -139,8 +145,8 @@ _READ: tuple[tuple[str, Callable[[tuple[Any, ...]], Statement]], ...] = (
     (rf"store ({_NAME}) <- ({_NAME})((?:, [\w. ]+)*)", _read_store),
     (rf"({_NAME}) \+= ({_NAME}) · ({_NAME})(?: by (\w+))?", _read_multiply),
     (
-        rf"({_NAME}) \+= (?:({_NAME})|\(({_NAME})(?: - ({_NAME}) \* ({_NAME}))?(?: \+ (-?\d+) \* ({_NAME}))?\))"
-        rf"(?: \* ({_NAME}))?",
+        rf"({_NAME}) \+= (?:({_NAME})|\(({_NAME})(?: - ({_NAME}) \* ({_NAME}))?"
+        rf"(?: \+ (-?\d+) \* ({_NAME}))?\))(?: \* ({_NAME}))?",
         _read_add,
     ),
 )
@@ -160,7 +166,9 @@ def parse_program(text: str) -> TileProgram:
     axes = re.fullmatch(r"axes (.*)", lines[1]) if head else None
     if head is None or axes is None:
         raise ParseError("a tile program begins with the lines 'tile program NAME' and 'axes ...'")
-    extents = tuple((name, _extent(extent)) for name, extent in (part.split(": ") for part in _split(axes[1])))
+    extents = tuple(
+        (name, _extent(extent)) for name, extent in (part.split(": ") for part in _split(axes[1]))
+    )
     arguments = [line.removeprefix("argument ") for line in lines[2:] if line.startswith("argument ")]
     operands = []
     for argument in arguments:

@@ -69,9 +69,9 @@ def _shapes(program: TileProgram) -> Iterator[str]:
     """Every tile that is made is as large as the pieces of the loops around it."""
     for statement, loops in walk(program.body):
         made = made_by(statement)
-        if made is None or isinstance(statement, Copy) and statement.source.startswith(f"{made.name}."):
+        if made is None or (isinstance(statement, Copy) and statement.source.startswith(f"{made.name}.")):
             continue  # what is written back is as large as it was made
-        pieces = {**dict(program.axes), **{loop.axis: loop.step for loop in loops}}
+        pieces = program.pieces(loops)
         wanted = tuple(pieces[axis] for axis in made.axes)
         if made.tile.shape != wanted:
             yield f"{made.name} is {list(made.tile.shape)} where pieces are {list(wanted)}"
@@ -111,11 +111,13 @@ def _product(program: TileProgram) -> Iterator[str]:
 
 
 def _accumulators(program: TileProgram) -> Iterator[str]:
-    """What is added to begins as zero."""
+    """Everything that is added to begins as zero."""
     filled = {fill.target.name for fill, _ in program.find(Fill) if isinstance(fill, Fill)}
     for statement, _ in program.find(AddGroup):
         assert isinstance(statement, AddGroup)
-        yield from (f"{name} is not filled" for name in (statement.total, statement.value) if name not in filled)
+        yield from (
+            f"{name} is not filled" for name in (statement.total, statement.value) if name not in filled
+        )
 
 
 RULES: tuple[Callable[[TileProgram], Iterator[str]], ...] = (

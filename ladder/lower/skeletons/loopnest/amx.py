@@ -107,7 +107,7 @@ class TileNest(Nest):
         """Emit the beginning of the totals; sums of a group begin in tile registers."""
         if fill.target.name != "total":
             return at
-        at = self.allocate(fill, at)
+        at = self.allocate(at)
         self.clear(fill, at)
         self.tiles.configure()
         return at

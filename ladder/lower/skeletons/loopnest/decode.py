@@ -88,7 +88,9 @@ def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
         return ByteDecoder(layout)
     if made.ttype == "bfloat16":
         return PairDecoder(PairTable(layout, element, rounded=True)) if recipe == "lookup" else RawPairs()
-    return FloatDecoder(PairTable(layout, element)) if recipe == "lookup" else ExpressionDecoder(layout, element)
+    return (
+        FloatDecoder(PairTable(layout, element)) if recipe == "lookup" else ExpressionDecoder(layout, element)
+    )
 
 
 def copies_of(program: TileProgram, name: str) -> list[Copy]:

@@ -6,6 +6,7 @@ totals; for the next rows of the turn it decodes the same weights again, now fro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ class VectorNest(Nest):
     def fill(self, fill: Fill, at: At) -> At:
         """Emit the beginning of the totals in memory, or of sums in registers."""
         if fill.target.tile.level == "cache":
-            at = self.allocate(fill, at)
+            at = self.allocate(at)
             self.clear(fill, at)
             return at
         count = self.kernel.rows * self.kernel.tokens
@@ -103,9 +104,13 @@ class VectorNest(Nest):
             self.store_row(store, at, token, (at.first + at.block) * self.kernel.tokens + token)
 
 
-INSTRUCTIONS = {
+def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
+    return v.fma(weights, v.as_type(x, "float32x16"), total)
+
+
+INSTRUCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "avx512_bf16": v.dot_bf16,
     "avx512_vnni": v.dot_int8,
-    "fma": lambda total, weights, x: v.fma(weights, v.as_type(x, "float32x16"), total),
+    "fma": _fma,
 }
 """Instruction -> what emits ``total`` plus the products of one step."""

@@ -7,14 +7,25 @@ and the output are emitted here; what is inside the loop over columns differs by
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Operand, Statement, Store, Sum, TileProgram
+from ladder.ir.program import (
+    AddGroup,
+    Copy,
+    Fill,
+    Loop,
+    Multiply,
+    Operand,
+    Statement,
+    Store,
+    Sum,
+    TileProgram,
+)
 from ladder.ir.program.model import made_by, walk
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
@@ -85,7 +96,9 @@ def kernel_of(program: TileProgram, args: Arguments) -> Kernel:
     return Kernel(program, layout, args, rows[-1], columns, blocks, prepared, decoder_for(program, layout))
 
 
-def _activations(program: TileProgram, layout: CpuLayout, args: Arguments, words: int, blocks: Expr) -> Activations:
+def _activations(
+    program: TileProgram, layout: CpuLayout, args: Arguments, words: int, blocks: Expr
+) -> Activations:
     """Allocate the prepared activations of ``blocks`` blocks of ``words`` rows."""
     x = program.operand(program.product[0].left)
     memory = v.scratch(blocks * args.units * (UNIT // WORD_COLUMNS[x.ttype]) * words, "uint32")
@@ -159,29 +172,27 @@ class Nest(ABC):
 
     def _statement(self, statement: Statement, at: At) -> At | None:
         """Emit one statement; returns where emission stands if that made memory."""
-        if isinstance(statement, Loop):
-            return self._loop(statement, at)
         if isinstance(statement, Fill):
             return self.fill(statement, at)
-        if isinstance(statement, Copy):
-            return self._rows(statement, at) if statement.source == "x" else self.copy(statement, at)
-        if isinstance(statement, Multiply):
-            return self.multiply(statement, at)
-        if isinstance(statement, AddGroup):
-            return self.add(statement, at)
-        if isinstance(statement, Store):
-            return self.store(statement, at)
-        assert isinstance(statement, Sum)  # rows are summed while they are prepared
+        if isinstance(statement, Sum):
+            return None  # rows are summed while they are prepared
+        emitters: dict[type, Callable[[Any, At], None]] = {
+            Loop: self._loop,
+            Copy: self._copy,
+            Multiply: self.multiply,
+            AddGroup: self.add,
+            Store: self.store,
+        }
+        emitters[type(statement)](statement, at)
         return None
+
+    def _copy(self, copy: Copy, at: At) -> None:
+        (self._rows if copy.source == "x" else self.copy)(copy, at)
 
     def _loop(self, loop: Loop, at: At) -> None:
         """Emit a loop: over turns of rows, columns, rows of a turn, groups, or columns of a group."""
-        if loop.axis == "n":
-            self._columns(loop, at)
-        elif loop.axis == "m" and at.tile is None:
-            self._turns(loop, at)
-        else:
-            {"m": self.inner_rows, "g": self.groups, "k": self.depth}[loop.axis](loop, at)
+        rows = self._turns if at.tile is None else self.inner_rows
+        {"n": self._columns, "m": rows, "g": self.groups, "k": self.depth}[loop.axis](loop, at)
 
     def _turns(self, loop: Loop, at: At) -> None:
         """Emit the loop over turns, whose prepared rows stay in cache."""
@@ -203,7 +214,7 @@ class Nest(ABC):
             self.kernel.decode.begin()
             self.body(loop.body, replace(at, tile=tile))
 
-    def allocate(self, fill: Fill, at: At) -> At:
+    def allocate(self, at: At) -> At:
         """Allocate the memory that begins at a sum over groups: its own, and that of what is inside."""
         inside = [made for made in map(made_by, (s for s, _ in walk(self.program.body))) if made is not None]
         names = {"x.cache", "x.sum", *at.tiles}
@@ -223,7 +234,13 @@ class Nest(ABC):
             b.store(at.tiles[fill.target.name], v.constant(0, "float32"), v.lanes(index * LANES))
 
     def add_group(
-        self, add: AddGroup, totals: Any, value: Expr, place: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
+        self,
+        add: AddGroup,
+        totals: Any,
+        value: Expr,
+        place: Expr,
+        source: tuple[Expr, Expr, Expr],
+        columns: Expr,
     ) -> None:
         """Emit ``totals[place] += scale * (value - zero * sum of x)`` for one row and row block.
 
@@ -235,7 +252,9 @@ class Nest(ABC):
         else:
             b.store(totals, value + totals[place], place)
 
-    def _without_zero(self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr) -> Expr:
+    def _without_zero(
+        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
+    ) -> Expr:
         """Subtract what zero points, or the offset alone, contributed."""
         if not add.sums:
             return value
@@ -258,7 +277,7 @@ class Nest(ABC):
         """Emit the beginning of a sum."""
 
     @abstractmethod
-    def copy(self, copy: Copy, at: At) -> At | None:
+    def copy(self, copy: Copy, at: At) -> None:
         """Emit what brings weights or sums to another level."""
 
     @abstractmethod
@@ -284,5 +303,3 @@ class Nest(ABC):
     @abstractmethod
     def store(self, store: Store, at: At) -> None:
         """Emit the output of a tile."""
-
-
