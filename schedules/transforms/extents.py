@@ -65,7 +65,7 @@ class Slice(Transform):
         inside = tuple(narrowed(statement, self.axis, self.step) for statement in body[first:end])
         self.check(
             not any(isinstance(statement, Sum) and statement.axis == self.axis for statement in inside),
-            f"sums of x go through all of {self.axis}: place x in cache before",
+            f"sums of x go through all of {self.axis}: place x in cache and slice n before",
         )
         return (*body[:first], Loop(self.axis, self.step, self.over, inside), *body[end:])
 

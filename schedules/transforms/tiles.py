@@ -16,7 +16,6 @@ from schedules.transforms.base import Transform
 from schedules.transforms.extents import padding_text
 from targets import TileDevice
 from tile_types import get_type
-from tile_types.errors import unknown_name
 
 MOST_ROWS = 16
 """Rows of x that one vector of prepared words can interleave."""
@@ -67,7 +66,7 @@ class Map(Transform):
         copy, (rows,) = program.operand(name), self.layout.parameters
         self.check(isinstance(copy.extent("m"), int), "slice m before x is placed")
         self.check(rows in (1, 2, 4, 8, MOST_ROWS), f"rows must be a power of two up to {MOST_ROWS}")
-        self.check(copy.fixed("m") % rows == 0, f"{copy.fixed('m')} rows are no multiple of {rows}")
+        self.check(copy.fixed("m") % rows == 0, f"slice m has {copy.fixed('m')} rows, no multiple of {rows}")
         return replaced(program, replace(copy, tile=replace(copy.tile, layout=self.layout)))
 
 
@@ -120,8 +119,7 @@ class Convert(Transform):
                 self.ttype in ("bfloat16", "float32"), "activations are widened to bfloat16 or float32"
             )
             return
-        if self.by not in RECIPES:
-            raise unknown_name("recipe", self.by, RECIPES)
+        self.check(self.by in RECIPES, f"weights are converted by {', '.join(RECIPES)}")
         recipe, layout = RECIPES[self.by], program.operand("w").tile.layout
         self.check(operand.ttype != self.ttype, f"w is {self.ttype} already")
         self.check(self.ttype in recipe.results, f"{self.by} makes {' or '.join(recipe.results)}")
@@ -203,10 +201,8 @@ class Place(Transform):
             self.level == "cache" and self.by in ("threads", "loop"),
             "x goes to cache, by threads or by a loop",
         )
-        self.check(
-            all(loop.axis == "m" for loop in loops),
-            "x is prepared once for all columns: only m is sliced before",
-        )
+        others = ", ".join(f"slice {loop.axis}" for loop in loops if loop.axis != "m")
+        self.check(not others, f"x is prepared once for all columns and groups: place it before {others}")
 
     def _check_w(self, program: TileProgram, loops: Sequence[Loop]) -> None:
         self.check(program.operand("w").tile.layout is not None, "map w to planes before")
@@ -234,13 +230,14 @@ class Place(Transform):
         return replace(program, body=in_piece(program.body, insert))
 
     def _sum(self, program: TileProgram, operand: Operand) -> TileProgram:
-        self.check(not self.by, "sums are not copied")
+        self.check(not self.by and self.level != "l2", "sums are in cache or register, by nobody")
         self.check(self.tile != "total" or self.level == "cache", "total is summed over groups in cache")
         inner = innermost(program.body)
         if any(isinstance(s, Fill) and s.target.name == operand.name for s in inner):
             return replaced(program, replace(operand, tile=replace(operand.tile, level=self.level)))
-        self.check(self.tile == "acc", "total is complete here: place it before g is sliced")
         loops = program.product[1]
+        within = next((loop.axis for loop in loops if loop.axis in "gk"), "g")
+        self.check(self.tile == "acc", f"total is summed further out: place it before slice {within}")
         pieces = program.pieces(loops)
         tile = replace(operand.tile, shape=tuple(pieces[a] for a in operand.axes), level=self.level)
         made = Operand(f"{self.tile}.{self.level}", operand.axes, tile)

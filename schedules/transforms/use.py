@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ladder.ir.program import Layout, Multiply, Statement, TileProgram
 from ladder.ir.program.model import granule, made_by
 from ladder.ir.program.rewriting import made_anew, rewritten
-from schedules.cpu_layout import ROWS, UNIT
+from schedules.cpu_layout import UNIT
 from schedules.instructions import INSTRUCTIONS, OPERAND_TILES, SUM_TILES, Instruction
 from schedules.transforms.base import Transform
 from targets import TileDevice
@@ -110,9 +110,7 @@ class Use(Transform):
             program.operand(name) for name in ("acc", program.product[0].right, program.product[0].left)
         )
         m, n, k = acc.fixed("m"), acc.fixed("n"), w.fixed("k")
-        self.check(
-            x.tile.layout == Layout("words", (m,)), f"a register tile has {m} rows: map x to words({m})"
-        )
+        self.check(x.tile.layout == Layout("words", (m,)), f"slice m leaves {m} rows: map x to words({m})")
         self.check(n % row.columns == 0, f"{n} columns are no multiple of {row.columns}: slice n")
         unit = program.extent("k")
         wanted = UNIT // 2 if unit == UNIT // 2 else UNIT
@@ -130,7 +128,7 @@ class Use(Transform):
         a, b = m // row.rows, n // row.columns
         self.check(
             a <= OPERAND_TILES and b <= OPERAND_TILES and a * b <= SUM_TILES,
-            f"a tile of {m} by {n} needs {a + b + a * b} tile registers: an AMX tile is 16 or 32 by 16 or 32",
+            f"slice m by {m}, slice n by {n} need {a + b + a * b} tile registers; at most 32 by 32 fit",
         )
         unit = 32 // get_type(row.operand).elem_bits
         self.check(
@@ -139,4 +137,3 @@ class Use(Transform):
         self.check(w.fixed("k") % UNIT == 0, f"slice k by whole packed units of {UNIT} before w is placed")
         group = program.extent("k")
         self.check(granule(group) % k == 0, f"slice k: pieces of {k} do not divide {group}")
-        self.check(w.fixed("n") % ROWS == 0 and w.axes[-1] == "k", "slice n by whole row blocks")

@@ -152,7 +152,7 @@ def test_errors_name_what_fits() -> None:
     def attempt(device, core, tile_m):
         emit(case.gemm, device, proposal(case.gemm, zen, core, tile_m, 16), "e")
 
-    with pytest.raises(ScheduleError, match="no core 'avx512_bf16'|lacks avx512bw"):
+    with pytest.raises(ScheduleError, match="lacks avx512bw"):
         attempt(get_device("cpu/avx2"), "avx512_bf16", 1)
     with pytest.raises(ScheduleError, match="convert x to int8"):
         attempt(zen, "avx512_vnni", 1)
