@@ -12,7 +12,6 @@ from schedules.instructions import INSTRUCTIONS, OPERAND_TILES, SUM_TILES, Instr
 from schedules.transforms.base import Transform
 from targets import TileDevice
 from tile_types import get_type
-from tile_types.errors import unknown_name
 
 SUMS = ("acc", "acc.cache", "acc.register", "x.sum")
 """Tiles that have the accumulator's type."""
@@ -38,8 +37,7 @@ class Use(Transform):
     def apply(self, program: TileProgram, device: TileDevice) -> TileProgram:
         """Name the instruction at the product."""
         self.check(self.operator == "matmul", "instructions are used for matmul")
-        if self.instruction not in INSTRUCTIONS:
-            raise unknown_name("instruction", self.instruction, INSTRUCTIONS)
+        self.check(self.instruction in INSTRUCTIONS, f"instructions are {', '.join(INSTRUCTIONS)}")
         cores = sorted({core.name for core in device.cores})
         self.check(
             self.instruction in cores,
