@@ -141,8 +141,8 @@ def _writer(gemm: Gemm, device: TileDevice, schedule: Schedule, pipeline: str) -
     """Return what writes the body: a skeleton that reads a tile program, or the pipeline's own class."""
     if isinstance(schedule, TransformList):
         return partial(resolve(SKELETONS, "skeleton", pipeline), tile_program(gemm, device, schedule))
-    write: Callable[[], None] = resolve(KERNELS, "pipeline", pipeline)(gemm, device, schedule).emit
-    return write
+    kernel = resolve(KERNELS, "pipeline", pipeline)
+    return lambda: kernel(gemm, device, schedule).emit()  # it declares its arguments when it is made
 
 
 def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..., Any]]:
