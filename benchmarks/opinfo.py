@@ -33,7 +33,7 @@ import torch.fx
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ladder import knobs
-from ladder.api.model import Compiler
+from ladder.api.compiler import Compiler
 from ladder.capture.values.aliasing import aliasing_of, version_of
 from ladder.runtime.model import build
 

@@ -337,7 +337,7 @@ def difference(expected: Any, found: Any) -> float:
     return worst
 
 
-def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
+def run(name: str, *, graphs_only: bool, rounds: int = ROUNDS) -> dict[str, Any]:
     """Run one model; return its outcome, the worst difference, splits and times."""
     model, inputs = made(name)
     eager = copy.deepcopy(model)
@@ -354,7 +354,7 @@ def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
             seconds.append(round(time.perf_counter() - start, 3))
             spent += (time.process_time() - begun) * (fast.calls["recorded"] > recorded)
             worst = max(worst, difference(expected, found))
-        times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], ROUNDS), strict=True))
+        times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], rounds), strict=True))
         us = {} if graphs_only else microseconds_by_kind(fast, inputs[0])
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
     refused = list(getattr(fast, "refused", []))

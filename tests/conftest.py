@@ -23,6 +23,32 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set before workers start, which must collect the same tests.
     os.environ.setdefault("LADDER_TEST_DAY", str(date.today().toordinal()))
     os.environ.setdefault("LADDER_STRICT", "1")
+    # Threads of several test processes share the cores: one that waits must not keep a core busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    config.addinivalue_line(
+        "markers", "daily(count): run so many cases of a test, others every day; --long runs them all"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of `daily` tests that are those of other days."""
+    if config.getoption("--long"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("daily"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left = {item for those in cases.values() for item in _of_other_days(those)}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
+
+
+def _of_other_days(cases: list[pytest.Item]) -> list[pytest.Item]:
+    marker = cases[0].get_closest_marker("daily")
+    assert marker is not None
+    groups = -(-len(cases) // marker.args[0])
+    today = int(os.environ["LADDER_TEST_DAY"]) % groups
+    return [case for at, case in enumerate(cases) if at % groups != today]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

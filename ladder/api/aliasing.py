@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,22 @@ class Separated:
         before = [inputs[at]._version for at, _ in self.growth]
         return self._marked(inputs, before, self._mended(self.executable.run(inputs, look)))
 
+    def rehearse(self, inputs: Sequence[Any]) -> None:
+        """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
+
+        Only where a run has no effect and its arguments have values.
+        """
+        executable = self.executable
+        if executable is None or executable.bound.changed or not executable.plan.is_pure():
+            return
+        if not any(isinstance(value, FakeTensor) for value in inputs):
+            states = random_states()
+            try:
+                with suppress(Exception):  # the first call raises what it is
+                    self._first(tuple(inputs), executable, executable.look(inputs))
+            finally:
+                restore_random(states)
+
     def _tell(self, why: str) -> None:
         if not self.told:
             log.warning("a graph runs operator by operator: %s", why)
@@ -168,7 +185,7 @@ class Separated:
 
     def _first(self, inputs: tuple[Any, ...], executable: Executable, look: Look) -> Any:
         """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
-        kept = [(inputs[at], inputs[at].clone()) for at in executable.changed]
+        kept = [(inputs[at], inputs[at].clone()) for at in executable.bound.changed]
         random = random_states()
         before = [version_of(value) for value in inputs]
 
@@ -191,7 +208,7 @@ class Separated:
             wrong = True
         if wrong:
             return otherwise("its results cannot be laid out as the program's")
-        self._note_versions(inputs, executable.changed, before, mended)
+        self._note_versions(inputs, executable.bound.changed, before, mended)
         return self._marked(inputs, [before[at] for at, _ in self.growth], mended)
 
     def _restore(self, kept: Any, before: list[int | None], inputs: tuple[Any, ...]) -> None:

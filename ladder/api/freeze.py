@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ladder.api.compiler import Compiler
 from ladder.api.linear import Linear
 from ladder.api.open_export import OpenAxes, decide, limits_of, open_paths, require_open
 from ladder.capture import capture
@@ -28,7 +29,6 @@ from tile_types.quantized import QuantizedTensor
 if TYPE_CHECKING:
     import torch.fx
 
-    from ladder.api.model import Compiler
     from ladder.frontend.onnx_stages import Imported
 
 
@@ -113,7 +113,7 @@ class Frozen:
     def whole(self) -> WholeModel:
         """Return the model as it is built, without its source."""
         executable, program = self.built.executable, self.placed(self.built.program)
-        bound = bind_program(program, self.built.plan, dict(executable.kernels), executable.where)
+        bound = bind_program(program, self.built.plan, dict(executable.bound.kernels), executable.where)
         libraries = {name: kernel.library for name, kernel in self.built.kernels.items()}
         stored = [*self.stored, *self.built.program.held]
         return WholeModel(
@@ -186,8 +186,6 @@ def freeze(
     LadderError
         If it is not captured as one graph, or returns what no file can hold; the message says what.
     """
-    from ladder.api.model import Compiler
-
     watched = _Watched(Compiler(precise))
     given = _named(function, arguments, named)
     state = list(function.buffers()) if isinstance(function, torch.nn.Module) else []

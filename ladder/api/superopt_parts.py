@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
 
-from ladder.api.model import Compiler
+from ladder.api.compiler import Compiler
 from ladder.api.superopt_calls import Contract
+from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
 from ladder.api.tensor_program import (
     Recorded,
     Tracer,
@@ -26,9 +27,6 @@ from ladder.superopt.partition import OUTSIDE, Operation, pieces
 from ladder.superopt.verifier import Certificate, Stability
 from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError
 from tile_types.quantized import QuantizedTensor
-
-if TYPE_CHECKING:
-    from ladder.api.superoptimize import Superoptimized, Task
 
 VIEWS = ("transpose", "t", "getattr", "contiguous")
 """What parts repeat rather than pass on: kernels take contiguous tensors, and read these in place."""
@@ -292,8 +290,6 @@ class _Cut:
         return _Segment(Part(operators, kernels, reason), nodes)
 
     def _superoptimized(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> Superoptimized:
-        from ladder.api.superoptimize import require_provable, require_type
-
         sources = self.sources(nodes)
         graph = self.subgraph(sources, nodes[-1:])
         given = [self.given(source) for source in sources]

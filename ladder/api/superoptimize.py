@@ -2,133 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ladder import knobs
-from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded, variants
+from ladder.api.fused_trials import Progress
 from ladder.api.superopt_calls import Contract, copies, require_pure
+from ladder.api.superopt_parts import Partitioned, partitioned
+from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
 from ladder.api.tensor_program import decoded, name_of, packed_types, recorded, translated
-from ladder.installation import cache_root
-from ladder.ir.graph import Graph
-from ladder.ir.ops import get_operator
 from ladder.runtime.compile import target_of
-from ladder.runtime.fused import Fused
-from ladder.superopt.generator import Database, Limits, Program, Report, search
-from ladder.superopt.partition import OUTSIDE
-from ladder.superopt.verifier import Certificate, Stability, refusal
-from targets import TileDevice, get_device
-from tile_types.errors import ConversionError, DeviceError, ScheduleError, VerificationError
+from ladder.superopt.generator import Limits
+from tile_types.errors import ConversionError, VerificationError
 from tile_types.quantized import QuantizedTensor
-
-if TYPE_CHECKING:
-    import torch
-
-    from ladder.api.superopt_parts import Partitioned
 
 TRIALS = 16
 """Kernels that are built and timed."""
-
-ROUNDS = 2
-"""Times at most that kernels near the fastest are built and timed, too, as many each time."""
-
-MOST_WORKERS = 16
-"""Processes that search, at most: as many as there are cores."""
-
-SECONDS = 600.0
-"""Time budget of a search unless the limits say another."""
-
-
-@dataclass(frozen=True)
-class Superoptimized:
-    """A function as fused kernels.
-
-    Parameters
-    ----------
-    program
-        What was optimised.
-    report
-        Of the search: states, pruned, candidates, verified, rejected.
-    trials
-        What was built, fastest first.
-    fused
-        The fastest, loaded; None if it is for a device that is not here.
-    contract
-        What the function takes and returns; None if these are kernels of a part of one.
-    """
-
-    program: Program
-    report: Report
-    trials: tuple[Trial, ...]
-    fused: Fused | None
-    contract: Contract | None = None
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the fastest kernels.
-
-        Parameters
-        ----------
-        *inputs
-            Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is packed
-            once, for as long as it lives.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, ConversionError
-            If an argument is not what the function was optimised for, or gradients are asked for.
-        """
-        if self.fused is None:
-            raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
-        if self.contract is None:
-            return self.fused(*self.fused.packed(inputs))
-        self.contract.require(inputs)
-        return self.contract.laid_out(self.fused(*self.fused.packed(inputs)))
-
-    def __str__(self) -> str:
-        """Say what was found, where it comes from, how fast it is and what is proved."""
-        proof, best = self.certificate, self.best
-        time = "not timed" if best.measured is None else f"{best.measured * 1e6:.1f} us"
-        error = "" if best.error is None else f", relative error {best.error:.1e}"
-        plans = "; ".join(map(str, best.lowering.schedules))
-        return (
-            f"{self.program.name}: {len(self.report.found)} graphs {self.report.origin}; best of"
-            f" {len(self.trials)} kernels {time}{error} ({plans}); equal but with probability"
-            f" {proof.error:.1e} ({proof.rounds} rounds)"
-        )
-
-    @property
-    def best(self) -> Trial:
-        """The trial that `__call__` runs."""
-        return self.trials[0]
-
-    @property
-    def graph(self) -> Graph:
-        """The kernel graph that `__call__` runs."""
-        return self.best.lowering.graph
-
-    @property
-    def certificate(self) -> Certificate:
-        """The proof that it equals the function, with the bound on the error of all proofs of the search."""
-        return replace(self.best.found.certificate, delta=self.report.delta)
-
-    @property
-    def stability(self) -> Stability:
-        """Its floating-point behaviour, against float64."""
-        return self.best.found.stability
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what a report shows."""
-        counts = self.report.counts
-        return {
-            "program": self.program.name, "sizes": dict(self.program.sizes), "delta": self.certificate.error,
-            "verified": len(self.report.found), "states": counts.states, "pruned": counts.pruned,
-            "rejected": counts.rejected, "seconds": self.report.seconds,
-            "from_database": self.report.recalled, "certificate": self.certificate.as_json(),
-            "graph": str(self.graph), "trials": [trial.as_json() for trial in self.trials],
-        }  # fmt: skip
 
 
 def superoptimize(
@@ -203,151 +93,6 @@ def superoptimize(
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
         require_provable(program)
     except (ConversionError, VerificationError) as error:
-        from ladder.api.superopt_parts import partitioned
-
         return replace(partitioned(found, inputs, tensors, task, error), contract=contract)
     examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
     return replace(task.run(program, function, examples, constants), contract=contract)
-
-
-@dataclass(frozen=True)
-class Task:
-    """How programs are optimised: the arguments of `superoptimize`, and where inputs are."""
-
-    here: str
-    limits: Limits | None
-    target: str | None
-    trials: int
-    checkpoint: Path | None
-    seed: int | None
-    step: Progress | None
-    reuse: bool
-    constants: Collection[int]
-
-    @property
-    def device(self) -> TileDevice:
-        """What kernels are built for."""
-        return get_device(self.target or self.here)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether inputs are on the device that kernels are built for."""
-        return self.device.name == self.here
-
-    @property
-    def database(self) -> Database | None:
-        """Where reports and kernels are kept; None if the cache is off."""
-        return Database(cache_root()) if knobs.settings.cache else None
-
-    def run(
-        self,
-        program: Program,
-        function: Callable[..., Any],
-        inputs: Sequence[Any],
-        constants: Collection[int] = (),
-    ) -> Superoptimized:
-        """Optimise a program, which a function is of tensors; ``constants`` are some of its own inputs.
-
-        Raises
-        ------
-        ScheduleError
-            If no graph was found, or none can be lowered.
-        VerificationError
-            If no kernel is accurate.
-        """
-        report = self.searched(program)
-        if not report.found:
-            why = f"of up to {report.limits.operators} operators" if report.complete else "in the time given"
-            raise ScheduleError(
-                f"no block graph {why} equals {program.name}; allow more operators or seconds"
-            )
-        fixed = tuple(node.name for i, node in enumerate(program.symbolic.inputs) if i in constants)
-        kept = Kept(self.database, report, self.device, self.trials, fixed) if self.database else None
-        known = kept.read() if kept and self.reuse else None
-        if known:
-            best = loaded(built(known[:1], self.device, 1), self.device) if self.is_here else []
-            return Superoptimized(program, report, tuple(known), best[0][1] if best else None)
-        candidates = candidates_of(report, self.device, self.trials, fixed)
-        kernels = built(candidates, self.device, self.trials, self.step)
-        order, fused = tuple(trial for trial, _ in kernels), None
-        if self.is_here:
-            found = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
-            found = self._improved(program, found, function, inputs)
-            order, fused = tuple(trial for trial, _ in found), found[0][1]
-        if kept:
-            kept.write(order)
-        return Superoptimized(program, report, order, fused)
-
-    def _improved(
-        self,
-        program: Program,
-        found: list[tuple[Trial, Fused]],
-        function: Callable[..., Any],
-        inputs: Sequence[Any],
-    ) -> list[tuple[Trial, Fused]]:
-        """Try what is near the fastest, as long as that is faster: the model errs by some percent."""
-        for _ in range(ROUNDS if self.trials > 1 else 0):
-            best = found[0][0]
-            near = variants(best, [trial for trial, _ in found], self.device, 2 * self.trials)
-            try:
-                kernels = built(near, self.device, self.trials, self.step)
-            except ScheduleError:
-                break  # none is near that can be emitted
-            found = self._fastest(program, found + checked(loaded(kernels, self.device), function, inputs))
-            if found[0][0] is best:
-                break
-        return found
-
-    def searched(self, program: Program) -> Report:
-        """Return the report of the program's search, from the database if there is one."""
-        cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
-        limits = self.limits or Limits.of(program, self.device.name, seconds=SECONDS, workers=cores)
-
-        def searched() -> Report:
-            return search(program, limits, checkpoint=self.checkpoint, step=self.step, seed=self.seed)
-
-        if self.database is None:
-            return searched()
-        if self.reuse:
-            return self.database.recall(program, limits, searched)
-        report = searched()
-        self.database.add(report)
-        return report
-
-    @staticmethod
-    def _fastest(program: Program, trials: list[tuple[Trial, Fused]]) -> list[tuple[Trial, Fused]]:
-        """Return the trials that are right, fastest first."""
-        good = [pair for pair in trials if pair[0].measured is not None]
-        if not good:
-            errors = [f"{trial.error:.1e}" for trial, _ in trials if trial.error is not None]
-            raise VerificationError(
-                f"no kernel of {program.name} is accurate: relative errors {', '.join(errors)}"
-            )
-        return sorted(good, key=lambda pair: float(pair[0].measured or 0.0))
-
-
-def require_type(result: Any, inputs: Sequence[torch.Tensor]) -> None:
-    """Check that a result has the inputs' type, as kernels store it; ConversionError otherwise."""
-    types = {x.dtype for x in inputs}
-    if len(types) > 1:
-        raise ConversionError(f"inputs of types {' and '.join(sorted(map(str, types)))}: convert them to one")
-    wanted = inputs[0].dtype
-    found = getattr(result, "dtype", wanted)
-    if found != wanted:
-        raise ConversionError(f"the result is {found} and the inputs are {wanted}: convert it to their type")
-
-
-def require_provable(program: Program) -> None:
-    """Check that equality with a program can be decided at all.
-
-    Raises
-    ------
-    VerificationError
-        Names what is outside LAX.
-    """
-    small = program.graph(dict.fromkeys(program.sizes, 2))
-    rows = [get_operator(node.operator) for _, node in small.walk()]
-    outside = [row.name for row in rows if row.lax == OUTSIDE]
-    reason = f"{outside[0]} has no finite-field semantics: it is outside LAX" if outside else refusal(small)
-    if reason:
-        raise VerificationError(f"{program.name} is not optimised: {reason}")

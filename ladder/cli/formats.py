@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.cli.console import Step, silent
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
-from ladder.formats.native import write
+from ladder.formats.native_write import write
 
 if TYPE_CHECKING:
     from ladder.formats.checkpoint import Entry

@@ -336,7 +336,7 @@ def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list
             f"the model has no size {', '.join(sorted(unknown))}; it has {_symbols(executable.plan)}"
         )
     found = [torch.empty(0)] * count
-    for name, at in executable.bindings.items():
+    for name, at in executable.bound.bindings.items():
         if at >= count:
             continue
         tile = executable.plan.tiles[name]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
 from ladder.frontend.importer import Importer
+from ladder.frontend.onnx_stages import Piece
 from ladder.frontend.onnx_values import Known, type_name
+from ladder.ir.gemm import Gemm
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
 
-if TYPE_CHECKING:
-    from ladder.frontend.onnx_import import Walk
+Problem = Callable[..., Gemm]
+"""``(n, k, weight type, activation type, **options)`` -> the product's normal form."""
 
 Value = str | Known
 """A value of the tile graph by name, or one that is known at import."""
@@ -31,8 +33,8 @@ class Call:
 
     Parameters
     ----------
-    walk
-        Where values are added.
+    piece
+        The plan that values are added to.
     node
         The node.
     given
@@ -41,18 +43,24 @@ class Call:
         Its operands; None for those left out.
     version
         Of the operator's domain.
+    problem
+        Gives the normal form of a product with a quantized weight.
+    array
+        Returns a tensor of the file.
     """
 
-    walk: Walk
+    piece: Piece
     node: Any
     given: Mapping[str, Any]
     inputs: tuple[Value | None, ...]
-    version: int = 21
+    version: int
+    problem: Problem
+    array: Callable[[Any], Known]
 
     @property
     def im(self) -> Importer:
         """The importer."""
-        return self.walk.im
+        return self.piece.im
 
     @property
     def out(self) -> str:
@@ -95,7 +103,7 @@ class Call:
         value = self.inputs[at] if at < len(self.inputs) else None
         if value is None:
             raise self.refuse(f"operand {at} is missing")
-        return self.walk.tensor(value)
+        return self.piece.tensor(value)
 
     def optional(self, at: int) -> str | None:
         """Return an operand as a value of the graph, None if it is left out."""

@@ -1,15 +1,15 @@
-"""Tile graphs as ONNX models, and back: one node of the domain ``ladder`` per node of the graph.
+"""Tile graphs as ONNX models: one node of the domain ``ladder`` per node of the graph.
 
 Every node carries the tTypes and shapes of its results as attributes (``ttype``, ``shape``). A quantized
 weight is a node ``weight`` over initializers in canonical packing; tensors that the model keeps are
-initializers under a node ``stored``. What `onnx_import` reads back is the same graph with the same numbers.
+initializers under a node ``stored``. What `onnx_native` reads back is the same graph with the same numbers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -19,23 +19,15 @@ import numpy as np
 import onnx
 import torch
 
-from ladder.frontend.importer import identifier
-from ladder.frontend.onnx_call import Value
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
-from ladder.frontend.onnx_import import Walk
-from ladder.frontend.onnx_stages import Imported, Weight
-from ladder.frontend.onnx_values import TYPE_NAMES, Known, as_tensor
-from ladder.ir.extents import canonical
+from ladder.frontend.onnx_stages import Imported
+from ladder.frontend.onnx_values import TYPE_NAMES
 from ladder.ir.graph import Node
 from ladder.ir.operator import Attribute
 from ladder.ir.ops import get_operator
-from ladder.ir.parser import parse_literal
 from ladder.ir.printer import print_literal
-from ladder.runtime.model.program import ImportRefused, Source
-from ladder.runtime.packed import gemm_from_dict
+from ladder.runtime.model.program import Source
 from tile_types.errors import ArtifactError, ShapeError
-from tile_types.library import get_type
-from tile_types.quantized import QuantizedTensor
 from tile_types.tile import Tile
 
 LARGEST = 2_000_000_000
@@ -225,107 +217,3 @@ def _encoded(attribute: Attribute, value: Any) -> Any:
     if value is None or attribute.kind not in _PLAIN:
         return print_literal(value)
     return int(value) if attribute.kind == "flag" else value
-
-
-def _decoded(attribute: Attribute, value: Any) -> Any:
-    if attribute.kind == "ints" and not isinstance(value, bytes):
-        return tuple(value)
-    plain = value.decode() if isinstance(value, bytes) else value
-    if attribute.kind in ("name", "type"):
-        return plain
-    if attribute.kind == "flag":
-        return bool(plain)
-    return parse_literal(plain) if isinstance(plain, str) else plain
-
-
-Reader = Callable[[Walk, Any, Mapping[str, Any], Sequence[Any], tuple[Tile, ...]], tuple[str, ...]]
-
-# reading ---------------------------------------------------------------------------------------------
-
-
-def add_native(
-    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | None]
-) -> tuple[Value, ...]:
-    """Add a node of Ladder's domain to the graph.
-
-    Raises
-    ------
-    ImportRefused
-        If what the table infers is not what the node states.
-    """
-    tiles = _tiles(given)
-    reader: Reader = _READERS.get(node.op_type, _operator)
-    own = {name: value for name, value in given.items() if name not in ("ttype", "shape")}
-    found = reader(walk, node, {name.rstrip("_"): value for name, value in own.items()}, inputs, tiles)
-    for value, tile in zip(found, tiles, strict=True):
-        here = walk.im.tile(value)
-        if (here.ttype.name, here.shape) != (tile.ttype.name, tile.shape):
-            raise ImportRefused(
-                f"{node.op_type} {node.name!r} states {tile.ttype}{list(tile.shape)},"
-                f" its row gives {here.ttype}{list(here.shape)}"
-            )
-    return found
-
-
-def _tiles(given: Mapping[str, Any]) -> tuple[Tile, ...]:
-    shapes: list[Any] = [parse_literal(text.decode()) for text in given["shape"]]
-    return tuple(
-        Tile(get_type(name.decode()), tuple(map(canonical, shape)))
-        for name, shape in zip(given["ttype"], shapes, strict=True)
-    )
-
-
-def _operator(
-    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
-) -> tuple[str, ...]:
-    row = get_operator(node.op_type)
-    attributes = {name: _decoded(row.attributes[name], value) for name, value in given.items()}
-    operands = [walk.tensor(value) for value in inputs]
-    if row.role != "call":
-        return (walk.im.g.add(node.op_type, *operands, name=node.name, **attributes),)
-    added = Node(walk.im.g.fresh(node.name), "call", tuple(operands), row.stored(attributes), tiles)
-    walk.im.g.insert(added)
-    return added.values
-
-
-def _stored(
-    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
-) -> tuple[str, ...]:
-    """Return a tensor that the model keeps."""
-    (value,) = inputs
-    assert isinstance(value, Known)  # an initializer
-    walk.held.append(as_tensor(value.array))
-    return (_declared(walk, node, tiles, Source("held", (len(walk.held) - 1,))),)
-
-
-def _weight(
-    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
-) -> tuple[str, ...]:
-    """Return a quantized weight."""
-    names = [name.decode() for name in given["arrays"]]
-    arrays = {name: value.array for name, value in zip(names, inputs, strict=True)}
-    value = QuantizedTensor.from_dict({"arrays": arrays, "metadata": json.loads(given["metadata"])})
-    gemm = gemm_from_dict(json.loads(given["gemm"]))
-    walk.weights.append(Weight(gemm, value.to("cpu")))
-    return (_declared(walk, node, tiles, Source("weight", (len(walk.weights) - 1,), gemm)),)
-
-
-def _part(
-    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
-) -> tuple[str, ...]:
-    """Return what is packed with a weight and never passed on its own."""
-    return (_declared(walk, node, tiles, Source("part", walk.sources[inputs[0]].at)),)
-
-
-def _declared(walk: Walk, node: Any, tiles: tuple[Tile, ...], source: Source) -> str:
-    name = walk.im.g.input(identifier(node.name), tiles[0].ttype, tiles[0].shape)
-    walk.sources[name] = source
-    return name
-
-
-_READERS: Mapping[str, Reader] = {
-    "stored": _stored,
-    "weight": _weight,
-    "part": _part,
-}
-"""Operators of the domain that are no rows of the table."""

@@ -9,17 +9,15 @@ from those of its operands, and between two plans if they do not.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
-import torch
 
 from ladder import faults
 from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_attention import SPELT_ATTENTION
-from ladder.frontend.onnx_call import Call, Invalid, Row, Value, element_type, title
+from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_extents import completed, vector_like
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
@@ -27,21 +25,20 @@ from ladder.frontend.onnx_flow import Flow, LateOfPiece
 from ladder.frontend.onnx_inline import renamed
 from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of
 from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
+from ladder.frontend.onnx_native import add_native
 from ladder.frontend.onnx_stages import (
     Imported,
     NodeStage,
     Piece,
     Staged,
-    Weight,
     attribute_literals,
     has_graphs,
     names_read,
 )
-from ladder.frontend.onnx_values import Known, as_tensor, known_extents, symbolic_value
+from ladder.frontend.onnx_values import Known, known_extents, symbolic_value
 from ladder.ir.extents import canonical, show_shape
 from ladder.ir.extents import size_names as names_in
-from ladder.ir.gemm import Gemm
-from ladder.runtime.model.program import ImportRefused, Source
+from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops.evaluate import (
     bound_node,
     dense_value,
@@ -56,9 +53,6 @@ from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import array_of, value_of
 from tile_types.errors import DTypeError, LadderError
 from tile_types.tile import Extent, Tile
-
-Problem = Callable[..., Gemm]
-"""``(n, k, weight type, activation type, **options)`` -> the product's normal form."""
 
 
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
@@ -116,26 +110,6 @@ class Walk:
         """The importer of the plan in the making."""
         return self.piece.im
 
-    @property
-    def sources(self) -> dict[str, Source]:
-        """Where inputs of the plan in the making come from."""
-        return self.piece.sources
-
-    @property
-    def held(self) -> list[torch.Tensor]:
-        """Tensors of the plan in the making."""
-        return self.piece.held
-
-    @property
-    def weights(self) -> list[Weight]:
-        """Quantized weights of the plan in the making."""
-        return self.piece.weights
-
-    @property
-    def limits(self) -> list[tuple[Extent, Extent]]:
-        """What sizes must keep to, so far, in the plan in the making."""
-        return self.piece.limits
-
     def imported(self) -> Staged:
         """Walk, and return the stages."""
         graph = self.file.model.graph
@@ -151,7 +125,7 @@ class Walk:
             self.node(node, self.versions)
         for entry in self.file.model.metadata_props:
             if entry.key == LIMITS:
-                self.limits.extend((a, b) for a, b in json.loads(entry.value))
+                self.piece.limits.extend((a, b) for a, b in json.loads(entry.value))
         outputs = tuple(info.name for info in graph.output)
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
         rules = () if self.precise or ours else SPELT_ATTENTION  # what Ladder wrote stays as it was
@@ -205,35 +179,13 @@ class Walk:
 
     def tensor(self, value: Value | Late) -> str:
         """Return a value as one of the tile graph; stored tensors become inputs that the program brings."""
-        if isinstance(value, str):
-            return value
-        if isinstance(value, Late):
-            tile = value.tile
-            assert tile is not None  # whoever asks has looked
-            if isinstance(value, LateOfPiece):
-                value.piece.wanted[value.name] = value.value
-            return self.piece.enter(value.name, tile.ttype, tile.shape, identifier(value.name))
-        known = self.piece.kept.get(id(value))
-        if known is None:
-            known = self.piece.kept[id(value)] = (value, self._made(value))
-        return known[1]
-
-    def _made(self, value: Known) -> str:
-        if value.symbolic:
-            return self._sizes(value)
-        flat = value.array.reshape(-1)
-        if len(flat) and flat.tobytes() == flat[:1].tobytes() * len(flat) and is_plain(flat[0]):
-            return self.im.expand(self.im.number(flat[0].item(), value.ttype), value.shape)
-        self.held.append(as_tensor(value.array))
-        name = self.im.g.input("stored", value.ttype, value.shape)
-        self.sources[name] = Source("held", (len(self.held) - 1,))
-        return name
-
-    def _sizes(self, value: Known) -> str:
-        """Return symbolic sizes as a tensor: they are read off the inputs of a call."""
-        parts = [self.im.reshape(self.im.operand(extent, "int64"), (1,)) for extent in value.extents()]
-        joined = parts[0] if len(parts) == 1 else self.im.g.add("concat", *parts, axis=0)
-        return self.im.cast(self.im.reshape(joined, value.shape), value.ttype)
+        if not isinstance(value, Late):
+            return self.piece.tensor(value)
+        tile = value.tile
+        assert tile is not None  # whoever asks has looked
+        if isinstance(value, LateOfPiece):
+            value.piece.wanted[value.name] = value.value
+        return self.piece.enter(value.name, tile.ttype, tile.shape, identifier(value.name))
 
     # nodes -----------------------------------------------------------------------------------------
     def node(self, node: Any, versions: Mapping[str, int]) -> None:
@@ -253,9 +205,7 @@ class Walk:
         inputs = [self.value(name) if name else None for name in node.input]
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.domain == DOMAIN:
-            from ladder.frontend.onnx_export import add_native
-
-            return add_native(self, node, given, self._entered(inputs))
+            return add_native(self.piece, node, given, self._entered(inputs))
         row = find_row(node, versions)
         known = self._known(node, given, inputs, versions)
         if known is not None:
@@ -282,7 +232,7 @@ class Walk:
             return None, "operands have types, or a rank, that plans do not have"
         state = self.piece.state()
         try:
-            found = row(Call(self, node, given, tuple(self._entered(inputs)), version))
+            found = row(self._call(node, given, inputs, version))
             reason = f"this form of it is not supported: {_form(given)}"
         except Invalid:
             raise
@@ -296,6 +246,12 @@ class Walk:
                 raise ImportRefused(f"{title(node)}: {reason}")
             return None, reason
         return (found if isinstance(found, tuple) else (found,)), ""
+
+    def _call(
+        self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | Late | None], version: int
+    ) -> Call:
+        entered = tuple(self._entered(inputs))
+        return Call(self.piece, node, given, entered, version, self.problem, self.file.array)
 
     def _known(
         self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | Late | None],
@@ -478,12 +434,6 @@ class Walk:
                 f"{self.file.title} states {show_shape(stated)} for {name!r}, {title(node)} gives"
                 f" {show_shape(tile.shape)}: what it gives is taken",
             )
-
-
-def is_plain(number: Any) -> bool:
-    """Tell whether a number is finite, and no zero below 0: then it may be an attribute."""
-    found = float(number)
-    return np.isfinite(found) and not (found == 0 and np.signbit(found))
 
 
 def _is_ours(value: Value | Late | None) -> bool:

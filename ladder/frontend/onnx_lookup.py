@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ladder.frontend.onnx_call import Row, title
+from ladder.frontend.onnx_models import ROWS
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops.evaluate import is_known
 from ladder.runtime.onnx_ops.table import TABLE, key_of
@@ -88,8 +89,6 @@ def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
     ImportRefused
         If nothing runs it; the nearest names are suggested.
     """
-    from ladder.frontend.onnx_models import ROWS
-
     found = ROWS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if found is None and not is_known(node, versions):
         raise unknown_row(node)
@@ -98,8 +97,6 @@ def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
 
 def unknown_row(node: Any, why: str = "") -> ImportRefused:
     """Return the error for an operator that nothing runs."""
-    from ladder.frontend.onnx_models import ROWS
-
     if why and node.domain in ("", "ai.onnx"):
         return ImportRefused(f"{title(node)}: {why}")
     domains = {key.partition("::")[0] for key in TABLE if "::" in key}

@@ -12,9 +12,8 @@ from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
 from ladder.frontend.onnx_functions import FUNCTIONS
-from ladder.frontend.onnx_import import Walk
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
-from ladder.frontend.onnx_stages import Weight
+from ladder.frontend.onnx_stages import Piece, Weight
 from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import insert_gemm, weight_type
@@ -81,32 +80,32 @@ def _quantized(call: Call, x: str, *, transposed: bool) -> str:
     ttype = str(_plain(call.given[ANNOTATION]))
     value = quantize(np.ascontiguousarray(matrix).astype(np.float32), ttype, **options)
     n, k = value.shape
-    gemm = call.walk.problem(
+    gemm = call.problem(
         *(n, k, value.type_name if value.type_name != value.ttype.name else value.ttype),
         str(_plain(call.given.get("activation_ttype", call.out))),
         output=call.out,
         group_size=min(value.block[1], k),
         zero=value.zero_kind,
     )
-    return add_product(call.walk, x, Weight(gemm, value))
+    return add_product(call.piece, x, Weight(gemm, value))
 
 
 def _plain(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def add_product(walk: Walk, x: str, weight: Weight) -> str:
+def add_product(piece: Piece, x: str, weight: Weight) -> str:
     """Multiply ``x[..., K]`` by a quantized weight; 8-bit activations are quantized row by row."""
-    im, gemm = walk.im, weight.gemm
+    im, gemm = piece.im, weight.gemm
     shape = im.shape(x)
     rows = im.reshape(x, (product(shape[:-1]), gemm.k))
     given: dict[str, str] = {}
     name = im.g.input("weight", weight_type(gemm), (gemm.n, gemm.k))
-    walk.weights.append(weight)
-    walk.sources[name] = Source("weight", (len(walk.weights) - 1,), gemm)
+    piece.weights.append(weight)
+    piece.sources[name] = Source("weight", (len(piece.weights) - 1,), gemm)
     if not gemm.scale:
         given["row_scale"] = im.g.input("row_scale", "float32", (gemm.n,))
-        walk.sources[given["row_scale"]] = Source("part", (len(walk.weights) - 1,))
+        piece.sources[given["row_scale"]] = Source("part", (len(piece.weights) - 1,))
     if gemm.token_scale:
         rows, given["token_scale"] = _eight_bit(im, rows, gemm.activation)
     return str(
@@ -135,7 +134,7 @@ def _pads(call: Call, spatial: Sequence[Extent], kernel: Sequence[int]) -> tuple
         reach = dilations[axis] * (kernel[axis] - 1) + 1 - beyond[axis]
         least = reach - low[axis] - high[axis]
         if not isinstance(extent, int):  # checked when the model is called
-            call.walk.limits.extend([(least, extent)] if least > 0 else [])
+            call.piece.limits.extend([(least, extent)] if least > 0 else [])
         elif extent < least:
             raise call.invalid(f"a window along axis {axis + 2} of {extent} needs at least {least} elements")
     return low, high
@@ -302,7 +301,7 @@ def _batch_norm(call: Call) -> Any:
     im, rank = call.im, len(call.shape(0))
     value = im.cast(call.tensor(0), "float32")
     for operator, vector in (("mul", scale), ("add", bias - mean * scale)):
-        held = call.walk.tensor(Known(vector.astype(np.float32)))
+        held = call.piece.tensor(Known(vector.astype(np.float32)))
         value = im.g.add(operator, value, im.along(held, 1, rank))
     return call.single(im.cast(value, call.out))
 

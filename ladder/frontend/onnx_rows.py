@@ -144,7 +144,7 @@ def _squeezed(call: Call) -> Any:
     chosen, value = {axis % len(shape) for axis in axes}, call.tensor(0)
     for axis in chosen:
         if isinstance(shape[axis], str):
-            call.walk.limits.append((shape[axis], 1))
+            call.piece.limits.append((shape[axis], 1))
             value = call.im.take_axis(value, axis, 0, 1)
         elif shape[axis] != 1:
             raise call.invalid(f"axis {axis} has {shape[axis]} elements, not 1")
@@ -225,11 +225,11 @@ def _place(call: Call, position: Extent, extent: Extent) -> Extent:
     """
     if isinstance(position, int):
         if position >= FAR:
-            call.walk.limits.append((extent, position))
+            call.piece.limits.append((extent, position))
             return extent
         return larger(total([extent, position]), 0) if position < 0 else smaller(position, extent)
     if not only_adds(position):
-        call.walk.limits.append((0, position))
+        call.piece.limits.append((0, position))
     return smaller(position, extent)
 
 
@@ -240,13 +240,13 @@ def _gathered(call: Call) -> Any:
         return _taken(call, axis, _counted_from_the_end(call, call.tensor(1), call.shape(0)[axis]))
     extent, ids = call.shape(0)[axis], known.array.reshape(-1).tolist()
     if ids and not isinstance(extent, int):  # checked when the model is called
-        call.walk.limits.append((max(max(ids) + 1, -min(ids)), extent))
+        call.piece.limits.append((max(max(ids) + 1, -min(ids)), extent))
     elif ids and not -extent <= min(ids) <= max(ids) < extent:
         raise call.invalid(f"an index of {min(ids)} to {max(ids)} lies outside of axis {axis} of {extent}")
     places = [total([extent, at]) if at < 0 else at for at in ids]
     step = _stride(places)
     if step is None:
-        numbers = call.walk.tensor(Known(known.array.astype(np.int64)))
+        numbers = call.piece.tensor(Known(known.array.astype(np.int64)))
         counted = _counted_from_the_end(call, numbers, extent) if min(ids, default=0) < 0 else numbers
         return _taken(call, axis, counted)
     box = call.im.take_axis(call.tensor(0), axis, places[0], len(places), step)
@@ -297,7 +297,7 @@ def _padded(call: Call) -> Any:
 
 def _filled(call: Call) -> Any:
     value = call.given.get("value")
-    number = Known(np.zeros(1, np.float32)) if value is None else call.walk.file.array(value)
+    number = Known(np.zeros(1, np.float32)) if value is None else call.array(value)
     return ATEN["full.default"](call.im, number.ttype, call.extents(0), number.scalar())
 
 

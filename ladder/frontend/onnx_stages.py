@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ladder.frontend.importer import Importer
-from ladder.frontend.onnx_values import Known, as_tensor
+from ladder.frontend.onnx_values import Known, as_tensor, is_plain
 from ladder.ir.build import prune
 from ladder.ir.extents import size_names as names_in
 from ladder.ir.gemm import Gemm
@@ -170,6 +170,36 @@ class Piece:
             value = self.entered[name] = self.im.g.input(wish, ttype, shape)
             self.sources[value] = Source("argument", (self.argument(name),))
         return self.entered[name]
+
+    def tensor(self, value: str | Known) -> str:
+        """Return a value as one of the graph; stored tensors become inputs that the program brings."""
+        if isinstance(value, str):
+            return value
+        known = self.kept.get(id(value))
+        if known is None:
+            known = self.kept[id(value)] = (value, self._stored(value))
+        return known[1]
+
+    def _stored(self, value: Known) -> str:
+        if value.symbolic:
+            return self._extents(value)
+        flat = value.array.reshape(-1)
+        if len(flat) and flat.tobytes() == flat[:1].tobytes() * len(flat) and is_plain(flat[0]):
+            return self.im.expand(self.im.number(flat[0].item(), value.ttype), value.shape)
+        name = self.im.g.input("stored", value.ttype, value.shape)
+        self.hold(name, as_tensor(value.array))
+        return name
+
+    def hold(self, name: str, tensor: torch.Tensor) -> None:
+        """Bring a tensor as an input of the graph."""
+        self.held.append(tensor)
+        self.sources[name] = Source("held", (len(self.held) - 1,))
+
+    def _extents(self, value: Known) -> str:
+        """Return symbolic sizes as a tensor: they are read off the inputs of a call."""
+        parts = [self.im.reshape(self.im.operand(extent, "int64"), (1,)) for extent in value.extents()]
+        joined = parts[0] if len(parts) == 1 else self.im.g.add("concat", *parts, axis=0)
+        return self.im.cast(self.im.reshape(joined, value.shape), value.ttype)
 
     def state(self) -> tuple[int, int]:
         """Return what `back` goes back to."""

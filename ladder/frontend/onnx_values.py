@@ -246,3 +246,9 @@ def with_attributes(operator: str, given: Mapping[str, Any], operands: Sequence[
     """Return operands as newer versions have them."""
     named = [name for name in ATTRIBUTES.get(operator, ()) if name in given]
     return [*operands, *(Known(np.array(given[name], np.int64)) for name in named)]
+
+
+def is_plain(number: Any) -> bool:
+    """Tell whether a number is finite, and no zero below 0: then it may be an attribute."""
+    found = float(number)
+    return np.isfinite(found) and not (found == 0 and np.signbit(found))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.api.model import Compiler
+from ladder.api.compiler import Compiler
 
 
 class DynamoCompiler(Compiler):

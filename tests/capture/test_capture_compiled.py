@@ -10,7 +10,7 @@ import torch
 from capture_world import PROGRAMS, captured_run, compare
 from test_capture_programs import NAMES
 
-from ladder.api.model import Compiler
+from ladder.api.compiler import Compiler
 
 EVERY = 40
 """Days after which all programs have had their turn."""

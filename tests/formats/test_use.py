@@ -13,7 +13,7 @@ import ladder
 from ladder.api.problem import gemm_for
 from ladder.cli.app import run
 from ladder.formats.checkpoint import Checkpoint
-from ladder.formats.native import write
+from ladder.formats.native_write import write
 from ladder.lower import cpu
 from ladder.runtime.packed import pack
 from targets import get_device

@@ -11,7 +11,7 @@ import torch
 
 import ladder
 from ladder import faults, knobs
-from ladder.api.model import Compiler
+from ladder.api.compiler import Compiler
 from ladder.api.surroundings import STATE, kept_state
 from ladder.capture.captured import Captured
 from ladder.faults import LadderWarning

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import ladder
-from ladder.runtime.model import frame
+from ladder.runtime.model import binders
 
 
 def turned(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def turned(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
 
 def test_views_follow_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    whole = frame.view_run
+    whole = binders.view_run
 
     def counted(*given: Any) -> Any:
         run = whole(*given)
@@ -34,7 +34,7 @@ def test_views_follow_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return counting
 
-    monkeypatch.setattr(frame, "view_run", counted)
+    monkeypatch.setattr(binders, "view_run", counted)
     fast, w = ladder.compile(turned), torch.randn(8, 8)
     counts = []
     with torch.no_grad():

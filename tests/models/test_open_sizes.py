@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
+from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.memory import Block, Result, rounded_up
 from ladder.runtime.model.plan import Plan
@@ -229,4 +230,4 @@ def test_what_no_argument_shows_is_refused() -> None:
     with pytest.raises(ShapeError, match="no argument shows the size b"):
         Now(("a",)).numbers(("a + b",))
     with pytest.raises(ShapeError, match="no argument shows the size n"):
-        Executable(Plan((), {}, ()), {}, {}, {}, [("2*n",)], (), {}, CPU)
+        Executable(BoundPlan(Plan((), {}, ()), {}, {}, {}, [("2*n",)], (), {}, CPU))

@@ -102,7 +102,7 @@ def test_changed_weights_are_joined_again() -> None:
     plan, examples = built(model, x)
     with torch.no_grad():
         plan.executable(*examples)
-        kept = plan.executable.joined
+        kept = plan.executable.bound.joined
         assert kept is not None
         first = kept.arrays
         plan.executable(*examples)

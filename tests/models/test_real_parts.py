@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.api.model import Compiler
+from ladder.api.compiler import Compiler
 from ladder.integrations.dynamo import backend, compiler
 
 Tensor = torch.Tensor

@@ -20,12 +20,12 @@ GRAPHS_ONLY = [
 
 @pytest.mark.parametrize("name", GRAPHS_ONLY)
 def test_one_graph(name: str) -> None:
-    row = run(name, graphs_only=True)
+    row = run(name, graphs_only=True, rounds=1)
     assert (row["outcome"], row["right"]) == ("whole", True), row
 
 
 def test_plan() -> None:
-    row = run("hf/qwen2", graphs_only=False)
+    row = run("hf/qwen2", graphs_only=False, rounds=1)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
     assert "chain" in row["us"]
     assert {"product", "rows"} & row["us"].keys()
@@ -63,4 +63,4 @@ def test_generate(way: str) -> None:
 @pytest.mark.parametrize("name", [f"hf/{kind}" for kind in HF])
 def test_every_model(name: str, long_test: None) -> None:
     pytest.importorskip("torchvision")
-    assert run(name, graphs_only=False)["right"]
+    assert run(name, graphs_only=False, rounds=1)["right"]

@@ -12,9 +12,9 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
-from ladder.lower.gpu.decode import packed_layout
+from ladder.lower.gpu.proven import packed_layout
+from schedules.footprint import streams_exponents
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
-from schedules.legal import streams_exponents
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type
@@ -483,6 +483,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("case", CASES)
 def test_emulated_kernel_is_the_matmul(case: str, tmp_path: Path) -> None:
     from ladder.lower.build import emit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ladder.lower.cuda.tokens import matrix_source
+from ladder.lower.cuda.activations import matrix_source
 from ladder.lower.gpu import instructions
+from ladder.lower.gpu.activation_tile import ActivationTile
 from ladder.lower.gpu.instructions import STEPS, WARP_MAP, select_step
-from ladder.lower.gpu.token_tile import TokenTile
 from targets import get_device
 from tile_types.errors import DeviceError
 
@@ -76,7 +76,7 @@ def test_lanes_that_share_sums_agree_on_positions(step: instructions.MatrixStep)
 
 @pytest.mark.parametrize("chunks", [4, 8, 16, 32])
 def test_the_swizzle_is_a_bijection_without_bank_conflicts(chunks: int) -> None:
-    tile = TokenTile(chunks)
+    tile = ActivationTile(chunks)
     words = {tile.word(row, chunk) for row in range(16) for chunk in range(chunks)}
     assert words == set(range(0, tile.words(16), 4))
     for first in range(chunks - 3):

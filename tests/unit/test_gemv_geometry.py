@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import is_legal, resources
+from schedules.footprint import resources
+from schedules.legal import is_legal
 from schedules.rules import RULES
 from schedules.schedule import GpuSchedule
 from targets import get_device
@@ -22,6 +23,7 @@ GEMMS = [
 ]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("gemm", GEMMS, ids=lambda gemm: f"{gemm.weight} {gemm.activation} {gemm.zero}")
 @pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_90a"])
 def test_legal_schedules_have_a_geometry(gemm: Gemm, name: str) -> None:

@@ -62,6 +62,7 @@ def path(body: Graph, value: str) -> list[str]:
     return rest if node.operator == "convert" else [node.operator, *rest]
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_everything_found_is_valid_and_proved(reports, name):
     report = reports[name]

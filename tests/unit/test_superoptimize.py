@@ -213,7 +213,7 @@ def test_superoptimize(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "searched in" in str(found)
 
     for name in ("search", "candidates_of", "checked"):
-        monkeypatch.setattr(f"ladder.api.superoptimize.{name}", None)
+        monkeypatch.setattr(f"ladder.api.superopt_task.{name}", None)
     renamed = lambda *values: gated(*values)  # noqa: E731  the name of a program is no part of it
     again = ladder.superoptimize(renamed, inputs, limits=QUICK, trials=3)
     assert "from the database" in str(again)

@@ -65,6 +65,9 @@ class Heap:
     ----------
     lifted
         Paths of what the guard leaves open.
+    alike
+        Extents of tensors from outside that are left open where they are one of these; the paths `closed`
+        are not.
     numbers
         Whether graphs take numbers that are no extents.
     outside
@@ -94,6 +97,8 @@ class Heap:
         self.steps: list[MockStep] = []
         self.distinct: set[type] = set()
         self.unliftable: set[str] = set()
+        self.alike: frozenset[int] = frozenset()
+        self.closed: set[str] = set()
         self.uses_dynamic = False
         self._classes: set[tuple[int, str]] = set()
 
@@ -205,7 +210,7 @@ class Heap:
     def _left_open(self, node: Node, path: str) -> frozenset[int] | None:
         """Give symbols to the lifted extents of a tensor; return which these are, None if it is all fixed."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
-        found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
+        found = [d for d, n in extents if liftable(n, False) and self._opens(extent_path(path, d), n)]
         lies_open = strides_path(path) in self.lifted and not node.pinned
         if not (found or lies_open) or not may_be_left_open(node.obj):
             return None
@@ -217,6 +222,9 @@ class Heap:
             self.guard.check(f"{node.var}.is_contiguous()", f"{path} is contiguous")
         self.shapes.lift(node.var, node.obj, names)
         return frozenset(found)
+
+    def _opens(self, path: str, extent: int) -> bool:
+        return path in self.lifted or (extent in self.alike and path not in self.closed)
 
     def fix_shapes(self, why: str) -> None:
         """Guard that all extents which were left open are those of this run."""
@@ -354,12 +362,24 @@ class Heap:
         node.origin = origin
         return node
 
-    def hidden_generator(self, value: Any, origin: Any) -> None:
+    def hidden_generator(self, value: Any, origin: Any, *, closes: bool) -> None:
         """Register a generator; it is not held, since what it does when it is dropped must come then."""
         node = Node(None, self.guard.fresh_name(), external=False)
-        node.recordable, node.origin = False, origin
+        node.recordable, node.origin, node.closes = False, origin, closes
         self.nodes[id(value)] = node
         weakref.finalize(value, self.nodes.pop, id(value), None).atexit = False
+
+    def keep_entry(self, node: Node, key: Any = ABSENT) -> None:
+        """Keep what a container from outside holds, before `key` of it, or it as a whole, is changed.
+
+        What is replaced is let go of: nothing reads it any more, and when it dies may be seen.
+        """
+        if not node.external or node.full:
+            return
+        if node.entry is None:
+            node.entry = contents(node.obj)
+        if is_a(node.entry, dict) and key in node.entry:
+            node.entry[key] = None
 
     def change(self, text: str, targets: Iterable[Node], uses: set[str], var: str | None = None) -> None:
         """Add a step that changes `targets`."""
@@ -449,11 +469,13 @@ class Heap:
 
     def _touch_once(self, node: Node, read: Read) -> None:
         if not node.full:
-            if node.external and node.mutated:
+            if node.external and node.mutated and node.entry is None:
                 raise CaptureError("a container read whole after it was changed in part")
             node.full = True
             if node.external:
-                self._touch_entries(node, read)
+                moved = node.mutated and is_a(node.obj, deque)  # what it held may be elsewhere in it now
+                self._touch_entries(node, self.read if moved else read)
+                node.entry = None
 
     def items(self, value: Any) -> Any:
         """Guard all that a container holds, and return it; numbers that are left open are `Dynamic`.
@@ -479,33 +501,34 @@ class Heap:
                     self.touch(item, depth - 1)
 
     def _touch_entries(self, node: Node, read: Read) -> None:
-        value: Any = node.obj
-        var = node.var
+        """Guard what a container held when the segment began; what it has put in since is known."""
+        value, entry = node.obj, contents(node.obj) if node.entry is None else node.entry
         if node.pinned and type(value) in (tuple, frozenset):
             for item in value:  # they are as lasting as the tuple
                 self.pin(item) if not is_constant(item) else None
-            return
-        path = self.guard.path(var)
-        sequence: Any = value
-        if is_a(value, list | tuple | deque):
-            base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
-            size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
-            text = f"{self.constant(base.__len__)}({var}) == {size}"
-            self.guard.check(text, f"len({path}) == {size}", f"len({path})")
-            if type(value) is base:
-                entry = f"{var}[{{}}]"
-            for index in range(size):
-                item = base.__getitem__(value, index)
-                read(node, index, item, entry.format(index), f"{path}[{index}]")
-            if base is deque:
-                self.guard.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
+        elif is_a(value, list | tuple | deque):
+            self._touch_sequence(node, entry, read)
         elif is_a(value, dict):
-            self._touch_dict(node, path, read)
+            self._touch_dict(node, entry, read)
         elif is_a(value, set | frozenset):
-            self.constant_keys(value)
-            items = self.constant(list(value))
-            self.guard.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
+            var, path = node.var, self.guard.path(node.var)
+            self.constant_keys(entry)
+            items = self.constant(entry)
+            self.guard.check(f"[*map(type, {var})] == {self.constant([*map(type, entry)])}", f"{path}: types")
             self.guard.check(f"list({var}) == {items}", f"{path} has the same elements")
+
+    def _touch_sequence(self, node: Node, items: list[Any], read: Read) -> None:
+        value, var, path = node.obj, node.var, self.guard.path(node.var)
+        base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
+        size, entry = len(items), f"{self.constant(base)}.__getitem__({var}, {{}})"
+        text = f"{self.constant(base.__len__)}({var}) == {size}"
+        self.guard.check(text, f"len({path}) == {size}", f"len({path})")
+        if type(value) is base:
+            entry = f"{var}[{{}}]"
+        for index, item in enumerate(items):
+            read(node, index, item, entry.format(index), f"{path}[{index}]")
+        if base is deque:
+            self.guard.check(f"{var}.maxlen == {value.maxlen}", f"{path}.maxlen")
 
     def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
@@ -518,27 +541,31 @@ class Heap:
         if not is_constant(key):
             self.pin(key, key.__qualname__)
 
-    def _touch_dict(self, node: Node, path: str, read: Read) -> None:
-        if node.pinned and type(node.obj) is dict:
-            self.constant_keys(node.obj)
-            self.guard.table.add(node.obj, WHOLE, list(node.obj), path)
-            for key, item in node.obj.items():
-                read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
-            return
-        keys = list(dict.__iter__(node.obj)) if not is_a(node.obj, OrderedDict) else list(node.obj)
+    def _touch_dict(self, node: Node, entry: dict[Any, Any], read: Read) -> None:
+        var, path, keys = node.var, self.guard.path(node.var), list(entry)
         self.constant_keys(keys)
-        var = node.var
+        if node.pinned and type(node.obj) is dict:
+            self.guard.table.add(node.obj, WHOLE, keys, path)
+        else:
+            # Types first: comparing keys of other types may run code of the user's.
+            types_of = f"[*map(type, {var})] == {self.constant([*map(type, keys)])}"
+            self.guard.check(types_of, f"{path}: types of keys")
+            self.guard.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
         exact = type(node.obj) in (dict, OrderedDict)
-        # Types first: comparing keys of other types may run code of the user's.
-        self.guard.check(
-            f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys"
-        )
-        self.guard.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
         for key in keys:
-            text = (
-                f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
-            )
-            read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
+            constant = self.constant(key)
+            text = f"{var}[{constant}]" if exact else f"dict.__getitem__({var}, {constant})"
+            read(node, key, entry[key], text, f"{path}[{key!r}]")
+
+
+def contents(value: Any) -> Any:
+    """Return what a container holds, without calls of methods of its class; None if it is none."""
+    if is_a(value, OrderedDict):
+        return {key: dict.__getitem__(value, key) for key in OrderedDict.__iter__(value)}
+    if is_a(value, dict):
+        return dict(zip(dict.__iter__(value), dict.values(value), strict=True))
+    base = next((kind for kind in (list, tuple, deque, set, frozenset) if is_a(value, kind)), None)
+    return None if base is None else [*base.__iter__(value)]
 
 
 def _mutable_class(kind: type) -> bool:

@@ -43,6 +43,7 @@ _PLAIN_HOMES = frozenset(
 """Types whose `__getattribute__` is `object`'s under another name."""
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
+_MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
 """The type of functions behind `functools.cache`."""
@@ -282,8 +283,8 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
         return inside
     if is_a(value, torch.Tensor) and found.__objclass__ is torch._C.TensorBase:
         return _tensor_attr(vm, value, name)
-    if is_a(value, types.FunctionType) and name in _FUNCTION_FIELDS:
-        return _function_field(vm, value, name)
+    if found is _MAXIMUM_LENGTH or (is_a(value, types.FunctionType) and name in _FUNCTION_FIELDS):
+        return _native_field(vm, value, name)
     if is_constant(value):
         return found.__get__(value)
     if is_a(value, BaseException):
@@ -291,7 +292,7 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
     raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")
 
 
-def _function_field(vm: Interpreter, value: Any, name: str) -> Any:
+def _native_field(vm: Interpreter, value: Any, name: str) -> Any:
     node = vm.heap.node(value)
     return vm.heap.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
 
@@ -370,9 +371,11 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     owner = vm.heap.reference(value, uses)
     text = f"{vm.heap.constant(setter)}({owner}, {name!r}, "
     text += f"{vm.heap.reference(item, uses)})"
+    targets = [node, vm.heap.node(value)]
+    vm.heap.keep_entry(node, name)
+    vm.heap.keep_entry(targets[1])
     setter(value, name, vm.unlifted(item))
     node.wrote(found if slot else name, item)
-    targets = [node, vm.heap.node(value)]
     vm.heap.change(text, targets, uses)
 
 
@@ -408,6 +411,8 @@ def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
     node = dict_node(vm, value, inside)
     uses: set[str] = set()
     owner = vm.heap.reference(value, uses)
+    vm.heap.keep_entry(node, name)
+    vm.heap.keep_entry(vm.heap.node(value))
     object.__delattr__(value, name)
     node.wrote(name)
     vm.heap.change(

@@ -21,6 +21,14 @@ _READ_OVERRIDES = OVERRIDES - {"__setitem__", "__delitem__"}
 LAZY = (zip, enumerate, iter, reversed)
 
 
+def closes_something(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is, or is a tuple of, a generator that does something when it is dropped."""
+    if type(value) is tuple:
+        return any(closes_something(vm, item) for item in value)
+    node = vm.heap.nodes.get(id(value))
+    return node is not None and node.closes
+
+
 def pinned_part(vm: Interpreter, value: Any) -> Any:
     """Return `value`, a read-only part of a constant, after pinning it."""
     if vm.recording and not is_constant(value):
@@ -78,6 +86,8 @@ def perform(
     consumed = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
     changes = [*changes, *(node for node in consumed if function not in LAZY and node not in changes)]
     text = heap.call_text(heap.constant(function), args, kwargs, uses)
+    for node in changes:
+        heap.keep_entry(node)
     try:
         result = function(*args, **kwargs)
     except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.objects import check_not_overridden
 from ladder.capture.python import natives
@@ -63,13 +63,8 @@ def _truth(vm: Interpreter, value: Any) -> bool:
             node.full = True
             vm.heap.guard.table.empty.append(value)
             return False
-        if node is not None and node.external and not node.full and not node.mutated:
-            size = vm.heap.constant(type(value).__len__)
-            holds = len(value) > 0
-            vm.heap.guard.check(f"({size}({node.var}) > 0) is {holds}", f"{node.var} is empty or not")
-            node.full = False
-            if not holds:
-                vm.heap.touch(value, 1)
+        if node is not None and node.external and not node.full:
+            _guard_emptiness(vm, node)
         return bool(value)
     if is_a(value, torch.Tensor):
         raise CaptureError("the truth of a tensor")
@@ -82,6 +77,16 @@ def _truth(vm: Interpreter, value: Any) -> bool:
         if method is not NULL:
             raise CaptureError("a native truth value")
     return True
+
+
+def _guard_emptiness(vm: Interpreter, node: Node) -> None:
+    """Guard whether a container from outside is empty; one that the segment has put something in is not."""
+    value = node.obj
+    if not node.mutated:
+        size, holds = vm.heap.constant(type(value).__len__), len(value) > 0
+        vm.heap.guard.check(f"({size}({node.var}) > 0) is {holds}", f"{node.var} is empty or not")
+    if not value or (node.mutated and is_a(value, dict) and node.written.isdisjoint(dict.keys(value))):
+        vm.heap.touch(value, 1)
 
 
 def _has_no_truth(vm: Interpreter, kind: type) -> bool:

@@ -1,23 +1,28 @@
-"""Sizes of a kernel of the pipeline ``digits``."""
+"""Choose the sizes of a kernel of the pipeline ``digits`` before any of it is emitted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
 
-from ladder.lower.cuda.digit_tokens import DIGITS, quads
+from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.digit_decomposition import DIGITS, Quad, Splitter, quads
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.gpu.groups import Groups
-from schedules.layouts import TILE
-from schedules.legal import (
+from ladder.lower.gpu.proven import packed_order
+from schedules.footprint import (
     DIGIT_CHUNK_TILES,
     RESIDENT_THREADS,
     digit_columns,
     digit_tile_bytes,
     registers_per_thread,
 )
-from schedules.schedule import GpuSchedule
+from schedules.layouts import TILE
+from schedules.legal import check_legal
+from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
+from tile_types import get_type
+from tile_types.forms import Affine, affine_forms
 
 COLUMNS = 8
 """Columns of one product."""
@@ -38,7 +43,7 @@ class Shape(Slices):
 
     @property
     def digits(self) -> int:
-        """Columns of a token."""
+        """Columns of the B operand that an activation row takes."""
         return DIGITS if self.lane == 16 else 1
 
     @property
@@ -52,7 +57,7 @@ class Shape(Slices):
         return gcd(self.groups.tiles, 2) if self.flushes else 1
 
     @property
-    def token_blocks(self) -> int:
+    def column_blocks(self) -> int:
         """Fragments along the columns."""
         return -(-digit_columns(self.groups.gemm, self.schedule) // COLUMNS)
 
@@ -91,3 +96,76 @@ class Shape(Slices):
             own = [t for t, quad in enumerate(found) if quad.exponent == exponent]
             result.append((exponent, tuple((own[i], own[i + 1]) for i in range(0, len(own), 2))))
         return tuple(result)
+
+
+def integer_form(weight: str) -> Affine:
+    """Return the affine form of a type with the smallest offset that is a whole number of steps."""
+    forms = [form for form in affine_forms(get_type(weight)) if (form.offset / form.factor).is_integer()]
+    check(bool(forms), f"the codes of {weight} are not evenly spaced multiples of a step")
+    return min(forms, key=lambda form: abs(form.offset))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known about a kernel before it is emitted.
+
+    Parameters
+    ----------
+    gemm, schedule, groups, shape
+        The problem, its schedule, its groups of scales and the sizes that follow.
+    form
+        What a code is worth.
+    splitter
+        Emits the conversion of x.
+    quads
+        Which codes of a packed word make an operand register.
+    """
+
+    gemm: Gemm
+    schedule: GpuSchedule
+    groups: Groups
+    shape: Shape
+    form: Affine
+    splitter: Splitter
+    quads: tuple[Quad, ...]
+
+    @property
+    def tile_words(self) -> int:
+        """32-bit words of a packed tile."""
+        return 128 * self.groups.bits
+
+    @property
+    def kind(self) -> str:
+        """Type of the sums of a slice."""
+        return "float32" if self.shape.flushes else "int32"
+
+    @property
+    def fragments(self) -> int:
+        """Accumulator fragments of a warp."""
+        return self.shape.row_blocks * self.shape.column_blocks
+
+    @property
+    def scale_parts(self) -> int:
+        """Registers of a lane's share of a warp's scales."""
+        return -(-self.schedule.warp_rows // 32)
+
+
+def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+    """Return the sizes of a kernel.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule does not fit the problem.
+    """
+    check_legal(gemm, device, schedule)
+    groups = Groups(gemm, "accumulator")
+    shape, form = Shape(groups, device, schedule), integer_form(gemm.weight)
+    element = get_type(gemm.weight).element_type
+    check(packed_order(element, gemm.activation) == "lanes", f"codes of {gemm.weight} are not in place")
+    check(
+        schedule.stages % shape.period == 0,
+        f"{schedule.stages} stages are no whole periods of {shape.period} tiles",
+    )
+    splitter = Splitter(gemm.activation, groups.bits, form, shape.lane, shape.period, shape.flushes)
+    return Plan(gemm, schedule, groups, shape, form, splitter, quads(groups.bits, shape.lane))

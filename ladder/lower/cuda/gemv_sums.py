@@ -6,7 +6,8 @@ sums through distributed shared memory (PTX ISA, "mapa", "ld.shared::cluster").
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -31,38 +32,6 @@ static __device__ __forceinline__ void ladder_read_peer(const void* place, int r
 """
 
 
-class Sliced(Protocol):
-    """A kernel at its end.
-
-    Parameters
-    ----------
-    gemm, args, thread
-        The problem, its tensors and this thread of the block.
-    rank
-        This block's place in its cluster.
-    first_token, token_count, first_row
-        Which outputs the cluster has.
-    slices
-        Shared sums ``[slice][token][row]``, of type ``kind``.
-    """
-
-    gemm: Gemm
-    args: Arguments
-    thread: Expr
-    rank: Expr
-    first_token: Expr
-    token_count: Expr
-    first_row: Expr
-    slices: Any
-
-    @property
-    def kind(self) -> str:
-        """Type of the sums."""
-
-    def finished(self, total: Expr) -> Expr:
-        """Return a total of all slices as float32."""
-
-
 def meet(cluster: int) -> None:
     """Emit a barrier of the block, or of all blocks of its cluster."""
     if cluster == 1:
@@ -71,55 +40,82 @@ def meet(cluster: int) -> None:
     b.cluster_sync()
 
 
-def reduce_and_store(kernel: Sliced, geo: Slices) -> None:
-    """Add the slices ``[slice][token][row]`` in the shared memory of all blocks, and store the outputs.
+@dataclass(frozen=True)
+class SliceSums:
+    """Sums ``[slice][m][weight row]`` in the shared memory of all blocks of a cluster.
 
-    The blocks of a cluster take equal shares of the outputs. None leaves while another reads.
+    Parameters
+    ----------
+    gemm, args, geo
+        The problem, its tensors, and how the warps of a block divide rows and K.
+    thread, rank
+        This thread of the block, and the block's place in its cluster.
+    first_m, m_count, first_row
+        Which outputs the cluster has.
+    slices, kind
+        The sums, and their type.
+    gain
+        What finished sums are multiplied by.
     """
-    cluster = geo.schedule.cluster
-    meet(cluster)
-    pieces = geo.rows // ROWS
-    count = b.bind(kernel.token_count * pieces)
-    share = b.bind((count + cluster - 1) // cluster)
-    first, own = b.bind(kernel.rank * share), b.bind(T.min(share, count - kernel.rank * share))
-    with b.loop(b.bind((own + geo.threads - 1) // geo.threads), rolled=True) as turn:
-        piece = b.bind(turn * geo.threads + kernel.thread)
-        token, row = b.bind((first + piece) // pieces), b.bind((first + piece) % pieces * ROWS)
-        with b.when(T.And(piece < own, kernel.first_row + row < kernel.args.n)):
-            sums = _added(kernel, geo, token, row)
-            m, n = kernel.first_token + token, kernel.first_row + row
-            finish_row(kernel.gemm, kernel.args, sums, ROWS, m, n)
-    if cluster > 1:
+
+    gemm: Gemm
+    args: Arguments
+    geo: Slices
+    thread: Expr
+    rank: Expr
+    first_m: Expr
+    m_count: Expr
+    first_row: Expr
+    slices: Any
+    kind: str
+    gain: float = 1.0
+
+    def store(self) -> None:
+        """Add the slices and store the outputs.
+
+        The blocks of a cluster take equal shares of the outputs. None leaves while another reads.
+        """
+        cluster, threads = self.geo.schedule.cluster, self.geo.threads
         meet(cluster)
+        pieces = self.geo.rows // ROWS
+        count = b.bind(self.m_count * pieces)
+        share = b.bind((count + cluster - 1) // cluster)
+        first, own = b.bind(self.rank * share), b.bind(T.min(share, count - self.rank * share))
+        with b.loop(b.bind((own + threads - 1) // threads), rolled=True) as turn:
+            piece = b.bind(turn * threads + self.thread)
+            m, row = b.bind((first + piece) // pieces), b.bind((first + piece) % pieces * ROWS)
+            with b.when(T.And(piece < own, self.first_row + row < self.args.n)):
+                sums = self._added(m, row)
+                finish_row(self.gemm, self.args, sums, ROWS, self.first_m + m, self.first_row + row)
+        if cluster > 1:
+            meet(cluster)
 
+    def _added(self, m: Expr, row: Expr) -> Any:
+        """Return float32 sums of `ROWS` weight rows over all slices of all blocks, in the order of K."""
+        cluster, total = self.geo.schedule.cluster, b.local(ROWS, self.kind)
+        for rank in range(cluster):
+            for index in range(self.geo.schedule.split_k):
+                place = (index, m, row)
+                part = self._read_peer(rank, place) if cluster > 1 else self._read(place)
+                for i in range(ROWS):
+                    b.store(total, part[i] if rank + index == 0 else total[i] + part[i], i)
+        sums = b.local(ROWS, "float32")
+        for i in range(ROWS):
+            value = T.Cast("float32", total[i])
+            b.store(sums, value if self.gain == 1.0 else value * T.float32(self.gain), i)
+        return sums
 
-def _added(kernel: Sliced, geo: Slices, token: Expr, row: Expr) -> Any:
-    """Return float32 sums of `ROWS` rows over all slices of all blocks, in the order of K."""
-    total = b.local(ROWS, kernel.kind)
-    for rank in range(geo.schedule.cluster):
-        for index in range(geo.schedule.split_k):
-            place = (index, token, row)
-            part = _read_peer(kernel, rank, place) if geo.schedule.cluster > 1 else _read(kernel, place)
-            for i in range(ROWS):
-                b.store(total, part[i] if rank + index == 0 else total[i] + part[i], i)
-    sums = b.local(ROWS, "float32")
-    for i in range(ROWS):
-        b.store(sums, kernel.finished(total[i]), i)
-    return sums
+    def _read(self, place: tuple[Expr, Expr, Expr]) -> list[Expr]:
+        """Return `ROWS` sums of this block."""
+        index, m, row = place
+        part = b.local(ROWS, self.kind)
+        with b.vector(ROWS) as v:
+            b.store(part, self.slices[index, m, row + v], v)
+        return [part[i] for i in range(ROWS)]
 
-
-def _read(kernel: Sliced, place: tuple[Expr, Expr, Expr]) -> list[Expr]:
-    """Return `ROWS` sums of this block."""
-    index, token, row = place
-    part = b.local(ROWS, kernel.kind)
-    with b.vector(ROWS) as v:
-        b.store(part, kernel.slices[index, token, row + v], v)
-    return [part[i] for i in range(ROWS)]
-
-
-def _read_peer(kernel: Sliced, rank: int, place: tuple[Expr, Expr, Expr]) -> list[Expr]:
-    """Return `ROWS` sums of a block of the cluster."""
-    words = b.local(ROWS, "uint32")
-    sums = kernel.slices.ptr_to(list(place))
-    b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", sums, rank, words.ptr_to([0])))
-    return [T.reinterpret(words[i], dtype=kernel.kind) for i in range(ROWS)]
+    def _read_peer(self, rank: int, place: tuple[Expr, Expr, Expr]) -> list[Expr]:
+        """Return `ROWS` sums of a block of the cluster."""
+        words = b.local(ROWS, "uint32")
+        sums = self.slices.ptr_to(list(place))
+        b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", sums, rank, words.ptr_to([0])))
+        return [T.reinterpret(words[i], dtype=self.kind) for i in range(ROWS)]

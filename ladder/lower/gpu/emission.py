@@ -145,6 +145,11 @@ class SharedTable:
         return cls(buffer, b.keep(4 * lane), address)
 
 
+def allocate_table(pool: Any, words: int, lane: Expr) -> SharedTable | None:
+    """Allocate a decode table of ``words`` words in shared memory; None where the decoder has none."""
+    return SharedTable.of(pool.alloc((words,), "uint32", align=128), lane) if words else None
+
+
 class TirMachine(Machine):
     """Emits instructions; every result is bound to a name."""
 

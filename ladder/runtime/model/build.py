@@ -23,8 +23,9 @@ from ladder.runtime.compile import (
     target_of,
 )
 from ladder.runtime.model.attention import attention_jobs
+from ladder.runtime.model.bound_plan import BoundPlan, places_of
 from ladder.runtime.model.chains import chain_job
-from ladder.runtime.model.executable import Executable, places_of
+from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
@@ -217,6 +218,7 @@ def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: t
         elif source.kind == "argument":
             bindings[name] = at[0]
     places = {**places_of(plan, bindings), **program.sizes}
-    return Executable(
+    bound = BoundPlan(
         plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins), places
     )
+    return Executable(bound)

@@ -11,30 +11,30 @@ import torch
 from ladder.ir.build import bind
 from ladder.partition.puts import numbered, written
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import evaluator
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
-    from ladder.runtime.model.frame import Bound, Frame, Slots
-    from ladder.runtime.model.plan import Step
     from tile_types.tile import Extent
 
 
-def bind_chain(frame: Frame, step: Step) -> Bound:
+def bind_chain(memory: Workspace, step: Step) -> Bound:
     """Return the call of a chain."""
-    entry: Any = frame.owner.kernels.get(step.entry)  # none where every result is known to be empty
-    numbers = frame.now.numbers(step.sizes)
+    entry: Any = memory.owner.kernels.get(step.entry)  # none where every result is known to be empty
+    numbers = memory.now.numbers(step.sizes)
     in_place = set(written(step.part).values())
     reads = tuple(
-        (frame.slot[value], frame.is_own(value), frame.owner.plan.tiles[value].shape == ())
+        (memory.slot[value], memory.is_own(value), memory.owner.plan.tiles[value].shape == ())
         for value in step.part.inputs
         if value not in in_place
     )
-    writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
-    plain = not in_place and all(frame.is_own(value) for value in step.part.outputs)
+    writes = tuple((memory.slot[value], memory.target(value)) for value in step.part.outputs)
+    plain = not in_place and all(memory.is_own(value) for value in step.part.outputs)
     """Whether results lie as the kernel writes them."""
-    numbers_of_rows = _rows_to_check(frame, step)
-    names = frame.now.names
+    numbers_of_rows = _rows_to_check(memory, step)
+    names = memory.now.names
     extents = evaluator(_extents_within(step.part.graph), names) if step.sizes else lambda sizes: ()
 
     def run(slots: Slots) -> None:
@@ -45,15 +45,15 @@ def bind_chain(frame: Frame, step: Step) -> Bound:
         for slot, target in writes:
             slots[slot] = result = target()
             results.append(result)
-        if plain and entry is not None and not frame.some_empty:
+        if plain and entry is not None and not memory.some_empty:
             entry(*numbers(), *operands, *results)
             return
-        if (entry is None or frame.some_empty) and not any(result.numel() for result in results):
+        if (entry is None or memory.some_empty) and not any(result.numel() for result in results):
             return
         into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
-        if frame.some_empty and 0 in extents(frame.sizes):
-            given = [slots[frame.slot[value]] for value in step.part.inputs]
-            by_reference(bind(step.part.graph, dict(zip(names, frame.sizes, strict=True))), given, into)
+        if memory.some_empty and 0 in extents(memory.sizes):
+            given = [slots[memory.slot[value]] for value in step.part.inputs]
+            by_reference(bind(step.part.graph, dict(zip(names, memory.sizes, strict=True))), given, into)
         else:
             entry(*numbers(), *operands, *map(_at_least_1d, into))
         for result, copy in zip(results, into, strict=True):
@@ -64,7 +64,7 @@ def bind_chain(frame: Frame, step: Step) -> Bound:
 
 
 def _operands(slots: Slots, reads: Sequence[tuple[int, bool, bool]]) -> list[torch.Tensor]:
-    """Return what a kernel reads: (slot, whether it lies in the frame's memory, whether it is a number)."""
+    """Return what a kernel reads: (slot, whether it lies in a buffer of the plan, whether it is a number)."""
     operands = []
     for slot, own, is_number in reads:
         x = slots[slot]
@@ -91,11 +91,11 @@ def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequen
         result.copy_(torch.from_numpy(np.array(value)))
 
 
-def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
+def _rows_to_check(memory: Workspace, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
     """Return (slot, extent) of what says where a chain puts rows; GPUs leave out rows beyond the end."""
-    if frame.owner.where.type != "cpu":
+    if memory.owner.where.type != "cpu":
         return []
-    return [(frame.slot[v], frame.now.numbers((extent,))) for v, extent in numbered(step.part).items()]
+    return [(memory.slot[v], memory.now.numbers((extent,))) for v, extent in numbered(step.part).items()]
 
 
 def _require_rows(numbers: torch.Tensor, extent: int) -> None:

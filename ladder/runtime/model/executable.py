@@ -10,13 +10,11 @@ import torch
 
 from ladder.forks import renewed
 from ladder.ir.extents import match_shape
-from ladder.runtime.compile import compiled
-from ladder.runtime.kernel import CompiledGemm
-from ladder.runtime.model.arguments import UNKNOWN, Arguments, Look
+from ladder.runtime.model.arguments import UNKNOWN, Look
+from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.frame import Frame
-from ladder.runtime.model.joined import Joined
 from ladder.runtime.model.plan import Plan
-from ladder.runtime.model.results import Part, Result, result_of
+from ladder.runtime.model.results import Part, result_of
 from ladder.runtime.model.sizes import reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
@@ -29,79 +27,34 @@ class Executable:
 
     Parameters
     ----------
-    plan
-        The steps.
-    bindings
-        Input of the graph -> position among `values`; packed weights by `packs`.
-    packs
-        Input of the graph that is a packed weight -> positions of its arrays.
-    held
-        Input of the graph -> tensor that the program brings.
-    results
-        As in `Program.results`.
-    updates
-        As in `Program.updates`.
-    kernels
-        Kernel -> its loaded entry.
-    where
-        The device.
-    joined
-        Arrays that are made of arguments; their positions follow those of the arguments.
-    places
-        As in `Program.sizes`, complete; by default what the shapes of inputs show.
+    bound
+        The plan, bound to arguments.
 
     Raises
     ------
     ShapeError
-        If no argument shows a size that a step needs.
+        If no argument shows a size that a result needs.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        bindings: Mapping[str, int],
-        packs: Mapping[str, tuple[int, ...]],
-        held: Mapping[str, torch.Tensor],
-        results: Sequence[int | tuple[Any]],
-        updates: Sequence[tuple[int, int]],
-        kernels: Mapping[str, Any],
-        where: torch.device,
-        joined: Joined | None = None,
-        places: Mapping[str, tuple[int, int]] | None = None,
-    ) -> None:
-        self.plan = plan
-        self.bindings, self.packs = dict(bindings), dict(packs)
-        self.held = dict(held)
-        self.results, self.updates = tuple(results), tuple(updates)
-        self.kernels = kernels
-        self.where = where
-        self.joined = joined if joined is not None and joined.joins else None
-        self.places = dict(places_of(plan, self.bindings) if places is None else places)
-        """Symbolic size -> where a call shows it."""
-        self.names = tuple(self.places)
-        self._read = reader(tuple(self.places.values()))
-        self._results: list[Result] = []
-        self.wanted: frozenset[int] = frozenset()
-        """Outputs of the graph that are results."""
-        self.gives({})
-        self.written = {
-            output: self.bindings[plan.in_place[value]]
-            for output, value in enumerate(plan.outputs)
-            if value in plan.in_place
-        }
-        """Output of the graph that a step writes into an argument -> that argument."""
-        self.copied = [(at, output) for at, output in self.updates if output not in self.written]
-        """Arguments that take outputs once all steps have run."""
-        self.changed = sorted({*self.written.values(), *(at for at, _ in self.copied)})
-        """Arguments that are written."""
-        self.arguments = Arguments(self.changed, are_open=bool(self.names))
-        self.operators: dict[str, CompiledGemm] = {}
-        """Request -> kernels of a quantized product that came with the plan; others are found or built."""
+    def __init__(self, bound: BoundPlan) -> None:
+        self.bound = bound
+        self._read = reader(tuple(bound.places.values()))
+        self._results = [result_of(item, bound.names, None) for item in bound.results]
         self._fitting: set[tuple[Any, ...]] = set()
         """Types, shapes and dtypes of arguments that fitted."""
         self._frames: list[Frame] = []
         """Those that no call uses."""
         self._lock = renewed(threading.Lock())
+
+    @property
+    def plan(self) -> Plan:
+        """The steps."""
+        return self.bound.plan
+
+    @property
+    def where(self) -> torch.device:
+        """The device."""
+        return self.bound.where
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """Run; ``values`` are the arguments of the graph that was imported.
@@ -120,45 +73,39 @@ class Executable:
 
     def look(self, values: Sequence[Any]) -> Look:
         """Compare the arguments of a call with those of the calls before."""
-        if self.where.type != "cuda" and not self.arguments.written:
+        if self.where.type != "cuda" and not self.bound.arguments.written:
             return UNKNOWN
         with self._lock:
-            return self.arguments.look(values)
+            return self.bound.arguments.look(values)
 
     def run(self, values: Sequence[Any], look: Look) -> tuple[Any, ...]:
         """Run with arguments that `look` has seen."""
         given, generation = values, look.generation
-        if self.joined is not None:
+        if self.bound.joined is not None:
             with self._lock:
-                values = (*values, *self.joined.of(values))
-                generation += self.joined.generation
+                values = (*values, *self.bound.joined.of(values))
+                generation += self.bound.joined.generation
         frame = self._take()
         try:
-            sizes = self._read(values) if self.names else ()
+            sizes = self._read(values) if self.bound.names else ()
             found = frame.call(values, sizes, generation)
         finally:
             self._frames.append(frame)
-        torch.autograd.graph.increment_version([given[at] for at in self.changed])
+        torch.autograd.graph.increment_version([given[at] for at in self.bound.changed])
         return tuple(result(given, found, sizes) for result in self._results)
-
-    def made_from(self, values: Sequence[Any]) -> int:
-        """Return the position of the first argument that is made of others."""
-        return len(values) - (len(self.joined.arrays) if self.joined is not None else 0)
 
     def gives(self, parts: Mapping[int, Part]) -> None:
         """Let results be arguments that are written, or parts of them, by number of the result."""
-        self._results = [result_of(item, self.names, parts.get(at)) for at, item in enumerate(self.results)]
+        self._results = [
+            result_of(item, self.bound.names, parts.get(at)) for at, item in enumerate(self.bound.results)
+        ]
         whole = {at for at, part in parts.items() if part.steps is None}
-        read = (item for at, item in enumerate(self.results) if at not in whole)
-        self.wanted = frozenset(item for item in read if isinstance(item, int))
-
-    def operator(self, request: str) -> CompiledGemm:
-        """Return the kernels of a quantized product."""
-        return self.operators.get(request) or compiled(request, self.where)
+        read = (item for at, item in enumerate(self.bound.results) if at not in whole)
+        self.bound.wanted = frozenset(item for item in read if isinstance(item, int))
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
         """Return the symbolic sizes of arguments by name."""
-        return dict(zip(self.names, self._read(values), strict=True))
+        return dict(zip(self.bound.names, self._read(values), strict=True))
 
     def check(self, values: Sequence[Any], given: int | None = None) -> None:
         """Raise unless arguments are what the plan is for: callers without guards of their own ask this.
@@ -181,7 +128,7 @@ class Executable:
         if seen in self._fitting:
             return
         sizes: dict[str, int] = {}
-        for name, at in self.bindings.items():
+        for name, at in self.bound.bindings.items():
             if at >= len(values):
                 continue  # made of others
             tile, value = self.plan.tiles[name], values[at]
@@ -199,7 +146,7 @@ class Executable:
         try:
             return self._frames.pop()
         except IndexError:
-            return Frame(self)
+            return Frame(self.bound)
 
     def prepare(self) -> None:
         """Make the first frame ahead of its call."""
@@ -216,13 +163,3 @@ class Executable:
             "arena": max((frame.arena for frame in self._frames), default=0),
             "without sharing": max((frame.total() for frame in self._frames), default=0),
         }
-
-
-def places_of(plan: Plan, bindings: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return symbolic size -> (argument, axis) that shows it, from the shapes of a plan's inputs."""
-    found: dict[str, tuple[int, int]] = {}
-    for name, at in bindings.items():
-        for axis, extent in enumerate(plan.tiles[name].shape):
-            if isinstance(extent, str) and extent.isidentifier():
-                found.setdefault(extent, (at, axis))
-    return found

@@ -8,13 +8,12 @@ Other results are copied out: the next replay overwrites them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from ladder.runtime.model.frame import Frame
+from ladder.runtime.model.bound_plan import BoundPlan
 
 log = logging.getLogger("ladder.model")
 
@@ -29,16 +28,18 @@ PAYS = 4
 
 
 class Replay:
-    """Runs a frame, as a CUDA graph from the third call on.
+    """Runs a plan, as a CUDA graph from the third call on.
 
     Parameters
     ----------
-    frame
-        Whose steps are recorded.
+    step_by_step
+        Runs all steps with arguments; returns the plan's outputs.
+    owner
+        The plan, bound to arguments.
     """
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
+    def __init__(self, step_by_step: Callable[[Sequence[Any]], list[Any]], owner: BoundPlan) -> None:
+        self.step_by_step, self.owner = step_by_step, owner
         self.calls = self.recordings = 0
         self.generation = 0
         self.refused = ""
@@ -51,15 +52,15 @@ class Replay:
         self.calls += 1
         if self.graph is None or generation != self.generation:
             if self.refused or self.calls <= max(WARM, PAYS * self.recordings):
-                return self.frame.run(values)
-            self.record(values, self.frame.owner.arguments.moving)
+                return self.step_by_step(values)
+            self.record(values, self.owner.arguments.moving)
             self.generation = generation
             if self.graph is None:
-                return self.frame.run(values)
+                return self.step_by_step(values)
         if self.copies:
             torch._foreach_copy_([copy for _, copy in self.copies], [values[at] for at, _ in self.copies])
         self.graph.replay()
-        written, wanted = self.frame.owner.written, self.frame.owner.wanted
+        written, wanted = self.owner.written, self.owner.wanted
         return [
             values[written[at]] if at in written else result.clone() if at in wanted else None
             for at, result in enumerate(self.results)
@@ -68,7 +69,7 @@ class Replay:
     def record(self, values: Sequence[Any], moving: Collection[int]) -> None:
         """Record the steps; what cannot be recorded runs step by step from then on."""
         copied = sum(values[at].nbytes for at in moving)
-        if self.frame.now.names and copied > COPIED:
+        if self.owner.names and copied > COPIED:
             self.graph, self.refused = None, f"{copied} bytes of arguments change, for one of many sizes"
             return
         static = [value.clone() if at in moving else value for at, value in enumerate(values)]
@@ -79,7 +80,7 @@ class Replay:
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
-                self.results = self.frame.run(static)
+                self.results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)
             log.warning("no CUDA graph of a plan: %s", error)

@@ -17,8 +17,9 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.printer import print_graph
 from ladder.partition.parts import Part, engine
-from ladder.runtime.model.frame import Bound, Frame
+from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import Plan, Step
+from ladder.runtime.model.workspace import Bound
 from tile_types.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -223,9 +224,9 @@ def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) 
     RuntimeError
         A step on a GPU cannot be recorded.
     """
-    if executable.joined is not None:
-        values = (*values, *executable.joined.of(values))
-    frame = Frame(executable)
+    if executable.bound.joined is not None:
+        values = (*values, *executable.bound.joined.of(values))
+    frame = Frame(executable.bound)
     frame.enter(tuple(executable.sizes(values).values()))
     numbers = [at for at, step in enumerate(executable.plan.steps) if not step.constant]
     frame.run(values)

@@ -25,6 +25,7 @@ from ladder.runtime import artifact, tokens
 from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, obtain, target_of
 from ladder.runtime.fields import EXTENT, NUMBER, OneOf, require
+from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.structure import SEQUENCES, Structure, require_structure
@@ -62,7 +63,7 @@ def save_model(model: WholeModel, path: str | os.PathLike[str], sign: Any = None
     if model.libraries is None:
         raise ArtifactError("this model was loaded from a file: copy that file")
     device = get_device(target_of(model.where))
-    executable, plan = model.executable, model.steps
+    bound, plan = model.executable.bound, model.steps
     kernels, gemms, rows = _kernels(model, model.libraries)
     members = {f"{name}.so": data for name, data in kernels.items()}
     order, members[STORED] = _stored_bytes(_needed(model))
@@ -72,18 +73,18 @@ def save_model(model: WholeModel, path: str | os.PathLike[str], sign: Any = None
         "graph": print_graph(model.graph),
         "parts": [_to_json(step.part) for step in plan.steps],
         "steps": [step.entry for step in plan.steps],
-        "bindings": executable.bindings,
-        "packs": executable.packs,
-        "sizes": executable.places,
-        "results": executable.results,
-        "updates": executable.updates,
+        "bindings": bound.bindings,
+        "packs": bound.packs,
+        "sizes": bound.places,
+        "results": bound.results,
+        "updates": bound.updates,
         "parameters": dict(model.parameters),
         "returns": model.results,
         "limits": model.limits,
         "stored": order,
         "gemms": gemms,
         "token_kernels": rows,
-        "entries": [name for name in kernels if name in executable.kernels],
+        "entries": [name for name in kernels if name in bound.kernels],
     }
     return artifact.write_archive(Path(os.fspath(path)), device, content, members, sign)
 
@@ -93,11 +94,11 @@ def _needed(model: WholeModel) -> list[torch.Tensor | None]:
 
     Weights that only such arrays are made of are left out.
     """
-    executable, count = model.executable, _count(model.parameters)
+    bound, count = model.executable.bound, _count(model.parameters)
     values = [None] * count + list(model.stored)
-    joined = () if executable.joined is None else executable.joined.of(values)
-    read = {*executable.bindings.values(), *(at for found in executable.packs.values() for at in found)}
-    read |= {at for at, _ in executable.updates} | set(_positions(model.results, len(executable.results)))
+    joined = () if bound.joined is None else bound.joined.of(values)
+    read = {*bound.bindings.values(), *(at for found in bound.packs.values() for at in found)}
+    read |= {at for at, _ in bound.updates} | set(_positions(model.results, len(bound.results)))
     stored = [value if at in read else None for at, value in enumerate(values)]
     return [*stored[count:], *joined]
 
@@ -309,7 +310,7 @@ def _executable(
     manifest: Mapping[str, Any], plan: Plan, members: Mapping[str, bytes], where: torch.device
 ) -> Executable:
     load_entry = artifact.loader(members, manifest["family"])
-    executable = Executable(
+    bound = BoundPlan(
         plan,
         manifest["bindings"],
         {name: tuple(at) for name, at in manifest["packs"].items()},
@@ -322,12 +323,12 @@ def _executable(
     )
     for item in manifest["gemms"]:
         gemm = Request.parse(item["request"]).gemm
-        executable.operators[item["request"]] = artifact.operator_of(
+        bound.operators[item["request"]] = artifact.operator_of(
             gemm, item["plan"], item["entries"], load_entry, manifest
         )
     for item in manifest["token_kernels"]:
         tokens.adopt(_tuples(item["key"]), load_entry(item["entry"]))
-    return executable
+    return Executable(bound)
 
 
 def _stored_tensors(members: Mapping[str, bytes], where: torch.device) -> dict[str, torch.Tensor]:

@@ -1,0 +1,174 @@
+"""The backend of capture and of ``torch.compile``: graphs to executables of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder import faults
+from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of
+from ladder.api.branching import Branching, branches
+from ladder.api.by_sizes import BySizes
+from ladder.api.pieces import Pieces, can_be_cut
+from ladder.api.plan_cache import prepared_for
+from ladder.api.surroundings import kept_state
+from ladder.capture.captured import run_as_is
+from ladder.runtime.compile import target_of
+from ladder.runtime.model.build import Built, build_prepared
+from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import DeviceError
+
+
+class Compiler:
+    """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
+
+    is_ours = True
+    """What it raises is a fault of Ladder."""
+
+    conditionals = True
+    """Capture may give it graphs that branch."""
+
+    dynamic_shapes = True
+    """Extents that change are symbols of a plan."""
+
+    numbers = False
+    """Numbers that are no symbols would be constants of a plan."""
+
+    def __init__(self, precise: bool = False) -> None:
+        self.precise = precise
+        self.built: list[Built] = []
+        self.refused: list[str] = []
+        self.alone: list[str] = []
+        """Operators between plans that run in torch, and why."""
+        self._warned: set[tuple[object, str]] = set()
+
+    def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why.
+
+        Raises
+        ------
+        Exception
+            Whatever is wrong inside the compiler, under ``LADDER_STRICT``.
+        """
+        reason = module.meta.get("switches") or reason_to_refuse(examples)
+        if not reason:
+            try:
+                with kept_state():
+                    return self._compiled(module, examples)
+            except (ImportRefused, DeviceError) as error:
+                reason = str(error)
+                if isinstance(error, ImportRefused) and (run := self._otherwise(module, reason)) is not None:
+                    return run
+            except Exception as error:  # a fault of ours must not become one of the program's
+                self.refused.append(faults.tolerated(error, "a graph runs in torch alone"))
+                return run_as_is(module, examples)
+        self._refuse(reason)
+        return run_as_is(module, examples)
+
+    def _compiled(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return the plan of a graph, bound; of one that branches, those of its parts."""
+        if branches(module):
+            return Branching(module, examples, self)
+        place = place_of(module, examples)
+        copies = place.type == "cuda" and has_room(examples, place)
+        packed_for = target_of(place) if copies else ""
+        opened = module.meta.get("open", examples)
+        prepared = prepared_for(
+            module, opened, place, join=copies, packed_for=packed_for, precise=self.precise
+        )
+        built = build_prepared(prepared, place)
+        run = separated(built.executable, module, examples, opened)
+        if place.type == "cpu":  # on GPUs a first run records a graph of launches, for the arguments of calls
+            run.rehearse(examples)
+        self.built.append(built)
+        return run
+
+    def _otherwise(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any] | None:
+        """Return what runs a graph that is no plan by several: one per set of sizes, or per piece."""
+        if "open" in module.meta:
+            full = f"the sizes of a graph keep changing, and no plan serves all of them: {reason}"
+            return BySizes(module, self, run_as_is(module, []), lambda: self._refuse(full))
+        return Pieces(module, self, self._tell) if can_be_cut(module) else None
+
+    def _tell(self, text: str) -> None:
+        """Note that an operator runs in torch, for the plan."""
+        self.alone += [] if text in self.alone else [text]
+
+    def _refuse(self, reason: str) -> None:
+        """Note why a graph runs in torch alone, and warn of it: once per reason and function."""
+        self.refused.append(reason)
+        if (self.program(), reason) not in self._warned:
+            self._warned.add((self.program(), reason))
+            faults.warn(f"a graph runs in torch alone: {reason}")
+
+    def program(self) -> object:
+        """Return what tells the function that is compiled from others that this compiles."""
+        return None
+
+
+def separated(
+    executable: Executable, module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
+) -> Separated:
+    """Return what runs a plan whose results share memory, and lie, as the program's do.
+
+    Parameters
+    ----------
+    opened
+        The examples, with symbols in place of what is open.
+
+    Raises
+    ------
+    ImportRefused
+        If results of open sizes lie in arguments that are written: plans write into copies.
+    """
+    expected, is_open = expected_aliasing(module, opened), "open" in module.meta
+    parts = parts_of_written(expected, examples, [at for at, _ in executable.bound.updates])
+    if is_open and any(part.steps is not None for part in parts.values()):
+        raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")
+    executable.gives(parts)
+    return Separated(executable, run_as_is(module, examples), expected, is_open=is_open)
+
+
+def reason_to_refuse(examples: list[Any]) -> str:
+    """Say why a graph of these arguments is not for plans; empty if it may be."""
+    tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
+        return "gradients are recorded, and plans are for inference: call it under torch.no_grad()"
+    if any(
+        type(value) not in (torch.Tensor, torch.nn.Parameter) and not _is_fake(value) for value in tensors
+    ):
+        return "an argument is a subclass of Tensor"
+    if len({value.device for value in tensors}) > 1:
+        return "tensors are on several devices"
+    return ""
+
+
+def has_room(examples: list[Any], place: torch.device) -> bool:
+    """Tell whether a GPU could hold all arguments twice more: weights laid out for plans are copies."""
+    needed = sum(value.nbytes for value in examples if isinstance(value, torch.Tensor))
+    free = torch.cuda.mem_get_info(place)[0]
+    kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    return free + kept >= 2 * needed
+
+
+def _is_fake(value: torch.Tensor) -> bool:
+    return isinstance(value, torch._subclasses.FakeTensor)
+
+
+def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
+    """Return the device of the tensors among arguments; without any, that of what a graph makes of none.
+
+    Raises
+    ------
+    ImportRefused
+        If it makes tensors on several devices, or none.
+    """
+    given = [value.device for value in examples if isinstance(value, torch.Tensor)]
+    places = given[:1] or {value.device for value in results_of(module, examples)}
+    if len(places) != 1:
+        raise ImportRefused(f"the graph takes no tensors, and makes some on {len(places)} devices")
+    return next(iter(places))

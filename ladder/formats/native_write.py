@@ -1,0 +1,96 @@
+"""Writing our own checkpoints, a tensor at a time; `native` reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.formats.checkpoint import Checkpoint
+from ladder.formats.files import DTYPES, require
+from ladder.formats.layer import Loaded, Shape
+from ladder.formats.native import ARRAYS, KEY
+from tile_types.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+NAMES = {torch_name: name for name, (torch_name, bits) in DTYPES.items() if bits >= 8}
+ALIGNMENT = 64
+"""Bytes to a multiple of which descriptions are filled up, so that most arrays lie aligned."""
+
+
+def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
+    """Write tensors of a checkpoint, holding one at a time, and return the bytes of the file.
+
+    Stacked experts become one tensor each, ``name.0`` and so on.
+
+    Raises
+    ------
+    CheckpointError
+        If the file cannot be written; what was begun is removed.
+    """
+    names = list(names)
+    room = 4096 + sum(_room(checkpoint.entry(name).shape, name) for name in names)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(bytes(8 + room))
+            header, at = {}, 0
+            for name, array in _arrays(checkpoint, names):
+                octets = _octets(array)
+                header[name] = _entry(array, at, at + len(octets))
+                at += file.write(octets)
+            file.seek(0)
+            file.write(struct.pack("<Q", room) + json.dumps(header).encode().ljust(room))
+        part.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return 8 + room + at
+
+
+def _room(shape: Shape, name: str) -> int:
+    """Return how many bytes the entries of a tensor take in the header at most."""
+    matrices = math.prod(shape[:-2]) if len(shape) > 2 else 1
+    return matrices * (len(ARRAYS) + 3) * (6 * len(name) + 200)
+
+
+def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        yield from _stored(name, checkpoint[name])
+
+
+def _stored(name: str, loaded: Loaded) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the arrays that a tensor is stored in."""
+    import torch
+
+    if isinstance(loaded, torch.Tensor):
+        yield name, loaded
+        return
+    if isinstance(loaded, tuple):
+        for number, matrix in enumerate(loaded):
+            yield from _stored(f"{name}.{number}", matrix)
+        return
+    stored = loaded.to_dict()
+    for key, array in stored["arrays"].items():
+        yield f"{name}.{key}", array
+    text = json.dumps(stored["metadata"])
+    octets = bytearray(text.ljust(len(text) + -len(text) % ALIGNMENT).encode())
+    yield name + KEY, torch.frombuffer(octets, dtype=torch.uint8)
+
+
+def _octets(array: torch.Tensor) -> memoryview:
+    import torch
+
+    return array.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _entry(array: torch.Tensor, begin: int, end: int) -> dict[str, Any]:
+    dtype = str(array.dtype).removeprefix("torch.")
+    require(dtype in NAMES, f"tensors of type {dtype} cannot be written")
+    return {"dtype": NAMES[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}

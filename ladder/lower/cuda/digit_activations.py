@@ -1,0 +1,222 @@
+"""x of the pipeline ``digits``: it is split into digits, chunk by chunk, and read as operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.digit_place import Place
+from ladder.lower.cuda.digit_shape import COLUMNS, Plan
+from schedules.layouts import TILE
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory of a block.
+
+    Parameters
+    ----------
+    parts
+        Sums of x of each warp, by activation row.
+    row_scales
+        Scales of the block's weight rows.
+    digits, starts, units
+        Digits of a chunk of x; where its sums begin, and what one step of them is worth, by period.
+    slices
+        Where the slices of K leave their sums; reuses the memory of the chunk.
+    """
+
+    parts: Any
+    row_scales: Any
+    digits: Any
+    starts: Any
+    units: Any
+    slices: Any
+
+
+def allocate(plan: Plan) -> Memory:
+    """Allocate shared memory."""
+    shape, tile_m = plan.shape, plan.schedule.tile_m
+    periods = shape.chunk_tiles // shape.period
+    pool = b.shared_pool()
+    parts = pool.alloc((32, tile_m), "int32", align=128)
+    row_scales = pool.alloc((shape.rows,), "float32", align=128)
+    first = pool.offset
+    digits = pool.alloc((shape.chunk_tiles * shape.tile_bytes // 4,), "uint32", align=128)
+    starts = pool.alloc((periods * shape.column_blocks * 16,), "uint32", align=128)
+    units = pool.alloc((periods * tile_m,), "uint32", align=128)
+    pool.alloc((shape.tile_bytes // 4,), "uint32", align=128)  # a tile is read ahead of its use
+    pool.move_base_to(first)
+    slices = pool.alloc((plan.schedule.split_k, tile_m, shape.rows + 4), plan.kind, align=128)
+    pool.commit()
+    return Memory(parts, row_scales, digits, starts, units, slices)
+
+
+class Converter:
+    """Splits chunks of x into digits.
+
+    Parameters
+    ----------
+    plan, place, memory
+        The kernel's plan, where this thread works, and the block's shared memory.
+    """
+
+    def __init__(self, plan: Plan, place: Place, memory: Memory) -> None:
+        self.plan, self.place, self.memory = plan, place, memory
+        self.words, self.following = (b.local(plan.splitter.words, "uint32") for _ in range(2))
+
+    def begin(self, first: Expr, m: Expr, items: Expr) -> None:
+        """Emit the loads of the first two turns of an activation row's conversion."""
+        for turn, words in enumerate((self.words, self.following)):
+            item = self.place.warp.thread + turn * self.plan.shape.threads
+            self._read(words, first, m, item, items)
+
+    def convert(self, first: Expr, items: Expr) -> None:
+        """Write the digits of a chunk of x; whole periods, zero beyond K. The first loads are under way."""
+        shape, splitter = self.plan.shape, self.plan.splitter
+        turns = b.keep((items + shape.threads - 1) // shape.threads)
+        with b.loop(self.place.m_count, rolled=True) as m:
+            total = b.Variable("int32", 0)
+            with b.when(m > 0):
+                self.begin(first, m, items)
+            with b.loop(turns, rolled=True) as turn:
+                item = b.bind(turn * shape.threads + self.place.warp.thread)
+                call = self._convert_item(b.bind(item < items), item, m)
+                if shape.lane == 16:
+                    b.emit(call)
+                else:
+                    total.set(total.value + call)
+                for i in range(splitter.words):
+                    b.store(self.words, self.following[i], i)
+                self._read(self.following, first, m, item + 2 * shape.threads, items)
+            if not shape.flushes and splitter.offset:
+                self._add_part(total, m, first)
+
+    def _read(self, words: Any, first: Expr, m: Expr, item: Expr, items: Expr) -> None:
+        """Emit the loads of sixteen elements of a tile, zero where x ends; four items make a tile."""
+        args = self.place.args
+        count, tile = self.plan.splitter.words, b.bind(first + item // 4)
+        start = b.bind(tile * TILE + item % 4 * (32 // self.plan.shape.lane))
+
+        def load(i: int) -> None:
+            place = [self.place.first_m + m, start + i * (TILE // count)]
+            b.ptx("ld.global.u32", words[i], args.x.ptr_to(place))
+
+        def whole() -> None:
+            for i in range(count):
+                load(i)
+
+        def part() -> None:
+            for i in range(count):
+                b.store(words, T.uint32(0), i)
+                with b.when(T.And(item < items, start + i * (TILE // count) < args.k_x)):
+                    load(i)
+
+        b.either(T.And(item < items, tile * TILE + TILE <= args.k_x), whole, part)
+
+    def _convert_item(self, active: Expr, item: Expr, m: Expr) -> Expr:
+        shape, memory = self.plan.shape, self.memory
+        tile, column = b.bind(item // 4), b.bind(item % 4)
+        inner, period = b.bind(tile % shape.period), b.bind(tile // shape.period)
+        inside = T.if_then_else(active, tile, 0)
+        digit = inside * (shape.tile_bytes // 4) + m * (16 * shape.digits) + column * 4
+        first = m * shape.digits  # of the row's columns, two share a start
+        at = T.if_then_else(active, period, 0) * (shape.column_blocks * 16) + first // 2 * 4 + first % 2
+        targets = [memory.digits.ptr_to([digit])]
+        if shape.lane == 16:
+            unit = T.if_then_else(active, period, 0) * self.plan.schedule.tile_m + m
+            targets += [memory.starts.ptr_to([at + column % 2 * 4]), memory.units.ptr_to([unit])]
+        else:
+            targets += [memory.starts.ptr_to([at])]
+        return self.plan.splitter.emit(self.words, active, column, inner, *targets)
+
+    def _add_part(self, total: b.Variable, m: Expr, first: Expr) -> None:
+        """Add a warp's sum of x to its part."""
+        parts, warp = self.memory.parts, self.place.warp
+        for distance in (16, 8, 4, 2, 1):
+            other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), total.value, distance, 32, 32)
+            total.set(total.value + other)
+        with b.when(warp.lane == 0):
+            before = b.Variable("int32", 0)
+            with b.when(first > self.place.first_tile):
+                before.set(parts[warp.warp, m])
+            b.store(parts, before.value + total.value, warp.warp, m)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Registers of the B operand.
+
+    Parameters
+    ----------
+    digits
+        Fragments of this tile and of the next, by block of columns.
+    starts
+        Where the sums of a period begin, by block of columns.
+    """
+
+    digits: list[list[Any]]
+    starts: list[Any]
+
+    @classmethod
+    def allocate(cls, plan: Plan) -> Fragments:
+        """Allocate the registers."""
+        blocks = range(plan.shape.column_blocks)
+        digits = [[b.local(4, "uint32") for _ in blocks] for _ in range(2)]
+        return cls(digits, [b.local(4, "uint32") for _ in blocks])
+
+
+class FragmentLoader:
+    """Loads fragments of a chunk, from a slice's first period on.
+
+    Parameters
+    ----------
+    plan, memory, fragments
+        The kernel's plan, the block's shared memory, and the registers.
+    lane, period
+        Lane of the warp, and the first period of the slice.
+    """
+
+    def __init__(self, plan: Plan, memory: Memory, fragments: Fragments, lane: Expr, period: Expr) -> None:
+        self.plan, self.fragments = plan, fragments
+        shape = plan.shape
+        word = period * (shape.period * shape.tile_bytes // 4) + lane % shape.lanes * 4
+        self.digits_at = _address(memory.digits, word)
+        word = period * (shape.column_blocks * 16) + lane % 4 * 4
+        self.starts_at = _address(memory.starts, word) if shape.flushes else None
+
+    def begin(self) -> None:
+        """Load what the first tile needs."""
+        if self.starts_at is not None:
+            self.read_starts(0)
+        self.read_digits(0)
+
+    def read_starts(self, index: int) -> None:
+        """Emit the loads of where the sums of a period begin, ``index`` periods on."""
+        assert self.starts_at is not None
+        for block, registers in enumerate(self.fragments.starts):
+            at = self.starts_at.value + T.uint32((index * self.plan.shape.column_blocks + block) * 64)
+            b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
+
+    def read_digits(self, slot: int) -> None:
+        """Emit the loads of the fragments of the tile ``slot`` tiles on."""
+        for block, registers in enumerate(self.fragments.digits[slot % 2]):
+            at = self.digits_at.value + T.uint32(slot * self.plan.shape.tile_bytes + block * 64 * COLUMNS)
+            b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
+
+    def advance(self) -> None:
+        """Go on by ``stages`` tiles."""
+        shape, stages = self.plan.shape, self.plan.schedule.stages
+        self.digits_at.set(self.digits_at.value + T.uint32(stages * shape.tile_bytes))
+        if self.starts_at is not None:
+            step = stages // shape.period * shape.column_blocks * 64
+            self.starts_at.set(self.starts_at.value + T.uint32(step))
+
+
+def _address(buffer: Any, word: Expr) -> b.Variable:
+    return b.Variable("uint32", T.cuda.cvta_generic_to_shared(buffer.ptr_to([word])))

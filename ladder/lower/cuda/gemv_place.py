@@ -1,0 +1,185 @@
+"""Which rows, which part of K and which outputs a thread of a kernel has whose warps are slices of K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.gemv_geometry import Slices
+from ladder.lower.cuda.gemv_plan import Plan
+from ladder.lower.cuda.grouped import find_m_tile
+from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.grouped import count_m_tiles
+
+Expr = Any
+
+PREFETCH_BYTES, PREFETCH_SHARE = (4 << 20, 12 << 20), 8
+"""Bytes of packed words that are fetched into L2 before the kernel before has ended: at least, at most, and
+between them this part of all words; chosen by measuring layers of 1 to 4 bits on an H200."""
+
+
+@dataclass(frozen=True)
+class Warp:
+    """One warp of a block whose warps are slices of K.
+
+    Parameters
+    ----------
+    thread, warp, lane
+        The thread in its block, its warp, and the lane in the warp.
+    slice, row_warp
+        The warp's slice of K, and its place among the warps along the weight rows.
+    first_strip
+        First strip (``warp_rows`` weight rows) of the block.
+    strip
+        The warp's strip. Warps beyond the last strip repeat it; their sums are not stored.
+    """
+
+    thread: Expr
+    warp: Expr
+    lane: Expr
+    slice: Expr
+    row_warp: Expr
+    first_strip: Expr
+    strip: Expr
+
+
+def find_warp(geo: Slices, block: Expr, strips: Expr) -> Warp:
+    """Emit the position of this thread's warp in block ``block`` along the weight rows."""
+    thread = b.thread_index(geo.threads)
+    warp = b.bind(thread // 32)
+    lane = b.bind(thread % 32)
+    slice_ = b.bind(warp // geo.row_warps)
+    row_warp = b.bind(warp % geo.row_warps)
+    first_strip = b.bind(block * geo.row_warps)
+    strip = b.keep(T.min(first_strip + row_warp, strips - 1))
+    return Warp(thread, warp, lane, slice_, row_warp, first_strip, strip)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Packed tiles along K of one block of a cluster.
+
+    Parameters
+    ----------
+    first, end, count
+        First tile, tile after the last one, and how many there are.
+    first_run
+        Run of tiles, counted over all slices, at which the block begins.
+    """
+
+    first: Expr
+    end: Expr
+    count: Expr
+    first_run: Expr
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which outputs and which part of K this thread works on.
+
+    Parameters
+    ----------
+    args
+        The arguments as the product of this block's activation rows sees them.
+    warp
+        The thread's warp.
+    rank
+        The block's place in its cluster.
+    owner
+        Whose packed words the lane takes.
+    first_row, column
+        First weight row of the block, and of the warp.
+    first_m, m_count
+        First activation row of the block, and how many it has.
+    exists
+        Whether there are such activation rows.
+    share
+        The block's tiles along K.
+    """
+
+    args: Arguments
+    warp: Warp
+    rank: Expr
+    owner: Expr
+    first_row: Expr
+    column: Expr
+    first_m: Expr
+    m_count: Expr
+    exists: Expr
+    share: Share
+
+
+def find_place(plan: Plan, args: Arguments, overlap: Overlap) -> Place:
+    """Emit which rows and which part of K this thread works on."""
+    geo, blocks, tile_m = plan.geo, plan.schedule.cluster, plan.schedule.tile_m
+    strips = args.n_tiles * geo.tile_strips
+    b.device(geo.resident_blocks)
+    rows = (strips + geo.row_warps - 1) // geo.row_warps * blocks
+    block, m_tile = b.block_index([rows, count_m_tiles(args, tile_m)])
+    rank: Expr = b.keep(b.cluster_rank([blocks])[0]) if blocks > 1 else T.int32(0)
+    block = b.bind(block // blocks) if blocks > 1 else block
+    warp = find_warp(geo, block, strips)
+    row, column = plan.step.lanes.operand(warp.lane)
+    owner = b.bind(warp.strip % geo.tile_strips * (32 * geo.row_blocks) + row * 4 + column)
+    first_row = b.bind(block * geo.rows)
+    found = find_m_tile(args, m_tile, tile_m, warp.lane, overlap)
+    m_count = b.bind(T.min(found.args.m - found.first, tile_m))
+    column = b.keep(warp.strip * plan.schedule.warp_rows)
+    share = _share_of_k(plan, rank, found.args.k_tiles)
+    return Place(
+        found.args, warp, rank, owner, first_row, column, found.first, m_count, found.exists, share
+    )  # fmt: skip
+
+
+def _share_of_k(plan: Plan, rank: Expr, tiles: Expr) -> Share:
+    """Divide K among the blocks of a cluster in whole runs."""
+    blocks, run = plan.schedule.cluster, plan.geo.run
+    if blocks == 1:
+        return Share(T.int32(0), tiles, tiles, T.int32(0))
+    runs = b.keep((tiles + run * blocks - 1) // (run * blocks))
+    first_run = b.keep(rank * runs)
+    first = b.keep(T.min(first_run * run, tiles))
+    end = b.keep(T.min((first_run + runs) * run, tiles))
+    return Share(first, end, b.bind(end - first), first_run)
+
+
+def prefetched_words(n_tiles: Expr, row_words: Expr) -> Expr:
+    """Return the words to prefetch of each of ``n_tiles`` packed rows of tiles of ``row_words`` words."""
+    least, most = (T.int32(size // 4) // n_tiles for size in PREFETCH_BYTES)
+    return b.keep(T.min(T.max(row_words // PREFETCH_SHARE, least), most))
+
+
+def prefetch_words(args: Arguments, wanted: Expr, at: Expr, words: Expr) -> None:
+    """Bring ``words`` packed words from ``at`` on into L2 where ``wanted`` holds and there are any."""
+    with b.when(T.And(wanted, words > 0)):
+        start = args.words.ptr_to([0, 0, at])
+        b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
+
+
+def prefetch_scales(args: Arguments, thread: Expr, first_row: Expr) -> None:
+    """Bring the scales of a block's weight rows into L2, a group per thread."""
+    with b.when(thread < args.groups):
+        b.ptx("prefetch.global.L2", args.scales.ptr_to([thread, first_row]))
+
+
+def prefetch(plan: Plan, place: Place, overlap: Overlap) -> None:
+    """Bring the first words and scales into L2 while the kernel before still runs.
+
+    The words of a packed row of tiles are fetched by the block that has its first strip.
+    """
+    if not overlap.possible or plan.gemm.experts:
+        return
+    args, warp, strips = place.args, place.warp, plan.geo.tile_strips
+    whole = b.keep(args.k_tiles * plan.tile_words)
+    even = prefetched_words(args.n_tiles, whole) // plan.schedule.cluster // 4 * 4
+    words = T.min(place.share.count * plan.tile_words, even)
+    tile = (warp.first_strip + strips - 1) // strips + warp.thread
+    mine = tile * strips < warp.first_strip + plan.geo.row_warps
+    at = tile * whole + place.share.first * plan.tile_words
+    prefetch_words(args, T.And(mine, tile < args.n_tiles), at, words)
+    if plan.gemm.scale:
+        prefetch_scales(args, warp.thread, place.first_row)

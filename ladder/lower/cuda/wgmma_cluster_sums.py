@@ -1,0 +1,111 @@
+"""Reduction of slices of K over the blocks of a cluster, through distributed shared memory.
+
+A *unit* is sixteen rows of a warp's row tile. Units are dealt to the blocks in turn: every
+warp sends its sums of a unit, as they lie in its registers, to the block that finishes it
+(PTX ISA, st.async), and the warp there waits for all of them, adds and stores. Nobody waits
+for a barrier of the whole cluster, and no block reads from one that may have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
+from ladder.lower.cuda.wgmma_grid import Grid
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_thread import MathThread
+
+Expr = Any
+Sum = Callable[[int], Expr]
+"""Returns the float32 sum of an accumulator of the thread."""
+
+SEND = """
+__device__ __forceinline__ void ladder_send4(
+    void* place, void* barrier, int rank, float x, float y, float z, float w) {
+  unsigned to = (unsigned)__cvta_generic_to_shared(place), at = (unsigned)__cvta_generic_to_shared(barrier);
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(to) : "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+               :: "r"(to), "f"(x), "f"(y), "f"(z), "f"(w), "r"(at) : "memory");
+}
+"""
+
+
+class ClusterSums:
+    """Shared memory and steps of one block's part in the sums of its cluster.
+
+    Parameters
+    ----------
+    plan, grid
+        The kernel's plan, and the block's place in the grid.
+    pool
+        Shared memory.
+    """
+
+    def __init__(self, plan: Plan, grid: Grid, pool: Any) -> None:
+        self.plan, self.grid, self.geo, self.slices = plan, grid, plan.geo, plan.schedule.split_k
+        extents = (self.geo.owned_units, self.slices - 1, self.geo.accumulators // 4, 32, 4)
+        self.sums = pool.alloc(extents, "float32", align=128)
+        self.arrived = pool.alloc((self.geo.owned_units,), "uint64", align=8)
+
+    def initialise(self) -> None:
+        """Let the barrier of every unit of this block expect the other blocks' sums; one thread."""
+        units = self.plan.schedule.tile_n // WARP_ROWS
+        for unit in range(self.geo.owned_units):
+            barrier = self.arrived.ptr_to([unit])
+            size = T.uint32((self.slices - 1) * self.geo.accumulators * 32 * 4)
+            # Units may not go round evenly: the last blocks then own one less.
+            with b.when(unit * self.slices + self.grid.slice < units):
+                b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
+                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, size))
+
+    def announce(self) -> None:
+        """Tell the cluster that this block's barriers are ready; every thread."""
+        b.ptx("barrier.cluster.arrive.release")
+
+    def meet(self) -> None:
+        """Wait until the barriers of all blocks are ready; every thread."""
+        b.ptx("barrier.cluster.wait.acquire")
+
+    def finish(self, who: MathThread, value: Sum, store: Callable[[int, Sum], None]) -> None:
+        """Send what other blocks finish, then ``store`` this block's units: row tile and its sums."""
+        m64, own = self.geo.m64, self.grid.slice
+        units = [b.keep((who.group * m64 + m) * 4 + who.warp) for m in range(m64)]
+        self.meet()
+        for m, unit in enumerate(units):
+            with b.when(unit % self.slices != own):
+                self._send(who.lane, m, unit, value)
+        for m, unit in enumerate(units):
+            with b.when(unit % self.slices == own):
+                store(m, self._gathered(who.lane, m, unit, value))
+
+    def _send(self, lane: Expr, m: int, unit: Expr, value: Sum) -> None:
+        owner = unit % self.slices
+        # A block's place among the senders leaves the owner out.
+        place = self.grid.slice - T.Cast("int32", self.grid.slice > owner)
+        rank = T.Cast("int32", owner * self.plan.schedule.cluster + self.grid.member)
+        barrier = self.arrived.ptr_to([unit // self.slices])
+        for quad in range(self.geo.accumulators // 4):
+            target = self.sums.ptr_to([unit // self.slices, place, quad, lane, 0])
+            four = [value(m * self.geo.accumulators + quad * 4 + index) for index in range(4)]
+            b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, rank, *four))
+
+    def _gathered(self, lane: Expr, m: int, unit: Expr, value: Sum) -> Sum:
+        """Add the other blocks' sums, in the order of their ranks, to this thread's."""
+        count, first = self.geo.accumulators, m * self.geo.accumulators
+        b.emit(T.cuda.mbarrier_wait(self.arrived.ptr_to([unit // self.slices]), 0))
+        total, part = b.local(count, "float32"), b.local(4, "float32")
+        for index in range(count):
+            b.store(total, value(first + index), index)
+        for sender in range(self.slices - 1):
+            for quad in range(count // 4):
+                with b.vector(4) as v:
+                    source = self.sums[unit // self.slices, sender, quad, lane, v]
+                    b.store(part, source, v)
+                for index in range(4):
+                    b.store(total, total[quad * 4 + index] + part[index], quad * 4 + index)
+        return lambda register: total[register - first]

@@ -1,0 +1,177 @@
+"""Grouped GEMM: find the expert whose activation rows a block multiplies, one launch for all experts.
+
+A kernel asks for its `MTile` and goes on as if there were one matrix: the arguments that come with
+it show one expert's weights, and M ends where the expert's activation rows end. The rows of one expert
+are neighbours in x, either one expert after the other (``ranges`` are the E+1 offsets), or in E slots
+of equally many rows (``ranges`` are the E counts). Both are read on the device. What vendors do
+differently is said by `Lanes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.gpu.arguments import Arguments
+
+Expr = Any
+
+
+class Lanes(Protocol):
+    """A warp or wave whose lanes search the ranges together; all of them must take part."""
+
+    @property
+    def count(self) -> int:
+        """Lanes, a power of two."""
+
+    @property
+    def lane(self) -> Expr:
+        """The lane's number."""
+
+    def read(self, ranges: Any, index: Expr) -> Expr:
+        """Return an int32 of ``ranges`` as it is once the kernels before have ended."""
+
+    def exchange(self, value: Expr, distance: int) -> Expr:
+        """Return the int32 of the lane at a distance (a power of two), read before it changes."""
+
+    def uniform(self, value: Expr) -> Expr:
+        """Return an int32 that is the same in all lanes, as the vendor's code holds such."""
+
+
+class ExpertSlice:
+    """The part of a tensor ``[E, ...]`` that belongs to one expert, indexed like ``[...]``."""
+
+    def __init__(self, tensor: Any, expert: Expr) -> None:
+        self.tensor, self.expert = tensor, expert
+        self.dtype, self.shape = tensor.dtype, tensor.shape[1:]
+
+    def ptr_to(self, indices: list[Expr]) -> Expr:
+        """Return the address of an element."""
+        return self.tensor.ptr_to([self.expert, *indices])
+
+    def __getitem__(self, index: Expr) -> Expr:
+        """Return an element."""
+        indices = index if isinstance(index, tuple) else (index,)
+        return self.tensor[(self.expert, *indices)]
+
+
+@dataclass(frozen=True)
+class MTile:
+    """The activation rows of one tile of the output.
+
+    Parameters
+    ----------
+    args
+        The arguments as one expert's product sees them: its weights, and ``m`` after its last row.
+    first
+        First row of x of the tile.
+    exists
+        Whether there is such a tile: the grid is an upper bound. Code after `find_m_tile` must
+        run under this condition.
+    """
+
+    args: Arguments
+    first: Expr
+    exists: Expr
+
+
+def count_m_tiles(args: Arguments, tile_m: int) -> Expr:
+    """Return how many tiles of ``tile_m`` activation rows there are at most, from what the host knows."""
+    if args.experts is None:
+        return (args.m + tile_m - 1) // tile_m
+    if args.masked:
+        return args.experts * _blocks_per_slot(args, tile_m)
+    # Every expert may end within a tile, and no tile is empty.
+    return T.min(args.m, (args.m + args.experts * (tile_m - 1)) // tile_m)
+
+
+def find_m_tile(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> MTile:
+    """Find the activation rows of tile ``block``, of `count_m_tiles`.
+
+    Parameters
+    ----------
+    args
+        The kernel's arguments.
+    block
+        Tile along M, the same in every lane of a warp.
+    tile_m
+        Activation rows per tile.
+    lanes
+        The warp.
+    """
+    if args.experts is None:
+        return MTile(args, b.bind(block * tile_m), True)
+    expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lanes)
+    weights: dict[str, Any] = {
+        name: ExpertSlice(tensor, expert)
+        for name in ("words", "scales", "zeros", "row_scale", "bias")
+        if (tensor := getattr(args, name)) is not None
+    }
+    return MTile(replace(args, m=stop, **weights), first, exists)
+
+
+def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
+    return (T.truncdiv(args.m, args.experts) + tile_m - 1) // tile_m
+
+
+def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
+    """Return expert, first row, end of its rows and whether the tile exists, for counted slots."""
+    slot = b.keep(T.truncdiv(args.m, args.experts))
+    per_slot = b.keep(T.truncdiv(slot + tile_m - 1, tile_m))
+    expert = b.keep(T.truncdiv(block, per_slot))
+    first = b.keep(expert * slot + T.truncmod(block, per_slot) * tile_m)
+    stop = b.keep(expert * slot + T.min(lanes.read(args.ranges, expert), slot))
+    return expert, first, stop, first < stop
+
+
+def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
+    """Return the same for rows that follow each other: every warp searches the offsets.
+
+    A lane counts the tiles of a run of neighbouring experts, a scan over the lanes tells how
+    many come before, and the lane whose run holds the tile tells the others.
+    """
+    lane, count = lanes.lane, lanes.count
+    distances = [1 << bit for bit in range(count.bit_length() - 1)]
+    each = b.keep(T.truncdiv(args.experts + (count - 1), count))
+
+    def tiles(expert: Expr) -> Expr:
+        start, stop = _range(args, expert, lanes)
+        return b.bind(T.truncdiv(T.max(stop - start, 0) + (tile_m - 1), tile_m))
+
+    total = b.Variable("int32", 0)
+    with b.loop(each) as index:
+        expert = b.bind(lane * each + index)
+        with b.when(expert < args.experts):
+            total.set(total.value + tiles(expert))
+    before = b.Variable("int32", 0)
+    for distance in distances:
+        other = lanes.exchange(total.value, distance)
+        with b.when(T.bitwise_and(lane, distance) != 0):
+            before.set(before.value + other)
+        total.set(total.value + other)
+    found, found_before = b.Variable("int32", -1), b.Variable("int32", 0)
+    with b.loop(each) as index:
+        expert = b.bind(lane * each + index)
+        with b.when(expert < args.experts):
+            here = b.keep(tiles(expert))
+            with b.when(T.And(before.value <= block, block < before.value + here)):
+                found.set(expert)
+                found_before.set(before.value)
+            before.set(before.value + here)
+    for distance in distances:
+        for cell in (found, found_before):
+            cell.set(T.max(cell.value, lanes.exchange(cell.value, distance)))
+    tile_expert, tiles_before = lanes.uniform(found.value), lanes.uniform(found_before.value)
+    expert = b.keep(T.max(tile_expert, 0))
+    start, stop = _range(args, expert, lanes)
+    first = b.keep(start + (block - tiles_before) * tile_m)
+    return expert, first, b.keep(stop), tile_expert >= 0
+
+
+def _range(args: Arguments, expert: Expr, lanes: Lanes) -> tuple[Expr, Expr]:
+    """Return first and end of an expert's activation rows, within x whatever the offsets say."""
+    start, stop = lanes.read(args.ranges, expert), lanes.read(args.ranges, expert + 1)
+    return b.bind(T.max(start, 0)), b.bind(T.min(stop, args.m))

@@ -1,0 +1,185 @@
+"""The steps of a plan bound to its memory: one closure each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ladder.runtime.compile import Request, target_of
+from ladder.runtime.convolve import launch
+from ladder.runtime.model.attention import attention_call
+from ladder.runtime.model.chain_calls import bind_chain
+from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
+from ladder.runtime.model.nodes import graph_run
+from ladder.runtime.model.ordered import Ordered
+from ladder.runtime.model.plan import Step
+from ladder.runtime.model.rows import Rows
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
+from targets import get_device
+
+
+def _bind_gemm(memory: Workspace, step: Step) -> Bound:
+    gemm = step.part.gemm
+    assert gemm is not None  # that is what a gemm part has
+    if "contract" in step.part.operators:
+        return _bind_convolution(memory, step)
+    kernel = memory.owner.operator(step.entry or Request(gemm).text)
+    at = dict(step.part.roles)
+    by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
+    slots_of = {
+        role: memory.slot[by_name[name]] for role, name in at.items() if role not in ("B", "row_scale")
+    }
+    arrays = memory.packed[by_name[at["B"]]]
+    value = step.part.outputs[0]
+    place, target = memory.slot[value], memory.target(value)
+    rows, bias, scale = slots_of["A"], slots_of.get("bias"), slots_of.get("token_scale")
+
+    def run(slots: Slots) -> None:
+        slots[place] = out = target()
+        weight = [memory.values[position] for position in arrays]
+        extras = [None if slot is None else slots[slot] for slot in (bias, scale)]
+        kernel.into(slots[rows], weight, out, *extras)
+
+    return run
+
+
+def _bind_convolution(memory: Workspace, step: Step) -> Bound:
+    kernel = memory.owner.operator(step.entry)
+    outside = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
+    values = {role: outside[name] for role, name in step.part.roles}
+    arrays = memory.packed[values.pop("B")]
+    image = memory.slot[values["A"]]
+    roles = ("bias", "residual", "factor")
+    extras = [memory.slot[values[role]] if role in values else None for role in roles]
+    value = step.part.outputs[0]
+    place, target = memory.slot[value], memory.target(value)
+    rank = len(memory.owner.plan.tiles[value].shape)
+
+    def run(slots: Slots) -> None:
+        x, out = slots[image], target()
+        slots[place] = out
+        further = [None if slot is None else slots[slot] for slot in extras]
+        rows = [_image(tensor, rank) for tensor in (x, further[1], out)]
+        weight = [memory.values[at] for at in arrays]
+        launch(kernel, rows[0], weight, further[0], rows[1], rows[2], further[2])
+
+    return run
+
+
+def _image(tensor: Any, rank: int) -> Any:
+    """Return a tensor of one spatial axis as an image of one row."""
+    return tensor.unsqueeze(1) if tensor is not None and rank == 3 else tensor
+
+
+def _bind_rows(memory: Workspace, step: Step) -> Bound:
+    """Multiply by the matrix in panels, as long as it is the one that was put in order; else by torch."""
+    graph, entry = step.part.graph, memory.owner.kernels.get(step.entry)
+    rows = Rows(graph, memory.now, memory.owner.where)
+    outside = dict(zip((node.name for node in graph.inputs), step.part.inputs, strict=True))
+    weights = Ordered(rows.order) if rows.form.matrix in memory.lasting_inputs(step) else None
+    x, matrix = (memory.slot[outside[name]] for name in (rows.form.x, rows.form.matrix))
+    others = [memory.slot[outside[name]] for name in rows.form.others]
+    value = step.part.outputs[0]
+    place, target = memory.slot[value], memory.target(value)
+    still = {name for name, outer in {**outside, "": value}.items() if outer in memory.kept}
+    by_kernel = rows.by_kernel(entry, still)
+
+    def run(slots: Slots) -> None:
+        slots[place] = out = target()
+        given, weight = slots[x], slots[matrix]
+        known = None if weights is None else weights.of(weight, given)
+        beside = [slots[slot] for slot in others]
+        if known is None or not out.numel():
+            rows.by_torch(given, weight, beside, out)
+        else:
+            by_kernel(given, known, beside, out)
+
+    return run
+
+
+def _bind_attention(memory: Workspace, step: Step) -> Bound:
+    entries = [memory.owner.kernels[name] for name in step.entry.split()]
+    call = attention_call(entries, step.part.graph, get_device(target_of(memory.owner.where)))
+    reads, value = memory.reads(step), step.part.outputs[0]
+    place, target = memory.slot[value], memory.target(value)
+
+    def run(slots: Slots) -> None:
+        slots[place] = call(*(slots[slot] for slot in reads), target())
+
+    return run
+
+
+def _bind_product(memory: Workspace, step: Step) -> Bound:
+    lasting = memory.lasting_inputs(step)
+    run_product = product_run(step.part, memory.now, lasting)
+    in_place = product_takes_out(step.part.graph, lasting)
+    reads, place = memory.reads(step), memory.slot[step.part.outputs[0]]
+    target = memory.target(step.part.outputs[0])
+
+    def run(slots: Slots) -> None:
+        operands = [slots[slot] for slot in reads]
+        slots[place] = run_product(*operands, out=target()) if in_place else run_product(*operands)
+
+    return run
+
+
+def _bind_library(memory: Workspace, step: Step) -> Bound:
+    return _bind_call(memory, step, library_run(step.part.graph, memory.now))
+
+
+def _bind_nodes(memory: Workspace, step: Step) -> Bound:
+    return _bind_call(memory, step, graph_run(step.part.graph, memory.now, memory.owner.where))
+
+
+def _bind_call(memory: Workspace, step: Step, call: Callable[..., Any]) -> Bound:
+    reads = memory.reads(step)
+    places = tuple(memory.slot[value] for value in step.part.outputs)
+
+    def run(slots: Slots) -> None:
+        found = call(*(slots[slot] for slot in reads))
+        for place, value in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
+            slots[place] = value
+
+    return run
+
+
+def _bind_view(memory: Workspace, step: Step) -> Bound:
+    view, (source,) = view_run(step.part.graph, memory.now), memory.reads(step)
+    place = memory.slot[step.part.outputs[0]]
+    if memory.lies_still(step.part.inputs[0]):
+        return _kept_view(memory, view, source, place)
+
+    def run(slots: Slots) -> None:
+        slots[place] = view(slots[source])
+
+    return run
+
+
+def _kept_view(memory: Workspace, view: Callable[[Any], Any], source: int, place: int) -> Bound:
+    """Return a view of memory of its own: it is made again for another buffer or other sizes."""
+    of, made, sizes = None, None, memory.sizes
+
+    def run(slots: Slots) -> None:
+        nonlocal of, made, sizes
+        given = slots[source]
+        if given is of and memory.sizes == sizes:
+            slots[place] = made
+            return
+        slots[place] = found = view(given)
+        if found.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
+            of, made, sizes = given, found, memory.sizes
+
+    return run
+
+
+BINDERS: Mapping[str, Callable[[Workspace, Step], Bound]] = {
+    "chain": bind_chain,
+    "gemm": _bind_gemm,
+    "rows": _bind_rows,
+    "attention": _bind_attention,
+    "product": _bind_product,
+    "library": _bind_library,
+    "view": _bind_view,
+    "torch": _bind_nodes,
+}
+"""Kind of part -> how it is bound to memory."""

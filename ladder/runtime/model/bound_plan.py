@@ -1,0 +1,104 @@
+"""A plan with where the values of its inputs come from: what all of its frames share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ladder.runtime.compile import compiled
+from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.model.arguments import Arguments
+from ladder.runtime.model.joined import Joined
+from ladder.runtime.model.plan import Plan
+
+
+class BoundPlan:
+    """A plan whose inputs are bound to arguments, on one device.
+
+    Parameters
+    ----------
+    plan
+        The steps.
+    bindings
+        Input of the graph -> position among `values`; packed weights by `packs`.
+    packs
+        Input of the graph that is a packed weight -> positions of its arrays.
+    held
+        Input of the graph -> tensor that the program brings.
+    results
+        As in `Program.results`.
+    updates
+        As in `Program.updates`.
+    kernels
+        Kernel -> its loaded entry.
+    where
+        The device.
+    joined
+        Arrays that are made of arguments; their positions follow those of the arguments.
+    places
+        As in `Program.sizes`, complete; by default what the shapes of inputs show.
+
+    Raises
+    ------
+    ShapeError
+        If no argument shows a size that a step needs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        bindings: Mapping[str, int],
+        packs: Mapping[str, tuple[int, ...]],
+        held: Mapping[str, torch.Tensor],
+        results: Sequence[int | tuple[Any]],
+        updates: Sequence[tuple[int, int]],
+        kernels: Mapping[str, Any],
+        where: torch.device,
+        joined: Joined | None = None,
+        places: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.bindings, self.packs = dict(bindings), dict(packs)
+        self.held = dict(held)
+        self.results, self.updates = tuple(results), tuple(updates)
+        self.kernels = kernels
+        self.where = where
+        self.joined = joined if joined is not None and joined.joins else None
+        self.places = dict(places_of(plan, self.bindings) if places is None else places)
+        """Symbolic size -> where a call shows it."""
+        self.names = tuple(self.places)
+        self.wanted = frozenset(item for item in self.results if isinstance(item, int))
+        """Outputs of the graph that are results."""
+        self.written = {
+            output: self.bindings[plan.in_place[value]]
+            for output, value in enumerate(plan.outputs)
+            if value in plan.in_place
+        }
+        """Output of the graph that a step writes into an argument -> that argument."""
+        self.copied = [(at, output) for at, output in self.updates if output not in self.written]
+        """Arguments that take outputs once all steps have run."""
+        self.changed = sorted({*self.written.values(), *(at for at, _ in self.copied)})
+        """Arguments that are written."""
+        self.arguments = Arguments(self.changed, are_open=bool(self.names))
+        self.operators: dict[str, CompiledGemm] = {}
+        """Request -> kernels of a quantized product that came with the plan; others are found or built."""
+
+    def operator(self, request: str) -> CompiledGemm:
+        """Return the kernels of a quantized product."""
+        return self.operators.get(request) or compiled(request, self.where)
+
+    def made_from(self, values: Sequence[Any]) -> int:
+        """Return the position of the first argument that is made of others."""
+        return len(values) - (len(self.joined.arrays) if self.joined is not None else 0)
+
+
+def places_of(plan: Plan, bindings: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return symbolic size -> (argument, axis) that shows it, from the shapes of a plan's inputs."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, at in bindings.items():
+        for axis, extent in enumerate(plan.tiles[name].shape):
+            if isinstance(extent, str) and extent.isidentifier():
+                found.setdefault(extent, (at, axis))
+    return found

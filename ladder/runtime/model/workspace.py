@@ -1,0 +1,132 @@
+"""The memory of a plan: slots for values, and buffers for those that steps write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ladder.runtime.model.bound_plan import BoundPlan
+from ladder.runtime.model.library import product_takes_out, torch_type
+from ladder.runtime.model.memory import Block, Result, divided
+from ladder.runtime.model.plan import Step
+from ladder.runtime.model.sizes import Now, Sizes
+
+Slots = list[Any]
+Bound = Callable[[Slots], None]
+
+
+class Workspace:
+    """Slots for values and memory for those that steps write; one call at a time uses it.
+
+    Parameters
+    ----------
+    owner
+        The plan, bound to arguments.
+    """
+
+    def __init__(self, owner: BoundPlan) -> None:
+        self.owner, self.now = owner, Now(owner.names)
+        plan = owner.plan
+        self.slot = {value: at for at, value in enumerate(plan.tiles)}
+        self.slots: Slots = [None] * len(self.slot)
+        self.constants = {*owner.held, *(v for s in plan.steps if s.constant for v in s.part.outputs)}
+        """Values that stay from call to call."""
+        fixed, open_ = divided(self._results())
+        self.fixed = Block(fixed, (), owner.where)
+        self.open = Block(open_, self.now.names, owner.where)
+        self.kept = dict(zip((result.name for result in fixed), self.fixed.buffers(()), strict=True))
+        self.places = {result.name: at for at, result in enumerate(open_)}
+        views = (step.part for step in plan.steps if step.part.kind == "view")
+        self.shown_by = {part.outputs[0]: part.inputs[0] for part in views}
+        self.packed: dict[str, tuple[int, ...]] = owner.packs
+        self.buffers: list[torch.Tensor] = []
+        """Memory of results of open shapes, of the call at hand."""
+        self.values: Sequence[Any] = ()
+        """Its arguments."""
+        self.sizes: Sizes = ()
+        self.some_empty = False
+        for name, tensor in owner.held.items():
+            self.slots[self.slot[name]] = tensor
+
+    def _results(self) -> list[Result]:
+        """Return what steps of ours write and what is no result of the plan."""
+        plan = self.owner.plan
+        kept = self.shown()
+        found = []
+        for number, step in enumerate(plan.steps):
+            if step.constant or not self._writes_in_place(step):
+                continue
+            for value in step.part.outputs:
+                if value not in kept and value not in plan.in_place:
+                    tile = plan.tiles[value]
+                    dtype = torch_type(tile.ttype.name)
+                    found.append(Result(value, tile.shape, dtype, number, plan.last_use[value]))
+        return found
+
+    def shown(self) -> set[str]:
+        """Return the results of the plan and what they are views of."""
+        shown = set(self.owner.plan.outputs)
+        for step in reversed(self.owner.plan.steps):
+            if step.part.shares and shown & set(step.part.outputs):
+                shown |= set(step.part.inputs)
+        return shown
+
+    def lasting(self) -> list[int]:
+        """Return which results of the plan are constants, or views of some."""
+        constants = set(self.constants)
+        for step in self.owner.plan.steps:
+            if step.part.shares and constants & set(step.part.inputs):
+                constants |= set(step.part.outputs)
+        return [at for at, value in enumerate(self.owner.plan.outputs) if value in constants]
+
+    def target(self, value: str) -> Callable[[], torch.Tensor]:
+        """Return what gives the memory that a step writes a value to."""
+        base = self.owner.plan.in_place.get(value)
+        if base is not None:
+            slot = self.slot[base]
+            return lambda: self.slots[slot]
+        if value in self.kept:
+            buffer = self.kept[value]
+            return lambda: buffer
+        if value in self.places:
+            at = self.places[value]
+            return lambda: self.buffers[at]
+        tile, where = self.owner.plan.tiles[value], self.owner.where
+        shape, dtype = self.now.numbers(tile.shape), torch_type(tile.ttype.name)
+        return lambda: torch.empty(shape(), dtype=dtype, device=where)
+
+    def is_own(self, value: str) -> bool:
+        """Tell whether a value is written into the frame's own memory: contiguous, aligned, and no number."""
+        written = value in self.kept or value in self.places
+        return written and self.owner.plan.tiles[value].shape != ()
+
+    def lies_still(self, value: str) -> bool:
+        """Tell whether a value is in the frame's own memory, or a view of what is."""
+        if value in self.kept or value in self.places:
+            return True
+        return value in self.shown_by and self.lies_still(self.shown_by[value])
+
+    def reads(self, step: Step) -> tuple[int, ...]:
+        """Return the slots that a step reads."""
+        return tuple(self.slot[value] for value in step.part.inputs)
+
+    def lasting_inputs(self, step: Step) -> frozenset[str]:
+        """Return the inputs of a step's graph, on a CPU, that no step writes: what stays, or says if not."""
+        if self.owner.where.type != "cpu":
+            return frozenset()
+        bindings, changed = self.owner.bindings, self.owner.changed
+        inside = (node.name for node in step.part.graph.inputs)
+        given = zip(inside, step.part.inputs, strict=True)
+        return frozenset(
+            name
+            for name, value in given
+            if value in self.constants or (value in bindings and bindings[value] not in changed)
+        )
+
+    def _writes_in_place(self, step: Step) -> bool:
+        """Tell whether a step writes into memory that it is given."""
+        if step.part.kind == "product":
+            return product_takes_out(step.part.graph, self.lasting_inputs(step))
+        return step.part.kind in ("gemm", "rows", "chain", "attention")
