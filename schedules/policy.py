@@ -27,7 +27,7 @@ from schedules.layouts import packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
-from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.segments import cover, m_grid, octave_weights, segments
 from schedules.spilling import is_known_to_spill
 from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
@@ -143,7 +143,7 @@ def schedule_transform(
     Memory-bound problems convert as late as possible, in registers next to the multiply, so
     that every layer carries codes. Compute-bound problems on a CPU convert early, into a
     cache-resident scratch tile that all rows of A reuse; on a GPU the register tile is itself
-    reused by every token of the block tile.
+    reused by every activation row of the block tile.
     """
     if isinstance(schedule, CpuSchedule):
         layer = "l1" if schedule.decode == "scratch" else "register"
@@ -302,7 +302,7 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
     known = (tuning.measurements(device, gemm), tuning.akin(device, gemm)) if tuning else ()
     estimator = Estimator(gemm, device, *known)
-    pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
+    pool, grid = _pool(gemm, device, estimator), m_grid(TYPICAL_LARGE_M)
     costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
     limits = (*grid[:-1], LARGEST_M)
