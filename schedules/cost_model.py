@@ -65,7 +65,7 @@ FILL_SECONDS = 1.72e-06
 """wgmma: from asking for a stage to its last byte, were the memory idle."""
 
 PROMOTION_SLOTS = 1.21
-"""wgmma: issue slots per token of a row tile when partial sums move to the running ones."""
+"""wgmma: issue slots per activation row of a row tile when partial sums move to the running ones."""
 
 TIGHT_LOSS = 0.149
 """wgmma: share of time lost where the estimate of registers is within `TIGHT_REGISTERS` of the limit."""
@@ -84,8 +84,8 @@ TENSOR_SHARE = 0.987
 INGEST_BYTES = 64.0
 """wgmma: bytes per clock that a multiprocessor takes in from L2 (convolutions on an H200: 62)."""
 
-HALF_RATE_TOKENS = 32
-"""Below this many tokens a wgmma takes as long as with this many."""
+HALF_RATE_COLUMNS = 32
+"""Below this many activation rows a wgmma takes as long as with this many."""
 
 BLOCK_SECONDS = 1.07e-06
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
@@ -151,7 +151,7 @@ GEMV_UNIT_SHARE = 1.1
 DIGIT_TILE_CYCLES = 115
 """digits: dependent latency of a period's products and its move to running sums, per tile.
 
-The constants of digits were fitted to 60 runs on an H200, of one to four tokens.
+The constants of digits were fitted to 60 runs on an H200, of one to four activation rows.
 """
 
 DIGIT_STRIP_CYCLES = 2
@@ -187,7 +187,7 @@ DENSE: Mapping[str, float] = {
 """wgmma: other values of these constants, where weights are operands as they are.
 
 Fitted to 486 runs of 51 problems on an H200 (convolutions and points of ResNet-50 and EfficientNet for eight
-images, products of 256 to 4096 for up to 1576 tokens): the first choice takes 1.0 times the fastest measured
+images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times the fastest measured
 (median, 1.12 at worst), times are 12 % off (median).
 """
 
@@ -342,7 +342,7 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         promotions = slab / FP8_INTERVAL if promotes_rarely(gemm) else groups
         issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
         stall = (groups - 1) * PROMOTION_CYCLES
-    tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
+    tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constant(gemm, "TENSOR_SHARE"))
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
     tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constant(gemm, "INGEST_BYTES"))

@@ -27,7 +27,7 @@ from schedules.layouts import packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule
-from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.segments import cover, m_grid, octave_weights, segments
 from schedules.spilling import is_known_to_spill
 from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
@@ -290,7 +290,7 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
     known = (tuning.measurements(device, gemm), tuning.akin(device, gemm)) if tuning else ()
     estimator = Estimator(gemm, device, *known)
-    pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
+    pool, grid = _pool(gemm, device, estimator), m_grid(TYPICAL_LARGE_M)
     costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
     limits = (*grid[:-1], LARGEST_M)

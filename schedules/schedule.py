@@ -43,7 +43,7 @@ class GpuSchedule(Schedule):
     pipeline
         The skeleton that hosts the kernel, one of `GPU_PIPELINES`.
     tile_m, tile_n, tile_k
-        Tokens, weight rows and K elements that one block handles per step.
+        Activation rows, weight rows and K elements that one block handles per step.
     stages
         Shared-memory buffers in flight.
     warps
