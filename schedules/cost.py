@@ -10,8 +10,8 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import looked_up, raw_needs_gain, weight_bits
+from schedules.footprint import scale_bytes, scale_span
 from schedules.layouts import LANES, padded, planes
-from schedules.legal import scale_bytes, scale_span
 from tile_types import get_type
 
 CONTENTION = 0.03

@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, weight_bits
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
+from schedules.footprint import operand_bytes, promotes
 from schedules.layouts import lane_of, packed_group, padded
-from schedules.legal import operand_bytes, promotes
 from schedules.schedule import GpuSchedule
 from schedules.waves import WAVE, division, leaves_offsets, tile_rows
 from targets import TileDevice

@@ -385,7 +385,7 @@ def _clone(x: Any) -> Any:
 
 # ---- the database ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Kept:
+class TrialCache:
     """The trials of a search on a device, in a database.
 
     Parameters

@@ -34,6 +34,10 @@ class Compiled(Captured):
         self.compiler = Compiler(precise)
         super().__init__(function, self.compiler)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what copies and pickles are made of."""
+        return type(self), (self.function, self.compiler.precise)
+
     @property
     def models(self) -> list[Built]:
         """The compiled graphs, in the order in which they were made."""

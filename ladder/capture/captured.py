@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.fx
 
+from ladder.capture.collecting import collect_if_due
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
 from ladder.capture.records import (
@@ -28,11 +31,14 @@ from ladder.forks import renewed
 
 
 class Attempt(NamedTuple):
-    """A call that no record serves to its end: where it began, where it stands, and with what."""
+    """A call that no record serves to its end: where it began, where it stands, and with what.
+
+    The list `roots` is emptied when the program runs on, so that objects die where the program drops them.
+    """
 
     entry: ResumePoint | None
     here: ResumePoint
-    roots: tuple[Any, ...]
+    roots: list[Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -74,6 +80,21 @@ class Captured(Store):
         else:
             object.__setattr__(self, name, value)
 
+    def __get__(self, value: Any, owner: type | None = None) -> Any:
+        """Return what an attribute of a class gives: of a function, a method."""
+        if value is None or not isinstance(self.function, types.FunctionType):
+            return self
+        return types.MethodType(self, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what copies and pickles are made of: they have records of their own."""
+        return type(self), (self.function, self.backend)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a copy that calls a copy of the function, which bound methods and modules have."""
+        make, arguments = self.__reduce__()
+        return make(*copy.deepcopy(arguments, memo))
+
     def beside(self, function: Callable[..., Any]) -> Captured:
         """Return another function under capture, whose graphs the same backend runs."""
         return Captured(function, self.backend)
@@ -106,7 +127,9 @@ class Captured(Store):
                 if found.__class__ is tuple:
                     break
             else:
-                done = self._miss(Attempt(point, here, roots, args, kwargs))
+                attempt = Attempt(point, here, [*roots], args, kwargs)
+                roots = value = found = done = ()
+                done = self._miss(attempt)
                 if done.__class__ is not Pending:
                     return done
                 here, roots = done
@@ -117,7 +140,9 @@ class Captured(Store):
             if following.__class__ is ResumePoint:
                 here, roots = following, value
             else:
-                return self._interrupted(Attempt(point, here, roots, args, kwargs))
+                attempt = Attempt(point, here, [*roots], args, kwargs)
+                roots = value = found = done = ()
+                return self._interrupted(attempt)
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
@@ -126,8 +151,12 @@ class Captured(Store):
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResumePoint:
         key = (len(args), *kwargs) if kwargs else len(args)
-        names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
-        return self.entries.setdefault(key, ResumePoint(self, (), "", names))
+        if key not in self.entries:
+            names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
+            point = self.entries[key] = ResumePoint(self, (), "", names)
+            if self.lifts_shapes:
+                point.expect((*args, *kwargs.values()))
+        return self.entries[key]
 
     def _miss(self, attempt: Attempt) -> Any:
         """Run on, recording if that may help later calls."""
@@ -161,12 +190,15 @@ class Captured(Store):
                 for point in self.all_points():
                     point.take_back()
             return continue_run(self, here, roots, record=record)
-        if not record:
+        if not record or here.is_passing(tuple(roots)):
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
-        here.learn(roots)
+        here.learn(tuple(roots))
         self.calls["recorded"] += 1
-        return start_run(self, here, args, kwargs)
+        try:
+            return start_run(self, here, args, kwargs)
+        finally:
+            collect_if_due()
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""

@@ -10,10 +10,11 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.branches import Joined
 from ladder.capture.interpreter.emit import emit
 from ladder.capture.interpreter.endings import raise_ending, return_ending
-from ladder.capture.interpreter.evaluate import drive
+from ladder.capture.interpreter.evaluate import apply, drive
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import Followed, begin_segment
 from ladder.capture.operations.calls import MAX_DEPTH, call, call_function
+from ladder.capture.python.frames import closes
 from ladder.capture.python.stack import Room
 from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import ResumePoint, Store
@@ -88,12 +89,14 @@ def start_run(store: Store, point: ResumePoint, args: tuple[Any, ...], kwargs: d
     return carry_out(vm, vm.call, store.function, given, named)
 
 
-def continue_run(store: Store, point: ResumePoint, roots: tuple[Any, ...], *, record: bool) -> Any:
-    """Run on from a resume point, recording if `record`."""
+def continue_run(store: Store, point: ResumePoint, roots: list[Any], *, record: bool) -> Any:
+    """Run on from a resume point with the values `roots`, which is emptied; record if `record`."""
     vm = Interpreter(store, call, call_function)
-    values = list(roots)
+    values = roots[:]
+    roots.clear()
+    record = record and not any(map(closes, values))  # it matters when they are dropped
     if record:
-        point.learn(roots)
+        point.learn(tuple(values))
         values = begin_segment(vm, point, values, point.names)
     if record:
         vm.heap.find(values[-1])
@@ -103,8 +106,11 @@ def continue_run(store: Store, point: ResumePoint, roots: tuple[Any, ...], *, re
     for layout in point.layouts:
         frames.append(layout.restore(values[at : at + layout.size]))
         at += layout.size
-    error = values[at] if point.after == "raise" else None
-    return carry_out(vm, drive, vm, frames, point.after, values[at], error)
+    if point.after == "raise":
+        return carry_out(vm, drive, vm, frames, values[at])
+    apply(frames[-1], point.after, values[at])
+    values.clear()
+    return carry_out(vm, drive, vm, frames)
 
 
 def _same(value: Any) -> Any:

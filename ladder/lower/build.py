@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
-from ladder.lower.turn import tvm_turn
+from ladder.lower.tvm_lock import tvm_lock
 from schedules.rules import serves
 from schedules.schedule import Plan, Schedule
 from targets import TileDevice
@@ -23,7 +23,7 @@ KERNELS = {
     "gemv": "ladder.lower.cuda.gemv:Gemv",
     "digits": "ladder.lower.cuda.digits:Digits",
     "mma": "ladder.lower.cuda.mma:Mma",
-    "wgmma": "ladder.lower.cuda.wgmma8:wgmma_kernel",
+    "wgmma": "ladder.lower.cuda.wgmma:Wgmma",
     "mfma": "ladder.lower.rocm.gemm:Kernel",
     "mfma32": "ladder.lower.rocm.gemm:Kernel",
     "dot": "ladder.lower.rocm.gemm:Kernel",
@@ -190,7 +190,7 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
     compile_functions = resolve(COMPILERS, "target kind", device.kind)
     folder = Path(tempfile.mkdtemp(prefix="ladder-build-")) if folder is None else folder
     library = folder / "kernel.so"
-    with tvm_turn():
+    with tvm_lock():
         functions = {name: emit(gemm, device, schedule, name) for name, schedule in schedules.items()}
         result = compile_functions(functions, device, library)
         sources = {"tir": "\n".join(function.script() for function in functions.values())}
@@ -203,7 +203,7 @@ def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice,
     """Compile the one function that ``emitter(name)`` emits, for kernels that are no GEMM."""
     compile_functions = resolve(COMPILERS, "target kind", device.kind)
     path = folder / "kernel.so"
-    with tvm_turn():
+    with tvm_lock():
         function = emitter(name)
         result = compile_functions({name: function}, device, path)
         sources = {"tir": function.script(), result.language: result.source}

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ladder.simulate.threads import Threads
 from ladder.simulate.values import LANES, Array
-
-if TYPE_CHECKING:
-    from ladder.simulate.cohort import Cohort
 
 WORD = 4
 
@@ -90,7 +87,7 @@ class BankMeter:
         self.statements: dict[int, Conflicts] = {}
         self._known: dict[tuple[int, bool, bytes], tuple[int, int]] = {}
 
-    def count(self, c: Cohort, where: Array, width: int, statement: int, is_read: bool) -> None:
+    def count(self, c: Threads, where: Array, width: int, statement: int, is_read: bool) -> None:
         """Count the passes of accesses at bytes ``where[warps, lanes]``."""
         row = self.banks.count * WORD
         pattern = where - where[:, :1] // row * row

@@ -7,16 +7,15 @@ A barrier hands on what everyone who arrived knew (`ladder.simulate.order`). Sem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ladder.simulate.findings import Log
+from ladder.simulate.memory import Memory
 from ladder.simulate.order import ASYNC_LANE, BARRIERS_PER_BLOCK, Actor
+from ladder.simulate.threads import Threads
 from ladder.simulate.values import WITHIN, Array, Value
-
-if TYPE_CHECKING:
-    from ladder.simulate.cohort import Cohort
-    from ladder.simulate.machine import Machine
 
 
 class GroupBarrier:
@@ -24,27 +23,28 @@ class GroupBarrier:
 
     Parameters
     ----------
-    machine
-        What they run on.
+    memory, blocks
+        Memory of the blocks that are simulated together, and their number.
     warps
         Warps of a group.
     name
         How findings call it.
     """
 
-    def __init__(self, machine: Machine, warps: int, name: str) -> None:
-        self.machine, self.warps, self.name = machine, warps, name
-        groups = machine.blocks * machine.agents.warps // warps
+    def __init__(self, memory: Memory, blocks: int, warps: int, name: str) -> None:
+        self.clocks, self.warps, self.name = memory.clocks, warps, name
+        every = blocks * memory.agents.warps
+        groups = every // warps
         self.arrived = np.zeros(groups, np.int64)
         self.passed = np.zeros(groups, np.int64)
-        self.clock = np.zeros((groups, machine.agents.count), np.int32)
+        self.clock = np.zeros((groups, memory.agents.count), np.int32)
         self.released = np.zeros_like(self.clock)
-        self.target = np.zeros(machine.blocks * machine.agents.warps, np.int64)
+        self.target = np.zeros(every, np.int64)
 
-    def arrive(self, c: Cohort, statement: int) -> None:
+    def arrive(self, c: Threads, statement: int) -> None:
         """Count a cohort's warps in, and let those pass whose group is complete."""
         c.require_whole(self.name, statement)
-        clocks = self.machine.memory.clocks
+        clocks = self.clocks
         group = c.warps // self.warps
         self.target[c.warps] = self.passed[group] + 1
         np.maximum.at(self.clock, group, clocks.known[c.warps])
@@ -56,18 +56,18 @@ class GroupBarrier:
         self.passed[done] += 1
         self.arrived[done] = 0
 
-    def ready(self, c: Cohort) -> Array:
+    def ready(self, c: Threads) -> Array:
         """Return whose group has passed."""
         ready: Array = self.passed[c.warps // self.warps] >= self.target[c.warps]
         return ready
 
-    def complete(self, c: Cohort) -> None:
+    def complete(self, c: Threads) -> None:
         """Hand on what the group knew."""
-        clocks = self.machine.memory.clocks
+        clocks = self.clocks
         clocks.learn(c.warps, self.released[c.warps // self.warps])
         clocks.sync_lanes(c.warps)
 
-    def describe(self, c: Cohort) -> str:
+    def describe(self, c: Threads) -> str:
         """Return how many are missing."""
         group = c.warps // self.warps
         stuck = group[self.passed[group] < self.target[c.warps]]
@@ -77,15 +77,15 @@ class GroupBarrier:
 class BlockBarrier(GroupBarrier):
     """``bar.sync 0``."""
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(machine, machine.agents.warps, "the block's barrier")
+    def __init__(self, memory: Memory, blocks: int) -> None:
+        super().__init__(memory, blocks, memory.agents.warps, "the block's barrier")
 
 
 class ClusterBarrier(GroupBarrier):
     """``barrier.cluster``: arriving and waiting may be apart."""
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(machine, machine.agents.all_warps, "the cluster's barrier")
+    def __init__(self, memory: Memory, blocks: int) -> None:
+        super().__init__(memory, blocks, memory.agents.all_warps, "the cluster's barrier")
 
 
 @dataclass
@@ -95,34 +95,34 @@ class GroupWait:
     barrier: GroupBarrier
     statement: int
 
-    def ready(self, c: Cohort) -> Array:
+    def ready(self, c: Threads) -> Array:
         return self.barrier.ready(c)
 
-    def complete(self, c: Cohort) -> None:
+    def complete(self, c: Threads) -> None:
         self.barrier.complete(c)
 
-    def describe(self, c: Cohort) -> str:
+    def describe(self, c: Threads) -> str:
         return self.barrier.describe(c)
 
 
 class NamedBarriers:
     """``bar.sync`` and ``bar.arrive`` with a number and a count of threads, of every block."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, memory: Memory, lanes: int) -> None:
+        self.memory, self.lanes = memory, lanes
         self.arrived: dict[tuple[int, int], int] = {}
         self.passed: dict[tuple[int, int], int] = {}
         self.clock: dict[tuple[int, int], Array] = {}
         self.released: dict[tuple[int, int], Array] = {}
         self.awaited: dict[int, tuple[tuple[int, int], int]] = {}
 
-    def arrive(self, c: Cohort, number: Value, threads: int, waits: bool, statement: int) -> None:
+    def arrive(self, c: Threads, number: Value, threads: int, waits: bool, statement: int) -> None:
         """Count a cohort's warps in; those that wait go on when ``threads`` have come."""
         c.require_whole("a named barrier", statement)
-        clocks = self.machine.memory.clocks
+        clocks = self.memory.clocks
         numbers = np.broadcast_to(np.asarray(number), (c.count, c.lanes))[:, 0].tolist()
         for warp, index in zip(c.warps.tolist(), numbers, strict=True):
-            key = (warp // self.machine.block_warps, index)
+            key = (warp // self.memory.agents.warps, index)
             if waits:
                 self.awaited[warp] = key, self.passed.get(key, 0) + 1
             known = clocks.known[warp]
@@ -131,10 +131,10 @@ class NamedBarriers:
         clocks.sync_lanes(c.warps)
 
     def _count(self, key: tuple[int, int], threads: int, statement: int) -> None:
-        self.arrived[key] = self.arrived.get(key, 0) + self.machine.lanes
+        self.arrived[key] = self.arrived.get(key, 0) + self.lanes
         if self.arrived[key] > threads:
             message = f"named barrier {key[1]} takes {threads} threads, more came"
-            self.machine.log.add("barrier", statement, message)
+            self.memory.log.add("barrier", statement, message)
         if self.arrived[key] >= threads:
             self.arrived[key] = 0
             self.passed[key] = self.passed.get(key, 0) + 1
@@ -148,19 +148,19 @@ class NamedWait:
     owner: NamedBarriers
     statement: int
 
-    def ready(self, c: Cohort) -> Array:
+    def ready(self, c: Threads) -> Array:
         owner = self.owner
         goals = [owner.awaited[warp] for warp in c.warps.tolist()]
         return np.array([owner.passed.get(key, 0) >= goal for key, goal in goals])
 
-    def complete(self, c: Cohort) -> None:
-        clocks = self.owner.machine.memory.clocks
+    def complete(self, c: Threads) -> None:
+        clocks = self.owner.memory.clocks
         for warp in c.warps.tolist():
             key, _ = self.owner.awaited.pop(warp)
             clocks.learn(np.array([warp]), self.owner.released[key])
         clocks.sync_lanes(c.warps)
 
-    def describe(self, c: Cohort) -> str:
+    def describe(self, c: Threads) -> str:
         keys = {self.owner.awaited[warp][0] for warp in c.warps.tolist()}
         parts = [
             f"{number} of block {b} ({self.owner.arrived.get((b, number), 0)} came)" for b, number in keys
@@ -168,13 +168,18 @@ class NamedWait:
         return f"named barrier {', '.join(parts)}"
 
 
+def _report(log: Log, message: str, statement: int, kind: str = "barrier") -> None:
+    """Report a misuse, the same one once."""
+    log.add(kind, statement, message, message.split(" gets ")[-1][:40])
+
+
 class Mbarrier:
     """One mbarrier object.
 
     Parameters
     ----------
-    owner
-        All of them.
+    log, agents
+        Where findings go, and how many clocks there are.
     count
         Arrivals of a phase.
     agent
@@ -183,13 +188,13 @@ class Mbarrier:
         How findings call it.
     """
 
-    def __init__(self, owner: Mbarriers, count: int, agent: int, name: str) -> None:
-        self.owner, self.count, self.agent, self.name = owner, count, agent, name
+    def __init__(self, log: Log, agents: int, count: int, agent: int, name: str) -> None:
+        self.log, self.count, self.agent, self.name = log, count, agent, name
         self.pending, self.bytes, self.phase = count, 0, 0
         self.fenced, self.filled = False, 0
         self.statement = -1
         # What the phases that are over hand on, and what the arrivals so far will.
-        self.clock = np.zeros(owner.machine.agents.count, np.int32)
+        self.clock = np.zeros(agents, np.int32)
         self.gathered = np.zeros_like(self.clock)
 
     def arrive(self, times: int, clock: Array, statement: int) -> None:
@@ -198,7 +203,7 @@ class Mbarrier:
         self.statement = statement
         np.maximum(self.gathered, clock, out=self.gathered)
         if self.pending < 0:
-            self.owner.report(f"{self.name} gets more arrivals than its count of {self.count}", statement)
+            _report(self.log, f"{self.name} gets more arrivals than its count of {self.count}", statement)
             self.pending = 0
         self._turn()
 
@@ -236,8 +241,8 @@ class Mbarrier:
 class Mbarriers:
     """All mbarriers, by block and address; which one each warp waits for."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, memory: Memory, blocks: int) -> None:
+        self.memory, self.blocks = memory, blocks
         self.table: dict[tuple[int, int], Mbarrier] = {}
         self.awaited: dict[int, tuple[Mbarrier, int]] = {}
         # What blocks did to each other: target block, agent and epoch, statement.
@@ -245,12 +250,12 @@ class Mbarriers:
 
     def report(self, message: str, statement: int, kind: str = "barrier") -> None:
         """Report a misuse."""
-        self.machine.log.add(kind, statement, message, message.split(" gets ")[-1][:40])
+        _report(self.memory.log, message, statement, kind)
 
     def create(self, block: int, address: int, count: int, statement: int) -> Mbarrier | None:
         """Initialise an mbarrier."""
         address &= WITHIN
-        agents = self.machine.agents
+        agents = self.memory.agents
         if address % 8:
             self.report(f"an mbarrier at byte {address} is not aligned to 8", statement, "misaligned")
             return None
@@ -258,7 +263,9 @@ class Mbarriers:
         agent = agents.barriers + block % agents.blocks * BARRIERS_PER_BLOCK + inside % BARRIERS_PER_BLOCK
         if (block, address) in self.table:
             self.report(f"the mbarrier at byte {address} is initialised twice", statement)
-        barrier = Mbarrier(self, count, agent, f"mbarrier at byte {address} of block {block}")
+        barrier = Mbarrier(
+            self.memory.log, agents.count, count, agent, f"mbarrier at byte {address} of block {block}"
+        )
         self.table[block, address] = barrier
         return barrier
 
@@ -272,8 +279,7 @@ class Mbarriers:
     def reach(self, warp: int, block: int, address: int, statement: int) -> Mbarrier | None:
         """Return an mbarrier that a warp uses; its initialisation must be known to it."""
         address &= WITHIN
-        memory = self.machine.memory
-        clocks = memory.clocks
+        memory, clocks = self.memory, self.memory.clocks
         if not 0 <= address <= memory.limit - 8:
             self.report(f"an mbarrier at byte {address} of shared memory of {memory.limit}", statement)
             return None
@@ -286,15 +292,15 @@ class Mbarriers:
 
     def visit(self, warp: int, block: int, statement: int) -> None:
         """Note an arrival at another block, which must not have ended before; copies are waited for."""
-        if block != warp // self.machine.block_warps:
-            clocks = self.machine.memory.clocks
+        if block != warp // self.memory.agents.warps:
+            clocks = self.memory.clocks
             epoch = int(clocks.epoch(np.array([warp]))[0])
             self.visits.add((block, int(clocks.own[warp]), epoch, statement))
 
     def check_ended(self) -> None:
         """Report what was still under way when a block ended: copies, and visits of other blocks."""
-        known = self.machine.memory.clocks.known
-        known = known.reshape(self.machine.blocks, self.machine.block_warps, -1).max(axis=1)
+        known = self.memory.clocks.known
+        known = known.reshape(self.blocks, self.memory.agents.warps, -1).max(axis=1)
         for block, agent, epoch, statement in self.visits:
             if known[block, agent] < epoch:
                 self.report("a block may have ended when another one reaches its memory", statement)
@@ -320,24 +326,24 @@ class MbarrierWait:
     owner: Mbarriers
     statement: int
 
-    def ready(self, c: Cohort) -> Array:
+    def ready(self, c: Threads) -> Array:
         awaited = self.owner.awaited
         return np.array([w not in awaited or awaited[w][0].passed(awaited[w][1]) for w in c.warps.tolist()])
 
-    def complete(self, c: Cohort) -> None:
-        clocks = self.owner.machine.memory.clocks
+    def complete(self, c: Threads) -> None:
+        clocks = self.owner.memory.clocks
         for warp in c.warps.tolist():
             if warp in self.owner.awaited:
                 barrier, _ = self.owner.awaited.pop(warp)
                 clocks.learn(np.array([warp]), barrier.clock)
 
-    def describe(self, c: Cohort) -> str:
+    def describe(self, c: Threads) -> str:
         awaited = [self.owner.awaited[w] for w in c.warps.tolist() if w in self.owner.awaited]
         stuck = [barrier for barrier, parity in awaited if not barrier.passed(parity)]
         return stuck[0].missing() if stuck else "nothing"
 
 
-def each_active(c: Cohort, *values: Value) -> list[tuple[Any, ...]]:
+def each_active(c: Threads, *values: Value) -> list[tuple[Any, ...]]:
     """Return ``(row, warp, lane, values...)`` of every active lane, as Python numbers."""
     rows, lanes = np.nonzero(c.active)
     spread = [np.broadcast_to(np.asarray(v), (c.count, c.lanes))[rows, lanes].tolist() for v in values]

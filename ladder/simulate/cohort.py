@@ -7,15 +7,15 @@ warp and for thirty.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ladder.simulate.values import Array, Value, is_array, spread
-
-if TYPE_CHECKING:
-    from ladder.simulate.machine import Machine, Wait
+from ladder.simulate.hardware import Hardware
+from ladder.simulate.threads import Threads
+from ladder.simulate.values import Array, Value, is_array
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,22 @@ class Products:
         )
 
 
-class Cohort:
+class Wait(Protocol):
+    """What a cohort waits for; what differs between warps is kept by barriers, so cohorts may split."""
+
+    statement: int
+
+    def ready(self, c: Cohort) -> Array:
+        """Return which of the cohort's warps may go on."""
+
+    def complete(self, c: Cohort) -> None:
+        """Let the cohort go on, with what it learns by that."""
+
+    def describe(self, c: Cohort) -> str:
+        """Return what is missing."""
+
+
+class Cohort(Threads):
     """Warps that execute together.
 
     Parameters
@@ -86,50 +101,13 @@ class Cohort:
         Their registers.
     """
 
-    def __init__(self, machine: Machine, warps: Array, slots: list[Any]) -> None:
-        self.machine, self.warps, self.slots = machine, warps, slots
-        self.mask: Array | None = None
+    def __init__(self, machine: Hardware, warps: Array, slots: list[Any]) -> None:
+        super().__init__(warps, machine.lanes, machine.block_warps, machine.log)
+        self.machine, self.slots = machine, slots
         self.counter = 0
         self.frames: list[Frame] = []
         self.wait: Wait | None = None
         self.products = Products()
-        self.touched = False
-        self._index()
-
-    def _index(self) -> None:
-        self.count, self.lanes = len(self.warps), self.machine.lanes
-        self.block = (self.warps // self.machine.block_warps)[:, None]
-        self.row_ids = np.repeat(np.arange(self.count), self.lanes)
-        self.lane_ids = np.tile(np.arange(self.lanes), self.count)
-
-    # ---- threads -------------------------------------------------------------------------------
-    @property
-    def active(self) -> Array:
-        """Active threads, ``[warps, lanes]``."""
-        return np.ones((self.count, self.lanes), np.bool_) if self.mask is None else self.mask
-
-    def spread(self, value: Value, dtype: Any) -> Array:
-        """Return a value as an array ``[warps, lanes]`` of a type."""
-        return spread(value, self.count, dtype, self.lanes)
-
-    def narrowed(self, condition: Value, sense: bool = True) -> Array:
-        """Return the active threads for which a condition is ``sense``."""
-        holds = np.asarray(condition, np.bool_)
-        chosen = np.broadcast_to(holds if sense else ~holds, (self.count, self.lanes))
-        return np.array(chosen) if self.mask is None else chosen & self.mask
-
-    def active_warps(self) -> Array:
-        """Return the rows of warps with an active lane."""
-        return np.arange(self.count) if self.mask is None else np.flatnonzero(self.mask.any(axis=1))
-
-    def require_whole(self, what: str, statement: int) -> None:
-        """Report a warp-wide instruction that only some lanes of a warp reach."""
-        if self.mask is None:
-            return
-        lanes = self.mask.sum(axis=1)
-        if ((lanes > 0) & (lanes < self.lanes)).any():
-            message = f"{what} needs all {self.lanes} lanes of a warp, {int(lanes[lanes > 0].min())} came"
-            self.machine.log.add("divergence", statement, message)
 
     # ---- registers -----------------------------------------------------------------------------
     def load(self, slot: int, statement: int, dtype: Any) -> Value:
@@ -150,7 +128,7 @@ class Cohort:
         return held
 
     def _complain(self, kind: str, statement: int, message: str) -> None:
-        self.machine.log.add(kind, statement, message, "register")
+        self.log.add(kind, statement, message, "register")
 
     def store(self, slot: int, value: Value, statement: int, dtype: Any) -> None:
         """Set a register of the active threads."""
@@ -190,15 +168,38 @@ class Cohort:
     # ---- splitting and merging -----------------------------------------------------------------
     def split(self, rows: Array) -> Cohort:
         """Return a cohort of some rows with all their state."""
-        part = Cohort.__new__(Cohort)
-        part.machine, part.warps = self.machine, self.warps[rows]
-        part.slots = [_take(value, rows) for value in self.slots]
+        part = Cohort(self.machine, self.warps[rows], [_take(value, rows) for value in self.slots])
         part.mask = _whole_or_none(_take(self.mask, rows))
         part.counter, part.touched = self.counter, self.touched
         part.frames = [Frame(_take(f.mask, rows), _take(f.pending, rows)) for f in self.frames]
         part.wait, part.products = self.wait, self.products.copy()
-        part._index()
         return part
+
+
+class Cohorts:
+    """The cohorts that have not ended."""
+
+    def __init__(self, first: Cohort) -> None:
+        self.running = [first]
+
+    def divide(self, c: Cohort, rows: Sequence[Array]) -> list[Cohort]:
+        """Replace a cohort by cohorts of some of its rows each."""
+        parts = [c.split(part) for part in rows]
+        self.running.remove(c)
+        self.running.extend(parts)
+        return parts
+
+    def end(self, c: Cohort) -> None:
+        """Take out a cohort whose kernel has ended."""
+        c.machine.ended[c.warps] = True
+        self.running.remove(c)
+
+    def merge(self, c: Cohort, other: Cohort) -> Cohort | None:
+        """Replace two cohorts at the same statement by one of both; None if their states differ."""
+        both = merged(c, other)
+        if both is not None:
+            self.running = [o for o in self.running if o is not c and o is not other] + [both]
+        return both
 
 
 def _take(value: Any, rows: Array) -> Any:

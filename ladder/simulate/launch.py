@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ladder.lower.passes import as_generated
 from ladder.simulate.banks import Conflicts
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.findings import Finding, Log
+from ladder.simulate.hardware import Hardware
 from ladder.simulate.machine import ORDERS, Machine
 from ladder.simulate.memory import Memory, Tensor
 from ladder.simulate.order import Agents
@@ -276,17 +278,19 @@ class _LaunchRun:
         shared, banks = self.launch.shared_bytes, self.translator.calls.banks
         memory = Memory(agents, count, shared, unit, self.log, self.traffic, banks)
         together = self.launch.unit
-        machine = Machine(self.program, agents, count, memory, self.log, order, seed, together, self.lanes)
+        hardware = Hardware(count, memory, self.lanes)
         numbers = (clusters[:, None] * agents.blocks + np.arange(agents.blocks)).reshape(-1)
-        machine.run(self.translator.slots, lambda c: self._set_up(c, numbers))
-        self.counts.update(machine.counts)
+        slots = self.translator.slots
+        set_up = partial(self._set_up, numbers)
+        Machine(self.program, hardware, order, seed, together, slots, set_up).run()
+        self.counts.update(hardware.counts)
         for statement, entry in memory.banks.statements.items():
             known = self.banks.setdefault(statement, Conflicts())
             known.instructions += entry.instructions
             known.passes += entry.passes
             known.ideal += entry.ideal
 
-    def _set_up(self, c: Cohort, numbers: Array) -> None:
+    def _set_up(self, numbers: Array, c: Cohort) -> None:
         """Give threads their numbers."""
         launch, slots = self.launch, c.slots
         block = numbers[c.block].astype(np.int32)

@@ -7,17 +7,12 @@ rings and deadlocks may.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import numpy as np
 
-from ladder.simulate.barriers import BlockBarrier, ClusterBarrier, Mbarriers, NamedBarriers
-from ladder.simulate.cohort import Cohort, merged
-from ladder.simulate.findings import Log
-from ladder.simulate.memory import Memory
-from ladder.simulate.order import Agents
+from ladder.simulate.cohort import Cohort, Cohorts
+from ladder.simulate.hardware import Hardware
 from ladder.simulate.program import Program
 from ladder.simulate.values import Array
 
@@ -25,111 +20,65 @@ ORDERS = ("together", "first warps first", "last warps first", "random")
 """Orders of warps: all that can, at once; or warp by warp, by number or drawn at random."""
 
 
-class Wait(Protocol):
-    """What a cohort waits for; what differs between warps is kept by barriers, so cohorts may split."""
-
-    statement: int
-
-    def ready(self, c: Cohort) -> Array:
-        """Return which of the cohort's warps may go on."""
-
-    def complete(self, c: Cohort) -> None:
-        """Let the cohort go on, with what it learns by that."""
-
-    def describe(self, c: Cohort) -> str:
-        """Return what is missing."""
-
-
 class Machine:
-    """Blocks that are simulated together.
+    """Runs a program on the blocks that are simulated together.
 
     Parameters
     ----------
     program
         What every warp runs.
-    agents
-        Warps of a block, and blocks of a cluster.
-    blocks
-        Blocks, whole clusters.
-    memory, log
-        Their memory, and where findings go.
+    hardware
+        What it runs on.
     order
         One of `ORDERS`.
     seed
         Of the random order.
     unit
         Warps that always stay together: 4 where warpgroups multiply.
-    lanes
-        Lanes of a warp: 32 or 64.
+    slots
+        Registers of a thread.
+    set_up
+        Fills their first values.
     """
 
     def __init__(
         self,
         program: Program,
-        agents: Agents,
-        blocks: int,
-        memory: Memory,
-        log: Log,
+        hardware: Hardware,
         order: str,
         seed: int,
         unit: int,
-        lanes: int,
+        slots: int,
+        set_up: Callable[[Cohort], None],
     ) -> None:
-        self.program, self.agents, self.blocks = program, agents, blocks
-        self.block_warps, self.memory, self.log = agents.warps, memory, log
+        self.program, self.hardware = program, hardware
         self.order, self.unit, self.random = order, unit, random.Random(seed)
-        self.lanes = lanes
-        self.cluster_blocks = agents.blocks
-        self.block_barrier = BlockBarrier(self)
-        self.cluster_barrier = ClusterBarrier(self)
-        self.mbarriers = Mbarriers(self)
-        self.named_barriers = NamedBarriers(self)
-        self.ended = np.zeros(blocks * agents.warps, np.bool_)
-        self.cohorts: list[Cohort] = []
-        self.counts: Counter[str] = Counter()
-        # What tables of a machine family keep between their calls, by name.
-        self.extras: dict[str, Any] = {}
-
-    # ---- cohorts -------------------------------------------------------------------------------
-    def divide(self, c: Cohort, rows: Sequence[Array]) -> list[Cohort]:
-        """Replace a cohort by cohorts of some of its rows each."""
-        parts = [c.split(part) for part in rows]
-        self.cohorts.remove(c)
-        self.cohorts.extend(parts)
-        return parts
-
-    def end(self, c: Cohort) -> None:
-        """Take a cohort whose kernel has ended off the machine."""
-        self.ended[c.warps] = True
-        self.cohorts.remove(c)
-
-    def block_has_left(self, block: int) -> bool:
-        """Return whether all warps of a block have ended."""
-        first = block * self.block_warps
-        return bool(self.ended[first : first + self.block_warps].all())
-
-    # ---- running -------------------------------------------------------------------------------
-    def run(self, slots: int, set_up: Callable[[Cohort], None]) -> None:
-        """Run all blocks to their end; ``set_up`` fills each cohort's first registers."""
-        everyone = Cohort(self, np.arange(self.blocks * self.block_warps), [None] * slots)
+        everyone = Cohort(hardware, np.arange(hardware.blocks * hardware.block_warps), [None] * slots)
         set_up(everyone)
-        self.cohorts = [everyone]
-        if self.order != "together":
-            self.divide(everyone, self._units())
+        self.cohorts = Cohorts(everyone)
+        if order != "together":
+            self.cohorts.divide(everyone, self._units())
+
+    def run(self) -> None:
+        """Run all blocks to their end."""
         with np.errstate(all="ignore"):
-            while self.cohorts:
+            while self.cohorts.running:
                 c = self._next()
                 if c is None:
                     self._deadlock()
                     return
                 self._advance(c)
-        self.mbarriers.check_ended()
+        self.hardware.mbarriers.check_ended()
 
     def _units(self) -> list[Array]:
         """Return the warps of every unit that is scheduled apart."""
-        firsts = range(0, self.block_warps, self.unit)
-        within = [np.arange(first, min(first + self.unit, self.block_warps)) for first in firsts]
-        return [part + block * self.block_warps for block in range(self.blocks) for part in within]
+        firsts = range(0, self.hardware.block_warps, self.unit)
+        within = [np.arange(first, min(first + self.unit, self.hardware.block_warps)) for first in firsts]
+        return [
+            part + block * self.hardware.block_warps
+            for block in range(self.hardware.blocks)
+            for part in within
+        ]
 
     def _advance(self, c: Cohort) -> None:
         """Run a cohort until it waits, ends or splits."""
@@ -137,9 +86,9 @@ class Machine:
             c.wait.complete(c)
             c.wait = None
             c.counter += 1
-        program, cohorts = self.program, len(self.cohorts)
-        while c.wait is None and len(self.cohorts) == cohorts:
-            program[c.counter].execute(self, c)
+        program, cohorts = self.program, len(self.cohorts.running)
+        while c.wait is None and len(self.cohorts.running) == cohorts:
+            program[c.counter].execute(self.cohorts, c)
 
     def _next(self) -> Cohort | None:
         """Return a cohort that can go on; split one that only some warps of can, where none can whole."""
@@ -149,43 +98,32 @@ class Machine:
             return self._joined(whole[0]) if self.order == "together" else whole[0]
         for c, rows in ready:
             if rows is not None and rows.any():
-                return self.divide(c, [np.flatnonzero(rows), np.flatnonzero(~rows)])[0]
+                return self.cohorts.divide(c, [np.flatnonzero(rows), np.flatnonzero(~rows)])[0]
         return None
 
     def _ordered(self) -> list[Cohort]:
+        running = self.cohorts.running
         if self.order == "random":
-            return self.random.sample(self.cohorts, len(self.cohorts))
+            return self.random.sample(running, len(running))
         if self.order == "together":
             # Those that lag behind go first, so that others may join them.
-            return sorted(self.cohorts, key=lambda c: c.counter)
-        return sorted(self.cohorts, key=lambda c: int(c.warps[0]), reverse=self.order.startswith("last"))
+            return sorted(running, key=lambda c: c.counter)
+        return sorted(running, key=lambda c: int(c.warps[0]), reverse=self.order.startswith("last"))
 
     def _joined(self, c: Cohort) -> Cohort:
         """Merge a cohort with those at the same statement in the same state."""
-        for other in [o for o in self.cohorts if o is not c and o.counter == c.counter]:
+        for other in [o for o in self.cohorts.running if o is not c and o.counter == c.counter]:
             if (other.wait is None) != (c.wait is None):
                 continue
             if other.wait is not None and not other.wait.ready(other).all():
                 continue
-            both = merged(c, other)
-            if both is not None:
-                self.cohorts = [o for o in self.cohorts if o is not c and o is not other] + [both]
-                c = both
+            c = self.cohorts.merge(c, other) or c
         return c
 
     def _deadlock(self) -> None:
         """Report who waits for what."""
-        for c in self.cohorts:
+        for c in self.cohorts.running:
             assert c.wait is not None
             statement = c.wait.statement
             warps = ", ".join(map(str, c.warps[:6])) + (", ..." if c.count > 6 else "")
-            self.log.add("deadlock", statement, f"warps {warps} wait for ever: {c.wait.describe(c)}")
-
-
-def first_active_lane(c: Cohort) -> Array:
-    """Return the mask of the first active lane of every warp."""
-    active = c.active
-    result = np.zeros_like(active)
-    rows = c.active_warps()
-    result[rows, active[rows].argmax(axis=1)] = True
-    return result
+            self.hardware.log.add("deadlock", statement, f"warps {warps} wait for ever: {c.wait.describe(c)}")

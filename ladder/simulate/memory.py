@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ladder.simulate.banks import BankMeter, Banks
 from ladder.simulate.findings import Log
 from ladder.simulate.order import ASYNC_LANE, Actor, Agents, Clocks, Shadow
+from ladder.simulate.threads import Threads
 from ladder.simulate.values import WITHIN, Array
-
-if TYPE_CHECKING:
-    from ladder.simulate.cohort import Cohort
 
 WIDEST = 16
 """Bytes of the widest access of a thread."""
@@ -114,7 +112,7 @@ class Memory:
         self.banks = BankMeter(banks)
 
     # ---- shared memory -------------------------------------------------------------------------
-    def locate(self, c: Cohort, address: Any, width: int, region: Region | None, statement: int) -> Array:
+    def locate(self, c: Threads, address: Any, width: int, region: Region | None, statement: int) -> Array:
         """Return where lanes access the bytes of all blocks; wrong addresses are reported, then mended."""
         address = np.broadcast_to(np.asarray(address, np.int64) & WITHIN, (c.count, c.lanes))
         low, high = (0, self.limit) if region is None else (region.start, region.stop)
@@ -134,7 +132,7 @@ class Memory:
         flat: Array = address + c.block * self.pitch
         return flat
 
-    def _actor(self, c: Cohort) -> tuple[Actor, Array | None]:
+    def _actor(self, c: Threads) -> tuple[Actor, Array | None]:
         """Return who accesses as arrays ``[accesses, 1]``, and which lanes do."""
         epochs = self.clocks.epoch(c.warps)
         own = self.clocks.own[c.warps]
@@ -152,7 +150,7 @@ class Memory:
         return first + np.arange(max(width // self.shadow.unit, 1))
 
     def load_shared(
-        self, c: Cohort, address: Any, width: int, region: Region | None, statement: int
+        self, c: Threads, address: Any, width: int, region: Region | None, statement: int
     ) -> Array:
         """Load ``width`` bytes per lane: bytes ``[warps, 32, width]``, of any value where inactive."""
         where = self.locate(c, address, width, region, statement)
@@ -167,7 +165,7 @@ class Memory:
         return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, c.lanes, width)
 
     def store_shared(
-        self, c: Cohort, address: Any, data: Array, region: Region | None, statement: int
+        self, c: Threads, address: Any, data: Array, region: Region | None, statement: int
     ) -> None:
         """Store bytes ``[warps, 32, width]``."""
         width = data.shape[-1]
@@ -202,7 +200,7 @@ class Memory:
         return Actor(np.array(warp), np.array(agent), np.array(epoch), np.array(ASYNC_LANE))
 
     # ---- global memory -------------------------------------------------------------------------
-    def place(self, c: Cohort, pointer: Pointer, width: int, statement: int) -> Array:
+    def place(self, c: Threads, pointer: Pointer, width: int, statement: int) -> Array:
         """Return the byte offsets ``[warps, 32]`` of an access of global memory, checked and mended."""
         tensor: Tensor = pointer.target
         offset = np.broadcast_to(np.asarray(pointer.offset, np.int64), (c.count, c.lanes))
@@ -218,7 +216,7 @@ class Memory:
             offset = offset & ~(width - 1)
         return offset if c.mask is None else np.where(c.mask, offset, 0)
 
-    def load_global(self, c: Cohort, pointer: Pointer, width: int, statement: int) -> Array:
+    def load_global(self, c: Threads, pointer: Pointer, width: int, statement: int) -> Array:
         """Load ``width`` bytes per lane from a tensor; returns bytes ``[warps, 32, width]``."""
         tensor: Tensor = pointer.target
         offset = self.place(c, pointer, width, statement)
@@ -233,7 +231,7 @@ class Memory:
         )
         return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, c.lanes, width)
 
-    def store_global(self, c: Cohort, pointer: Pointer, data: Array, statement: int) -> None:
+    def store_global(self, c: Threads, pointer: Pointer, data: Array, statement: int) -> None:
         """Store bytes ``[warps, 32, width]`` to a tensor."""
         tensor: Tensor = pointer.target
         width = data.shape[-1]

@@ -10,15 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ladder.simulate.cohort import Cohort, Frame
+from ladder.simulate.cohort import Cohort, Cohorts, Frame, Wait
 from ladder.simulate.values import Array, Value, is_array
-
-if TYPE_CHECKING:
-    from ladder.simulate.machine import Machine, Wait
 
 Step = Callable[[Cohort], None]
 Read = Callable[[Cohort], Value]
@@ -28,7 +25,7 @@ class Instruction(ABC):
     """One instruction; it moves the cohort's counter itself."""
 
     @abstractmethod
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         """Execute for a cohort."""
 
 
@@ -38,7 +35,7 @@ class Run(Instruction):
 
     steps: Sequence[Step]
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         for step in self.steps:
             step(c)
         c.counter += 1
@@ -50,7 +47,7 @@ class Stop(Instruction):
 
     make: Callable[[Cohort], Wait | None]
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         c.wait = self.make(c)
         if c.wait is None:
             c.counter += 1
@@ -62,7 +59,7 @@ class Jump(Instruction):
 
     target: int = -1
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         c.counter = self.target
 
 
@@ -74,14 +71,14 @@ class Branch(Instruction):
     other: int = -1
     has_other: bool = False
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         value = self.condition(c)
         if not is_array(value):
             c.frames.append(Frame(c.mask))
             c.counter = c.counter + 1 if value else self.other
             return
         yes, no = c.narrowed(value), c.narrowed(value, False)
-        for part, chosen, rest in _parts(machine, c, yes, no):
+        for part, chosen, rest in _parts(cohorts, c, yes, no):
             part.frames.append(Frame(part.mask, rest if rest is not None and self.has_other else None))
             part.counter = part.counter + 1 if chosen is yes else self.other
             rows = _rows_within(c, part)
@@ -94,7 +91,7 @@ def _rows_within(c: Cohort, part: Cohort) -> Array:
     return np.searchsorted(c.warps, part.warps) if part is not c else np.arange(c.count)
 
 
-def _parts(machine: Machine, c: Cohort, yes: Array, no: Array) -> list[tuple[Cohort, Array, Array | None]]:
+def _parts(cohorts: Cohorts, c: Cohort, yes: Array, no: Array) -> list[tuple[Cohort, Array, Array | None]]:
     """Split a cohort into warps that all go one way, all the other way, and both ways after each other."""
     some, none = yes.any(axis=1), no.any(axis=1)
     classes = [(some & ~none, yes, None), (~some, no, None), (some & none, yes, no)]
@@ -102,7 +99,7 @@ def _parts(machine: Machine, c: Cohort, yes: Array, no: Array) -> list[tuple[Coh
     if len(wanted) == 1:
         return [(c, wanted[0][1], wanted[0][2])]
     # Splitting reads the whole cohort, so all parts are made before any of them changes.
-    parts = machine.divide(c, [rows for rows, _, _ in wanted])
+    parts = cohorts.divide(c, [rows for rows, _, _ in wanted])
     return [(part, chosen, rest) for part, (_, chosen, rest) in zip(parts, wanted, strict=True)]
 
 
@@ -116,7 +113,7 @@ class Join(Instruction):
 
     other: int = -1
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         frame = c.frames[-1]
         if frame.pending is not None:
             c.mask, frame.pending = frame.pending, None
@@ -134,7 +131,7 @@ class Enter(Instruction):
     slot: int
     start: Read
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         c.frames.append(Frame(c.mask))
         if self.slot >= 0:
             c.slots[self.slot] = self.start(c)
@@ -148,7 +145,7 @@ class Test(Instruction):
     condition: Read
     exit: int = -1
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
         value = self.condition(c)
         if not is_array(value):
             if value:
@@ -163,7 +160,7 @@ class Test(Instruction):
         elif not some.any():
             parts = [(c, False)]
         else:
-            halves = machine.divide(c, [np.flatnonzero(some), np.flatnonzero(~some)])
+            halves = cohorts.divide(c, [np.flatnonzero(some), np.flatnonzero(~some)])
             parts = list(zip(halves, (True, False), strict=True))
         for part, goes in parts:
             if not goes:
@@ -181,8 +178,8 @@ class Test(Instruction):
 class Finish(Instruction):
     """The end of the kernel."""
 
-    def execute(self, machine: Machine, c: Cohort) -> None:
-        machine.end(c)
+    def execute(self, cohorts: Cohorts, c: Cohort) -> None:
+        cohorts.end(c)
 
 
 Program = list[Instruction]

@@ -270,7 +270,8 @@ def _tensor_difference(expected: Any, found: Any, path: str) -> str:
 
 def same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Say whether two tensors hold the same numbers."""
-    return torch.equal(first.nan_to_num(), second.nan_to_num())
+    known, found = first.isnan(), second.isnan()
+    return torch.equal(known, found) and torch.equal(first[~known], second[~found])
 
 
 def _structure_difference(expected: Any, found: Any, path: str, memo: set[Any]) -> str:

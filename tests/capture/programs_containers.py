@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, deque, namedtuple
 
 import torch
@@ -230,6 +231,29 @@ def set_ops_and_frozenset_keys():
         return d[frozenset(keep)] * len(keep), sorted(keep), d
 
     return calls(fn, lambda: (normal(3), ["a", "q"]), lambda: (normal(3), ["a", "b"]))
+
+
+@program
+def methods_of_tuples():
+    def fn(x, items):
+        names = fn.__code__.co_varnames
+        pair = (x, items)
+        place = names.index("items") + (1, 2, 1).count(1) + frozenset({"a", "b"}).isdisjoint({"c"})
+        return pair.__getitem__(0) * place, frozenset({1, 2}).union({3}), (len(items), "b").index("b")
+
+    return calls(fn, lambda: (normal(3), [1]), lambda: (normal(3), [1, 2]))
+
+
+@program
+def named_tuples_compared():
+    def fn(p, other):
+        if sys.version_info >= (3, 15) or p == other:
+            return x + 1
+        return x * (Pair(1, 2) < p) + (Pair(1, 2) == (1, 2)) + (sys.version_info[0] > 2)
+
+    x = normal(3)
+    pairs = (Pair(1, 3), (1, 3)), (Pair(1, 2), Pair(2, 1)), (Pair(1, 3), (1, 2)), (Pair(0, 3), (1, 2))
+    return calls(fn, *[lambda pair=pair: pair for pair in pairs])
 
 
 def _doubled(x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda import gemv_geometry, mma
+from ladder.lower.cuda import gemv_geometry, mma_geometry
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import select_step
 from schedules.policy import buckets, rank, typical_m
@@ -13,7 +13,7 @@ from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types.errors import ConversionError
 
-GEOMETRIES = {"gemv": gemv_geometry.Geometry, "mma": mma.Geometry}
+GEOMETRIES = {"gemv": gemv_geometry.Geometry, "mma": mma_geometry.Geometry}
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89"])

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_amd import predict_amd, stage_clocks, utilisation
-from schedules.legal import resources
+from schedules.footprint import resources
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule
 from schedules.waves import Division, division, divisions

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from schedules.crossed import CROSSED
-from schedules.layouts import EXPONENT_FORMS, FragmentLayout, packed_group, planes
+from schedules.fragments import FragmentLayout
+from schedules.layouts import EXPONENT_FORMS, packed_group, planes
 from schedules.packed_scales import normalise_scales
 from schedules.spread import spread
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError

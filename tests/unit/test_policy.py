@@ -12,20 +12,20 @@ from ladder.ir.gemm import Gemm
 from schedules.cost import convert_ops, minimum_bytes
 from schedules.cost_model import predict
 from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule
-from schedules.legal import SLICED, check_legal, is_legal, resources
+from schedules.footprint import SLICED, resources
+from schedules.legal import check_legal, is_legal
 from schedules.policy import (
     Candidate,
     best_schedule,
     buckets,
     make_plan,
-    pipelines_for,
     profile_and_select,
     rank,
     schedule_transform,
     tile_layers,
-    tilings,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, parse_plan
+from schedules.tilings import pipelines_for, tilings
 from targets import get_device, list_devices
 from tile_types.errors import ConversionError, ScheduleError
 

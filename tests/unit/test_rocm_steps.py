@@ -10,10 +10,10 @@ import pytest
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.rocm.gemm import STEPS_OF, together
+from ladder.lower.rocm.gemm_place import STEPS_OF, together
 from ladder.lower.rocm.machine import COLUMNS, bitwise
 from ladder.lower.rocm.steps import DOT_MAP, DOTS, STEPS, WAVE_MAP, WIDE_MAP, WIDE_STEPS, select_step
-from schedules.layouts import FragmentLayout
+from schedules.fragments import FragmentLayout
 from schedules.legal import violations
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.farm import Campaign, Trial, at_shapes, load, save
+from ladder.runtime.compile_pool import Campaign, Trial, at_shapes, load, save
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import finals, known_winners, relatives_winners, winners
 from schedules.legal import is_legal
-from schedules.policy import AXES, make_plan, rank
+from schedules.policy import make_plan, rank
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.search import TOKENS, neighbours, refinements, shortlist
 from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.tilings import AXES
 from schedules.tuning import Measurement
 from targets import get_device
 from tile_types.errors import ArtifactError

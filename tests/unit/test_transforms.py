@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schedules.layouts import FragmentLayout
+from schedules.fragments import FragmentLayout
 from schedules.transforms import (
     Layout,
     Step,

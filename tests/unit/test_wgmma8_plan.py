@@ -10,7 +10,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, math_registers
+from schedules.footprint import FP8_INTERVAL, math_registers
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
@@ -42,7 +42,7 @@ def test_units_cover_a_turn_once_and_alternate(loop: Loop) -> None:
         (unit.slab * geo.slab + k, unit.m, token)
         for unit in units
         for k in range(unit.start, unit.end, 16)
-        for token in range(unit.tokens, unit.tokens + loop.unit_tokens)
+        for token in range(unit.first_m, unit.first_m + loop.unit_m)
     ]
     everything = product(range(0, loop.turn, 16), range(geo.m64), range(geo.schedule.tile_m))
     assert sorted(covered) == sorted(everything)
@@ -53,7 +53,7 @@ def test_units_cover_a_turn_once_and_alternate(loop: Loop) -> None:
 @pytest.mark.parametrize("loop", PLANS, ids=str)
 def test_sums_start_anew_and_end_with_their_group(loop: Loop) -> None:
     geo = loop.geo
-    mine = [unit for unit in loop.units() if (unit.m, unit.tokens) == (0, 0)]
+    mine = [unit for unit in loop.units() if (unit.m, unit.first_m) == (0, 0)]
     for unit in mine:
         first = unit.slab * geo.slab + unit.start
         if geo.promotes and not loop.long:

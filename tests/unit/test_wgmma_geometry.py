@@ -8,11 +8,11 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_geometry import (
     WARP_ROWS,
     Geometry,
+    accumulator_m,
     accumulator_row,
-    accumulator_token,
     swizzled_run,
 )
-from schedules.legal import PRODUCER_REGISTERS, launch_registers, math_registers
+from schedules.footprint import PRODUCER_REGISTERS, launch_registers, math_registers
 from schedules.schedule import GpuSchedule
 from tile_types.errors import ScheduleError
 
@@ -30,7 +30,7 @@ def gemm(**changes: object) -> Gemm:
 @pytest.mark.parametrize("tokens", [8, 64, 256])
 def test_accumulators_cover_the_tile_once(tokens: int) -> None:
     seen = {
-        (accumulator_row(thread // 32, thread % 32, index), accumulator_token(thread % 32, index))
+        (accumulator_row(thread // 32, thread % 32, index), accumulator_m(thread % 32, index))
         for thread in range(128)
         for index in range(tokens // 2)
     }
@@ -43,7 +43,7 @@ def test_staged_transpose_has_no_bank_conflicts(split_k: int) -> None:
     assert geo.team == (4 if split_k == 1 else 1)
     for index in range(4):
         banks = {
-            (accumulator_token(lane, index) * geo.pitch + accumulator_row(0, lane, index)) % 32
+            (accumulator_m(lane, index) * geo.pitch + accumulator_row(0, lane, index)) % 32
             for lane in range(32)
         }
         assert len(banks) == 32
@@ -102,7 +102,7 @@ def test_scale_steps_divide_group_and_stage(
     ("changes", "reason"),
     [
         ({"warps": 6}, "groups of four"),
-        ({"tile_m": 48}, "token tile"),
+        ({"tile_m": 48}, "no tile of"),
         ({"tile_n": 64}, "64 rows per warpgroup"),
         ({"tile_k": 192}, "1, 2 or 4"),
         ({"split_k": 3}, "cluster size"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic, dynamic_parts
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Text, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque, recorded
 from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
@@ -24,6 +24,7 @@ from ladder.capture.operations.replay import (
     taken,
 )
 from ladder.capture.operations.symbolic import computed_dynamic
+from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 from ladder.capture.values.shapes import DynamicSize
@@ -49,6 +50,10 @@ def formatted(value: Any, conversion: int, spec: str) -> str:
 
 def joined_text(vm: Interpreter, parts: list[Any]) -> Any:
     """Concatenate the parts of an f-string."""
+    if vm.recording and any(type(part) is Text for part in parts):
+        uses: set[str] = set()
+        texts = "".join(f"{vm.heap.reference(part, uses)}, " for part in parts)
+        return _made_anew(vm, "".join(map(vm.unlifted, parts)), f"''.join(({texts}))", uses)
     if any(type(part) is Dynamic for part in parts):
         total: Any = ""
         for part in parts:
@@ -62,11 +67,25 @@ def formatted_size(conversion: int, spec: str, *extents: int) -> str:
     return formatted(torch.Size(extents), conversion, spec)
 
 
+def _made_anew(vm: Interpreter, value: str, text: str, uses: set[str]) -> Text:
+    made = Text(value)
+    vm.heap.fresh(made, text, uses)
+    vm.heap.uses_dynamic = True
+    return made
+
+
+def _number_as_text(vm: Interpreter, value: torch.Tensor, conversion: int, spec: str) -> Text:
+    """Return a replacement field that is a tensor of one number: as it is now, whatever changes it later."""
+    copy, uses = tensor_operator(vm, torch.clone, (value,), {}), set[str]()
+    text = vm.heap.call_text(vm.heap.constant(formatted), (copy, conversion, spec), {}, uses)
+    return _made_anew(vm, formatted(value, conversion, spec), text, uses)
+
+
 def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     """Return a replacement field of an f-string."""
     if not vm.recording:
         return vm.natively(formatted, value, conversion, spec)
-    if type(value) is str and spec == "" and conversion == 0:
+    if type(value) in (str, Text) and spec == "" and conversion == 0:
         return value
     given = (value, conversion, spec)
     return recorded(vm, _formatted, given, (formatted, given))
@@ -75,6 +94,8 @@ def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any
 def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     if type(value) is DynamicSize:
         return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
+    if is_a(value, torch.Tensor) and is_plain_tensor(value) and not value.dim() and conversion == 0:
+        return _number_as_text(vm, value, conversion, vm.plain(spec))
     if type(value) is not Dynamic and not is_plain(value):
         raise CaptureError(f"format of {type(value).__qualname__}")
     return replay(vm, formatted, (value, conversion, spec), {}, looking=True)

@@ -16,19 +16,15 @@ from ladder.capture.python.frames import NULL, Frame
 
 def load_global(vm: Interpreter, frame: Frame, name: str) -> Any:
     """Return a global or builtin."""
-    names = frame.names
-    if name not in names and name not in frame.builtins:
-        raise NameError(f"name '{name}' is not defined", name=name)
-    if not vm.recording:
-        return names[name] if name in names else frame.builtins[name]
-    node = vm.heap.pin(names)
-    home = names.get("__name__", "globals")
-    if name in names:
-        return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
-    vm.heap.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
-    inside = vm.heap.pin(frame.builtins)
-    value = frame.builtins[name]
-    return vm.heap.load(inside, name, value, f"{inside.var}[{name!r}]", f"builtins.{name}")
+    for names, home in ((frame.names, frame.names.get("__name__", "globals")), (frame.builtins, "builtins")):
+        if name in names and not vm.recording:
+            return names[name]
+        if vm.recording:
+            node = vm.heap.pin(names)
+            if name in names:
+                return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+            vm.heap.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
+    raise NameError(f"name '{name}' is not defined", name=name)
 
 
 def store_global(vm: Interpreter, frame: Frame, name: str, value: Any) -> None:
@@ -107,7 +103,8 @@ def import_module(vm: Interpreter, frame: Frame, name: str, names: Any, level: i
     """Import; a module already imported is found in `sys.modules`, which is guarded."""
     whole = importlib.util.resolve_name("." * level + name, frame.names.get("__package__"))
     top = whole if names or level else name.partition(".")[0]
-    if vm.recording and (names or not level) and whole in sys.modules and top in sys.modules:
+    known = sys.modules.get(whole) is not None and sys.modules.get(top) is not None
+    if vm.recording and (names or not level) and known:
         node = vm.heap.pin(sys.modules)
         for key in {whole, top}:
             text = f"{node.var}[{key!r}]"

@@ -34,6 +34,7 @@ class Node:
     """The shadow of one heap object.
 
     `source`: the dictionary of which it is a view of the keys.
+    `closes`: whether it is a generator that does something when it is dropped before its end.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set. `entry`: what a container from outside held before
     the segment changed it, without what has been replaced since; None if it is unchanged or was read whole.
@@ -41,6 +42,7 @@ class Node:
 
     __slots__ = (
         "autograd",
+        "closes",
         "entry",
         "external",
         "full",
@@ -70,6 +72,7 @@ class Node:
         self.full = False
         self.mutated = False
         self.recordable = True
+        self.closes = False
         self.origin: Any = None
         self.parents: set[str] = set()
         self.lifted: dict[Any, Any] = {}
@@ -126,6 +129,12 @@ class Dynamic:
         self.symbol = symbol
 
 
+class Text(str):
+    """A string made of the values of tensors: matched runs make it anew, if anything uses it."""
+
+    __slots__ = ()
+
+
 def dynamic_parts(value: Any) -> list[Dynamic]:
     """Return the dynamic scalars that `value` is, or a tuple of which it is."""
     if type(value) is Dynamic:
@@ -137,7 +146,8 @@ def dynamic_parts(value: Any) -> list[Dynamic]:
 class Check:
     """One line of the guard: `text` binds a variable, or is a condition that must hold.
 
-    `holds`: the id of the object that must be where it was. `number`: it asks a number to be what it was.
+    `holds`: the id of the object that must be where it was. `number`: it asks of numbers, or of
+    extents that are left open, what they must be.
     """
 
     __slots__ = ("binds", "holds", "number", "path", "text", "why")

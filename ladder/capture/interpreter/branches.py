@@ -20,7 +20,7 @@ from ladder.capture.heap.mock import live_steps
 from ladder.capture.heap.nodes import CaptureError, MockStep, Node
 from ladder.capture.interpreter.emit import graph_results
 from ladder.capture.interpreter.endings import Ending, GraphBreak, Leaving, return_ending
-from ladder.capture.interpreter.evaluate import drive
+from ladder.capture.interpreter.evaluate import apply, drive
 from ladder.capture.interpreter.graph_arguments import argument, operator_node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import frame_pairs
@@ -197,7 +197,8 @@ def _frames(fork: Fork) -> list[Frame]:
 
 def _driven(vm: Interpreter, frames: list[Frame], after: str, holds: bool) -> Joined:
     try:
-        result = drive(vm, frames, after, holds, None)
+        apply(frames[-1], after, holds)
+        result = drive(vm, frames)
         return Joined(result, return_ending(vm.heap, result))
     except Joined as inner:
         return inner

@@ -125,12 +125,10 @@ def _throw(vm: Interpreter, frame: Frame, error: BaseException) -> Any:
     return run(vm, frame, found)
 
 
-def drive(vm: Interpreter, frames: list[Frame], after: str, result: Any, error: BaseException | None) -> Any:
-    """Run restored `frames`, outermost first, to the end of the outermost."""
+def drive(vm: Interpreter, frames: list[Frame], error: BaseException | None = None) -> Any:
+    """Run restored `frames`, outermost first, to the end; `error` is raised in the innermost."""
     vm.frames = list(frames[:-1])
     inner = frames[-1]
-    if error is None:
-        apply(inner, after, result)
     while True:
         try:
             value = run(vm, inner, error)

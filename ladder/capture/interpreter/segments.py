@@ -8,7 +8,7 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.emit import emit
 from ladder.capture.interpreter.endings import GraphBreak, Leaving, break_ending
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.python.frames import NO_OVERRIDE, Frame, Through
+from ladder.capture.python.frames import NO_OVERRIDE, Frame, Through, closes
 from ladder.capture.python.liveness import live_names
 from ladder.capture.records import Layout, Pending, ResumePoint
 from ladder.capture.values.kinds import is_a
@@ -36,7 +36,9 @@ def frame_pairs(graph_break: GraphBreak) -> list[tuple[Frame, Layout]]:
 def begin_segment(vm: Interpreter, point: ResumePoint, roots: list[Any], names: list[str]) -> list[Any]:
     """Begin a segment at `point`; return `roots`, with lifted scalars made dynamic."""
     vm.point = point
-    vm.begin(point.lifted - point.unliftable)
+    closed = point.unliftable(roots)
+    vm.begin(point.lifted - closed)
+    vm.heap.alike, vm.heap.closed = point.alike(roots), closed
     vm.roots = len(roots)
     vm.heap.guard.meet_state()
     vm.recording = not modes_are_active()
@@ -136,7 +138,7 @@ def layout_of(frame: Frame, after: str) -> Layout:
     handler = frame.program.handler_of(frame.index - 1)
     if handler is not None:  # the call may raise
         live |= live_names(frame.program, handler.target)
-    names = tuple(name for name in frame.slots if name in live)
+    names = tuple(name for name, value in frame.slots.items() if name in live or closes(value))
     override = frame.override is not NO_OVERRIDE
     depth, handled = len(frame.stack), len(frame.handled)
     return Layout(frame.code, index, names, depth, override, handled, id(frame.names))

@@ -105,6 +105,8 @@ def _isinstance(vm: Interpreter, value: Any, kinds: Any) -> Any:
     if type(kinds) is tuple:
         vm.heap.touch(kinds)
         return any(_isinstance(vm, value, kind) for kind in kinds)
+    if type(value) is kinds:
+        return True  # ``__instancecheck__`` is not asked
     if is_a(kinds, type):
         check = vm.heap.class_attribute(type(kinds), "__instancecheck__")
         if is_a(kinds, abc.ABCMeta):

@@ -9,8 +9,8 @@ from typing import Any
 from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.evaluate import resume
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.operations.objects import new_container
-from ladder.capture.python.frames import Frame, bind, make_generator
+from ladder.capture.operations.objects import closes_something, new_container
+from ladder.capture.python.frames import Frame, bind, guards_yields, make_generator
 
 
 def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
@@ -52,6 +52,7 @@ def _meet_function(vm: Interpreter, node: Node) -> None:
 
 def generator_of(vm: Interpreter, frame: Frame) -> Any:
     """Return the generator that a call of a generator function gives."""
+    closes = guards_yields(frame.code) or any(closes_something(vm, value) for value in frame.slots.values())
     generator = make_generator(frame, partial(resume, vm))
-    vm.heap.hidden_generator(generator, vm.here())
+    vm.heap.hidden_generator(generator, vm.here(), closes=closes)
     return generator

@@ -162,7 +162,7 @@ def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _is_followed(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Say whether a cached function of open numbers may be interpreted, which makes its result anew each time.
+    """Say whether a cached function of open numbers may be interpreted, which makes its result anew.
 
     It may where it only computes what nobody can change, or where those who ask are known not to.
     """

@@ -21,6 +21,14 @@ _READ_OVERRIDES = OVERRIDES - {"__setitem__", "__delitem__"}
 LAZY = (zip, enumerate, iter, reversed)
 
 
+def closes_something(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is, or is a tuple of, a generator that does something when it is dropped."""
+    if type(value) is tuple:
+        return any(closes_something(vm, item) for item in value)
+    node = vm.heap.nodes.get(id(value))
+    return node is not None and node.closes
+
+
 def pinned_part(vm: Interpreter, value: Any) -> Any:
     """Return `value`, a read-only part of a constant, after pinning it."""
     if vm.recording and not is_constant(value):

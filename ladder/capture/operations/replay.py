@@ -16,7 +16,13 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.moving import built, step, walk
-from ladder.capture.operations.objects import LAZY, check_not_overridden, perform, pinned_part
+from ladder.capture.operations.objects import (
+    LAZY,
+    check_not_overridden,
+    closes_something,
+    perform,
+    pinned_part,
+)
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -152,7 +158,8 @@ def admit(vm: Interpreter, value: Any, looking: bool) -> None:
     if (is_constant(value) and vm.heap.find(value) is None) or is_hidden(vm, value):
         return
     kind = type(value)
-    if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
+    parts = list(value) if kind in natives.VIEWS or is_a(value, tuple) else value
+    if looking and not is_plain(parts):
         raise CaptureError(f"a native that looks into {kind.__qualname__}")
     if is_a(value, list | tuple | dict | set | frozenset | deque):
         check_not_overridden(kind)
@@ -169,6 +176,8 @@ def admit(vm: Interpreter, value: Any, looking: bool) -> None:
 
 
 def _hidden_result(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if closes_something(vm, args):
+        raise vm.leave("it matters when a generator is dropped")
     result = function(*args, **kwargs)
     vm.heap.hidden(result, vm.here())
     return result

@@ -7,10 +7,11 @@ the stand-ins of all interpreted frames, so that they find what they would find 
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
@@ -141,6 +142,27 @@ def make_generator(frame: Frame, resume: Callable[[Frame, Any, bool], Any]) -> G
     shaped.__qualname__ = frame.function.__qualname__
     made: Generator[Any, Any, Any] = shaped(frame, resume)
     return made
+
+
+def guards_yields(code: CodeType) -> bool:
+    """Say whether a generator stops inside ``try`` or ``with``: it goes on there when it is dropped."""
+    program = program_of(code)
+    stops = [at for at, item in enumerate(program.instructions) if item.op == "YIELD_VALUE"]
+    handlers = [handler for at in stops if (handler := program.handler_of(at)) is not None]
+    return any(program.instructions[handler.target].op != "CALL_INTRINSIC_1" for handler in handlers)
+
+
+def closes(value: Any, depth: int = 4) -> bool:
+    """Say whether a generator that stands where `guards_yields` says goes on when `value` dies."""
+    if not depth or not hasattr(type(value), "__next__"):
+        return False
+    code, inside = None, gc.get_referents(value)
+    if type(value) is GeneratorType and value.gi_frame is not None:
+        inner = value.gi_frame.f_locals.get("frame")
+        frame = inner if type(inner) is Frame else None
+        code = frame.code if frame else value.gi_code
+        inside = [*(frame.slots if frame else value.gi_frame.f_locals).values()]
+    return (code is not None and guards_yields(code)) or any(closes(item, depth - 1) for item in inside)
 
 
 _templates: dict[tuple[str, str, int], CodeType] = {}

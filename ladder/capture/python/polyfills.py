@@ -128,6 +128,11 @@ class FunctionContext:
 
     saved_tensors: tuple[Any, ...] = ()
     needs_input_grad: tuple[bool, ...] = ()
+    dirty_tensors: tuple[Any, ...] = ()
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Note what is changed in place: it is returned as it is."""
+        self.dirty_tensors = tensors
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -150,13 +155,34 @@ def apply_function(kind: Any, *args: Any) -> Any:
     else:
         result = kind.forward(*args)
         kind.setup_context(context, args, result)
+    dirty = context.dirty_tensors
+    if dirty:
+        note_dirty(dirty, result if type(result) is tuple else (result,))
     if type(result) is tuple:
-        return tuple([_own(item, args) for item in result])
-    return _own(result, args)
+        return tuple([_own(item, args, dirty) for item in result])
+    return _own(result, args, dirty)
 
 
-def _own(result: Any, args: tuple[Any, ...]) -> Any:
-    """Return `result`, which is given as a view of itself where it is an argument."""
+DIRTY = "Some elements marked as dirty during the forward method were not returned as output. "
+DIRTY += "The inputs that are modified inplace must all be outputs of the Function."
+
+
+def note_dirty(dirty: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+    """Count the change of what a function marked as dirty and returns."""
+    for item in dirty:
+        for result in results:
+            if result is item:
+                break
+        else:
+            raise RuntimeError(DIRTY)
+    torch.autograd.graph.increment_version(dirty)
+
+
+def _own(result: Any, args: tuple[Any, ...], dirty: tuple[Any, ...]) -> Any:
+    """Return `result`, which is given as a view of itself where it is an argument that did not change."""
+    for item in dirty:
+        if item is result:
+            return result
     for item in args:
         if item is result and isinstance(item, torch.Tensor):
             return item.view_as(item)

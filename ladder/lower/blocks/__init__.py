@@ -1,8 +1,9 @@
 """Block graphs of the superoptimizer as kernels.
 
-`analysis` lays a block graph open, `geometry` sizes it (`layouts` and `allocate` place its tiles exactly,
-`order` its barriers), `kernel` emits CUDA out of `values`, `cpu` functions for TVM's LLVM backend. Takes
-`ladder.ir` graphs only.
+`analysis` normalizes a block graph; `geometry` computes its sizes (`layouts` and `allocate` place its tiles
+in shared memory, `order` its barriers). `kernel` emits CUDA: `context` holds what its parts share, `values`,
+`products`, `reductions` and `accumulators` compute fragments, `pipeline` copies tiles, `store` stores
+results. `cpu` emits functions for TVM's LLVM backend. Takes `ladder.ir` graphs only.
 """
 
 from __future__ import annotations

@@ -10,20 +10,22 @@ instructions, as it is. Where x does not depend on m (partial sums of another ke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.blocks.context import BlockContext
+from ladder.lower.blocks.fragments import hold, zeros
+from ladder.lower.blocks.online_softmax import depends_on
+from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.reductions import COMBINE
-from ladder.lower.blocks.values import Matmul, Value, hold, zeros
+from ladder.lower.blocks.values import Value
 from ladder.lower.cuda.functions import exponential
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.kernel import BlockKernel
 
 Expr = Any
 
@@ -47,8 +49,20 @@ KINDS = {
 SUMS = ("sum", "rescale")
 """Kinds that add, so that parts may be added late and products in place."""
 
-LINEAR = ("matmul", "reduce_sum", "convert", "mul", "div", "accumulate")
-"""Operators that keep a factor per row of their first operand."""
+
+def accumulator_registers(context: BlockContext, node: Node, kind: str) -> Any:
+    """Return registers for what a warp accumulates, cleared."""
+    if kind not in KINDS:
+        raise ScheduleError(f"%{node.name}: accumulators of kind {', '.join(KINDS)} are lowered, not {kind}")
+    rows, columns = context.program.shape(node.inputs[0])
+    start, _ = KINDS[kind]
+    return zeros(context.row_fragments(rows) * _elements_of_row(context, columns), start)
+
+
+def _elements_of_row(context: BlockContext, columns: int) -> int:
+    """Return the registers of a thread for a row of fragments of what is accumulated."""
+    lanes = context.lanes
+    return lanes.row_elements if columns == 1 else lanes.elements * context.geo.column_fragments(columns)
 
 
 class Accumulator(Value):
@@ -58,42 +72,51 @@ class Accumulator(Value):
     ----------
     node
         The ``accumulate``.
-    operands
-        What is accumulated and, for ``rescale``, the step's maximum.
+    source
+        What is accumulated.
     kind
         One of `KINDS`.
+    registers
+        As `accumulator_registers` returns them.
+    maximum
+        For ``rescale``: the node of the step's maximum, and the maximum so far.
+    merger
+        What joins the accumulators of groups; None for one group.
     """
 
-    def __init__(self, kernel: BlockKernel, node: Node, operands: list[Value], kind: str) -> None:
-        super().__init__(kernel, node.name, operands[0].shape, "float32")
-        if kind not in KINDS:
-            raise ScheduleError(
-                f"%{node.name}: accumulators of kind {', '.join(KINDS)} are lowered, not {kind}"
-            )
-        self.source, self.kind = operands[0], kind
-        self.maximum = operands[1].name if len(operands) == 2 else None
-        self.start, self.join = KINDS[kind]
-        self.columns = kernel.column_fragments(self.shape[1])
+    def __init__(
+        self,
+        context: BlockContext,
+        node: Node,
+        source: Value,
+        kind: str,
+        registers: Any,
+        maximum: tuple[str, RunningMaximum] | None,
+        merger: Merger | None,
+    ) -> None:
+        super().__init__(context, node.name, source.shape, "float32")
+        self.source, self.kind, self.registers, self.merger = source, kind, registers, merger
+        self.maximum = None if maximum is None else maximum[0]
+        self.running = None if maximum is None else maximum[1]
+        self.is_apart = maximum is not None and not depends_on(context.program, maximum[0], source.name)
+        """Whether what is rescaled does not depend on the maximum, so that it must be multiplied."""
+        _, self.join = KINDS[kind]
+        self.columns = context.geo.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
+        self.each = _elements_of_row(context, self.shape[1])
 
     # ---- in the loop --------------------------------------------------------------------------------
-    def begin(self) -> None:
-        """Allocate and clear the registers."""
-        lanes, rows = self.kernel.lanes, self.kernel.row_fragments(self.shape[0])
-        self.each = lanes.row_elements if self.is_row else lanes.elements * self.columns
-        self.registers = zeros(rows * self.each, self.start)
-
     def update(self) -> None:
         """Take in a step."""
-        if self.maximum is not None:
-            self._rescale()
+        if self.running is not None:
+            self._rescale(self.running)
         if isinstance(self.source, Matmul) and self._exclusive():
             self.source.add_into(self.registers)
             return
         own = self._own_factors()
         if not self.is_row:
-            self.kernel.require_whole_columns(self.name)
-        for m in range(self.kernel.row_fragments(self.shape[0])):
+            self.context.require_whole_columns(self.name)
+        for m in range(self.context.row_fragments(self.shape[0])):
             if self.is_row:
                 part = self.source.partial_row(m) if self._defers() else self.source.row(m)
                 self._join(self.each * m, self._times(own, m, part))
@@ -103,30 +126,26 @@ class Accumulator(Value):
 
     def _exclusive(self) -> bool:
         """Whether nobody else takes the product, which then is accumulated in place."""
-        alone = len(self.kernel.program.users[self.source.name]) == 1
-        return alone and self.kind in SUMS and not self._is_apart()
-
-    def _is_apart(self) -> bool:
-        """Whether what is rescaled does not depend on the maximum, so that it must be multiplied."""
-        return self.maximum is not None and not self.kernel.rescaler.reaches(self.maximum, self.source.name)
+        alone = len(self.context.program.users[self.source.name]) == 1
+        return alone and self.kind in SUMS and not self.is_apart
 
     def _own_factors(self) -> list[list[Expr]] | None:
         """Return what the step's elements are multiplied with, by fragment and row, or None."""
-        return self.kernel.rescaler.maxima[self.maximum].own if self._is_apart() and self.maximum else None
+        return self.running.own if self.running is not None and self.is_apart else None
 
     def _times(self, factors: list[list[Expr]] | None, m: int, elements: list[Expr]) -> list[Expr]:
         if factors is None:
             return elements
-        spread = factors[m] if self.is_row else self.kernel.lanes.spread(factors[m])
+        spread = factors[m] if self.is_row else self.context.lanes.spread(factors[m])
         return [x * factor for x, factor in zip(elements, spread, strict=True)]
 
     def _join(self, first: int, elements: list[Expr]) -> None:
         for i, element in enumerate(elements):
             b.store(self.registers, self.join(self.registers[first + i], element), first + i)
 
-    def _rescale(self) -> None:
-        for m in range(self.kernel.row_fragments(self.shape[0])):
-            factors = self.kernel.rescaler.factors(self.maximum, m)
+    def _rescale(self, running: RunningMaximum) -> None:
+        for m in range(self.context.row_fragments(self.shape[0])):
+            factors = running.factors[m]
             for i in range(self.each):
                 at = self.each * m + i
                 factor = factors[i if self.is_row else i // 2 % 2]
@@ -137,52 +156,65 @@ class Accumulator(Value):
         """Return four registers of a fragment, or a row's two and zeros, as this group has them."""
         if self.is_row:
             return [*self._own_row(m), T.float32(0), T.float32(0)]
-        size = self.kernel.lanes.elements
+        size = self.context.lanes.elements
         return [self.registers[self.each * m + size * n + i] for i in range(size)]
 
     def _own_row(self, m: int) -> list[Expr]:
         own = [self.registers[self.each * m + i] for i in range(self.each)]
-        return self.kernel.lanes.join_row(self.name, own, self.join) if self._defers() else own
+        return self.context.lanes.join_row(self.name, own, self.join) if self._defers() else own
 
     def _defers(self) -> bool:
         """Whether the threads of a row sum their parts of it after the loop."""
         return self.source.is_partial and self.kind in SUMS
 
     def _require_own(self) -> None:
-        if self.kernel.whole and self.kernel.schedule.row_warps > 1:
+        if self.context.point.whole and self.context.schedule.row_warps > 1:
             raise ScheduleError(f"%{self.name} is reduced over rows that several warps have; use row_warps=1")
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         self._require_own()
-        merger = self.kernel.merger
-        sums = self.held(m, n) if merger is None else merger.joined(self, m, n)
+        sums = self.held(m, n) if self.merger is None else self.merger.joined(self, m, n)
         if isinstance(self.source, Matmul) and self._exclusive():
             return self.source.scaled(sums, n)
         return sums
 
     def _row(self, m: int) -> list[Expr]:
         self._require_own()
-        merger = self.kernel.merger
-        return self._own_row(m) if merger is None else merger.joined(self, m, 0)[:2]
+        return self._own_row(m) if self.merger is None else self.merger.joined(self, m, 0)[:2]
+
+
+def maximum_registers(context: BlockContext, name: str) -> Any:
+    """Return registers for a running maximum, at the lowest number."""
+    rows, _ = context.program.shape(name)
+    return zeros(2 * context.row_fragments(rows), LOWEST)
 
 
 class RunningMaximum(Value):
-    """The maximum so far, in place of a step's own."""
+    """The maximum so far, in place of a step's own.
 
-    def __init__(self, kernel: BlockKernel, source: Value) -> None:
-        super().__init__(kernel, f"{source.name} so far", source.shape, "float32")
-        self.source = source
+    Parameters
+    ----------
+    source
+        The maximum of a step.
+    registers
+        As `maximum_registers` returns them.
+    """
 
-    def begin(self) -> None:
-        """Allocate the registers."""
-        rows = self.kernel.row_fragments(self.shape[0])
-        self.registers = zeros(2 * rows, LOWEST)
+    def __init__(self, context: BlockContext, source: Value, registers: Any) -> None:
+        super().__init__(context, f"{source.name} so far", source.shape, "float32")
+        self.source, self.registers = source, registers
+        self.factors: list[list[Expr]] = []
+        """What was accumulated is multiplied with in a step, by fragment and row."""
+        self.own: list[list[Expr]] = []
+        """What the step's elements are multiplied with that do not depend on its maximum."""
+
+    def end_step(self) -> None:
+        """Forget the factors of a step."""
+        self.factors, self.own = [], []
 
     def step(self) -> None:
-        """Take in the step's maximum; keep what accumulators are to be multiplied with."""
-        self.factors: list[list[Expr]] = []
-        self.own: list[list[Expr]] = []
-        for m in range(self.kernel.row_fragments(self.shape[0])):
+        """Take in the step's maximum, and compute the factors of this step."""
+        for m in range(self.context.row_fragments(self.shape[0])):
             local = self.source.row(m)
             news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(local)]
             self.own.append([hold(exponential(x - new)) for x, new in zip(local, news, strict=True)])
@@ -200,89 +232,6 @@ class RunningMaximum(Value):
         return [*self._row(m), T.float32(0), T.float32(0)]
 
 
-class Rescaler:
-    """The maxima of all ``rescale`` accumulators of a kernel.
-
-    Raises
-    ------
-    ScheduleError
-        If a maximum is used otherwise than online softmax does, so that the running one cannot stand for it.
-    """
-
-    def __init__(self, kernel: BlockKernel) -> None:
-        self.kernel = kernel
-        names = dict.fromkeys(
-            value.maximum
-            for value in kernel.values.values()
-            if isinstance(value, Accumulator) and value.maximum is not None
-        )
-        self.maxima = {name: RunningMaximum(kernel, kernel.values[name]) for name in names}
-        for name, running in self.maxima.items():
-            self._require_softmax(name)
-            for value in kernel.values.values():
-                if hasattr(value, "operands"):
-                    value.operands = [running if x.name == name else x for x in value.operands]
-
-    def _require_softmax(self, name: str) -> None:
-        """Check that the maximum m occurs only as ``exp(... - m)`` before accumulators that take m."""
-        program = self.kernel.program
-        for user in program.users[name]:
-            if user.operator == "accumulate":
-                # As the maximum that others are scaled to, or accumulated itself.
-                if user.inputs[1:] == (name,) and user.inputs[0] == name:
-                    raise ScheduleError(f"%{user.name} rescales the maximum %{name} by itself")
-                continue
-            exponents = program.users[user.name]
-            if (
-                user.operator != "sub"
-                or user.inputs[1] != name
-                or any(e.operator != "exp" for e in exponents)
-            ):
-                raise ScheduleError(
-                    f"%{user.name} takes the maximum %{name} otherwise than in exp(x - maximum)"
-                )
-            for exponent in exponents:
-                self._require_linear(exponent.name, name)
-
-    def _require_linear(self, value: str, maximum: str) -> None:
-        for user in self.kernel.program.users[value]:
-            linear = user.operator in LINEAR and user.inputs[0] == value and value not in user.inputs[1:]
-            if not linear or (user.operator == "accumulate" and user.inputs[1:] != (maximum,)):
-                raise ScheduleError(
-                    f"%{user.name} takes an exponential of %{maximum} that it may not rescale"
-                )
-            if user.operator != "accumulate":
-                self._require_linear(user.name, maximum)
-
-    def reaches(self, maximum: str, value: str) -> bool:
-        """Return whether a value of the loop depends on a maximum."""
-        if value == maximum:
-            return True
-        node = self.kernel.program.block.producer(value)
-        inner = node.operator not in ("accumulate", "load")
-        return inner and any(self.reaches(maximum, name) for name in node.inputs)
-
-    def begin(self) -> None:
-        """Allocate registers."""
-        for running in self.maxima.values():
-            running.begin()
-
-    def step(self) -> None:
-        """Find the maxima of this step and the factors of what was accumulated."""
-        for running in self.maxima.values():
-            running.step()
-
-    def end_step(self) -> None:
-        """Forget the factors of a step."""
-        for running in self.maxima.values():
-            running.factors, running.own = [], []
-
-    def factors(self, name: str | None, m: int) -> list[Expr]:
-        """Return the factors of rows g and g + 8."""
-        assert name is not None
-        return self.maxima[name].factors[m]
-
-
 class Merger:
     """Joins the accumulators of all groups that share a loop, through shared memory.
 
@@ -290,35 +239,32 @@ class Merger:
     groups, and of all blocks of a cluster (`ladder.lower.cuda.gemv_sums.READ_PEER`).
     """
 
-    def __init__(self, kernel: BlockKernel) -> None:
-        self.kernel, self.plan = kernel, kernel.schedule
-        self.offset = kernel.geo.offsets["sums"]
+    def __init__(self, context: BlockContext) -> None:
+        self.context, self.plan = context, context.schedule
+        self.offset = context.geo.offsets["sums"]
         self.has_read = False
 
-    def publish(self) -> None:
+    def publish(self, sources: Mapping[str, Accumulator | RunningMaximum]) -> None:
         """Write this group's accumulators where others read them, and wait for theirs."""
-        kernel, geo = self.kernel, self.kernel.geo
+        context, geo = self.context, self.context.geo
         b.block_sync()  # the tiles of the loop lie in the same place
-        warp = b.bind(self.offset + kernel.warp * geo.published_bytes)
+        warp = b.bind(self.offset + context.threads.warp * geo.published_bytes)
         for name in geo.published_values:
-            source = self._source(name)
+            source = sources[name]
             columns = geo.column_fragments(source.shape[1])
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
                     byte = warp + geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
-                    place = kernel.base + T.Cast("uint32", byte + self._lane_byte(name))
+                    place = context.shared.base + T.Cast("uint32", byte + self._lane_byte(name))
                     held = source.held(m, n)
-                    with b.when(kernel.lane % 4 == 0 if source.shape[1] == 1 else True):
+                    with b.when(context.threads.lane % 4 == 0 if source.shape[1] == 1 else True):
                         b.ptx("st.shared.v4.f32", place, *held)
         self._meet()
 
     def _lane_byte(self, name: str) -> Expr:
         """Return where a lane's elements lie in a fragment: the lanes of a row have the same."""
-        lane = self.kernel.lane
-        return lane // 4 * 16 if self.kernel.shape(name)[1] == 1 else lane * 16
-
-    def _source(self, name: str) -> Any:
-        return self.kernel.rescaler.maxima.get(name) or self.kernel.values[name]
+        lane = self.context.threads.lane
+        return lane // 4 * 16 if self.context.program.shape(name)[1] == 1 else lane * 16
 
     def _meet(self) -> None:
         if self.plan.cluster == 1:
@@ -358,24 +304,24 @@ class Merger:
             most = [hold(_greatest([part[i] for part in parts])) for i in range(2)]
             return [[hold(exponential(part[i] - most[i])) for i in range(2)] for part in parts]
 
-        return self.kernel.once((maximum, "factors", m), make)  # type: ignore[no-any-return]
+        return self.context.point.once((maximum, "factors", m), make)  # type: ignore[no-any-return]
 
     def _read(self, name: str, columns: int, source: int, m: int, n: Expr) -> list[Expr]:
         """Return the four elements of a fragment of one group: ``source`` counts groups of all blocks."""
-        kernel, geo = self.kernel, self.kernel.geo
+        context, geo = self.context, self.context.geo
         rank, group = divmod(source, self.plan.groups)
-        warp = group * self.plan.group_warps + kernel.row_warp
+        warp = group * self.plan.group_warps + context.threads.row_warp
         if self.plan.column_warps > 1:
             warp, n = warp + n // columns * self.plan.row_warps, n % columns
         fragment = geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
         byte = self.offset + warp * geo.published_bytes + fragment + self._lane_byte(name)
         if self.plan.cluster == 1:
             words = b.local(4, "float32")
-            place = kernel.base + T.Cast("uint32", byte)
+            place = context.shared.base + T.Cast("uint32", byte)
             b.ptx("ld.shared.v4.f32", *(words[i] for i in range(4)), place)
             return [words[i] for i in range(4)]
         bits = b.local(4, "uint32")
-        place = kernel.shared.ptr_to([byte // 4])
+        place = context.shared.words.ptr_to([byte // 4])
         b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", place, rank, bits.ptr_to([0])))
         return [T.reinterpret(bits[i], dtype="float32") for i in range(4)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
@@ -13,13 +12,11 @@ from ladder.ir.ops import get_operator
 from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
+from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
 from targets import TileDevice
 from tile_types.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.packed import PackedLayout
 
 FRAGMENT_BYTES, ROW_BYTES = 512, 128
 """A published fragment of a warp: four float32 per lane; of a value of one column, per four lanes."""
@@ -238,8 +235,6 @@ class Geometry:
         return {**found, **choose(candidates, budget)}
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
-        from ladder.lower.blocks.packed import PackedLayout
-
         shape = self.program.block.tile(node.inputs[0]).known_shape
         return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
 

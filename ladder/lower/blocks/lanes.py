@@ -7,21 +7,19 @@ runs of a row, so that every access is 16 bytes wide (`FlatLanes`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.kernel import BlockKernel
+from ladder.lower.blocks.schedule import WARP
+from ladder.lower.blocks.threads import Threads
 
 Expr = Any
 Combine = Callable[[Expr, Expr], Expr]
 
 EVERY_LANE = 0xFFFFFFFF
-WARP = 32
 
 
 def over_lanes(value: Expr, combine: Combine, distances: Sequence[int]) -> Expr:
@@ -38,8 +36,8 @@ class Lanes(ABC):
 
     Parameters
     ----------
-    kernel
-        The kernel being emitted.
+    threads
+        Indices of a thread.
     """
 
     rows: int
@@ -51,8 +49,8 @@ class Lanes(ABC):
     row_elements: int
     """Rows of a fragment that a thread has elements of."""
 
-    def __init__(self, kernel: BlockKernel) -> None:
-        self.kernel = kernel
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
 
     @abstractmethod
     def spread(self, row: list[Expr]) -> list[Expr]:
@@ -91,18 +89,25 @@ class FragmentLanes(Lanes):
         return [over_lanes(part, combine, (1, 2)) for part in parts]
 
     def position(self, m: int, n: Expr, run: int) -> tuple[Expr, Expr]:
-        lane = self.kernel.lane
+        lane = self.threads.lane
         return m * self.rows + lane // 4 + 8 * run, n * self.columns + lane % 4 * 2
 
 
 class FlatLanes(Lanes):
-    """The threads of a group share each row: eight neighbouring columns each."""
+    """The threads of a group share each row: eight neighbouring columns each.
+
+    Parameters
+    ----------
+    base, offsets
+        Shared address of the first byte, and where the warps' sums of rows lie.
+    """
 
     rows, elements, row_elements = 1, 8, 1
 
-    def __init__(self, kernel: BlockKernel) -> None:
-        super().__init__(kernel)
-        self.columns = kernel.schedule.row_warps * WARP * self.elements
+    def __init__(self, threads: Threads, base: Expr, offsets: Mapping[str, int]) -> None:
+        super().__init__(threads)
+        self.base, self.offsets = base, offsets
+        self.columns = threads.plan.row_warps * WARP * self.elements
 
     def spread(self, row: list[Expr]) -> list[Expr]:
         return row * self.elements
@@ -114,18 +119,18 @@ class FlatLanes(Lanes):
 
     def join_row(self, name: str, parts: list[Expr], combine: Combine) -> list[Expr]:
         total = over_lanes(parts[0], combine, (16, 8, 4, 2, 1))
-        kernel, warps = self.kernel, self.kernel.schedule.row_warps
+        threads, warps = self.threads, self.threads.plan.row_warps
         if warps == 1:
             return [total]
-        offset = kernel.geo.offsets[f"row sums {name}"] + kernel.group * (4 * warps)
-        place = kernel.base + T.Cast("uint32", offset + kernel.row_warp * 4)
+        offset = self.offsets[f"row sums {name}"] + threads.group * (4 * warps)
+        place = self.base + T.Cast("uint32", offset + threads.row_warp * 4)
         # Lanes hold the same: each may store it, one does.
-        with b.when(kernel.lane == 0):
+        with b.when(threads.lane == 0):
             b.ptx("st.shared.f32", place, total)
-        kernel.group_sync()
+        threads.sync_group()
         parts = b.local(warps, "float32")
         for warp in range(warps):
-            b.ptx("ld.shared.f32", parts[warp], kernel.base + T.Cast("uint32", offset + warp * 4))
+            b.ptx("ld.shared.f32", parts[warp], self.base + T.Cast("uint32", offset + warp * 4))
         sums = [parts[warp] for warp in range(warps)]
         while len(sums) > 1:
             rest = sums[len(sums) // 2 * 2 :]
@@ -133,5 +138,5 @@ class FlatLanes(Lanes):
         return [b.Variable("float32", sums[0]).value]
 
     def position(self, m: int, n: Expr, run: int) -> tuple[Expr, Expr]:
-        thread = self.kernel.row_warp * WARP + self.kernel.lane
+        thread = self.threads.row_warp * WARP + self.threads.lane
         return m, n * self.columns + thread * self.elements

@@ -8,28 +8,22 @@ and the decoder's gain finished sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.blocks.copies import TileCopy
+from ladder.lower.blocks.context import BlockContext
+from ladder.lower.blocks.copies import Copy
+from ladder.lower.blocks.fragments import Shape
+from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.shared import CHUNK_BYTES
-from ladder.lower.blocks.values import Shape, Value
+from ladder.lower.blocks.values import Value
 from ladder.lower.gpu.decode import Decoder, load_order, make_decoder
-from ladder.lower.gpu.groups import Groups
 from schedules.layouts import TILE
-from schedules.legal import scale_span
-from targets import TileDevice
 from tile_types.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.kernel import BlockKernel
 
 Expr = Any
 
@@ -42,157 +36,33 @@ STEPS = TILE // 16
 """Steps of 16 elements along K of a packed tile."""
 
 
-@dataclass(frozen=True)
-class Strips:
-    """Scales or zero points of a tile: runs of elements, one for each of its rows.
-
-    Parameters
-    ----------
-    size
-        Bytes of an element.
-    span
-        Elements along K that a run serves; 0 if all of them.
-    parts
-        Runs, one after the other, that serve the same elements.
-    """
-
-    size: int
-    span: int
-    parts: int = 1
-
-    def count(self, columns: int) -> int:
-        """Return the runs of a tile."""
-        return self.parts * (max(1, columns // self.span) if self.span else 1)
-
-    def first(self, column: Expr) -> Expr:
-        """Return the run, of all in memory, that serves a tile from ``column`` on."""
-        return column // self.span * self.parts if self.span else 0
-
-    def run(self, column: int, columns: int) -> int:
-        """Return the first run of a tile of ``columns`` that serves one of them."""
-        return column // self.span * self.parts if 0 < self.span < columns else 0
-
-
-@dataclass(frozen=True)
-class PackedLayout:
-    """A quantized tile in shared memory: packed tiles by rows, then rows of scales and of zero points.
-
-    Parameters
-    ----------
-    gemm
-        The product that the weight is packed for.
-    rows, columns
-        Extents of the tile along N and K.
-    """
-
-    gemm: Gemm
-    rows: int
-    columns: int
-
-    def __post_init__(self) -> None:
-        if self.rows % TILE or self.columns % TILE:
-            raise ScheduleError(
-                f"tiles of packed weights are multiples of {TILE} x {TILE}, got {self.rows} x {self.columns}"
-            )
-        for strips in self.strips.values():
-            if strips.span and max(strips.span, self.columns) % min(strips.span, self.columns):
-                raise ScheduleError(f"tiles of {self.columns} columns do not divide groups of {strips.span}")
-
-    @cached_property
-    def groups(self) -> Groups:
-        """How scales fall on packed tiles."""
-        return Groups(self.gemm)
-
-    @cached_property
-    def strips(self) -> Mapping[str, Strips]:
-        """What goes with the words, by name of the array."""
-        found = {}
-        if self.gemm.scale:
-            found["scales"] = Strips(4 if self.groups.exponents else 2, scale_span(self.gemm))
-        if self.gemm.zero != "none":
-            found["zeros"] = Strips(2, self.groups.size, 2 if self.gemm.zero == "float" else 1)
-        return found
-
-    @property
-    def k_tiles(self) -> int:
-        """Packed tiles along K."""
-        return self.columns // TILE
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes of a packed tile."""
-        return 512 * self.groups.bits
-
-    @property
-    def run_bytes(self) -> int:
-        """Bytes of the packed tiles of 64 rows: they lie together in memory."""
-        return self.k_tiles * self.tile_bytes
-
-    @cached_property
-    def offsets(self) -> Mapping[str, int]:
-        """First byte of each array of `strips`, and the size of all under ``"end"``."""
-        offsets, at = {}, self.rows // TILE * self.run_bytes
-        for name, strips in self.strips.items():
-            offsets[name] = at
-            at += strips.size * self.rows * strips.count(self.columns)
-        return {**offsets, "end": at}
-
-    @property
-    def bytes(self) -> int:
-        """Size."""
-        return self.offsets["end"]
-
-    def tile_byte(self, row: Expr, k: int) -> Expr:
-        """Return where packed tile ``k`` of the ``row``-th 64 rows begins."""
-        return row * self.run_bytes + k * self.tile_bytes
-
-    def strip_byte(self, name: str, k: int, granule: int, part: int, row: Expr) -> Expr:
-        """Return where a row's scale or zero point of a granule of packed tile ``k`` lies."""
-        strips = self.strips[name]
-        column = k * TILE + granule * (TILE // self.groups.per_tile)
-        run = strips.run(column, self.columns) + part
-        return self.offsets[name] + (run * self.rows + row) * strips.size
-
-
-class PackedCopy(TileCopy):
+class PackedCopy(Copy):
     """Copies the words and scales of a step's tile."""
 
     layout: PackedLayout
 
-    def __init__(self, kernel: BlockKernel, node: Node) -> None:
-        self._prepare(kernel, node)
-        self.words = kernel.tensors[f"{node.inputs[0]}_words"]
-        self.n, self.k = kernel.program.block.tile(node.inputs[0]).known_shape
-
-    def encode(self) -> None:
-        """Packed tiles lie together: no tensor map is needed."""
-
-    def fetch_map(self) -> None:
-        """There is none."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that arrive."""
-        return self.layout.bytes
+    def __init__(self, context: BlockContext, node: Node) -> None:
+        super().__init__(context, node)
+        self.words = context.tensors[f"{node.inputs[0]}_words"]
+        self.n, self.k = context.program.block.tile(node.inputs[0]).known_shape
 
     def _runs(self, step: Expr, at: Expr, move: Callable[[Expr, Expr, int], None]) -> None:
         """Call ``move(target byte, source, bytes)`` for every run that lies together in memory."""
         layout = self.layout
-        row, column = (b.bind(x) for x in self.kernel.place.corner(self.node, step if self.looped else None))
+        row, column = (b.bind(x) for x in self.context.place.corner(self.node, step if self.looped else None))
         base = T.Cast("int32", at) + self.offset
         words = layout.tile_bytes // 4
         for index in range(layout.rows // TILE):
             tile = (row // TILE + index) * (-(-self.k // TILE)) + column // TILE
             move(base + index * layout.run_bytes, self.words.ptr_to([tile * words]), layout.run_bytes)
         for name, strips in layout.strips.items():
-            array, count = self.kernel.tensors[f"{self.node.inputs[0]}_{name}"], layout.rows * strips.size
+            array, count = self.context.tensors[f"{self.node.inputs[0]}_{name}"], layout.rows * strips.size
             for index in range(strips.count(layout.columns)):
                 source = array.ptr_to([(strips.first(column) + index) * (-(-self.n // TILE) * TILE) + row])
                 move(base + layout.offsets[name] + count * index, source, count)
 
     def emit(self, step: Expr, at: Expr) -> None:
-        """Emit this thread's share of the copy."""
-        shared = self.kernel.shared
+        shared = self.context.shared.words
 
         def move(target: Expr, source: Expr, count: int) -> None:
             chunks = count // CHUNK_BYTES
@@ -212,19 +82,16 @@ class PackedCopy(TileCopy):
         return buffer.ptr_to([index + piece * per_chunk])
 
     def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
-        """Start bulk copies that count at a barrier."""
-        shared = self.kernel.shared
+        shared = self.context.shared.words
 
         def move(target: Expr, source: Expr, count: int) -> None:
             b.ptx(BULK_COPY, shared.ptr_to([b.bind(target // 4)]), source, T.uint32(count), barrier)
 
         self._runs(step, at, move)
 
-    is_streamed = True
-
     def prefetch(self, step: Expr) -> None:
         def move(target: Expr, source: Expr, count: int) -> None:
-            with b.when(self.kernel.group_thread == 0):
+            with b.when(self.context.threads.group_thread == 0):
                 b.ptx("cp.async.bulk.prefetch.L2.global", source, T.uint32(count))
 
         self._runs(step, 0, move)
@@ -250,17 +117,16 @@ class PackedTile(Value):
 
     def __init__(
         self,
-        kernel: BlockKernel,
+        context: BlockContext,
         node: Node,
         shape: Shape,
         layout: PackedLayout,
         base: Expr,
-        device: TileDevice,
     ) -> None:
-        super().__init__(kernel, node.name, shape, kernel.operand)
+        super().__init__(context, node.name, shape, context.operand)
         self.node, self.layout, self.base = node, layout, base
-        self.row_scale = kernel.tensors[f"{node.inputs[0]}_row_scale"]
-        self.decoder: Decoder = make_decoder(layout.gemm, device, gains=True)
+        self.row_scale = context.tensors[f"{node.inputs[0]}_row_scale"]
+        self.decoder: Decoder = make_decoder(layout.gemm, context.device, gains=True)
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         raise ScheduleError(f"%{self.name}: quantized tiles are taken by products only, as second operand")
@@ -276,7 +142,7 @@ class PackedTile(Value):
 
     def _decode(self, k: int, n: Expr) -> Any:
         """Return the 16 registers of a packed tile's 16 rows."""
-        layout, lane = self.layout, self.kernel.lane
+        layout, lane = self.layout, self.context.threads.lane
         pair = n // 2
         start = self.base + _word(layout.tile_byte(pair // QUARTERS, k))
         owner = pair % QUARTERS * 32 + lane
@@ -313,7 +179,7 @@ class PackedTile(Value):
                 else b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
             )
 
-        first = pair * 16 + self.kernel.lane // 4
+        first = pair * 16 + self.context.threads.lane // 4
         places = [self.layout.strip_byte(name, k, granule, part, first + 8 * half) for half in range(2)]
         run = self.layout.strip_byte(name, k, granule, part, 0)
         low, high = (
@@ -327,7 +193,7 @@ class PackedTile(Value):
         per_tile, tiles = self.layout.groups.per_tile, self.layout.k_tiles
         if tiles % 2 == 0:
             return words, k % 2 * per_tile + granule
-        _, column = self.kernel.place.corner(self.node, self.kernel.loop_step)
+        _, column = self.context.place.corner(self.node, self.context.point.step)
         odd = T.Cast("uint32", (column // TILE + k) % 2)
         low, high = (b.bind(word >> (odd * T.uint32(16))) for word in words)
         return (low, high), granule
@@ -346,9 +212,9 @@ class PackedTile(Value):
         return list(self._once(("factors", n), lambda: self._column_factors(n)))
 
     def _column_factors(self, n: Expr) -> list[Expr]:
-        first, _ = self.kernel.place.corner(self.node, None)
+        first, _ = self.context.place.corner(self.node, None)
         factors = b.local(2, "float32")
-        place = self.row_scale.ptr_to([first + n * 8 + self.kernel.lane % 4 * 2])
+        place = self.row_scale.ptr_to([first + n * 8 + self.context.threads.lane % 4 * 2])
         b.ptx("ld.global.v2.f32", factors[0], factors[1], place)
         low, high = self.decoder.gains
         gain: Expr = T.float32(low) if low == high else T.Select(n % 2 == 0, T.float32(low), T.float32(high))

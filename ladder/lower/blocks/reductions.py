@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.blocks.context import BlockContext
+from ladder.lower.blocks.fragments import DEPTH, FRAGMENT_COLUMNS, FRAGMENT_ROWS, Shape, hold, inverse, zeros
 from ladder.lower.blocks.lanes import over_lanes
-from ladder.lower.blocks.values import (
-    DEPTH,
-    FRAGMENT_COLUMNS,
-    FRAGMENT_ROWS,
-    Convert,
-    Elementwise,
-    Shape,
-    SharedTile,
-    Value,
-    hold,
-    inverse,
-    zeros,
-)
+from ladder.lower.blocks.values import Convert, Elementwise, SharedTile, Value
 from ladder.lower.cuda.functions import FUNCTIONS
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.kernel import BlockKernel
 
 Expr = Any
 
@@ -49,12 +36,12 @@ COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduc
 class Reduce(Value):
     """A reduction over the columns: in a thread, then (`row`) over the threads of a row."""
 
-    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
-        super().__init__(kernel, name, shape, "float32")
+    def __init__(self, context: BlockContext, name: str, shape: Shape, operator: str, source: Value) -> None:
+        super().__init__(context, name, shape, "float32")
         self.combine, self.source, self.operator = COMBINE[operator], source, operator
-        if source.shape[1] % kernel.lanes.columns:
+        if source.shape[1] % context.lanes.columns:
             raise ScheduleError(
-                f"%{name}: columns are reduced by {kernel.lanes.columns}, got {source.shape[1]}"
+                f"%{name}: columns are reduced by {context.lanes.columns}, got {source.shape[1]}"
             )
 
     @property
@@ -68,7 +55,7 @@ class Reduce(Value):
         root = _root_of_squares(self.source)
         if self.operator == "reduce_sum" and root is not None:
             return _sums_of_squares(root, m)
-        lanes = self.kernel.lanes
+        lanes = self.context.lanes
         totals: list[Expr] = []
         for n in range(self.source.shape[1] // lanes.columns):
             parts = lanes.fold(self.source.fragment(m, n), self.combine)
@@ -76,7 +63,7 @@ class Reduce(Value):
         return [hold(total) for total in totals]
 
     def _row(self, m: int) -> list[Expr]:
-        return self.kernel.lanes.join_row(self.name, self.partial_row(m), self.combine)
+        return self.context.lanes.join_row(self.name, self.partial_row(m), self.combine)
 
 
 def _root_of_squares(value: Value) -> Value | None:
@@ -87,7 +74,7 @@ def _root_of_squares(value: Value) -> Value | None:
     root: Any = value.operands[0] if squared else None  # type: ignore[attr-defined]
     if isinstance(root, Convert) and root.dtype == "float32":
         root = root.source
-    suits = isinstance(root, SharedTile) and root.dtype == root.kernel.operand
+    suits = isinstance(root, SharedTile) and root.dtype == root.context.operand
     return root if suits and root.shape[0] > 1 and root.shape[1] % DEPTH == 0 else None
 
 
@@ -97,24 +84,25 @@ def _sums_of_squares(root: Value, m: int) -> list[Expr]:
     The registers of eight rows as an A operand are those of the same rows as columns of a B operand. A
     product of 16 elements takes two instructions where squares and sums take 24.
     """
-    kernel, parts = root.kernel, []
+    context, parts = root.context, []
+    lane = context.threads.lane
     for half in range(2 if root.shape[0] > FRAGMENT_ROWS // 2 else 1):
         sums = zeros(4)
         for k in range(root.shape[1] // DEPTH):
             a = root.operand_a(m, k)
-            emit_step(kernel.step, "", sums, 0, a, [a[half], a[half + 2]])
-        own = T.Select(kernel.lane // 4 % 2 == 0, sums[2 * half], sums[2 * half + 1])
-        parts.append(hold(T.Select(kernel.lane % 4 == kernel.lane // 8, own, T.float32(0))))
+            emit_step(context.instruction, "", sums, 0, a, [a[half], a[half + 2]])
+        own = T.Select(lane // 4 % 2 == 0, sums[2 * half], sums[2 * half + 1])
+        parts.append(hold(T.Select(lane % 4 == lane // 8, own, T.float32(0))))
     return parts if len(parts) == 2 else parts * 2
 
 
 class ColumnReduce(Value):
     """A reduction over the rows, computed where a `SharedRow` asks for it."""
 
-    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
-        super().__init__(kernel, name, shape, "float32")
+    def __init__(self, context: BlockContext, name: str, shape: Shape, operator: str, source: Value) -> None:
+        super().__init__(context, name, shape, "float32")
         self.combine, self.source = COMBINE[operator], source
-        if source.shape[0] % FRAGMENT_ROWS or kernel.lanes.elements != 4:
+        if source.shape[0] % FRAGMENT_ROWS or context.lanes.elements != 4:
             raise ScheduleError(
                 f"%{name}: rows are reduced by {FRAGMENT_ROWS}, in graphs with matrix products;"
                 f" got {source.shape[0]}"
@@ -142,27 +130,27 @@ class SharedRow(Value):
         Whether reciprocals are shared.
     """
 
-    def __init__(self, kernel: BlockKernel, source: Value, inverted: bool) -> None:
-        super().__init__(kernel, source.name, source.shape, source.dtype)
+    def __init__(self, context: BlockContext, source: Value, inverted: bool) -> None:
+        super().__init__(context, source.name, source.shape, source.dtype)
         self.source, self.inverted = source, inverted
 
     def _place(self, n: Expr) -> Expr:
         """Return the shared address of a thread's two columns of fragment n."""
-        kernel = self.kernel
-        offset = kernel.geo.offsets[f"columns {self.name}"] + kernel.group * (4 * self.shape[1])
-        return kernel.base + T.Cast("uint32", offset + n * 32 + kernel.lane % 4 * 8)
+        context, threads = self.context, self.context.threads
+        offset = context.geo.offsets[f"columns {self.name}"] + threads.group * (4 * self.shape[1])
+        return context.shared.base + T.Cast("uint32", offset + n * 32 + threads.lane % 4 * 8)
 
     def share(self) -> None:
         """Compute this warp's columns and put them where the group reads them, after a barrier."""
-        kernel, columns = self.kernel, self.shape[1] // FRAGMENT_COLUMNS
-        warps = kernel.schedule.row_warps
+        point, threads, columns = self.context.point, self.context.threads, self.shape[1] // FRAGMENT_COLUMNS
+        warps = self.context.schedule.row_warps
         for turn in range(-(-columns // warps)):
-            n = b.keep(turn * warps + kernel.row_warp)
-            with b.when(n < columns) if columns % warps else kernel.scope(), kernel.scope():
-                with kernel.whole_rows():
+            n = b.keep(turn * warps + threads.row_warp)
+            with b.when(n < columns) if columns % warps else point.nested(), point.nested():
+                with point.whole_rows():
                     pair = self.source.fragment(0, n)[:2]
                 shared = [inverse(x) for x in pair] if self.inverted else pair
-                with b.when(kernel.lane // 4 == 0):
+                with b.when(threads.lane // 4 == 0):
                     b.ptx("st.shared.v2.f32", self._place(n), *shared)
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
@@ -174,7 +162,7 @@ class SharedRow(Value):
         return self._shared(n) if self.inverted else super().inverses(m, n)
 
     def _shared(self, n: Expr) -> list[Expr]:
-        self.kernel.require_written(self.name)
+        self.context.point.require_written(self.name)
         pair = self._once(("columns", n), lambda: self._load(n))
         return [*pair, *pair]
 

@@ -13,67 +13,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import mul
+from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.graph import Node
 from ladder.ir.operator import Operator
 from ladder.lower import builder as b
-from ladder.lower.blocks import warpgroups
+from ladder.lower.blocks.context import BlockContext
+from ladder.lower.blocks.fragments import (
+    DEPTH,
+    FAST,
+    FRAGMENT_COLUMNS,
+    FRAGMENT_ROWS,
+    Shape,
+    hold,
+    inverse,
+    inverse_pairs,
+    pack,
+    unpack,
+)
 from ladder.lower.blocks.shared import TileLayout
-from ladder.lower.cuda.functions import LOG2_E, exponential, special
-from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from ladder.lower.blocks.kernel import BlockKernel
-
 Expr = Any
-Shape = tuple[int, int]
-
-FRAGMENT_ROWS, FRAGMENT_COLUMNS, DEPTH = 16, 8, 16
-"""Rows and columns of an accumulator fragment, and elements along K of one matrix instruction."""
-
-PACK = """
-static __device__ __forceinline__ unsigned int ladder_pack_{name}(float low, float high) {{
-  unsigned int packed;
-  asm("cvt.rn.{ptx}.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}}
-"""
-PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
-
-
-def sigmoid(x: Expr) -> Expr:
-    """Return ``1 / (1 + exp(-x))``; an overflowing exponential gives the correct 0."""
-    return special("reciprocal", T.float32(1) + special("power_of_two", x * T.float32(-LOG2_E)))
-
-
-def silu(x: Expr) -> Expr:
-    """Return ``x / (1 + exp(-x))``."""
-    return x * sigmoid(x)
-
-
-FAST = {"exp": exponential, "sigmoid": sigmoid, "silu": silu}
-"""Operators that are computed otherwise than the operator table says, within 2^-21."""
-
-
-def hold(value: Expr) -> Expr:
-    """Compute a float32 once, into a register."""
-    return b.Variable("float32", value).value
-
-
-def pack(low: Expr, high: Expr, dtype: str) -> Expr:
-    """Return two floats rounded to 16 bits in one uint32 register."""
-    source = PACK.format(name=dtype, ptx=PACKED[dtype])
-    return b.Variable("uint32", b.call_inline(f"ladder_pack_{dtype}", source, "uint32", low, high)).value
-
-
-def unpack(word: Expr, dtype: str) -> list[Expr]:
-    """Return the two halves of a register as float32."""
-    halves = (T.Cast("uint16", word & T.uint32(0xFFFF)), T.Cast("uint16", word >> T.uint32(16)))
-    return [T.Cast("float32", T.reinterpret(half, dtype=dtype)) for half in halves]
 
 
 class Value:
@@ -81,7 +44,7 @@ class Value:
 
     Parameters
     ----------
-    kernel
+    context
         The kernel being emitted.
     name
         Of the node.
@@ -91,14 +54,14 @@ class Value:
         Element type.
     """
 
-    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, dtype: str) -> None:
-        self.kernel, self.name, self.shape, self.dtype = kernel, name, shape, dtype
+    def __init__(self, context: BlockContext, name: str, shape: Shape, dtype: str) -> None:
+        self.context, self.name, self.shape, self.dtype = context, name, shape, dtype
 
     # ---- parts, as users ask for them ---------------------------------------------------------------
     def fragment(self, m: int, n: Expr) -> list[Expr]:
         """Return the float32 elements of a thread in a fragment, see `ladder.lower.blocks.lanes`."""
         if self.shape[1] == 1:
-            return self.kernel.lanes.spread(self.row(m))
+            return self.context.lanes.spread(self.row(m))
         return list(self._once(("fragment", m, n), lambda: self._fragment(m, n)))
 
     def row(self, m: int) -> list[Expr]:
@@ -109,10 +72,10 @@ class Value:
         """Return the reciprocals of `fragment`, computed once where rows or columns are all the same."""
         if self.shape[1] == 1:
             rows = self._once(("inverse row", m), lambda: [inverse(x) for x in self.row(m)])
-            return self.kernel.lanes.spread(rows)
+            return self.context.lanes.spread(rows)
         place = 0 if self.shape[0] == 1 else m
         return list(
-            self._once(("inverse", place, n), lambda: _inverse_pairs(self.fragment(place, n), self.shape))
+            self._once(("inverse", place, n), lambda: inverse_pairs(self.fragment(place, n), self.shape))
         )
 
     def partial_row(self, m: int) -> list[Expr]:
@@ -133,7 +96,7 @@ class Value:
 
         ``transposed``: the value is stored as ``[N, K]``.
         """
-        return self.kernel.spilled(self).operand_b(k, n, count, transposed)
+        return spilled(self.context, self).operand_b(k, n, count, transposed)
 
     def column_factors(self, n: Expr) -> list[Expr] | None:
         """Return what sums over this second operand are multiplied with, by column, or None."""
@@ -152,37 +115,21 @@ class Value:
     def _operand_a(self, m: int, k: int) -> list[Expr]:
         left, right = self.fragment(m, 2 * k), self.fragment(m, 2 * k + 1)
         pairs = (left[:2], left[2:], right[:2], right[2:])
-        return [pack(low, high, self.kernel.operand) for low, high in pairs]
+        return [pack(low, high, self.context.operand) for low, high in pairs]
 
     def _once(self, key: tuple[Any, ...], make: Any) -> Any:
-        return self.kernel.once((self.name, *key), make)
-
-
-def _product(x: Expr, y: Expr) -> Expr:
-    return x * y
-
-
-def inverse(x: Expr) -> Expr:
-    """Return the reciprocal, in a register."""
-    return hold(special("reciprocal", x))
-
-
-def _inverse_pairs(elements: list[Expr], shape: Shape) -> list[Expr]:
-    """Return reciprocals of a fragment; of one row, its halves are the same."""
-    if shape[0] == 1 and len(elements) == 4:
-        return [inverse(x) for x in elements[:2]] * 2
-    return [inverse(x) for x in elements]
+        return self.context.point.once((self.name, *key), make)
 
 
 class Constant(Value):
     """One number."""
 
-    def __init__(self, kernel: BlockKernel, name: str, number: float) -> None:
-        super().__init__(kernel, name, (1, 1), "float32")
+    def __init__(self, context: BlockContext, name: str, number: float) -> None:
+        super().__init__(context, name, (1, 1), "float32")
         self.number = number
 
     def _row(self, m: int) -> list[Expr]:
-        return [T.float32(self.number)] * self.kernel.lanes.row_elements
+        return [T.float32(self.number)] * self.context.lanes.row_elements
 
 
 class SharedTile(Value):
@@ -197,9 +144,9 @@ class SharedTile(Value):
     """
 
     def __init__(
-        self, kernel: BlockKernel, name: str, shape: Shape, dtype: str, layout: TileLayout, base: Expr
+        self, context: BlockContext, name: str, shape: Shape, dtype: str, layout: TileLayout, base: Expr
     ) -> None:
-        super().__init__(kernel, name, shape, dtype)
+        super().__init__(context, name, shape, dtype)
         self.layout, self.base = layout, base
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
@@ -212,11 +159,11 @@ class SharedTile(Value):
     def _rows(self, m: int) -> list[Expr]:
         if self.shape[0] == 1:
             return [0]
-        first = self.kernel.first_row(self.shape[0]) + m * FRAGMENT_ROWS + self.kernel.lane // 4
+        first = self.context.first_row(self.shape[0]) + m * FRAGMENT_ROWS + self.context.threads.lane // 4
         return [T.min(first, self.shape[0] - 1), T.min(first + 8, self.shape[0] - 1)]
 
     def _word(self, row: Expr, n: Expr) -> Expr:
-        place = self.base + T.Cast("uint32", self.layout.byte(row, n) + self.kernel.lane % 4 * 4)
+        place = self.base + T.Cast("uint32", self.layout.byte(row, n) + self.context.threads.lane % 4 * 4)
         word = b.local(1, "uint32")
         b.ptx("ld.shared.u32", word[0], place)
         return word[0]
@@ -226,24 +173,24 @@ class SharedTile(Value):
         return found if len(found) == 4 else found * 2
 
     def _operand_a(self, m: int, k: int) -> list[Expr]:
-        lane, rows = self.kernel.lane, self.shape[0]
+        lane, rows = self.context.threads.lane, self.shape[0]
         lanes = lane % 16
-        first = self.kernel.first_row(rows)
-        place = self.kernel.kept(
+        first = self.context.first_row(rows)
+        place = self.context.point.register(
             ("a", self.layout, rows, m),
             lambda: self._byte(T.min(first + m * 16 + lanes, rows - 1), lane // 16),
         )
         return self._matrices(place, (0, 2 * k), 4, "")
 
     def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
-        lane = self.kernel.lane
+        lane = self.context.threads.lane
         if transposed:
             row, chunk = lane % 8 + lane // 16 * 8, lane // 8 % 2
-            place = self.kernel.kept(("bt", self.layout), lambda: self._byte(row, chunk))
+            place = self.context.point.register(("bt", self.layout), lambda: self._byte(row, chunk))
             # Rows further: a number, or one that the layout cannot fold.
             offset = (n * 8, 2 * k)
         else:
-            place = self.kernel.kept(("b", self.layout), lambda: self._byte(lane % 16, lane // 16))
+            place = self.context.point.register(("b", self.layout), lambda: self._byte(lane % 16, lane // 16))
             offset = (k * DEPTH, n)
         # The lanes of the second fragment give addresses that one fragment alone ignores.
         return self._matrices(place, offset, 2 * count, "" if transposed else ".trans")
@@ -268,14 +215,14 @@ class Elementwise(Value):
 
     def __init__(
         self,
-        kernel: BlockKernel,
+        context: BlockContext,
         name: str,
         shape: Shape,
         dtype: str,
         row: Operator,
         operands: Sequence[Value],
     ) -> None:
-        super().__init__(kernel, name, shape, dtype)
+        super().__init__(context, name, shape, dtype)
         lower = FAST.get(row.name, row.lower)
         if lower is None:
             raise ScheduleError(f"%{name}: {row.name} has no scalar lowering")
@@ -286,7 +233,7 @@ class Elementwise(Value):
         lower: Callable[..., Expr] = self.lower
         if self.is_quotient and math.prod(self.operands[1].shape) < math.prod(self.shape):
             # One division serves all elements that have this divisor.
-            operands, lower = [self.operands[0].fragment(m, n), self.operands[1].inverses(m, n)], _product
+            operands, lower = [self.operands[0].fragment(m, n), self.operands[1].inverses(m, n)], mul
         else:
             operands = [operand.fragment(m, n) for operand in self.operands]
         return [self._rounded(lower(*elements)) for elements in zip(*operands, strict=True)]
@@ -303,8 +250,8 @@ class Elementwise(Value):
 class Convert(Value):
     """The value in another type: rounded where it is narrower, and for free as an operand of a product."""
 
-    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, dtype: str, source: Value) -> None:
-        super().__init__(kernel, name, shape, dtype)
+    def __init__(self, context: BlockContext, name: str, shape: Shape, dtype: str, source: Value) -> None:
+        super().__init__(context, name, shape, dtype)
         self.source = source
 
     def _converted(self, elements: list[Expr]) -> list[Expr]:
@@ -343,9 +290,9 @@ class Concat(Value):
     """Values side by side (axis 1) or above one another (axis 0), for products: nothing is copied."""
 
     def __init__(
-        self, kernel: BlockKernel, name: str, shape: Shape, dtype: str, parts: Sequence[Value], axis: int
+        self, context: BlockContext, name: str, shape: Shape, dtype: str, parts: Sequence[Value], axis: int
     ) -> None:
-        super().__init__(kernel, name, shape, dtype)
+        super().__init__(context, name, shape, dtype)
         self.parts, self.axis = parts, axis
         if any(part.shape[axis] % DEPTH for part in parts):
             raise ScheduleError(f"%{name}: parts of a concatenation are multiples of {DEPTH} along its axis")
@@ -382,120 +329,15 @@ class Concat(Value):
         return part.operand_b(at, n, count, transposed)
 
 
-class Matmul(Value):
-    """A product by matrix instructions, accumulated in float32."""
+def spilled(context: BlockContext, value: Value) -> SharedTile:
+    """Return where a computed value lies in shared memory."""
+    context.point.require_written(value.name)
+    layout = context.geo.spills[value.name]
+    offset = context.geo.offsets[f"spill {value.name}"] + context.threads.group * layout.bytes
 
-    def __init__(
-        self, kernel: BlockKernel, name: str, shape: Shape, a: Value, second: Value, transposed: bool
-    ) -> None:
-        super().__init__(kernel, name, shape, "float32")
-        self.a, self.b, self.transposed = a, second, transposed
-        depth = a.shape[1]
-        if depth % DEPTH or shape[1] % FRAGMENT_COLUMNS:
-            raise ScheduleError(
-                f"%{name}: matrix instructions take K by {DEPTH} and N by {FRAGMENT_COLUMNS}, got"
-                f" {depth} and {shape[1]}"
-            )
-        self.depth = depth // DEPTH
+    def make() -> SharedTile:
+        base = b.Variable("uint32", context.shared.base + T.Cast("uint32", offset)).value
+        name = f"{value.name} in shared memory"
+        return SharedTile(context, name, value.shape, context.operand, layout, base)
 
-    def add_into(self, sums: Any) -> None:
-        """Emit ``sums += a · b`` for all fragments of the warp."""
-        if self.kernel.schedule.products == "wgmma":
-            warpgroups.add_into(self, sums)
-            return
-        rows, columns = self.kernel.row_fragments(self.shape[0]), self.kernel.column_fragments(self.shape[1])
-        begin = self.kernel.first_column(columns)
-        run = self.b.depth_run
-        for start in range(0, self.depth, run):
-            first = {(m, k): self.a.operand_a(m, k) for k in range(start, start + run) for m in range(rows)}
-            for n in range(0, columns, 2):
-                count, column = min(2, columns - n), b.bind(begin + n)
-                for k in range(start, start + run):
-                    second = self.b.operand_b(k, column, count, self.transposed)
-                    for m in range(rows):
-                        for i in range(count):
-                            place = 4 * (m * columns + n + i)
-                            emit_step(self.kernel.step, "", sums, place, first[m, k], second[2 * i :][:2])
-
-    def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        if isinstance(n, int):
-            sums, columns = self._once(("sums",), self._all), self.shape[1] // FRAGMENT_COLUMNS
-            return self.scaled([sums[4 * (m * columns + n) + i] for i in range(4)], n)
-        sums = zeros(4)
-        for k in range(self.depth):
-            second = self.b.operand_b(k, n, 1, self.transposed)
-            emit_step(self.kernel.step, "", sums, 0, self.a.operand_a(m, k), second)
-        return [sums[i] for i in range(4)]
-
-    def scaled(self, sums: list[Expr], n: Expr) -> list[Expr]:
-        """Return finished sums of a fragment times the factors of their columns, if they have any."""
-        factors = self.b.column_factors(n)
-        return sums if factors is None else [hold(x * factors[i % 2]) for i, x in enumerate(sums)]
-
-    def _all(self) -> Any:
-        self.kernel.require_whole_columns(self.name)
-        sums = zeros(4 * self.kernel.fragments(self.shape))
-        self.add_into(sums)
-        return sums
-
-
-def zeros(count: int, value: float = 0.0) -> Any:
-    """Return float32 registers that all hold a number."""
-    registers = b.local(count, "float32")
-    for i in range(count):
-        b.store(registers, T.float32(value), i)
-    return registers
-
-
-class GlobalTile(Value):
-    """A tile of a graph without products, whose columns are too few for `GlobalRow`."""
-
-    def __init__(self, kernel: BlockKernel, node: Node, shape: Shape, dtype: str) -> None:
-        super().__init__(kernel, node.name, shape, dtype)
-        self.node, self.source = node, kernel.tensors[node.inputs[0]]
-
-    def _places(self, m: int, n: Expr) -> list[Expr]:
-        """Return the places of a thread's runs of columns."""
-        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
-        rows, places = self.shape[0], []
-        for run in range(self.kernel.lanes.runs):
-            row, column = self.kernel.lanes.position(m, n, run)
-            row = T.min(self.kernel.first_row(rows) + row, rows - 1) if rows > 1 else 0
-            places.append(first + row * pitch + column)
-        return places
-
-    def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        pair = range(2)
-        return [self._loaded(place + i) for place in self._places(m, n) for i in pair]
-
-    def _row(self, m: int) -> list[Expr]:
-        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
-        rows = self.shape[0]
-        runs = (self.kernel.lanes.position(m, 0, run)[0] for run in range(self.kernel.lanes.runs))
-        places = [T.min(self.kernel.first_row(rows) + row, rows - 1) if rows > 1 else 0 for row in runs]
-        return [self._loaded(first + row * pitch) for row in places]
-
-    def _loaded(self, at: Expr) -> Expr:
-        # By name: the compiler may move plain loads to before the kernels before have ended.
-        wide = self.dtype == "float32"
-        bits = b.local(1, "float32" if wide else "uint16")
-        b.ptx("ld.global.f32" if wide else "ld.global.u16", bits[0], self.source.ptr_to([at]))
-        return bits[0] if wide else hold(T.Cast("float32", T.reinterpret(bits[0], dtype=self.dtype)))
-
-
-class GlobalRow(Value):
-    """A 16-bit tile of a graph without products: threads load what they take, straight into registers."""
-
-    def __init__(self, kernel: BlockKernel, node: Node, shape: Shape, dtype: str) -> None:
-        super().__init__(kernel, node.name, shape, dtype)
-        self.node, self.source = node, kernel.tensors[node.inputs[0]]
-        if shape[1] % kernel.lanes.columns:
-            raise ScheduleError(f"%{node.name}: threads share rows by {kernel.lanes.columns}, got {shape[1]}")
-
-    def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
-        row, column = self.kernel.lanes.position(m if self.shape[0] > 1 else 0, n, 0)
-        words = b.local(4, "uint32")
-        place = self.source.ptr_to([first + row * pitch + column])
-        b.ptx("ld.global.v4.u32", *(words[i] for i in range(4)), place)
-        return [hold(half) for i in range(4) for half in unpack(words[i], self.dtype)]
+    return context.point.once((value.name, "spilled"), make)  # type: ignore[no-any-return]

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.shared import CHUNK_BYTES, PANEL_ROWS, PANELS
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.kernel import BlockKernel
-    from ladder.lower.blocks.values import Matmul, SharedTile
+from ladder.lower.blocks.values import SharedTile
 
 Expr = Any
 
@@ -60,15 +58,10 @@ def begin_step() -> None:
     b.emit(T.ptx.wgmma.fence.sync.aligned())
 
 
-def add_into(product: Matmul, sums: Any) -> None:
-    """Make ``sums += a · b`` one of the products that `end_step` starts."""
-    product.kernel.warpgroup_products.append((product, sums))
-
-
-def end_step(kernel: BlockKernel) -> None:
-    """Start the products of a step, as one group, and wait for those of the step before."""
-    panels = [panel for product, sums in kernel.warpgroup_products for panel in _panels(product, sums)]
-    kernel.warpgroup_products.clear()
+def end_step(products: list[tuple[Matmul, Any]]) -> None:
+    """Start the products of a step, with their sums, as one group, and wait for those of the step before."""
+    panels = [panel for product, sums in products for panel in _panels(product, sums)]
+    products.clear()
     for run in _runs(panels):
         _multiply(run)
     b.emit(T.ptx.wgmma.commit_group.sync.aligned())
@@ -106,10 +99,10 @@ class Panel:
 
 def _panels(product: Matmul, sums: Any) -> Iterator[Panel]:
     """Yield the panels of a product that the warpgroup computes."""
-    kernel, tile = product.kernel, cast("SharedTile", product.b)
-    for index in range(kernel.column_fragments(product.shape[1]) // PANELS[0]):
+    geo, tile = product.context.geo, cast("SharedTile", product.b)
+    for index in range(geo.column_fragments(product.shape[1]) // PANELS[0]):
         registers = [sums[index * PANEL // 2 + i] for i in range(PANEL // 2)]
-        offset = kernel.geo.stage_offsets[tile.name] + index * tile.layout.panel_bytes
+        offset = geo.stage_offsets[tile.name] + index * tile.layout.panel_bytes
         yield Panel(product, index, offset, registers)
 
 
@@ -126,14 +119,14 @@ def _runs(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 def _multiply(run: Sequence[Panel]) -> None:
     """Start the instructions of a run of panels."""
-    product, kernel = run[0].product, run[0].product.kernel
+    product, context = run[0].product, run[0].product.context
     first, second = (cast("SharedTile", tile) for tile in (product.a, product.b))
-    name, panel = NAMES[kernel.operand], second.layout.panel_bytes
+    name, panel = NAMES[context.operand], second.layout.panel_bytes
     spelling = f"wgmma.mma_async.sync.aligned.m64n{PANEL * len(run)}k16.f32.{name}.{name}"
-    rows = _start(first, kernel.row_warp // WARPS * (ROWS * LINE_BYTES))
-    count = kernel.column_fragments(product.shape[1]) // PANELS[0]
+    rows = _start(first, context.threads.row_warp // WARPS * (ROWS * LINE_BYTES))
+    count = context.geo.column_fragments(product.shape[1]) // PANELS[0]
     distance = run[1].offset - run[0].offset if run[1:] else CHUNK_BYTES
-    start = _start(second, kernel.column_warp * (count * panel) + run[0].index * panel, distance)
+    start = _start(second, context.threads.column_warp * (count * panel) + run[0].index * panel, distance)
     registers = [register for part in run for register in part.registers]
     for k in range(product.depth):
         across = k // WARPS * first.layout.panel_bytes + k % WARPS * STEP_BYTES

@@ -57,18 +57,18 @@ def movement_of(graph: Graph, target: str) -> MovementGraph:
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
-    from ladder.lower.chain.cpu import CpuNest
+    from ladder.lower.chain.cpu import CpuChain
     from ladder.movement.decompose import decompose
 
     plain = replace(chain, graph=decompose(chain.graph))
-    return _emitted(name, True, partial(CpuNest, plain))
+    return _emitted(name, True, partial(CpuChain, plain))
 
 
 def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
     from ladder.lower.chain.approximate import may_be_approximate
     from ladder.lower.chain.dialect import dialect_of
-    from ladder.lower.chain.gpu import GpuNest
+    from ladder.lower.chain.gpu import GpuChain
     from ladder.movement.choose import ranked
     from ladder.movement.decompose import contracted, decompose
     from ladder.movement.machines import machine_of
@@ -83,7 +83,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     for number, candidate in enumerate(wanted):
         try:
             dialect = dialect_of(device)
-            return _emitted(name, dialect.noalias, partial(GpuNest, plain, dialect, candidate, cheap))
+            return _emitted(name, dialect.noalias, partial(GpuChain, plain, dialect, candidate, cheap))
         except ScheduleError:
             if number == len(wanted) - 1:
                 raise

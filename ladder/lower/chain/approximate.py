@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.lower.chain.values import HALVES, computed_type, stored_type
+from ladder.lower.chain.element_types import HALVES, computed_type, stored_type
 
 STEPS = ("floor", "round", "less", "less_equal", "equal", "encode")
 """Operators that make a step of their operand's last bit."""

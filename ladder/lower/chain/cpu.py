@@ -2,105 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
-from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Node
-from ladder.ir.scalars import opaque
 from ladder.lower import builder as b
-from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.chain.cpu_lanes import Lanes, columns_beside
+from ladder.lower.chain.cpu_nest import LANES, CpuNest
 from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, nearest, through_bfloat16
-from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.values import computed_type, round_through, stored_type
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.activations import as_float
-from ladder.movement.choose import bound
-from ladder.movement.instantiate import instantiate
-from ladder.movement.mapping import Mapping
-from ladder.movement.model import held
-from ladder.movement.rewrite import rewrite
 from ladder.partition.rows import REDUCTIONS
 from tile_types.tile import Extent
 
 Expr = Any
 
-LANES = 16
-LONGEST = 1 << 13
-"""Elements of a row that are kept between its reductions and its results: half of the first-level cache."""
-
 ROW = 256
 """Elements of a row below which more axes are taken together."""
 
 
-class CpuNest(Nest):
-    """Rows over threads, columns in vectors; one kernel being emitted."""
+class CpuChain(CpuNest):
+    """The loop nest of a chain: rows over threads, columns in vectors."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
-        self.values.lowerings = {
-            **LLVM_FUNCTIONS,
-            **dict.fromkeys(("exp", "exp_ftz"), lambda x: exp(x, self.values.named)),
-            "round": nearest,
-        }
-        self.values.rounded = self.rounded
-        self.values.clamped = {node.name for node in self.graph.nodes}
-        self.lane: tuple[Expr, int] = (0, 1)
-        """Which lane of how many is being emitted."""
-        self.turned: dict[Any, Expr] = {}
-        """Bits of elements that lie turned in a scratch, by input and address."""
         self.merged = self.merged_axes()
+        """Trailing axes that run as one."""
         if self.merged > 1:
             self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
         self.beside = columns_beside(self)
         """Columns that have reductions of their own, beside one another."""
         if self.beside:
             self.rows -= 1
-
-    @cached_property
-    def kept(self) -> frozenset[str]:
-        """Values whose rows stay in memory between a reduction over them and what reads them after it."""
-        return held(rewrite(instantiate(bound(self.graph), Mapping(LANES))))
-
-    def register(self, value: Expr) -> Expr:
-        """Return a value that is computed once, in memory that LLVM makes a register of.
-
-        What has a name TVM's passes put in its place again, in exponential time; bounds of vectors of
-        comparisons they cannot tell.
-        """
-        if str(value.ty.dtype) == "bool":
-            return opaque(tirx.NE(self.register(tirx.Select(value, T.int32(1), T.int32(0))), T.int32(0)))
-        at, lanes = self.lane
-        cell = v.scratch(lanes, str(value.ty.dtype))
-        b.store(cell, value, at)
-        return cell[at]
-
-    @contextmanager
-    def in_lane(self, lane: Expr, lanes: int) -> Iterator[None]:
-        """Emit for one lane of a vector."""
-        before, self.lane = self.lane, (lane, lanes)
-        yield
-        self.lane = before
-
-    def rounded(self, value: Expr, kind: str) -> Expr:
-        """Return a float32 rounded to a 16-bit type, as a float32."""
-        if kind == "bfloat16":
-            return through_bfloat16(value, self.values.named)
-        return round_through(value, kind)
-
-    def stored(self, value: str, found: Expr) -> Expr:
-        kind = self.graph.tile(value).ttype.name
-        return bfloat16_of(found, self.register) if kind == "bfloat16" else super().stored(value, found)
 
     def merged_axes(self) -> int:
         """Return how many trailing axes run as one: those of short rows that lie together everywhere."""
@@ -122,16 +58,6 @@ class CpuNest(Nest):
         """Tell whether axes have too few elements for vectors to pay."""
         count = product(shape)
         return isinstance(count, int) and count < ROW
-
-    def load(self, name: str, index: Index) -> Expr:
-        kind = self.graph.tile(name).ttype.name
-        place = tvm_ffi.structural_hash(self.address(name, index)) if self.turned else None
-        if (name, place) in self.turned:
-            return from_bits(self.turned[name, place], kind)
-        value, wanted = self.buffers[name][index or (0,)], computed_type(kind)
-        if kind in ("float16", "bfloat16"):
-            return as_float(value, kind)
-        return value if stored_type(kind) == wanted else T.Cast(wanted, value)
 
     def emit(self) -> None:
         """Emit tiles where an input lies along other axes, else the rows and, in each, every result."""
@@ -224,14 +150,6 @@ class CpuNest(Nest):
         else:
             element(())
 
-    def element(self, value: str, index: Index) -> None:
-        """Emit one element of a result."""
-        self.prepare(value, index, ())
-        with self.values.keeping(self.register):
-            found = self.stored(value, self.values.at(value, index))
-        with self.placed(value, [index]) as (place,):
-            b.store(self.results[value], found, *(place or (0,)))
-
     def each_column(
         self, value: str, row: Index, columns: Sequence[Expr], probes: Index, element: Callable[[Index], None]
     ) -> None:
@@ -249,81 +167,3 @@ class CpuNest(Nest):
                 self.vector_loop(start, stop, LANES if vector else 1, lambda at, lane: element((*outer, at)))
 
         nested((), columns)
-
-    def is_decided(self, value: str, index: Callable[[Expr], Index], start: Expr, stop: Expr) -> bool:
-        """Tell whether joins and borders are decided alike for all lanes of each vector from ``start`` on.
-
-        TVM takes loops with other conditions apart into single lanes, and does not do so right where values
-        are kept.
-        """
-        whole = self.values.simplified(stop - start) // LANES
-        if is_zero(whole):
-            return True
-        chunk, lane = self.probe("chunk", whole), self.probe("lane", LANES)
-        with self.values.only_loads():
-            self.reads(value, index(start + chunk * LANES + lane))
-            return not any(
-                uses(part, (chunk, lane)) for comparison in self.values.open for part in comparison
-            )
-
-    def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
-        """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
-        count = self.values.simplified(stop - start)
-        whole = count // lanes if lanes > 1 else 0
-        if not is_zero(whole):
-            with (
-                b.loop(whole) as chunk,
-                self.ranged(chunk, whole),
-                b.vector(lanes) as lane,
-                self.ranged(lane, lanes),
-                self.in_lane(lane, lanes),
-            ):
-                body(start + chunk * lanes + lane, lane)
-            self.values.forget()
-        rest = self.values.simplified(count - whole * lanes)
-        if not is_zero(rest):
-            with b.loop(rest) as at, self.ranged(at, rest):
-                body(start + whole * lanes + at, 0)
-            self.values.forget()
-
-    def reduce(self, node: Node, index: Index) -> None:
-        """Emit one reduction: a sum per lane, then over lanes."""
-        it = Reduction(self, node, index)
-        probe = self.probe("k", it.extent)
-        self.prepare(it.operand, it.at(probe), (probe,))
-        nested = bool(self.values.needed(it.operand, it.at(probe)))
-        self.values.forget()
-        short = isinstance(it.extent, int) and it.extent < LANES
-        lanes = 1 if nested or short or not self.is_decided(it.operand, it.at, 0, it.extent) else LANES
-        sums = v.scratch(lanes, it.dtype)
-        b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
-
-        last = it.axis == len(self.graph.tile(it.operand).shape) - 1
-        keeps = it.operand in self.kept and last and isinstance(it.extent, int) and it.extent <= LONGEST
-        row = v.scratch(it.extent, it.dtype) if keeps else None
-
-        def add(position: Expr, lane: Expr) -> None:
-            self.prepare(it.operand, it.at(position), ())
-            with self.values.keeping(self.register):
-                found = self.values.at(it.operand, it.at(position))
-            if row is not None:
-                b.store(row, found, position)
-                found = row[position]
-            b.store(sums, it.combine(sums[lane], found), lane)
-
-        self.vector_loop(0, it.extent, lanes, add)
-        if row is not None:
-            place = tuple(map(self.values.simplified, it.at(0)[:-1]))
-            self.values.rows[it.operand] = self.values.key(it.operand, place), row
-        total = sums[0]
-        for lane in range(1, lanes):
-            total = b.bind(it.combine(total, sums[lane]))
-        self.keep_cell(node, index, b.bind(total))
-
-
-def from_bits(bits: Expr, kind: str) -> Expr:
-    """Return an element of a type as it is computed with, from its bits."""
-    if kind == "bfloat16":
-        return T.reinterpret("float32", T.shift_left(T.Cast("uint32", bits), T.uint32(16)))
-    value, wanted = T.reinterpret(stored_type(kind), bits), computed_type(kind)
-    return value if stored_type(kind) == wanted else T.Cast(wanted, value)

@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import Reduction, uses
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
-
-if TYPE_CHECKING:
-    from ladder.lower.chain.cpu import CpuNest
 
 Expr = Any
 
@@ -53,7 +51,7 @@ class Total:
     cells: Any
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lanes:
     """One result of a chain, column block by column block.
 
@@ -70,38 +68,63 @@ class Lanes:
     nest: CpuNest
     value: str
     row: Index
-    totals: list[Total] = field(default_factory=list)
 
     def emit(self, extent: int) -> None:
         """Emit all columns: blocks of several vectors, of one, then what is left in a shorter one."""
         start = 0
         for vectors in VECTORS:
             count = (extent - start) // (vectors * LANES)
-            self.blocks(start, count, vectors, LANES)
+            self.blocks(start, extent, count, vectors, LANES)
             start += count * vectors * LANES
-        self.blocks(start, 1, 1, extent - start)
+        self.blocks(start, extent, 1, 1, extent - start)
 
-    def blocks(self, start: int, count: int, vectors: int, lanes: int) -> None:
+    def blocks(self, start: int, extent: int, count: int, vectors: int, lanes: int) -> None:
         """Emit some blocks one after the other."""
         if not count or not lanes:
             return
-        with b.loop(count) as number, self.nest.ranged(number, count):
-            self.block(start + number * (vectors * lanes), vectors, lanes)
-
-    def block(self, first: Expr, vectors: int, lanes: int) -> None:
-        """Emit one block: its reductions, then its elements."""
         nest = self.nest
-        self.column = nest.probe("column", nest.columns(self.value)[-1])
-        self.first, self.vectors, self.lanes = first, vectors, lanes
+        with b.loop(count) as number, nest.ranged(number, count):
+            first = start + number * (vectors * lanes)
+            Block(nest, nest.probe("column", extent), first, vectors, lanes).emit(self.value, self.row)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring columns whose reductions run beside one another.
+
+    Parameters
+    ----------
+    nest
+        The kernel.
+    column
+        Variable that stands for the column.
+    first
+        The first column.
+    vectors, lanes
+        Vectors of columns, and columns of a vector.
+    totals
+        Of the reductions around the code that is being emitted.
+    """
+
+    nest: CpuNest
+    column: Any
+    first: Expr
+    vectors: int
+    lanes: int
+    totals: list[Total] = field(default_factory=list)
+
+    def emit(self, value: str, row: Index) -> None:
+        """Emit the reductions, then the elements."""
+        nest = self.nest
         before = dict(nest.values.cells)
-        place = (*self.row, self.column)
-        for node, index in nest.values.needed(self.value, place):
+        place = (*row, self.column)
+        for node, index in nest.values.needed(value, place):
             self.reduce(node, index)
 
         def elements() -> None:
-            self.each_vector(lambda at: nest.element(self.value, self.placed(place, at)))
+            self.each_vector(lambda at: nest.element(value, self.placed(place, at)))
 
-        nest.branched(self.value, place, (self.column,), elements)
+        nest.branched(value, place, (self.column,), elements)
         self.totals.clear()
         nest.values.cells.clear()
         nest.values.cells.update(before)

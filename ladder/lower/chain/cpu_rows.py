@@ -18,7 +18,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.ir.windows import Windows
 from ladder.lower import builder as b
-from ladder.lower.chain.cpu import CpuNest
+from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.panels import LANES, ROWS, panel_vectors
 from ladder.lower.chain.puts import Chain
@@ -27,6 +27,12 @@ from ladder.movement.decompose import decompose
 from tile_types.tile import Tile
 
 Expr = Any
+
+Step = Callable[[Expr, Sequence[Expr]], None]
+"""``(number of the step, one element per row)`` -> emits its products."""
+
+Steps = Callable[[Expr, int, Step], None]
+"""``(first row, rows, step)`` -> emits the step for every element of the rows."""
 
 MOST_WINDOWS = 8
 """Rows of a block whose elements do not lie at equal distances: each has an address of its own."""
@@ -46,37 +52,47 @@ class RowNest(CpuNest):
         self.windows = windows
         self.image = chain.graph.inputs[1] if windows is not None else None
         self.product, self.depth = chain.graph.inputs[0].name, depth
+        self.columns_of_matrix = int(str(chain.graph.inputs[0].tile.shape[1]))
+        self.vectors = panel_vectors(self.columns_of_matrix)
+        self.panels = -(-self.columns_of_matrix // (self.vectors * LANES))
+        most = ROWS[self.vectors]
+        self.size = min(most, MOST_WINDOWS) if windows is not None else most
+        """Rows of a block."""
         self.here: Expr = None
-        """Where the element being computed lies among those of its block."""
+        """The product's element of which one of the chain is being computed."""
         super().__init__(chain)
-        self.merged, self.beside = 1, 0
 
     def buffer(self, name: str, tile: Tile) -> Any:
         if self.image is not None and name == self.image.name:
             return None  # declared in place of the product
         if name != self.product:
             return super().buffer(name, tile)
-        rows, columns = tile.shape
-        self.columns_of_matrix = int(str(columns))
-        self.vectors = panel_vectors(self.columns_of_matrix)
-        width = self.vectors * LANES
-        self.panels = -(-self.columns_of_matrix // width)
-        depth = self.depth
-        self.size = min(ROWS[self.vectors], MOST_WINDOWS if self.windows else ROWS[self.vectors])
-        shape = [rows, depth] if self.image is None else [product(self.image.tile.shape)]
-        self.x = b.tensor("x", [self.extent(extent) for extent in shape], "float32", align=4)
-        self.matrix = b.tensor("matrix", [self.panels, depth, width], "float32", align=64)
-        return None
+        shape = [tile.shape[0], self.depth] if self.image is None else [product(self.image.tile.shape)]
+        x = b.tensor("x", [self.extent(extent) for extent in shape], "float32", align=4)
+        matrix = b.tensor("matrix", [self.panels, self.depth, self.vectors * LANES], "float32", align=64)
+        return x, matrix
+
+    @property
+    def x(self) -> Any:
+        """The rows, or the image."""
+        return self.buffers[self.product][0]
+
+    @property
+    def matrix(self) -> Any:
+        """The matrix in panels."""
+        return self.buffers[self.product][1]
 
     def load(self, name: str, index: Index) -> Expr:
-        return self.block[self.here] if name == self.product else super().load(name, index)
+        return self.here if name == self.product else super().load(name, index)
 
     def emit(self) -> None:
         """Emit blocks of rows, panel by panel."""
         rows = self.held(self.extent(self.graph.tile(self.product).shape[0]))
+        steps: Steps = self.steps
         if self.windows is not None:
-            self.gather = Gather(self, self.windows)
-            self.gather.prepare()
+            gather = Gather(self, self.windows)
+            gather.prepare()
+            steps = gather.steps
         size = self.size
         blocks = self.held(self.values.simplified(tirx.floordiv(rows + size - 1, size)))
         count = self.values.simplified(blocks * self.panels)
@@ -84,7 +100,7 @@ class RowNest(CpuNest):
         serial = isinstance(rows, int) and rows * work < SERIAL
         with b.loop(count) if serial else v.parallel(count) as number, self.ranged(number, count):
             panel, at = self.unravelled(number, (self.panels, blocks))
-            self.block_of(rows, self.held(at * size, rows), self.held(panel, rows))
+            self.block_of(rows, self.held(at * size, rows), self.held(panel, rows), steps)
 
     def held(self, value: Expr, whole: Expr = None) -> Expr:
         """Return an open number in memory: TVM would put what it is made of in every place where it is read.
@@ -100,10 +116,15 @@ class RowNest(CpuNest):
         b.store(cell, value, 0)
         return cell[0]
 
-    def block_of(self, rows: Expr, first: Expr, panel: Expr) -> None:
+    def steps(self, first: Expr, rows: int, step: Step) -> None:
+        """Emit ``step(number, one element per row)`` for every element of the rows."""
+        with b.loop(self.depth) as number:
+            step(number, [self.x[first + row, number] for row in range(rows)])
+
+    def block_of(self, rows: Expr, first: Expr, panel: Expr, steps: Steps) -> None:
         """Emit one block: its products, then what is made of them, row by row."""
         size = self.size
-        self.block = v.scratch(size * self.vectors * LANES, "float32")
+        block = v.scratch(size * self.vectors * LANES, "float32")
         count = self.held(tirx.min(size, rows - first), rows)
         tails = [1 << bit for bit in reversed(range((size - 1).bit_length()))]
 
@@ -111,13 +132,13 @@ class RowNest(CpuNest):
             for tail in tails:
                 done = tirx.floordiv(count, 2 * tail) * (2 * tail)
                 with b.when(tirx.floormod(tirx.floordiv(count, tail), 2) == 1):
-                    self.products(tail, first, b.bind(done), panel)
+                    self.products(block, tail, first, b.bind(done), panel, steps)
 
-        b.either(count == size, lambda: self.products(size, first, 0, panel), rest)
+        b.either(count == size, lambda: self.products(block, size, first, 0, panel, steps), rest)
         with b.loop(count) as row, self.ranged(row, size):
-            self.row_of(first, row, panel)
+            self.row_of(block, first, row, panel)
 
-    def products(self, rows: int, first: Expr, done: Expr, panel: Expr) -> None:
+    def products(self, block: Any, rows: int, first: Expr, done: Expr, panel: Expr, steps: Steps) -> None:
         """Emit the products of some rows of a block with a panel."""
         sums = v.scratch(rows * self.vectors * LANES, "float32")
         places = [(row, vector) for row in range(rows) for vector in range(self.vectors)]
@@ -132,16 +153,12 @@ class RowNest(CpuNest):
                     at = v.lanes((row * self.vectors + vector) * LANES)
                     b.store(sums, v.fma(x, weight, sums[at]), at)
 
-        if self.windows is not None:
-            self.gather.steps(first + done, rows, step)
-        else:
-            with b.loop(self.depth) as number:
-                step(number, [self.x[first + done + row, number] for row in range(rows)])
+        steps(first + done, rows, step)
         for row, vector in places:
             at = (row * self.vectors + vector) * LANES
-            b.store(self.block, sums[v.lanes(at)], v.lanes(done * (self.vectors * LANES) + at))
+            b.store(block, sums[v.lanes(at)], v.lanes(done * (self.vectors * LANES) + at))
 
-    def row_of(self, first: Expr, row: Expr, panel: Expr) -> None:
+    def row_of(self, block: Any, first: Expr, row: Expr, panel: Expr) -> None:
         """Emit the results of one row of a block: whole vectors, and what is left of the last."""
         width = self.vectors * LANES
         rest = self.columns_of_matrix % LANES
@@ -149,11 +166,11 @@ class RowNest(CpuNest):
             start = panel * width + vector * LANES
 
             def whole(start: Expr = start, vector: int = vector) -> None:
-                self.elements(first + row, start, row * width + vector * LANES, LANES)
+                self.elements(block, first + row, start, row * width + vector * LANES, LANES)
 
             def part(start: Expr = start, vector: int = vector) -> None:
                 with b.when(start < self.columns_of_matrix):
-                    self.elements(first + row, start, row * width + vector * LANES, rest)
+                    self.elements(block, first + row, start, row * width + vector * LANES, rest)
 
             if self.panels * width == self.columns_of_matrix:
                 whole()
@@ -163,10 +180,10 @@ class RowNest(CpuNest):
             else:
                 b.either(start + LANES <= self.columns_of_matrix, whole, part)
 
-    def elements(self, row: Expr, start: Expr, at: Expr, lanes: int) -> None:
+    def elements(self, block: Any, row: Expr, start: Expr, at: Expr, lanes: int) -> None:
         """Emit neighbouring elements of all results."""
         with b.vector(lanes) as lane, self.ranged(lane, lanes), self.in_lane(lane, lanes):
-            self.here = at + lane
+            self.here = block[at + lane]
             for value in self.graph.outputs:
                 self.element(value, (row, start + lane))
         self.values.forget()
@@ -220,7 +237,7 @@ class Gather:
             inside = tirx.And(row >= self.above, row < self.above + self.high)
             b.either(inside, copied, lambda: zeros(begin, self.line))
 
-    def steps(self, first: Expr, rows: int, step: Callable[[Expr, Sequence[Expr]], None]) -> None:
+    def steps(self, first: Expr, rows: int, step: Step) -> None:
         """Emit ``step(number, one element per row)`` for every element of the windows."""
         begins = v.scratch(rows, "int32")
         for row in range(rows):

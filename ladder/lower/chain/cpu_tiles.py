@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm_ffi
 from tvm import tirx
@@ -18,14 +18,12 @@ from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.lower import builder as b
+from ladder.lower.chain.cpu_nest import CpuNest
+from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, is_zero, uses
-from ladder.lower.chain.values import stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
-
-if TYPE_CHECKING:
-    from ladder.lower.chain.cpu import CpuNest
 
 Expr = Any
 

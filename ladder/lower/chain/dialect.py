@@ -13,8 +13,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.chain.element_types import HALVES
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.values import HALVES, round_through
+from ladder.lower.chain.values import round_through
 from targets import TileDevice
 
 Expr = Any

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import tvm_ffi
 from tvm import tirx
@@ -20,15 +21,14 @@ from tvm import tirx
 from ladder.ir.extents import product
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import joined
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import GpuNest
+from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES
-from ladder.lower.chain.values import stored_type
 from ladder.lower.chain.vectors import Shared, element
 from schedules.schedule import check
 from tile_types.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from ladder.lower.chain.gpu import GpuNest
 
 Expr = Any
 
@@ -79,31 +79,28 @@ class Exchange:
         self.columns = shape[-1]
         self.rows = nest.extent(product(nest.graph.tile(self.value).shape[axes[0] : axes[1] + 1]))
         self.tile_rows, self.tile_columns = nest.mapping.tile
-        self.span = 0
+        self.span, found = self.find()
         """Elements of a vector along rows."""
-        self.staged: list[Staged] = []
-        self.find()
+        dtypes = [stored_type(nest.graph.tile(name).ttype.name) for _, name in found]
+        sizes = [self.tile_rows * self.pitch(dtype) for dtype in dtypes]
+        self.staged = [
+            Staged(position, name, dtype, sum(sizes[:at]))
+            for at, ((position, name), dtype) in enumerate(zip(found, dtypes, strict=True))
+        ]
+        self.words = sum(sizes)
+        """Of shared memory."""
 
     def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
         """Return an element's index."""
         group = self.nest.unravelled(row, self.group)
         return (*outer[: self.axes[0]], *group, *outer[self.axes[0] :], column)
 
-    def find(self) -> None:
-        """Find the reads that run along rows, and the widest vectors that they can have."""
+    def find(self) -> tuple[int, list[tuple[int, str]]]:
+        """Return the widest vectors that reads along rows can have, and these reads as `along_rows` does."""
         for span in (8, 4, 2):
-            self.span = span
-            found = self.along_rows(span)
-            if found:
-                break
-        else:
-            check(False, "nothing of this chain lies along the tile's rows")
-        words = 0
-        for position, name in found:
-            dtype = stored_type(self.nest.graph.tile(name).ttype.name)
-            self.staged.append(Staged(position, name, dtype, words))
-            words += self.tile_rows * self.pitch(dtype)
-        self.words = words
+            if found := self.along_rows(span):
+                return span, found
+        raise ScheduleError("nothing of this chain lies along the tile's rows")
 
     def pitch(self, dtype: str) -> int:
         """Return the words of a tile's row in shared memory: whole groups of eight chunks."""
@@ -312,7 +309,7 @@ def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
 def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
     """Emit tiles of whole rows: teams of lanes take the tile's rows in turns."""
     rows, teams, lanes = nest.mapping.tile[0], nest.mapping.teams, nest.lanes
-    wave = nest.dialect.wave
+    wave, lines = nest.dialect.wave, RowLoops(nest)
     check(lanes <= wave and nest.mapping.num > 0, "rows of a tile belong to one warp, which holds them")
     check(rows % teams == 0, "a tile has the same number of rows for each team")
     check(isinstance(nest.count, int) and nest.count % rows == 0, "the last tile is not whole")
@@ -328,11 +325,10 @@ def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
         nest.within(turn, rows // teams)
         local = b.bind(turn * teams + team)
         nest.within(local, rows)
-        nest.before_row = lambda index: _offer_row(nest, exchange, index, local)
-        nest.row(b.bind(block * rows + local))
+        lines.row(b.bind(block * rows + local), partial(_offer_row, nest, exchange, local))
 
 
-def _offer_row(nest: GpuNest, exchange: Exchange, index: Index, local: Expr) -> None:
+def _offer_row(nest: GpuNest, exchange: Exchange, local: Expr, index: Index) -> None:
     """Let a whole row come from shared memory."""
     width = nest.width()
     check(width > 1, "rows of an odd number of columns")

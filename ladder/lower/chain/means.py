@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Reduction
-from ladder.lower.chain.values import stored_type
 from ladder.lower.chain.vectors import WIDE
-
-if TYPE_CHECKING:
-    from ladder.lower.chain.gpu import GpuNest
 
 Expr = Any
 

@@ -17,9 +17,10 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.values import Values, computed_type, stored_type
+from ladder.lower.chain.values import Values
 from ladder.partition.rows import loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile

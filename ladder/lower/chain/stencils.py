@@ -7,19 +7,16 @@ that conditions and addresses are worked out once for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.nest import BYTES, Reduction
-from ladder.lower.chain.values import stored_type
-from ladder.lower.chain.vectors import WIDE
+from ladder.lower.chain.nest import BYTES, Nest, Reduction
+from ladder.lower.chain.vectors import WIDE, Vectors
 from ladder.partition.rows import REDUCTIONS
-
-if TYPE_CHECKING:
-    from ladder.lower.chain.gpu import GpuNest
 
 Expr = Any
 
@@ -39,27 +36,27 @@ def stencil_width(graph: Graph, value: str) -> int:
     return width
 
 
-def reduce_vectors(nest: GpuNest, value: str, places: Sequence[Index]) -> None:
+def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
     """Emit the reductions that neighbouring elements of a value need."""
     needed = [nest.values.needed(value, place) for place in places]
     for together in zip(*needed, strict=True):
         node = together[0][0]
-        _reduce(nest, node, [index for _, index in together])
+        _reduce(nest, vectors, node, [index for _, index in together])
 
 
-def _reduce(nest: GpuNest, node: Node, indices: Sequence[Index]) -> None:
+def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) -> None:
     parts = [Reduction(nest, node, index) for index in indices]
     totals = [b.Variable(it.dtype, it.neutral) for it in parts]
     for position in range(int(parts[0].extent)):
         places = [it.at(position) for it in parts]
-        reduce_vectors(nest, parts[0].operand, places)
+        reduce_vectors(nest, vectors, parts[0].operand, places)
         for lane, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
-            nest.vectors.lane = lane
-            with nest.values.keeping(nest.kept):
+            vectors.lane = lane
+            with nest.values.keeping(nest.register):
                 found = nest.values.at(it.operand, place)
             total.set(it.combine(total.value, found))
-        nest.vectors.lane = 0
-        nest.vectors.words.clear()
+        vectors.lane = 0
+        vectors.words.clear()
         nest.values.forget()
     for index, total in zip(indices, totals, strict=True):
         nest.keep_cell(node, index, b.bind(total.value))

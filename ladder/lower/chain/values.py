@@ -22,39 +22,14 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
+from ladder.lower.chain.element_types import HALVES, computed_type
 from ladder.lower.chain.indices import Expr, Index, Indices, is_same
 from ladder.partition.rows import REDUCTIONS, reshape_groups
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
 
-STORED = {
-    **{
-        name: name
-        for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
-    },
-    "bool": "bool",
-}
-"""Type -> TIR's dtype in memory."""
-
-COMPUTED = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
-"""Types that are computed with in another."""
-
-HALVES = ("float16", "bfloat16")
-
 LONGEST = 64
 """Parts of an expression beyond which it is computed into a register: expressions share nothing."""
-
-
-def stored_type(name: str) -> str:
-    """Return TIR's dtype of a type in memory; raises DTypeError."""
-    if name not in STORED:
-        raise DTypeError(f"chains of memory-bound operators have no {name}")
-    return STORED[name]
-
-
-def computed_type(name: str) -> str:
-    """Return TIR's dtype of a type in registers."""
-    return COMPUTED.get(name, stored_type(name))
 
 
 @dataclass

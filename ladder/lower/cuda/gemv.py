@@ -27,13 +27,13 @@ from ladder.lower.cuda.gemv_plan import Plan, choose_plan
 from ladder.lower.cuda.gemv_sums import SliceSums
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import SharedTable, allocate_table
-from ladder.lower.gpu.groups import Accumulators
 from ladder.lower.gpu.instructions import STEP_TOKENS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
-from schedules.legal import TOKEN_BUFFERS
+from schedules.footprint import TOKEN_BUFFERS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 

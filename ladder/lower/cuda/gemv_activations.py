@@ -17,8 +17,8 @@ from ladder.lower.cuda.gemv_offset_sums import OffsetSums
 from ladder.lower.cuda.gemv_place import Place
 from ladder.lower.cuda.gemv_plan import Plan
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
+from schedules.footprint import TOKEN_BUFFERS, TOKEN_SUMS
 from schedules.layouts import TILE
-from schedules.legal import TOKEN_BUFFERS, TOKEN_SUMS
 
 Expr = Any
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from ladder.lower.gpu.accumulators import SUM_TILES
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
-from ladder.lower.gpu.groups import SUM_TILES, Groups
+from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import MatrixStep
-from schedules.layouts import TILE
-from schedules.legal import (
+from schedules.footprint import (
     RESIDENT_THREADS,
     SPARE_REGISTERS,
     TOKEN_BUFFERS,
@@ -20,6 +20,7 @@ from schedules.legal import (
     least_token_bytes,
     registers_per_thread,
 )
+from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 

@@ -17,9 +17,9 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, SpanLoader
 from ladder.lower.cuda.gemv_place import Warp
 from ladder.lower.cuda.gemv_plan import Plan
-from ladder.lower.gpu.groups import ONES
+from ladder.lower.gpu.accumulators import ONES
 from ladder.lower.gpu.instructions import STEP_TOKENS, emit_step
-from schedules.legal import TOKEN_BUFFERS, TOKEN_SUMS
+from schedules.footprint import TOKEN_BUFFERS, TOKEN_SUMS
 
 Expr = Any
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
-from ladder.lower.gpu.decode import Decoder, make_decoder, table_sizes
+from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Groups, Leftover, left_by
 from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.gpu.proven import table_sizes
+from schedules.footprint import TOKEN_BUFFERS, TOKEN_SUMS
 from schedules.layouts import TILE
-from schedules.legal import TOKEN_BUFFERS, TOKEN_SUMS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError

@@ -1,134 +1,138 @@
-"""How threads of the mma pipeline copy a stage of tokens: rows of a matrix, or windows of an image.
+"""How threads of the mma pipeline copy a stage of x: rows of a matrix, or windows of an image.
 
-A thread copies 16-byte chunks, zeros where there is nothing. Of windows, the place of a chunk is a sum
-of what depends on the token (found once, by divisions) and of what depends on K (stepped from stage to
-stage): a thread's chunks have one place along K, so it keeps one channel and one tap.
+A thread copies 16-byte chunks, zeros where there is nothing. Of windows (implicit GEMM), the place of a
+chunk is a sum of what depends on the activation row (found once, by divisions) and of what depends on K
+(stepped from stage to stage): a thread's chunks have one place along K, so it keeps one channel and one tap.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
 from ladder.ir.windows import Windows
 from ladder.lower import builder as b
+from ladder.lower.cuda.activations import Copier
+from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_extents
+from ladder.lower.cuda.mma_geometry import Plan
+from ladder.lower.cuda.mma_place import Place
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, each_piece
 from schedules.layouts import TILE
 from schedules.schedule import check
 
-if TYPE_CHECKING:
-    from ladder.lower.cuda.mma import Mma
-
 Expr = Any
 
 
-class TokenSource(Protocol):
-    """Emits copies of tokens."""
+class ActivationSource(Protocol):
+    """Emits copies of x."""
 
     def copy(self, stage: Expr, tile: Expr) -> None:
         """Copy this thread's chunks of the stage that begins at packed tile ``tile``; in order."""
 
 
+@dataclass(frozen=True)
 class Rows:
-    """Rows of a matrix."""
+    """Rows of a matrix.
 
-    def __init__(self, kernel: Mma) -> None:
-        self.kernel = kernel
+    Parameters
+    ----------
+    plan, place, copier
+        The kernel's plan, where this thread works, and what emits copies.
+    stages
+        The stages of x in shared memory.
+    """
+
+    plan: Plan
+    place: Place
+    copier: Copier
+    stages: Any
 
     def copy(self, stage: Expr, tile: Expr) -> None:
         """Copy x; zeros beyond its extents."""
-        kernel, args = self.kernel, self.kernel.args
-        layout, per_chunk = kernel.geo.tokens, CHUNK_BYTES // kernel.step.element_bytes
+        args, geo = self.place.args, self.plan.geo
+        layout, per_chunk = geo.x_tile, CHUNK_BYTES // self.plan.step.element_bytes
 
         def copy(piece: Expr) -> None:
             row, chunk = b.bind(piece // layout.chunks), b.bind(piece % layout.chunks)
-            token = b.bind(kernel.first_token + row)
+            m = b.bind(self.place.first_m + row)
             column = b.bind(tile * TILE + chunk * per_chunk)
-            valid = b.bind(T.And(token < args.m, column < args.k_x))
-            at = [T.if_then_else(valid, token, 0), T.if_then_else(valid, column, 0)]
-            target = kernel.tokens.ptr_to([stage, layout.word(row, chunk)])
-            kernel.copier.chunk(target, args.x.ptr_to(at), valid)
+            valid = b.bind(T.And(m < args.m, column < args.k_x))
+            at = [T.if_then_else(valid, m, 0), T.if_then_else(valid, column, 0)]
+            target = self.stages.ptr_to([stage, layout.word(row, chunk)])
+            self.copier.chunk(target, args.x.ptr_to(at), valid)
 
-        each_piece(kernel.schedule.tile_m * layout.chunks, kernel.geo.threads, kernel.thread, copy)
+        each_piece(self.plan.schedule.tile_m * layout.chunks, geo.threads, self.place.thread, copy)
 
 
-class Pixels:
-    """Windows of an image."""
+@dataclass(frozen=True)
+class Pixel:
+    """The window of one activation row: its row in the tile, row and column of its corner, and its offset."""
 
-    def __init__(self, kernel: Mma, windows: Windows) -> None:
-        self.kernel, self.windows, self.args = kernel, windows, kernel.args
-        self.per_chunk = CHUNK_BYTES // kernel.step.element_bytes
-        chunks = kernel.geo.tokens.chunks
+    place: Expr
+    row: Expr
+    column: Expr
+    offset: Expr
+
+
+class ImplicitGemm:
+    """Windows of an image; the parameters are those of `Rows`, and the windows."""
+
+    def __init__(self, plan: Plan, place: Place, copier: Copier, stages: Any, windows: Windows) -> None:
+        self.plan, self.place, self.copier, self.stages, self.windows = plan, place, copier, stages, windows
+        self.per_chunk = CHUNK_BYTES // plan.step.element_bytes
+        self.chunks, threads, args = plan.geo.x_tile.chunks, plan.geo.threads, place.args
         check(
-            kernel.gemm.channels % self.per_chunk == 0,
-            f"the {kernel.gemm.channels} channels of a tap are no chunks of {self.per_chunk}; pad them",
+            plan.gemm.channels % self.per_chunk == 0,
+            f"the {plan.gemm.channels} channels of a tap are no chunks of {self.per_chunk}; pad them",
         )
-        check(kernel.geo.threads % chunks == 0, f"{kernel.geo.threads} threads for {chunks} chunks per token")
-        self.chunks = chunks
-        self.chunk = b.keep(T.truncmod(kernel.thread, chunks))
-        self._find_pixels()
-        self._find_tap()
-
-    def _find_pixels(self) -> None:
-        """Find the pixel of each token of this thread: row, column, and offset of its window's corner."""
-        kernel, at = self.kernel, self.windows
-        _, height, width, channels = self.args.image
-        rows, columns = b.keep(at.extent(height, 0)), b.keep(at.extent(width, 1))
-        self.group_channels = b.keep(T.truncdiv(channels, at.groups))
-        group: Expr = 0
-        if at.groups > 1:
-            group_rows = T.truncdiv(self.args.n, at.groups)
-            group = b.keep(T.truncdiv(kernel.row_tile * TILE, group_rows) * self.group_channels)
-        self.pixels: list[tuple[Expr, Expr, Expr, Expr]] = []
-        per_turn = kernel.geo.threads // self.chunks
-        self.even = kernel.schedule.tile_m % per_turn == 0
-        for turn in range(-(-kernel.schedule.tile_m // per_turn)):
-            place = b.keep(T.truncdiv(kernel.thread, self.chunks) + turn * per_turn)
-            token = b.keep(kernel.first_token + place)
-            line = b.keep(T.truncdiv(token, columns))
-            image = b.keep(T.truncdiv(line, rows))
-            row = b.keep((line - image * rows) * at.stride[0] - at.padding[0])
-            column = b.keep((token - line * columns) * at.stride[1] - at.padding[1])
-            # A row that no tap reaches stands for tokens beyond M.
-            row = b.keep(T.if_then_else(token < self.args.m, row, -(1 << 30)))
-            corner = b.keep((image * height + T.max(row, -at.padding[0])) * width + column)
-            self.pixels.append((place, row, column, b.keep(corner * channels + group)))
-
-    def _find_tap(self) -> None:
-        """Find channel and tap of this thread's first chunk."""
+        check(threads % self.chunks == 0, f"{threads} threads for {self.chunks} chunks per activation row")
+        self.chunk = b.keep(T.truncmod(place.thread, self.chunks))
+        extents = output_extents(windows, args)
+        self.group_channels = b.keep(T.truncdiv(args.image[3], windows.groups))
+        channel = first_channel(windows, args, place.row_tile * TILE, self.group_channels)
+        per_turn, tile_m = threads // self.chunks, plan.schedule.tile_m
+        self.even = tile_m % per_turn == 0
+        turns = range(-(-tile_m // per_turn))
+        self.pixels = [self._pixel(turn * per_turn, extents, channel) for turn in turns]
         first = self.chunk * self.per_chunk
         tap = b.keep(T.truncdiv(first, self.group_channels))
-        taps = self.windows.kernel[1]
+        taps = windows.kernel[1]
         self.channel = b.Variable("int32", first - tap * self.group_channels)
-        self.tap_row = b.Variable("int32", T.truncdiv(tap, taps) * self.windows.dilation[0])
-        self.tap_column = b.Variable("int32", T.truncmod(tap, taps) * self.windows.dilation[1])
+        self.tap_row = b.Variable("int32", T.truncdiv(tap, taps) * windows.dilation[0])
+        self.tap_column = b.Variable("int32", T.truncmod(tap, taps) * windows.dilation[1])
+
+    def _pixel(self, first: int, extents: tuple[Expr, Expr], channel: Expr) -> Pixel:
+        """Find the window of the thread's activation row ``first`` rows on."""
+        at, args = self.windows, self.place.args
+        _, height, width, channels = args.image
+        place = b.keep(T.truncdiv(self.place.thread, self.chunks) + first)
+        m = b.keep(self.place.first_m + place)
+        corner = find_corner(at, m, extents)
+        # A row that no tap reaches stands for activation rows beyond M.
+        row = b.keep(T.if_then_else(m < args.m, corner.row, -(1 << 30)))
+        offset = b.keep((corner.image * height + T.max(row, -at.padding[0])) * width + corner.column)
+        return Pixel(place, row, corner.column, b.keep(offset * channels + channel))
 
     def copy(self, stage: Expr, tile: Expr) -> None:
         """Copy the chunks of the taps at hand, then step to those of the next stage."""
-        kernel, at = self.kernel, self.windows
-        _, height, width, channels = self.args.image
-        layout = kernel.geo.tokens
+        at, args, layout = self.windows, self.place.args, self.plan.geo.x_tile
+        _, height, width, channels = args.image
         down, right = self.tap_row.value, self.tap_column.value
         step = b.keep((down * width + right) * channels + self.channel.value)
         inside = b.bind(down < at.kernel[0] * at.dilation[0])
-        for place, row, column, corner in self.pixels:
-            rows = self._within(row + down, height)
-            valid = b.bind(T.And(T.And(rows, self._within(column + right, width)), inside))
-            source = self.args.x.ptr_to([0, 0, 0, T.if_then_else(valid, corner + step, 0)])
-            target = kernel.tokens.ptr_to([stage, layout.word(place, self.chunk)])
-            with b.when(True if self.even else place < kernel.schedule.tile_m):
-                kernel.copier.chunk(target, source, valid)
+        for pixel in self.pixels:
+            rows = _within(pixel.row + down, height)
+            valid = b.bind(T.And(T.And(rows, _within(pixel.column + right, width)), inside))
+            source = args.x.ptr_to([0, 0, 0, T.if_then_else(valid, pixel.offset + step, 0)])
+            target = self.stages.ptr_to([stage, layout.word(pixel.place, self.chunk)])
+            with b.when(True if self.even else pixel.place < self.plan.schedule.tile_m):
+                self.copier.chunk(target, source, valid)
         self._advance()
 
-    @staticmethod
-    def _within(index: Expr, extent: Expr) -> Expr:
-        """Whether ``0 <= index < extent``, by one comparison."""
-        # Not casts: TVM would take the index for never negative.
-        return T.reinterpret("uint32", index) < T.reinterpret("uint32", extent)
-
     def _advance(self) -> None:
-        at, step = self.windows, self.kernel.schedule.tile_k
+        at, step = self.windows, self.plan.schedule.tile_k
         self.channel.set(self.channel.value + step)
         with b.repeat_while(self.channel.value >= self.group_channels):
             self.channel.set(self.channel.value - self.group_channels)
@@ -138,7 +142,15 @@ class Pixels:
                 self.tap_row.set(self.tap_row.value + at.dilation[0])
 
 
-def token_source(kernel: Mma) -> TokenSource:
-    """Return where a kernel's tokens come from."""
-    windows = kernel.gemm.windows
-    return Rows(kernel) if windows is None else Pixels(kernel, windows)
+def _within(index: Expr, extent: Expr) -> Expr:
+    """Whether ``0 <= index < extent``, by one comparison."""
+    # Not casts: TVM would take the index for never negative.
+    return T.reinterpret("uint32", index) < T.reinterpret("uint32", extent)
+
+
+def activation_source(plan: Plan, place: Place, copier: Copier, stages: Any) -> ActivationSource:
+    """Return what copies x of a kernel into its stages."""
+    windows = plan.gemm.windows
+    if windows is None:
+        return Rows(plan, place, copier, stages)
+    return ImplicitGemm(plan, place, copier, stages, windows)

@@ -1,6 +1,6 @@
 """What a turn of the 8-bit loop does, in plain integers: which products run when, and where.
 
-A warpgroup's products are cut into *units*, by K and by tokens. Where they must, sums of K
+A warpgroup's products are cut into *units*, by K and by activation rows. Where they must, sums of K
 move from *partial* accumulators to float32 totals at the end of every interval: because a
 group's scale applies to its sum alone, or because fp8 tensor cores keep few bits of long
 sums. Units then write two sets of partial accumulators in turn: while the tensor core works
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, PROMOTED_TOKENS, promotes_rarely
+from schedules.footprint import FP8_INTERVAL, PARTIAL_TOKENS, PROMOTED_TOKENS, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
 
-INTEGER_TOKENS = 224
-"""Tokens of one integer product at most: TVM 0.27 knows none of 256."""
+INTEGER_ROWS = 224
+"""Activation rows of one integer product at most: TVM 0.27 knows none of 256."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Unit:
         Elements of K within the slab.
     m
         Row tile of the warpgroup.
-    tokens
-        First token.
+    first_m
+        First activation row.
     bank
         Set of partial accumulators.
     fresh
@@ -48,7 +48,7 @@ class Unit:
     start: int
     extent: int
     m: int
-    tokens: int
+    first_m: int
     bank: int
     fresh: bool
     done: bool
@@ -72,12 +72,12 @@ class Loop:
     geo: Geometry
 
     @property
-    def unit_tokens(self) -> int:
-        """Tokens of one unit."""
+    def unit_m(self) -> int:
+        """Activation rows of one unit."""
         tile = self.geo.schedule.tile_m
         if self.geo.promotes:
             return min(tile, PROMOTED_TOKENS)
-        return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
+        return tile // 2 if self.integer and tile > INTEGER_ROWS else tile
 
     @property
     def integer(self) -> bool:
@@ -87,12 +87,12 @@ class Loop:
     @property
     def positions(self) -> int:
         """Units that cover the warpgroup's tile once."""
-        return self.geo.m64 * self.geo.schedule.tile_m // self.unit_tokens
+        return self.geo.m64 * self.geo.schedule.tile_m // self.unit_m
 
     @property
     def bank_registers(self) -> int:
         """Accumulators per thread of one set of sums."""
-        return self.unit_tokens // 2
+        return self.unit_m // 2
 
     @property
     def long(self) -> bool:
@@ -109,7 +109,7 @@ class Loop:
         """Sets of sums that products write."""
         if self.long:
             return self.positions
-        return 1 if self.unit_tokens > PARTIAL_TOKENS else 2
+        return 1 if self.unit_m > PARTIAL_TOKENS else 2
 
     @property
     def drains(self) -> bool:
@@ -118,7 +118,7 @@ class Loop:
 
     @property
     def parted(self) -> bool:
-        """Whether the tokens of a large tile are multiplied and promoted in parts.
+        """Whether the activation rows of a large tile are multiplied and promoted in parts.
 
         Nothing is decoded ahead then: sums and totals leave registers for one set of operands.
         """
@@ -165,7 +165,7 @@ class Loop:
                             start=start,
                             extent=extent,
                             m=m,
-                            tokens=part * self.unit_tokens,
+                            first_m=part * self.unit_m,
                             bank=self._bank(number, position, len(found)),
                             fresh=first % self.interval == 0,
                             done=not self.long and (first + extent) % self.interval == 0,

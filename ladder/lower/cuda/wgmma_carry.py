@@ -1,4 +1,4 @@
-"""Tiles of 256 tokens of plain fp8 operands, whose sums have no registers for as many totals.
+"""The math loop for tiles of 256 activation rows of plain fp8: there are no registers for totals.
 
 fp8 tensor cores keep few bits of long sums. A thread has 128 sums here: at the end of every interval of
 K it moves the 16 upper bits of each, its *head*, to half a register, and leaves the rest, which is
@@ -7,17 +7,26 @@ small, in the accumulator. Nothing is rounded by that.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.wgmma import pin_registers
-from ladder.lower.cuda.wgmma8 import ByteKernel
 from ladder.lower.cuda.wgmma8_plan import STEP
+from ladder.lower.cuda.wgmma_grid import Piece
+from ladder.lower.cuda.wgmma_loop import Parts
+from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_products import (
+    commit_group,
+    open_group,
+    pin_registers,
+    start_product,
+    wait_groups,
+)
 from ladder.lower.gpu.decode import load_order
-from schedules.legal import CARRY_INTERVAL
+from schedules.footprint import CARRY_INTERVAL
 
 Expr = Any
 
@@ -44,104 +53,140 @@ __device__ __forceinline__ void ladder_carry{count}(float* sums, unsigned* heads
 """
 
 
-class CarryKernel(ByteKernel):
-    """A kernel of fp8 operands whose sums carry into 16-bit heads."""
+@dataclass(frozen=True)
+class State:
+    """A thread's registers.
 
-    def _allocate(self) -> None:
-        self.count = self.geo.m64 * self.geo.accumulators
-        self.sums = b.local(self.count, "float32")
-        self.heads = b.local(self.count // 2, "uint32")
-        self.total: Any = None
-        self._allocate_operands(1)
-        # The stage that products read; the ring's own may be the next one.
-        self.multiplied = b.Variable("int32", 0)
+    Parameters
+    ----------
+    sums, heads
+        Accumulators, and pairs of their upper halves.
+    weights
+        Operands and what is fetched for them.
+    multiplied
+        The stage that products read; the ring's own may be the next one.
+    """
 
-    def _tile(self, row_tile: Expr, token: Expr) -> None:
+    sums: Any
+    heads: Any
+    weights: Registers
+    multiplied: b.Variable
+
+
+def allocate_state(plan: Plan) -> State:
+    """Allocate a thread's registers."""
+    sums, heads = b.local(plan.sums, "float32"), b.local(plan.sums // 2, "uint32")
+    weights = allocate_registers(plan, scaled=False, sets=1)
+    return State(sums, heads, weights, b.Variable("int32", 0))
+
+
+@dataclass(frozen=True)
+class CarryLoop:
+    """The loop.
+
+    Parameters
+    ----------
+    parts, state
+        What loops are made of, and the accumulators.
+    """
+
+    parts: Parts
+    state: State
+
+    @property
+    def plan(self) -> Plan:
+        """The kernel's plan."""
+        return self.parts.plan
+
+    def tile(self, piece: Piece) -> None:
         """Sum one tile over K, interval by interval, and write it."""
-        for index in range(self.count // 2):
-            b.store(self.heads, T.uint32(0), index)
-        whole = CARRY_INTERVAL // (self.geo.body * self.geo.slab)
-        intervals = b.keep((self.turns + whole - 1) // whole)
+        for index in range(self.plan.sums // 2):
+            b.store(self.state.heads, T.uint32(0), index)
+        whole = CARRY_INTERVAL // (self.plan.geo.body * self.plan.geo.slab)
+        intervals = b.keep((piece.turns + whole - 1) // whole)
         with b.loop(intervals) as interval:
             first = b.keep(interval * whole)
-            self._interval(first, b.keep(T.min(self.turns - first, whole)))
+            self._interval(first, b.keep(T.min(piece.turns - first, whole)))
             with b.when(interval + 1 < intervals):
                 self._carry()
         # No sooner: there is no register for them.
-        held = wgmma_epilogue.row_values(self, row_tile, token)
-        wgmma_epilogue.finish_tile(self, row_tile, token, held)
+        held = self.parts.epilogue.load(piece)
+        self.parts.epilogue.finish(piece, held, self._finished)
+
+    def _finished(self, register: int) -> Expr:
+        """Return a finished sum as float32."""
+        word = self.state.heads[register // 2]
+        head = T.bitwise_and(word, T.uint32(HEAD_HIGH)) if register % 2 else T.shift_left(word, T.uint32(16))
+        value = self.state.sums[register] + T.reinterpret("float32", head)
+        gain = self.plan.decoder.decoder.gains[register // 2 % 2]
+        return value if gain == 1.0 else value * T.float32(gain)
 
     def _carry(self) -> None:
         """Move the upper half of every sum to its head."""
-        source, places = CARRY.format(count=self.count), (self.sums.ptr_to([0]), self.heads.ptr_to([0]))
-        b.emit(b.call_inline(f"ladder_carry{self.count}", source, "void", *places))
-        pin_registers(self.heads, self.count // 2)
-        pin_registers(self.sums, self.count)
+        count, state = self.plan.sums, self.state
+        source, places = CARRY.format(count=count), (state.sums.ptr_to([0]), state.heads.ptr_to([0]))
+        b.emit(b.call_inline(f"ladder_carry{count}", source, "void", *places))
+        pin_registers(state.heads, count // 2)
+        pin_registers(state.sums, count)
 
     def _interval(self, first: Expr, count: Expr) -> None:
         """Run turns ``first .. first+count`` of a tile and wait for their products."""
-        self._await_stage()
+        consumer = self.parts.consumer
+        consumer.await_stage()
         for step in range(STEPS - 1):
             self._load_step(step)
         with b.loop(count) as number:
-            for slab in range(self.geo.body):
+            for slab in range(self.plan.geo.body):
                 self._steps(first + number, number, count, slab)
-        self._wait_products(0)
-        pin_registers(self.sums, self.count)
-        self.previous.set(self.multiplied.value)
-        self._release()
-        self.ring.advance()
+        wait_groups(0)
+        pin_registers(self.state.sums, self.plan.sums)
+        consumer.previous.set(self.state.multiplied.value)
+        consumer.release()
+        consumer.ring.advance()
 
     def _steps(self, turn: Expr, number: Expr, count: Expr, slab: int) -> None:
         """Start a slab's products step by step, each time loading operands for the step three ahead."""
-        self.previous.set(self.multiplied.value)
-        self.multiplied.set(self.ring.stage.value)
+        consumer, multiplied = self.parts.consumer, self.state.multiplied
+        consumer.previous.set(multiplied.value)
+        multiplied.set(consumer.ring.stage.value)
         for step in range(STEPS):
             self._start_step(step, turn > 0 if slab == step == 0 else True)
-            self._wait_products(1)
+            wait_groups(1)
             if step == 0:
                 with b.when(True if slab else number > 0):
-                    self._release()
+                    consumer.release()
             elif step == 1:
-                if slab + 1 < self.geo.body:
-                    self.ring.advance()
-                else:
-                    # Where the interval ends, the stage at hand is entered again and read in vain.
-                    self.ring.advance_if(number + 1 < count)
-                self._await_stage()
+                # Where the interval ends, the stage at hand is entered again and read in vain.
+                consumer.enter_stage(number, count, slab + 1)
             self._load_step((step - 1) % STEPS)
 
     def _start_step(self, step: int, adds: Expr) -> None:
         """Start one step's products of all row tiles as one group."""
-        b.emit(T.ptx.wgmma.fence.sync.aligned())
-        for m in range(self.geo.m64):
-            first = (m * STEPS + step) * STEP_REGISTERS
-            registers = [self.operands[first + i] for i in range(STEP_REGISTERS)]
-            sums = [self.sums[m * self.geo.accumulators + i] for i in range(self.geo.accumulators)]
-            self._multiply(sums, registers, self.multiplied.value, 0, step, 0, adds)
-        b.emit(T.ptx.wgmma.commit_group.sync.aligned())
+        plan, stage = self.plan, self.state.multiplied.value
+        open_group()
+        for m in range(plan.geo.m64):
+            first = m * plan.geo.accumulators
+            sums = [self.state.sums[first + i] for i in range(plan.geo.accumulators)]
+            registers = self.parts.operands.step(0, m, step)
+            start_product(plan, sums, registers, self.parts.x.at(stage, 0, step), adds)
+        commit_group()
 
     def _load_step(self, step: int) -> None:
         """Load a step's operands from the ring's stage: bytes that go to the core as they are."""
-        geo = self.geo
+        geo, operands, weights = self.plan.geo, self.parts.operands, self.state.weights
         tile, part = divmod(step * STEP, geo.slab // geo.tiles_per_slab)
         offset, width = load_order(geo.bits)[part // STEP]
+        stage = self.parts.consumer.ring.stage.value
         for m in range(geo.m64):
-            base = (self._row_tile(m) * geo.stage_tiles + tile) * geo.tile_words + offset
-            words, place = self.tile_words[m], tile * geo.bits + part // STEP * width
+            base = (operands.row_tile(m) * geo.stage_tiles + tile) * geo.tile_words + offset
+            words, place = weights.words[m], tile * geo.bits + part // STEP * width
             with b.vector(width) as v:
-                source = self.words[self.ring.stage.value, base + self.group_thread * width + v]
+                source = operands.memory.words[stage, base + operands.who.group_thread * width + v]
                 b.store(words, source, place + v)
             every = [words[tile * geo.bits + i] for i in range(geo.bits)]
             first = (m * STEPS + step) * STEP_REGISTERS
             position = part // STEP * STEP_REGISTERS
-            self.decoder.registers(every, position, STEP_REGISTERS, self.operands, first, None, None, None)
-            pin_registers(self.operands, STEP_REGISTERS, first)
-
-    def partial_sum(self, position: int) -> Expr:
-        """Return a finished sum as float32."""
-        word = self.heads[position // 2]
-        head = T.bitwise_and(word, T.uint32(HEAD_HIGH)) if position % 2 else T.shift_left(word, T.uint32(16))
-        value = self.sums[position] + T.reinterpret("float32", head)
-        gain = self.decoder.decoder.gains[position // 2 % 2]
-        return value if gain == 1.0 else value * T.float32(gain)
+            self.plan.decoder.registers(
+                every, position, STEP_REGISTERS, weights.operands, first, None, None, None
+            )
+            pin_registers(weights.operands, STEP_REGISTERS, first)

@@ -70,3 +70,15 @@ def scaled_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> ScaledDecod
         decoder = make_decoder(gemm, device, table=room)
     check(decoder.table_words * 4 == room, f"a table of {decoder.table_words} words was not planned")
     return ScaledDecoder(decoder)
+
+
+def byte_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> ScaledDecoder:
+    """Return the decoder of 8-bit operands; parameters as of `scaled_decoder`.
+
+    It leaves gains to the sums, but not offsets and zero points, which would need the sums of x as well.
+    """
+    raw = make_decoder(gemm, device, "accumulator", table=room)
+    zeros_left = gemm.zero != "none" and not raw.subtracts_zeros
+    if zeros_left or any(raw.offsets):
+        raw = make_decoder(gemm, device, table=room)
+    return ScaledDecoder(raw)

@@ -13,9 +13,7 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.codes import table_bytes
-from schedules.layouts import TILE, lane_of, packed_group
-from schedules.legal import (
-    LEAST_SLABS,
+from schedules.footprint import (
     STAGED_TOKENS,
     carries,
     launch_registers,
@@ -24,6 +22,8 @@ from schedules.legal import (
     scale_span,
     streams_exponents,
 )
+from schedules.layouts import TILE, lane_of, packed_group
+from schedules.legal import LEAST_SLABS
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
@@ -65,9 +65,7 @@ class Geometry:
             plan.tile_n % (TILE * self.warpgroups) == 0,
             f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
-        check(
-            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
-        )
+        check(plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no tile of {plan.tile_m} (8 to 256)")
         check(
             plan.tile_k % self.slab == 0,
             f"tile_k={plan.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
@@ -82,12 +80,15 @@ class Geometry:
         )
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
         alone = not plan.persistent and plan.cluster * plan.split_k == 1
-        check(alone or not self.gemm.experts, "one expert's tokens per block: no clusters, not persistent")
+        check(alone or not self.gemm.experts, "one expert per block: no clusters, not persistent")
         check(
             not plan.stream_k or (plan.persistent and plan.cluster == 1 and self.lane == 16),
             "stream_k shares the tiles of a persistent 16-bit kernel without clusters",
         )
-        check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
+        check(
+            plan.cluster * 8 <= plan.tile_m,
+            f"{plan.cluster} blocks cannot share {plan.tile_m} activation rows",
+        )
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(
             self.register_estimate <= math_registers(plan.warps),
@@ -168,7 +169,7 @@ class Geometry:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a cluster: those that sum slices of K, times those that share tokens."""
+        """Blocks of a cluster: those that sum slices of K, times those that share activation rows."""
         return self.schedule.split_k * self.schedule.cluster
 
     @property
@@ -267,12 +268,12 @@ class Geometry:
 
     @property
     def chunk(self) -> int:
-        """Tokens that the epilogue stages through shared memory at a time."""
+        """Activation rows that the epilogue stages through shared memory at a time."""
         return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def team(self) -> int:
-        """Warps that transpose their sums together, so that more of a token's outputs lie side by side.
+        """Warps that transpose their sums together, so that stores along N are longer.
 
         A warpgroup; each warp alone where the blocks of a cluster finish the sums of different warps.
         """
@@ -280,7 +281,7 @@ class Geometry:
 
     @property
     def pitch(self) -> int:
-        """Staged elements per token of a team.
+        """Staged elements per activation row of a team.
 
         +4 floats keep transposing stores free of bank conflicts; 16-bit rows are swizzled instead.
         """
@@ -298,7 +299,7 @@ class Geometry:
         return -(-self.schedule.warps * self.m64 // self.schedule.split_k)
 
     @property
-    def exchange_bytes(self) -> int:
+    def cluster_bytes(self) -> int:
         """Bytes that receive the other blocks' sums of K slices."""
         return (self.schedule.split_k - 1) * self.owned_units * self.accumulators * 32 * 4
 
@@ -311,7 +312,7 @@ class Geometry:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
         ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + self.exchange_bytes + self.table_bytes + 3 * 1024
+        return ring + self.staging_bytes + self.cluster_bytes + self.table_bytes + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property
@@ -340,15 +341,15 @@ def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
     return warp * 16 + lane // 4 + (index // 2 % 2) * 8
 
 
-def accumulator_token(lane: Index, index: int) -> Index:
-    """Return the token (column of D) of accumulator ``index``."""
+def accumulator_m(lane: Index, index: int) -> Index:
+    """Return the activation row (column of D) of accumulator ``index``."""
     return index // 4 * 8 + lane % 4 * 2 + index % 2
 
 
-def swizzled_run(token: Index, run: Index, runs: int) -> Index:
-    """Return where a team stages run ``run`` of a token: eight 16-bit outputs; in units of 16 bytes.
+def swizzled_run(m: Index, run: Index, runs: int) -> Index:
+    """Return where a team stages run ``run`` of activation row ``m``: eight 16-bit outputs; in 16 bytes.
 
-    A token has ``runs`` such runs, two or eight. Permuting them by the token lets a phase of stmatrix,
-    which writes one run of eight tokens, reach all banks.
+    A row has ``runs`` such runs, two or eight. Permuting them by the row lets a phase of stmatrix,
+    which writes one run of eight rows, reach all banks.
     """
-    return token * runs + (run ^ (token // (8 // runs) % runs))
+    return m * runs + (run ^ (m // (8 // runs) % runs))

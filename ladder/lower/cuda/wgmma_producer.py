@@ -1,22 +1,25 @@
 """The producer of the wgmma pipeline: one thread that keeps a ring of stages full.
 
-X comes through a tensor map (128-byte swizzle, zero outside), packed words, scales and zero
-points through bulk copies. Blocks of a cluster that work on the same tokens each load a
-share of X and multicast it to all (PTX ISA, cp.async.bulk.tensor, ``.multicast::cluster``).
+x comes through a tensor map (128-byte swizzle, zero outside), packed words, scales and zero
+points through bulk copies. Blocks of a cluster that work on the same activation rows each load a
+share of x and multicast it to all (PTX ISA, cp.async.bulk.tensor, ``.multicast::cluster``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_activations import TileCopies, begin_copies
+from ladder.lower.cuda.wgmma_grid import Grid, Piece
+from ladder.lower.cuda.wgmma_memory import Memory, Ring
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.gpu.arguments import Arguments
+from schedules.footprint import SWIZZLE_ROW, scale_span
 from schedules.layouts import TILE
-from schedules.legal import SWIZZLE_ROW, scale_span
-
-if TYPE_CHECKING:
-    from ladder.lower.cuda.wgmma import Kernel, Ring
 
 Expr = Any
 
@@ -27,56 +30,71 @@ PREFETCH_BYTES = 64 * 1024
 """Bytes of packed words that a block fetches into L2 before the kernel before has ended."""
 
 
+@dataclass(frozen=True)
 class Producer:
-    """Emits the copies of one block into its ring."""
+    """Emits the copies of one block into its ring.
 
-    def __init__(self, kernel: Kernel, ring: Ring) -> None:
-        self.kernel, self.ring = kernel, ring
-        self.geo, self.schedule, self.args = kernel.geo, kernel.schedule, kernel.args
+    Parameters
+    ----------
+    plan, args, grid, memory
+        The kernel's plan, its tensors, the block's place in the grid, and its shared memory.
+    x_map
+        The tensor map of x.
+    ring
+        The producer's walk around the ring.
+    """
 
-    def tile(self, row_tile: Expr, token: Expr) -> None:
-        """Load every stage of one output tile."""
-        geo, kernel = self.geo, self.kernel
-        own = token if self.schedule.cluster == 1 else token + kernel.member * kernel.copied_tokens
-        kernel.token_source.begin(row_tile, own, kernel.first_tile)
-        with b.loop(kernel.turns * (geo.body // geo.slabs)) as step:
-            self._fill_stage(row_tile, b.bind(kernel.first_tile + step * geo.stage_tiles))
+    plan: Plan
+    args: Arguments
+    grid: Grid
+    memory: Memory
+    x_map: Expr
+    ring: Ring
+
+    def fill(self, piece: Piece) -> None:
+        """Load every stage of one tile of the output."""
+        geo, grid, first_m = self.plan.geo, self.grid, piece.first_m
+        own = first_m if self.plan.schedule.cluster == 1 else first_m + grid.member * grid.copied_m
+        x = begin_copies(self.plan, self.args, self.x_map, piece, own)
+        with b.loop(piece.turns * (geo.body // geo.slabs)) as step:
+            self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
             self.ring.advance()
 
-    def _fill_stage(self, row_tile: Expr, k_tile: Expr) -> None:
+    def _fill_stage(self, x: TileCopies, row_tile: Expr, k_tile: Expr) -> None:
         """Wait until the stage is free, then start every copy into it."""
-        kernel, stage = self.kernel, self.ring.stage.value
-        b.emit(T.cuda.mbarrier_wait(kernel.empty.ptr_to([stage]), self.ring.phase.value ^ 1))
-        barrier = kernel.full.ptr_to([stage])
+        memory, stage = self.memory, self.ring.stage.value
+        b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), self.ring.phase.value ^ 1))
+        barrier = memory.full.ptr_to([stage])
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, self._stage_bytes()))
-        self._fill_x(stage, barrier, k_tile)
-        for index in range(self.geo.row_tiles):
+        self._fill_x(x, stage, barrier, k_tile)
+        for index in range(self.plan.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.
             row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
             self._fill_words(stage, barrier, index, row, k_tile)
-        if kernel.scales is not None or kernel.zeros is not None:
+        if memory.scales is not None or memory.zeros is not None:
             self._fill_rows(stage, barrier, row_tile, k_tile)
 
     def _stage_bytes(self) -> Expr:
-        """Return the bytes of a stage: of A, only tokens that are copied."""
-        rest = self.geo.stage_bytes - self.geo.x_bytes
-        rows = self.kernel.copied_tokens * (self.schedule.cluster * self.geo.slabs)
+        """Return the bytes of a stage: of x, only rows that are copied."""
+        geo = self.plan.geo
+        rest = geo.stage_bytes - geo.x_bytes
+        rows = self.grid.copied_m * (self.plan.schedule.cluster * geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
-    def _fill_x(self, stage: Expr, barrier: Expr, k_tile: Expr) -> None:
-        """Copy this block's share of the tokens, to every block of the cluster that needs it."""
-        geo, kernel, cluster = self.geo, self.kernel, self.schedule.cluster
-        share, mask = kernel.copied_tokens, None
+    def _fill_x(self, x: TileCopies, stage: Expr, barrier: Expr, k_tile: Expr) -> None:
+        """Copy this block's share of the activation rows, to every block of the cluster that needs it."""
+        geo, grid, schedule = self.plan.geo, self.grid, self.plan.schedule
+        cluster, mask = schedule.cluster, None
         if cluster > 1:
-            mask = T.Cast("uint16", ((1 << cluster) - 1) << (kernel.slice * cluster))
+            mask = T.Cast("uint16", ((1 << cluster) - 1) << (grid.slice * cluster))
         for slab in range(geo.slabs):
-            place = slab * self.schedule.tile_m * SWIZZLE_ROW + kernel.member * share * SWIZZLE_ROW
-            target = kernel.x_tile.ptr_to([stage, place])
-            kernel.token_source.copy(target, barrier, k_tile + slab * geo.tiles_per_slab, mask)
+            place = slab * schedule.tile_m * SWIZZLE_ROW + grid.member * grid.copied_m * SWIZZLE_ROW
+            target = self.memory.x.ptr_to([stage, place])
+            x.copy(target, barrier, k_tile + slab * geo.tiles_per_slab, mask)
 
     def _fill_words(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
-        """Copy the packed tiles of one row tile; tiles beyond K repeat the last (X is zero there)."""
-        geo, words, target = self.geo, self.args.words, self.kernel.words
+        """Copy the packed tiles of one row tile; tiles beyond K repeat the last (x is zero there)."""
+        geo, words, target = self.plan.geo, self.args.words, self.memory.words
         base = index * geo.stage_tiles * geo.tile_words
         size = T.uint32(geo.tile_words * 4)
 
@@ -94,11 +112,11 @@ class Producer:
 
     def _fill_rows(self, stage: Expr, barrier: Expr, row_tile: Expr, k_tile: Expr) -> None:
         """Copy the scales and zero points of all rows of the tile, per scale row."""
-        count = self.geo.row_tiles
+        geo, count = self.plan.geo, self.plan.geo.row_tiles
 
         def copy(first: Expr, index: int, tiles: int) -> None:
-            for step in range(self.geo.scale_rows):
-                group = self._group_row(k_tile * TILE + step * self.geo.row_step)
+            for step in range(geo.scale_rows):
+                group = self._group_row(k_tile * TILE + step * geo.row_step)
                 self._fill_group(stage, barrier, step, group, first, index, tiles)
 
         def clamped() -> None:
@@ -114,31 +132,31 @@ class Producer:
         self, stage: Expr, barrier: Expr, step: int, group: Expr, first: Expr, index: int, tiles: int
     ) -> None:
         """Copy one scale row of ``tiles`` row tiles, the first of them ``first``, to place ``index``."""
-        geo, kernel, tile_n = self.geo, self.kernel, self.schedule.tile_n
-        if kernel.scales is not None:
-            target = kernel.scales.ptr_to([stage, step * tile_n + index * TILE])
+        geo, memory, tile_n = self.plan.geo, self.memory, self.plan.schedule.tile_n
+        if memory.scales is not None:
+            target = memory.scales.ptr_to([stage, step * tile_n + index * TILE])
             source = self.args.scales.ptr_to([group, first * TILE])
             b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.scale_bytes), barrier)
         for part in range(geo.zero_parts):
             line = (step * geo.zero_parts + part) * tile_n
-            target = kernel.zeros.ptr_to([stage, line + index * TILE])
+            target = memory.zeros.ptr_to([stage, line + index * TILE])
             source = self.args.zeros.ptr_to(self._zero_index(group, part, first * TILE))
             b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.zero_bytes), barrier)
 
     def _zero_index(self, group: Expr, part: int, n: Expr) -> list[Expr]:
-        return [group, part, n] if self.geo.zero_parts == 2 else [group, n]
+        return [group, part, n] if self.plan.geo.zero_parts == 2 else [group, n]
 
     def _group_row(self, k: Expr) -> Expr:
         """Return the scale row of element ``k``; rows beyond K repeat the last."""
-        span = scale_span(self.geo.gemm)
+        span = scale_span(self.plan.gemm)
         return b.bind(T.min(k // span, self.args.groups - 1)) if span else 0
 
 
-def prefetch(kernel: Kernel, row_tile: Expr, first: Expr) -> None:
-    """Bring X's tensor map and a block's first words, from K tile ``first`` on, into caches early."""
-    geo, args = kernel.geo, kernel.args
-    b.ptx("prefetch.tensormap", T.address_of(kernel.x_map))
-    if kernel.gemm.experts:
+def prefetch(plan: Plan, args: Arguments, x_map: Expr, row_tile: Expr, first: Expr) -> None:
+    """Bring the tensor map and a block's first words, from K tile ``first`` on, into caches early."""
+    geo = plan.geo
+    b.ptx("prefetch.tensormap", T.address_of(x_map))
+    if plan.gemm.experts:
         return  # Which expert's words is not known yet.
     most = PREFETCH_BYTES // (geo.row_tiles * geo.tile_words * 4)
     tiles = b.bind(T.min(args.k_tiles - first, most))

@@ -24,17 +24,17 @@ Why it cannot go wrong:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from tvm.ir import Call, Op
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_grid import Grid, Piece
+from ladder.lower.cuda.wgmma_plan import Plan
 from schedules.shares import WORKSPACE, share_begin, whole_tiles
-
-if TYPE_CHECKING:
-    from ladder.lower.cuda.wgmma import Kernel
 
 Expr = Any
 
@@ -82,113 +82,146 @@ __device__ __forceinline__ void ladder_take_over_{count}_{threads}(
 """
 
 
+@dataclass(frozen=True)
+class Workspace:
+    """Global memory through which sums are handed over: its address, and where flags begin in it."""
+
+    address: Expr
+    flags: int
+
+
+def declare_workspace(plan: Plan) -> Workspace:
+    """Ask the host for the workspace; in the host part."""
+    blocks, warps = plan.device.units, plan.schedule.warps
+    sum_bytes = blocks * plan.sums * warps * 32 * 4
+    call = Call(Op.get("tirx.tvm_call_packed"), [WORKSPACE, sum_bytes + blocks * warps * 8], ret_ty="int64")
+    return Workspace(I.Bind(call), sum_bytes)
+
+
+@dataclass(frozen=True)
 class Stream:
-    """One block's walk over its units, and its part in the sums of tiles that were cut."""
+    """One block's share of the units, and its part in the sums of tiles that were cut.
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.geo = kernel, kernel.geo
-        self.threads = kernel.schedule.warps * 32
-        self.count = self.geo.m64 * self.geo.accumulators
+    Parameters
+    ----------
+    plan, grid, workspace
+        The kernel's plan, the block's place in the grid, and where sums are handed over.
+    turns
+        Turns of a whole tile.
+    whole, units, offset
+        Tiles that are not cut; units of the others, and how many come before them.
+    share, begin, end
+        The block's share, and its first unit and the one after its last, counted from ``offset``.
+    """
 
-    def declare(self) -> None:
-        """Ask the host for the workspace; in the host part."""
-        blocks = self.kernel.device.units
-        self.sum_bytes = blocks * self.count * self.threads * 4
-        size = self.sum_bytes + blocks * self.kernel.schedule.warps * 8
-        call = Call(Op.get("tirx.tvm_call_packed"), [WORKSPACE, size], ret_ty="int64")
-        self.workspace = I.Bind(call)
+    plan: Plan
+    grid: Grid
+    workspace: Workspace
+    turns: Expr
+    whole: Expr
+    units: Expr
+    offset: Expr
+    share: Expr
+    begin: Expr
+    end: Expr
 
-    def divide(self) -> None:
-        """Compute this block's share; in the device part, once the grid is known."""
-        kernel = self.kernel
-        tiles = b.keep(kernel.n_blocks * kernel.m_blocks)
-        self.turns = kernel.turns = b.keep(kernel.turns)
-        self.whole = b.keep(whole_tiles(tiles, kernel.walkers, T.max))
-        self.units = b.keep((tiles - self.whole) * self.turns)
-        self.offset = b.keep(self.whole * self.turns)
-        self.share = b.keep(kernel.walkers - 1 - kernel.first)
-        self.begin, self.end = b.keep(self._begin(self.share)), b.keep(self._begin(self.share + 1))
-
-    def _begin(self, share: Expr) -> Expr:
-        return share_begin(share, self.units, self.kernel.walkers)
-
-    def first(self) -> tuple[Expr, Expr]:
-        """Return the first tile that this block works on, and the packed tile along K where it begins."""
-        unit = b.keep(T.if_then_else(self.whole > 0, self.kernel.first * self.turns, self.begin))
-        tile = b.keep(unit // self.turns)
-        return tile, b.keep((unit - tile * self.turns) * self._turn_tiles)
+    @property
+    def _threads(self) -> int:
+        return self.plan.schedule.warps * 32
 
     @property
     def _turn_tiles(self) -> int:
-        return self.geo.body * self.geo.tiles_per_slab
+        return self.plan.geo.body * self.plan.geo.tiles_per_slab
 
-    def for_each_piece(self, body: Callable[[Expr, Expr], None]) -> None:
-        """Run ``body(first row tile, first token)`` for whole tiles, then the pieces of this block's share.
+    def first(self) -> tuple[Expr, Expr]:
+        """Return the first tile that this block works on, and the packed tile along K where it begins."""
+        unit = b.keep(T.if_then_else(self.whole > 0, self.grid.first * self.turns, self.begin))
+        tile = b.keep(unit // self.turns)
+        return tile, b.keep((unit - tile * self.turns) * self._turn_tiles)
 
-        Meanwhile ``kernel.turns`` and ``kernel.first_tile`` are those of the piece.
+    def for_each(self, place: Callable[[Expr], tuple[Expr, Expr]], body: Callable[[Piece], None]) -> None:
+        """Run ``body`` for whole tiles, then for the pieces of this block's share.
+
+        ``place`` returns a tile's first packed tile along N and its first activation row.
         """
-        kernel, turns = self.kernel, self.turns
-        self.unit, self.last = b.Variable("int32", 0), b.Variable("int32", 0)
-        self.following = b.Variable("int32", kernel.first)
-        self._take_run()
-        with b.repeat_while(self.unit.value < self.last.value):
-            tile = b.keep(self.unit.value // turns)
-            self.skipped = b.keep(self.unit.value - tile * turns)
-            kernel.turns = b.keep(T.min(turns - self.skipped, self.last.value - self.unit.value))
-            kernel.first_tile = self.skipped * self._turn_tiles
-            self.tile_end = b.keep((tile + 1) * turns - self.offset)
-            body(*map(b.keep, kernel.place(tile)))
-            self.unit.set(self.unit.value + kernel.turns)
-            with b.when(self.unit.value >= self.last.value):
-                self._take_run()
+        turns = self.turns
+        unit, last = b.Variable("int32", 0), b.Variable("int32", 0)
+        following = b.Variable("int32", self.grid.first)
+        self._take_run(unit, last, following)
+        with b.repeat_while(unit.value < last.value):
+            tile = b.keep(unit.value // turns)
+            skipped = b.keep(unit.value - tile * turns)
+            own = b.keep(T.min(turns - skipped, last.value - unit.value))
+            end = b.keep((tile + 1) * turns - self.offset)
+            body(Piece(*place(tile), own, skipped * self._turn_tiles, skipped, end))
+            unit.set(unit.value + own)
+            with b.when(unit.value >= last.value):
+                self._take_run(unit, last, following)
 
-    def _take_run(self) -> None:
+    def _take_run(self, unit: b.Variable, last: b.Variable, following: b.Variable) -> None:
         """Go on to the next run of units: a whole tile, at last the share, or nothing."""
-        following = self.following
+        walkers = self.grid.walkers
 
         def tile() -> None:
-            self.unit.set(following.value * self.turns)
-            self.last.set(self.unit.value + self.turns)
+            unit.set(following.value * self.turns)
+            last.set(unit.value + self.turns)
 
         def share() -> None:
-            self.unit.set(self.offset + self.begin)
-            self.last.set(self.offset + self.end)
+            unit.set(self.offset + self.begin)
+            last.set(self.offset + self.end)
 
-        with b.when(following.value < self.whole + self.kernel.walkers):
+        with b.when(following.value < self.whole + walkers):
             b.either(following.value < self.whole, tile, share)
-            following.set(following.value + self.kernel.walkers)
+            following.set(following.value + walkers)
 
-    def finish(self, store: Callable[[], None]) -> None:
+    def finish(self, piece: Piece, sums: Any, store: Callable[[], None]) -> None:
         """Hand over the sums of a piece that began inside its tile; else take in the others and store."""
 
         def collect() -> None:
-            with b.when(self.skipped + self.kernel.turns < self.turns):
-                self._collect()
+            with b.when(piece.skipped + piece.turns < self.turns):
+                self._collect(piece.end, sums)
             store()
 
-        b.either(self.skipped > 0, lambda: self._call("hand_over", HAND_OVER, self.share), collect)
+        def hand_over() -> None:
+            self._call("hand_over", HAND_OVER, self.share, sums)
+
+        b.either(piece.skipped > 0, hand_over, collect)
 
     def announce(self) -> None:
         """Raise the flags of what the math warps hand over, so that they need not wait; one warp."""
-        text = ANNOUNCE.format(threads=self.threads, raised=hex(RAISED))
-        flags, lane = self.workspace + self.sum_bytes, self.kernel.thread % 32
+        text = ANNOUNCE.format(threads=self._threads, raised=hex(RAISED))
+        flags, lane = self.workspace.address + self.workspace.flags, self.grid.thread % 32
         with b.when(T.And(self.begin < self.end, self.begin % self.turns > 0)):
-            name = f"ladder_announce_{self.threads}"
+            name = f"ladder_announce_{self._threads}"
             b.emit(b.call_inline(name, text, "void", flags, self.share, lane))
 
-    def _collect(self) -> None:
+    def _collect(self, tile_end: Expr, sums: Any) -> None:
         """Add the sums of the following shares that lie in the tile at hand."""
         other, begin = b.Variable("int32", self.share + 1), b.Variable("int32", self.end)
-        with b.repeat_while(begin.value < self.tile_end):
-            end = b.keep(self._begin(other.value + 1))
+        with b.repeat_while(begin.value < tile_end):
+            end = b.keep(share_begin(other.value + 1, self.units, self.grid.walkers))
             with b.when(begin.value < end):  # else there are more blocks than units
-                self._call("take_over", TAKE_OVER, other.value)
+                self._call("take_over", TAKE_OVER, other.value, sums)
             other.set(other.value + 1)
             begin.set(end)
 
-    def _call(self, verb: str, source: str, share: Expr) -> None:
-        text = source.format(count=self.count, threads=self.threads, raised=hex(RAISED))
-        name = f"ladder_{verb}_{self.count}_{self.threads}"
-        flags, sums = self.workspace + self.sum_bytes, self.kernel.partial.ptr_to([0])
-        thread = self.kernel.thread
-        b.emit(b.call_inline(name, text, "void", self.workspace, flags, share, thread, sums))
+    def _call(self, verb: str, source: str, share: Expr, sums: Any) -> None:
+        count, threads, at = self.plan.sums, self._threads, self.workspace.address
+        text = source.format(count=count, threads=threads, raised=hex(RAISED))
+        name, flags = f"ladder_{verb}_{count}_{threads}", at + self.workspace.flags
+        place = sums.ptr_to([0])
+        b.emit(b.call_inline(name, text, "void", at, flags, share, self.grid.thread, place))
+
+
+def divide(plan: Plan, grid: Grid, workspace: Workspace) -> Stream:
+    """Compute this block's share; in the device part."""
+    walkers = grid.walkers
+    tiles = b.keep(grid.n_blocks * grid.m_blocks)
+    turns = b.keep(grid.turns)
+    whole = b.keep(whole_tiles(tiles, walkers, T.max))
+    units = b.keep((tiles - whole) * turns)
+    offset = b.keep(whole * turns)
+    share = b.keep(walkers - 1 - grid.first)
+    begin = b.keep(share_begin(share, units, walkers))
+    end = b.keep(share_begin(share + 1, units, walkers))
+    return Stream(plan, grid, workspace, turns, whole, units, offset, share, begin, end)

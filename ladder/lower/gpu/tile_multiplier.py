@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.emission import SharedTable
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters
+from ladder.lower.gpu.groups import GroupRegisters
 
 Expr = Any
 
@@ -39,7 +40,7 @@ class TileMultiplier:
         self,
         words: list[Any],
         group_registers: list[GroupRegisters],
-        load_tokens: Callable[[int, int, Any], None],
+        load_activations: Callable[[int, int, Any], None],
         flush: bool,
     ) -> None:
         """Emit the tile.
@@ -50,36 +51,49 @@ class TileMultiplier:
             Local buffers of the thread's packed words, one per row block and part of the step.
         group_registers
             Scales and zero points of each row block.
-        load_tokens
-            ``load_tokens(token_block, span, out)`` emits the loads of B operands, four for each part.
+        load_activations
+            ``load_activations(token_block, span, out)`` emits the loads of B operands, four for each part.
         flush
             Whether partial sums are flushed at the tile's last granule.
         """
         for span in range(self.groups.lane // self.span):
             if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
-                self._by_rows(words, group_registers, load_tokens, span, flush)
+                self._by_rows(words, group_registers, load_activations, span, flush)
                 continue
             for block in range(self.word_blocks):
                 self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
-                load_tokens(token_block, span, self._loaded(token_block))
+                load_activations(token_block, span, self._loaded(token_block))
                 for granule in self._granules(span):
                     for block in range(self.word_blocks):
                         self._multiply(block, token_block, span, granule)
                     self._flush(group_registers, token_block, span, granule, flush)
 
+    def emit_flushing(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_activations: Callable[[int, int, Any], None],
+        due: Expr,
+    ) -> None:
+        """Emit the tile, and a flush where ``due``, a Python bool or a condition of the kernel, holds."""
+        self.emit(words, group_registers, load_activations, flush=due is True)
+        if not isinstance(due, bool):
+            with b.when(due):
+                self.flush_all(group_registers)
+
     def _by_rows(
         self,
         words: list[Any],
         group_registers: list[GroupRegisters],
-        load_tokens: Callable[[int, int, Any], None],
+        load_activations: Callable[[int, int, Any], None],
         span: int,
         flush: bool,
     ) -> None:
         """Emit a span that lies in one granule so that the operands of one row block live at a time."""
         (granule,) = self._granules(span)
         for token_block, tokens in enumerate(self.tokens):
-            load_tokens(token_block, span, tokens)
+            load_activations(token_block, span, tokens)
         for block in range(self.word_blocks):
             self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):

@@ -20,7 +20,7 @@ HALF_WAVE_CHUNKS = 32
 
 @dataclass(frozen=True)
 class WaveTile(ActivationTile):
-    """A tile of x whose chunks are written word by word, as `gemm.Kernel` transposes them.
+    """A tile of x whose chunks are written word by word, as `gemm_activations` transposes them.
 
     The lanes of a pass write the same chunk of as many spans of four as they have: of some rows, which
     the swizzle tells apart, or of one long row, of which it must tell the spans apart.
@@ -35,7 +35,7 @@ class WaveTile(ActivationTile):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule of `schedules.legal.WAVES`."""
+    """Sizes that follow from a problem, a device and a schedule of `schedules.footprint.WAVES`."""
 
     groups: Groups
     step: WaveStep
@@ -47,8 +47,8 @@ class Geometry:
         check(plan.stages == 2, f"x has two stages in LDS, got stages={plan.stages}")
         check(
             bool(waves.divisions(plan)),
-            f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m} tokens"
-            f" x {waves.tile_rows(plan)} rows",
+            f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m}"
+            f" x {waves.tile_rows(plan)}",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,
@@ -78,14 +78,14 @@ class Geometry:
         return self.rows // self.step.rows // self.row_waves
 
     @property
-    def warp_tokens(self) -> int:
-        """Tokens of a wave."""
+    def wave_m(self) -> int:
+        """Activation rows of a wave."""
         return self.schedule.tile_m // waves.division(self.schedule).token_waves
 
     @property
-    def token_blocks(self) -> int:
-        """Steps along tokens of a wave."""
-        return self.warp_tokens // self.step.tokens
+    def m_blocks(self) -> int:
+        """Steps along M of a wave."""
+        return self.wave_m // self.step.tokens
 
     # ---- stages ---------------------------------------------------------------------
     @property
@@ -100,11 +100,11 @@ class Geometry:
 
     @property
     def tile_chunks(self) -> int:
-        """16-byte chunks per token of one packed tile."""
+        """16-byte chunks per activation row of one packed tile."""
         return TILE * self.step.element_bytes // CHUNK_BYTES
 
     @property
-    def tokens(self) -> WaveTile:
+    def x_tile(self) -> WaveTile:
         """Layout of a stage of x."""
         return WaveTile(self.tile_chunks * self.stage_tiles)
 
@@ -129,13 +129,13 @@ class Geometry:
         """Partial sums of an output in LDS."""
         return waves.parts(self.schedule)
 
-    def sum_word(self, part: Any, token: Any, row: Any) -> Any:
+    def sum_word(self, part: Any, m: Any, row: Any) -> Any:
         """Return the word of a partial sum; of a multiple of four rows, of those that follow it too.
 
-        The swizzle spreads the runs of four rows of neighbouring tokens over the banks.
+        The swizzle spreads the runs of four rows of neighbouring activation rows over the banks.
         """
-        run = row // RUN ^ token % 8
-        return part * waves.part_words(self.schedule) + token * self.rows + run * RUN + row % RUN
+        run = row // RUN ^ m % 8
+        return part * waves.part_words(self.schedule) + m * self.rows + run * RUN + row % RUN
 
     @property
     def shared_bytes(self) -> int:

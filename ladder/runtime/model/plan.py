@@ -17,6 +17,9 @@ from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
 
+COMPUTES = ("aten.", "ladder.")
+"""How the names of operators begin that have no effect but on their operands."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -66,6 +69,12 @@ class Plan:
     outputs: tuple[str, ...]
     last_use: Mapping[str, int] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
+
+    def is_pure(self) -> bool:
+        """Say whether all that steps call are operators of torch and of Ladder, which only compute."""
+        nodes = (node for step in self.steps for node in step.part.graph.nodes)
+        targets = (str(dict(node.attributes).get("target", COMPUTES[0])) for node in nodes)
+        return all(target.startswith(COMPUTES) for target in targets)
 
     def table(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, executor, operators, why it ends there) per step, for people."""

@@ -10,8 +10,7 @@ from typing import Any
 from ladder.simulate.amd import arithmetic, lanes, mfma
 from ladder.simulate.banks import Banks
 from ladder.simulate.barriers import GroupWait
-from ladder.simulate.cohort import Cohort
-from ladder.simulate.machine import Wait
+from ladder.simulate.cohort import Cohort, Wait
 from ladder.simulate.program import Step
 from ladder.simulate.translate import Calls, CallView, Translator, UnknownCallError
 

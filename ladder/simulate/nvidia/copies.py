@@ -105,7 +105,7 @@ def _wait(t: Translator, call: CallView) -> Step:
         machine, groups = c.machine, groups_of(c)
         clocks = machine.memory.clocks
         finished = groups.committed[c.warps] - left
-        agents = machine.agents.copies(clocks.own[c.warps])
+        agents = machine.memory.agents.copies(clocks.own[c.warps])
         clocks.known[c.warps, agents] = np.maximum(clocks.known[c.warps, agents], finished)
         done = np.zeros(len(groups.committed), np.int32)
         done[c.warps] = finished

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ladder.simulate.barriers import GroupBarrier, GroupWait, MbarrierWait, NamedWait, each_active
-from ladder.simulate.cohort import Cohort
-from ladder.simulate.machine import Machine, Wait, first_active_lane
+from ladder.simulate.cohort import Cohort, Wait
+from ladder.simulate.hardware import Hardware
 from ladder.simulate.matrix import Shape, mma
 from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.program import Read, Step
+from ladder.simulate.threads import first_active_lane
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, RANK_BITS, Array, Value, is_array, spread
 
@@ -278,7 +279,7 @@ def _movmatrix(t: Translator, call: CallView) -> Step:
 
 # ---- barriers ----------------------------------------------------------------------------------------
 def _sync(
-    barrier_of: Callable[[Machine], GroupBarrier],
+    barrier_of: Callable[[Hardware], GroupBarrier],
 ) -> Callable[[Translator, CallView], Callable[[Cohort], Wait]]:
     """Return the row of an instruction that waits at a barrier of the machine."""
 

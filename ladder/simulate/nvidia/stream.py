@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ladder.simulate.barriers import NamedWait
-from ladder.simulate.cohort import Cohort
-from ladder.simulate.machine import Wait
+from ladder.simulate.cohort import Cohort, Wait
 from ladder.simulate.memory import Pointer, Tensor
 from ladder.simulate.program import Node, Plain, Sequence_, Step, Waiting
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
@@ -65,7 +64,7 @@ class Handed:
 
     def check(self, c: Cohort, flags: Array | None, place: Array, statement: int) -> None:
         """Report quads at ``place`` that the flag which each warp waited for, if any, does not vouch for."""
-        nothing = -1, np.zeros(c.machine.agents.count, np.int32)
+        nothing = -1, np.zeros(c.machine.memory.agents.count, np.int32)
         for row in range(c.count):
             quads = place[row] // QUAD_BYTES
             block, known = nothing

@@ -1,6 +1,6 @@
-"""Models that were compiled before: what an earlier process imported and divided is read from the cache.
+"""The plan cache: imported and partitioned graphs of earlier processes, by graph, arguments and device.
 
-A warm start then traces nothing; it looks kernels up by what the parts ask for, as a cold one does.
+A warm start imports nothing; it looks up kernels by the requests of the parts, as a cold start does.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _read(key: str) -> Prepared | None:
     try:
         return from_data(data)
     except (LadderError, LookupError, TypeError, ValueError) as error:
-        log.warning("the kept model %s cannot be read (%s); it is imported again", key, error)
+        log.warning("the cached plan %s cannot be read (%s); it is imported again", key, error)
         return None
 
 

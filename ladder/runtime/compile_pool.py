@@ -73,7 +73,7 @@ class Campaign:
         return f"{gemm.weight}{group} x {gemm.activation}"
 
 
-class Farm:
+class CompilePool:
     """Worker processes that compile; use it in a ``with`` block.
 
     Parameters
@@ -87,7 +87,7 @@ class Farm:
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(workers or os.cpu_count() or 1, mp_context=context)
 
-    def __enter__(self) -> Farm:
+    def __enter__(self) -> CompilePool:
         return self
 
     def __exit__(self, *_: object) -> None:

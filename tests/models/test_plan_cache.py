@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
-from ladder.api import kept
+from ladder.api import plan_cache
 from ladder.frontend.fx_facts import facts_of
 from ladder.runtime import compile as runtime_compile
 from ladder.runtime.cache import seal
@@ -53,7 +53,7 @@ class Counted:
 
 
 STAGES = (
-    *((kept, "import_fx"), (prepared, "simplify"), (prepared, "partition")),
+    *((plan_cache, "import_fx"), (prepared, "simplify"), (prepared, "partition")),
     *((build, "request_for"), (runtime_compile, "_choose")),
 )
 
@@ -244,7 +244,7 @@ def test_plans_of_open_sizes_and_with_tensors_of_their_own_are_kept(
         for imports in (2, 0):
             fast = ladder.compile(joined)
             with monkeypatch.context() as patch, torch.no_grad():
-                counted = Counted(patch, (kept, "import_fx"))
+                counted = Counted(patch, (plan_cache, "import_fx"))
                 for pair in given:
                     assert torch.allclose(fast(*pair), joined(*pair), atol=1e-6)
             assert not fast.refused
@@ -290,7 +290,7 @@ def test_models_read_back_equal(name: str) -> None:
     got: list[Prepared] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
-        got.append(kept.prepared_for(module, examples, torch.device("cpu")))
+        got.append(plan_cache.prepared_for(module, examples, torch.device("cpu")))
         return module.forward
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Sums of K slices that the blocks of a cluster exchange through distributed shared memory.
+"""Reduction of slices of K over the blocks of a cluster, through distributed shared memory.
 
 A *unit* is sixteen rows of a warp's row tile. Units are dealt to the blocks in turn: every
 warp sends its sums of a unit, as they lie in its registers, to the block that finishes it
@@ -9,15 +9,15 @@ for a barrier of the whole cluster, and no block reads from one that may have le
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
-
-if TYPE_CHECKING:
-    from ladder.lower.cuda.wgmma import Kernel
+from ladder.lower.cuda.wgmma_grid import Grid
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_thread import MathThread
 
 Expr = Any
 Sum = Callable[[int], Expr]
@@ -35,24 +35,31 @@ __device__ __forceinline__ void ladder_send4(
 """
 
 
-class Exchange:
-    """Shared memory and steps of one block's part in the sums of its cluster."""
+class ClusterSums:
+    """Shared memory and steps of one block's part in the sums of its cluster.
 
-    def __init__(self, kernel: Kernel, pool: Any) -> None:
-        geo = kernel.geo
-        self.kernel, self.geo, self.slices = kernel, geo, kernel.schedule.split_k
-        extents = (geo.owned_units, self.slices - 1, geo.accumulators // 4, 32, 4)
+    Parameters
+    ----------
+    plan, grid
+        The kernel's plan, and the block's place in the grid.
+    pool
+        Shared memory.
+    """
+
+    def __init__(self, plan: Plan, grid: Grid, pool: Any) -> None:
+        self.plan, self.grid, self.geo, self.slices = plan, grid, plan.geo, plan.schedule.split_k
+        extents = (self.geo.owned_units, self.slices - 1, self.geo.accumulators // 4, 32, 4)
         self.sums = pool.alloc(extents, "float32", align=128)
-        self.arrived = pool.alloc((geo.owned_units,), "uint64", align=8)
+        self.arrived = pool.alloc((self.geo.owned_units,), "uint64", align=8)
 
     def initialise(self) -> None:
         """Let the barrier of every unit of this block expect the other blocks' sums; one thread."""
-        units = self.kernel.schedule.tile_n // WARP_ROWS
+        units = self.plan.schedule.tile_n // WARP_ROWS
         for unit in range(self.geo.owned_units):
             barrier = self.arrived.ptr_to([unit])
             size = T.uint32((self.slices - 1) * self.geo.accumulators * 32 * 4)
             # Units may not go round evenly: the last blocks then own one less.
-            with b.when(unit * self.slices + self.kernel.slice < units):
+            with b.when(unit * self.slices + self.grid.slice < units):
                 b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
                 b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, size))
 
@@ -64,30 +71,30 @@ class Exchange:
         """Wait until the barriers of all blocks are ready; every thread."""
         b.ptx("barrier.cluster.wait.acquire")
 
-    def finish(self, value: Sum, store: Callable[[int, Sum], None]) -> None:
+    def finish(self, who: MathThread, value: Sum, store: Callable[[int, Sum], None]) -> None:
         """Send what other blocks finish, then ``store`` this block's units: row tile and its sums."""
-        geo, kernel = self.geo, self.kernel
-        units = [b.keep((kernel.group_index * geo.m64 + m) * 4 + kernel.warp) for m in range(geo.m64)]
+        m64, own = self.geo.m64, self.grid.slice
+        units = [b.keep((who.group * m64 + m) * 4 + who.warp) for m in range(m64)]
         self.meet()
         for m, unit in enumerate(units):
-            with b.when(unit % self.slices != kernel.slice):
-                self._send(m, unit, value)
+            with b.when(unit % self.slices != own):
+                self._send(who.lane, m, unit, value)
         for m, unit in enumerate(units):
-            with b.when(unit % self.slices == kernel.slice):
-                store(m, self._gathered(m, unit, value))
+            with b.when(unit % self.slices == own):
+                store(m, self._gathered(who.lane, m, unit, value))
 
-    def _send(self, m: int, unit: Expr, value: Sum) -> None:
-        kernel, owner = self.kernel, unit % self.slices
+    def _send(self, lane: Expr, m: int, unit: Expr, value: Sum) -> None:
+        owner = unit % self.slices
         # A block's place among the senders leaves the owner out.
-        place = kernel.slice - T.Cast("int32", kernel.slice > owner)
-        rank = T.Cast("int32", owner * kernel.schedule.cluster + kernel.member)
+        place = self.grid.slice - T.Cast("int32", self.grid.slice > owner)
+        rank = T.Cast("int32", owner * self.plan.schedule.cluster + self.grid.member)
         barrier = self.arrived.ptr_to([unit // self.slices])
         for quad in range(self.geo.accumulators // 4):
-            target = self.sums.ptr_to([unit // self.slices, place, quad, kernel.lane, 0])
+            target = self.sums.ptr_to([unit // self.slices, place, quad, lane, 0])
             four = [value(m * self.geo.accumulators + quad * 4 + index) for index in range(4)]
             b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, rank, *four))
 
-    def _gathered(self, m: int, unit: Expr, value: Sum) -> Sum:
+    def _gathered(self, lane: Expr, m: int, unit: Expr, value: Sum) -> Sum:
         """Add the other blocks' sums, in the order of their ranks, to this thread's."""
         count, first = self.geo.accumulators, m * self.geo.accumulators
         b.emit(T.cuda.mbarrier_wait(self.arrived.ptr_to([unit // self.slices]), 0))
@@ -97,7 +104,7 @@ class Exchange:
         for sender in range(self.slices - 1):
             for quad in range(count // 4):
                 with b.vector(4) as v:
-                    source = self.sums[unit // self.slices, sender, quad, self.kernel.lane, v]
+                    source = self.sums[unit // self.slices, sender, quad, lane, v]
                     b.store(part, source, v)
                 for index in range(4):
                     b.store(total, total[quad * 4 + index] + part[index], quad * 4 + index)

@@ -1,0 +1,156 @@
+"""What the parts of a kernel of a block graph share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.blocks.analysis import BlockProgram
+from ladder.lower.blocks.geometry import Geometry
+from ladder.lower.blocks.grid_place import GridPlace
+from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
+from ladder.lower.blocks.point import Point
+from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.threads import Threads
+from ladder.lower.gpu.instructions import MatrixStep, select_step
+from targets import TileDevice
+from tile_types.errors import ScheduleError
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """The shared memory of a block.
+
+    Parameters
+    ----------
+    words
+        All of it, as uint32.
+    arrivals
+        Barriers of tensor copies; None without.
+    base
+        Shared address of its first byte, a uint32 expression.
+    stage
+        Shared address of the stage of the step at hand.
+    stages_at
+        First byte of the group's stages.
+    """
+
+    words: Any
+    arrivals: Any
+    base: Expr
+    stage: b.Variable
+    stages_at: Expr
+
+    @staticmethod
+    def allocate(geo: Geometry, threads: Threads) -> SharedMemory:
+        """Allocate what a kernel needs."""
+        pool = b.shared_pool()
+        size = geo.shared_bytes - 8 * geo.barriers
+        words = pool.alloc((-(-size // 4),), "uint32", align=geo.alignment)
+        arrivals = pool.alloc((geo.barriers,), "uint64", align=8) if geo.barriers else None
+        pool.commit()
+        base = b.Variable("uint32", T.cuda.cvta_generic_to_shared(words.ptr_to([0]))).value
+        stage = b.Variable("uint32", T.uint32(0))
+        at: Expr = 0
+        if geo.stage_offsets:
+            at = b.keep(geo.offsets["stages"] + threads.group * (threads.plan.stages * geo.stage_bytes))
+        return SharedMemory(words, arrivals, base, stage, at)
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """A kernel of a block graph, as far as its values, copies and stores ask for it.
+
+    Parameters
+    ----------
+    geo
+        Sizes, and places in shared memory.
+    threads
+        Indices of a thread.
+    tensors
+        Arguments of the kernel by name.
+    constants
+        Inputs that no kernel before writes.
+    shared
+        Shared memory.
+    lanes
+        How elements are spread over lanes.
+    instruction
+        The matrix instruction of a warp.
+    point
+        What holds where code is being emitted.
+    deferred
+        Products of a step that warpgroups are to compute, with their sums.
+    """
+
+    geo: Geometry
+    threads: Threads
+    tensors: Mapping[str, Any]
+    constants: frozenset[str]
+    shared: SharedMemory
+    lanes: Lanes
+    instruction: MatrixStep
+    place: GridPlace
+    point: Point = field(default_factory=Point)
+    deferred: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @staticmethod
+    def of(
+        geo: Geometry, threads: Threads, tensors: Mapping[str, Any], constants: frozenset[str]
+    ) -> BlockContext:
+        """Allocate shared memory, and derive the rest."""
+        shared = SharedMemory.allocate(geo, threads)
+        lanes = FlatLanes(threads, shared.base, geo.offsets) if geo.flat else FragmentLanes(threads)
+        step = select_step(geo.device, geo.program.operand)
+        place = GridPlace(geo.program.block, threads.block)
+        return BlockContext(geo, threads, tensors, constants, shared, lanes, step, place)
+
+    @property
+    def program(self) -> BlockProgram:
+        """The block graph."""
+        return self.geo.program
+
+    @property
+    def schedule(self) -> BlockSchedule:
+        """Division of the work."""
+        return self.geo.schedule
+
+    @property
+    def device(self) -> TileDevice:
+        """The GPU."""
+        return self.geo.device
+
+    @property
+    def operand(self) -> str:
+        """The 16-bit type that products are computed in."""
+        return self.geo.program.operand
+
+    def row_fragments(self, rows: int) -> int:
+        """Return the fragments along the rows of a value that the warp has."""
+        return -(-rows // self.lanes.rows) if self.point.whole else self.geo.row_fragments(rows)
+
+    def first_row(self, rows: int) -> Expr:
+        """Return the warp's first row of a value."""
+        split = not (self.point.whole or self.geo.flat)
+        return self.threads.row_warp * (self.row_fragments(rows) * self.lanes.rows) if split else 0
+
+    def first_column(self, fragments: int) -> Expr:
+        """Return the warp's first fragment of columns, of as many each."""
+        return self.threads.column_warp * fragments
+
+    def require_whole_columns(self, name: str) -> None:
+        """Raise unless a warp has all columns of what it computes.
+
+        Raises
+        ------
+        ScheduleError
+            Otherwise: only sums of products are split along columns.
+        """
+        if self.schedule.column_warps > 1 and self.point.step is not None:
+            raise ScheduleError(f"%{name} is taken within the loop as a whole; use column_warps=1")

@@ -1,0 +1,195 @@
+"""The software pipeline of a kernel: tiles of later steps are copied while a step is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.graph import Node
+from ladder.lower import builder as b
+from ladder.lower.blocks.context import BlockContext
+from ladder.lower.blocks.copies import Copy, TensorCopy, TileCopy
+from ladder.lower.blocks.packed import PackedCopy
+from ladder.lower.cuda.launch import Overlap
+
+Expr = Any
+
+
+class Ring:
+    """The slots of a pipeline, as the loop goes round them.
+
+    Parameters
+    ----------
+    stages
+        How many there are.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self.slot, self.ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
+        self.phase = b.Variable("int32", 0)
+
+    def advance(self, phases: bool) -> None:
+        """Go to the next slot; ``phases``: barriers change their phase after a round."""
+        if phases:
+            last = self.slot.value == self.stages - 1
+            self.phase.set(T.Select(last, self.phase.value ^ 1, self.phase.value))
+        for position in (self.slot, self.ahead):
+            position.set(T.Select(position.value == self.stages - 1, 0, position.value + 1))
+
+
+class Pipeline:
+    """Copies of a kernel, and when the next kernel may start.
+
+    Parameters
+    ----------
+    context
+        The kernel being emitted.
+    overlap
+        How launches overlap.
+    maps
+        Load -> tensor map, for tiles that tensor copies take.
+    """
+
+    def __init__(self, context: BlockContext, overlap: Overlap, maps: Mapping[str, Expr]) -> None:
+        geo = context.geo
+        self.context, self.overlap = context, overlap
+        self.schedule, self.threads = context.schedule, context.threads
+        self.tensor = bool(geo.barriers)
+        """Whether tensor copies bring the tiles of the loop."""
+        loads = () if geo.direct else geo.program.loads
+        self.loop_copies = [_copy_of(context, node, maps) for node in loads if geo.is_looped(node)]
+        self.block_copies = [_copy_of(context, node, maps) for node in loads if not geo.is_looped(node)]
+        self.filled = self.schedule.stages - 1 if geo.stage_offsets else 0
+        """Steps whose tiles are copied before the loop."""
+
+    def release(self, when: str, condition: Expr = True) -> None:
+        """Let the next kernel start, if the schedule says so."""
+        if self.schedule.release != when or condition is False:
+            return
+        with nullcontext() if condition is True else b.when(condition):
+            self.overlap.release()
+
+    @property
+    def _early(self) -> bool:
+        """Whether anything may be read while the kernels before still run."""
+        return self.overlap.possible and self.schedule.release != "never"
+
+    def prepare_arrivals(self) -> None:
+        """Initialise the barriers of tensor copies before anybody copies or waits."""
+        arrivals = self.context.shared.arrivals
+        if arrivals is None:
+            return
+        with b.when(self.threads.thread == 0):
+            for index in range(self.context.geo.barriers):
+                b.emit(T.ptx.mbarrier.init.shared.b64(arrivals.ptr_to([index]), T.uint32(1)))
+            b.emit(T.ptx.fence.mbarrier_init.release.cluster())
+        b.block_sync()
+
+    def copy_early(self) -> None:
+        """Copy what the kernels before do not write, and bring what they might have written into L2."""
+        if self.tensor:
+            for copy in self.loop_copies:
+                copy.fetch_map()
+        if not self._early:
+            return
+        for copy in self.block_copies:
+            if copy.is_constant:
+                copy.emit(0, T.uint32(0))
+        for turn in range(self.filled):
+            with self._if_turn(turn), self.context.point.nested():
+                if self._constant_copies:
+                    self._copy_tiles(turn, turn, self._constant_copies, opens=True)
+                for copy in self.loop_copies:
+                    if copy.is_streamed and not copy.is_constant:
+                        copy.prefetch(self.threads.own_step(turn))
+
+    @property
+    def _constant_copies(self) -> list[Copy]:
+        """Copies of a step that need not wait for the kernels before."""
+        return [copy for copy in self.loop_copies if copy.is_constant]
+
+    def start(self) -> None:
+        """Copy what all steps share, and the first steps' tiles."""
+        for copy in self.block_copies:
+            if not (self._early and copy.is_constant):
+                copy.emit(0, T.uint32(0))
+        if self.block_copies:
+            b.ptx("cp.async.commit_group")
+        for turn in range(self.filled):
+            self._copy_step(turn, turn, left=self._early and bool(self._constant_copies))
+        self.release("asked", self.threads.turns < self.schedule.stages + self.schedule.lead)
+        if self.block_copies:
+            later = self.loop_copies and not self.tensor
+            b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
+            b.block_sync()
+
+    def _if_turn(self, turn: Expr) -> Any:
+        """Enter a branch that is taken if there is such a turn."""
+        turns = self.threads.turns
+        known = isinstance(turn, int) and isinstance(turns, int)
+        return nullcontext() if known and turn < turns else b.when(turn < turns)
+
+    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False) -> None:
+        """Copy the tiles of a turn, if there is such a turn, and close the group of copies.
+
+        ``left``: only those that were not copied early.
+        """
+        copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
+        with self._if_turn(turn), self.context.point.nested():
+            self._copy_tiles(turn, slot, copies, opens=not left)
+        if not self.tensor:
+            b.ptx("cp.async.commit_group")
+
+    def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[Copy], opens: bool) -> None:
+        """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
+        at = b.bind(T.Cast("uint32", self._slot_byte(slot)))
+        step = b.keep(self.threads.own_step(turn))
+        if not self.tensor:
+            for copy in copies:
+                copy.emit(step, at)
+            return
+        with b.when(self.threads.group_thread == 0):
+            if opens:
+                count = sum(copy.bytes for copy in self.loop_copies)
+                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
+            for copy in sorted(copies, key=lambda copy: -copy.bytes):  # what comes from memory first
+                copy.start(step, at, self._arrival(slot))
+
+    def _slot_byte(self, slot: Expr) -> Expr:
+        return self.context.shared.stages_at + slot * self.context.geo.stage_bytes
+
+    def _arrival(self, slot: Expr) -> Expr:
+        return self.context.shared.arrivals.ptr_to([self.threads.group * self.schedule.stages + slot])
+
+    def enter_step(self, ring: Ring, turn: Expr, refills: bool) -> None:
+        """Wait until this turn's tiles have arrived, and let values read them.
+
+        ``refills``: the place of the last turn's tiles is free already.
+        """
+        if not self.loop_copies:
+            return
+        if self.tensor:
+            b.emit(T.cuda.mbarrier_wait(self._arrival(ring.slot.value), ring.phase.value))
+        else:  # for what this thread copied: others are waited for before the refill
+            b.ptx("cp.async.wait_group", self.schedule.stages - 2)
+        if refills:
+            self.refill(ring, turn)
+        shared = self.context.shared
+        shared.stage.set(shared.base + T.Cast("uint32", self._slot_byte(ring.slot.value)))
+
+    def refill(self, ring: Ring, turn: Expr) -> None:
+        """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
+        self.threads.sync_group()
+        self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ring.ahead.value)
+        self.release("asked", turn == self.threads.turns - self.schedule.stages - self.schedule.lead)
+
+
+def _copy_of(context: BlockContext, node: Node, maps: Mapping[str, Expr]) -> Copy:
+    """Return what copies a load's tile."""
+    if node.tile.ttype.is_block:
+        return PackedCopy(context, node)
+    return TensorCopy(context, node, maps[node.name]) if node.name in maps else TileCopy(context, node)

@@ -1,0 +1,332 @@
+"""Elements, vectors and reductions of chains on GPUs, as a `Dialect` spells them.
+
+Lanes that share a row hold its vectors in registers from the first reduction to the last result where it
+fits, else read it again; reductions end in shuffles, then in shared memory. Reductions of a few elements
+(windows) run in one thread each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.script import tirx as T
+
+from ladder.ir.extents import product
+from ladder.ir.graph import Node
+from ladder.lower import builder as b
+from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import BYTES, Nest, Reduction
+from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.stencils import reduce_vectors, stencil_width
+from ladder.lower.chain.vectors import WIDE, Vectors
+from ladder.movement.mapping import Mapping
+from ladder.partition.rows import REDUCTIONS
+from schedules.schedule import check
+
+Expr = Any
+
+SLOTS = 32
+"""Reductions over a block that one kernel can hold; each has its own place, so one barrier is enough."""
+
+
+class GpuNest(Nest):
+    """A kernel for GPUs being emitted: what computes elements, in vectors, and reductions.
+
+    Parameters
+    ----------
+    chain
+        What it computes.
+    dialect
+        How the GPU's kernels are written.
+    mapping
+        How it lies over the GPU.
+    cheap
+        Whether functions may be approximate, see `ladder.lower.chain.approximate`.
+    """
+
+    def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
+        super().__init__(chain, align=WIDE)
+        graph, self.dialect = self.graph, dialect
+        self.mapping, self.lanes = mapping, mapping.lanes
+        self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
+        self.values.lowerings = {**dialect.functions, **(dialect.cheap if cheap else {})}
+        self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
+        self.alone = False
+        widths = {stencil_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
+        self.stencil_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
+        """Neighbouring elements of the results of windows that a thread has."""
+        tiles = {node.name: node.tile for node in graph.inputs}
+        self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
+        self.values.clamped |= self.values.dependents(tiles.keys() - self.values.zeroed)
+        self.count = known(self.extent(product(graph.tile(graph.outputs[0]).shape[: self.rows])))
+        """Rows."""
+        self.slot = 0
+        self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
+        """Stores that wait until a thread has read all of its vectors."""
+        self.valid: Expr | None = None
+        """Whether the vector that is made now is to be stored; None: it is."""
+        self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
+        self.thread: Expr = None
+        """The thread's number in its block, once the device's part has begun."""
+        self.lane: Expr = None
+        """Its number among the lanes that share a row."""
+
+    def register(self, value: Expr) -> Expr:
+        return in_register(value)
+
+    def load(self, name: str, index: Index) -> Expr:
+        return self.vectors.load(name, index)
+
+    def start(self, blocks: Expr, threads: int, words: int = 0) -> tuple[Expr, Expr]:
+        """Begin the device's part; returns the block's and the thread's number.
+
+        Parameters
+        ----------
+        words
+            32-bit words of shared memory.
+        """
+        block, self.thread = self.dialect.start(blocks, threads, words)
+        return block, self.thread
+
+    def shape(self, value: str) -> list[Expr]:
+        """Return a value's extents as expressions."""
+        return [self.extent(extent) for extent in self.graph.tile(value).shape]
+
+    def width(self) -> int:
+        """Return the columns that a lane takes at once: 16 bytes of the narrowest result."""
+        tiles = [self.graph.tile(value) for value in self.graph.outputs]
+        tiles = [tile for tile in tiles if len(tile.shape) > self.rows]
+        widths = [WIDE // BYTES.get(stored_type(tile.ttype.name), WIDE) for tile in tiles]
+        width = min(8, max(widths, default=1))
+        while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
+            width //= 2
+        return width
+
+    def reductions(self) -> list[Node]:
+        return [node for node in self.graph.nodes if node.operator in REDUCTIONS]
+
+    def within(self, variable: Expr, extent: Expr) -> None:
+        """Tell the analyzer the range of a variable, if it is one."""
+        if not isinstance(variable, int | tirx.IntImm):
+            self.values.analyzer.bind(variable, ir.Range(0, extent), True)
+
+    def bound_index(self, flat: Expr, extents: Sequence[Expr]) -> Index:
+        """Return the position along each axis in registers, with their ranges known."""
+        index = tuple(b.bind(part) for part in self.unravelled(flat, extents))
+        for part, extent in zip(index, extents, strict=True):
+            self.within(part, extent)
+        return index
+
+    @contextmanager
+    def scalars(self) -> Iterator[None]:
+        """Load no vectors meanwhile: what is made is only looked at."""
+        width, self.vectors.width = self.vectors.width, 1
+        yield
+        self.vectors.width = width
+
+    def vector(self, value: str, outer: Index, column: Expr, width: int) -> None:
+        """Emit ``width`` neighbouring elements of a result."""
+        trailing = [self.extent(extent) for extent in self.graph.tile(value).shape[len(outer) :]]
+        places = [(*outer, *self.unravelled(column + lane, trailing)) for lane in range(width)]
+
+        def body() -> None:
+            self.vectors.width = width
+            words = self.vectors.words
+            self.vectors.words = dict(words) if self.values.assumed else words
+            self.store_vector(value, places)
+            self.vectors.width, self.vectors.words = 1, words
+
+        if width == 1 or self.decided_alike(value, places):
+            body()
+            return
+        self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
+
+    def decided_alike(self, value: str, places: Sequence[Index]) -> bool:
+        """Tell whether joins and borders depend on nothing in which a vector's elements differ.
+
+        Its loads then have conditions of their own; else there is a branch around the whole.
+        """
+        if any(node.operator in REDUCTIONS for node in self.graph.nodes):
+            return False
+        found = []
+        for place in (places[0], places[-1]):
+            with self.values.only_loads():
+                self.reads(value, place)
+                found.append([self.values.key("below", comparison) for comparison in self.values.open])
+        return found[0] == found[1]
+
+    def store_vector(self, value: str, places: Sequence[Index]) -> None:
+        """Compute elements and store them, in wide accesses."""
+        found = []
+        if len(places) > 1 and self.stencil_width > 1:
+            reduce_vectors(self, self.vectors, value, places)
+        for lane, place in enumerate(places):
+            self.vectors.lane = lane
+            self.prepare(value, place, ())
+            with self.values.keeping(in_register):
+                found.append(self.values.at(value, place))
+        self.vectors.lane = 0
+        dtype = stored_type(self.graph.tile(value).ttype.name)
+
+        def store() -> None:
+            with self.placed(value, places) as target:
+                self.vectors.store(self.results[value], dtype, target, found)
+
+        if self.later is not None and not self.values.assumed:
+            self.later.append((self.valid, store))
+            return
+        with self.where(self.valid):
+            store()
+
+    @staticmethod
+    def where(*conditions: Expr | None) -> AbstractContextManager[None]:
+        """Emit a branch around what follows, for conditions of which some may be None: true."""
+        found = [condition for condition in conditions if condition is not None]
+        return b.when(reduce(tirx.And, found)) if found else nullcontext()
+
+    def elements(self, value: str, places: Sequence[Index]) -> list[Expr]:
+        """Return neighbouring elements, as vectors."""
+        self.vectors.width = len(places)
+        found = []
+        for lane, place in enumerate(places):
+            self.vectors.lane = lane
+            with self.values.keeping(in_register):
+                found.append(self.values.at(value, place))
+        self.vectors.lane, self.vectors.width = 0, 1
+        return found
+
+    def round_lanes(self, items: Expr, body: Callable[[Expr, Expr | None], None]) -> None:
+        """Emit ``body(item, valid)`` for every item, lane by lane in turns.
+
+        Rows in registers take their turns unrolled: beyond the last item a lane has it again, and is not
+        valid. Others take them in a loop.
+        """
+        items = self.values.simplified(items)
+        if self.mapping.num:
+            for number, valid in self.unrolled(items):
+                body(number, valid)
+            return
+        turns = self.values.simplified(tirx.floordiv(items + self.lanes - 1, self.lanes))
+        with b.loop(turns) as turn:
+            number = b.bind(turn * self.lanes + self.lane)
+            self.values.analyzer.bind(number, ir.Range(0, items), True)
+            with b.when(number < items):
+                body(number, None)
+                self.values.forget()
+
+    def unrolled(self, items: Expr) -> list[tuple[Expr, Expr | None]]:
+        """Return (item, whether it is valid) of each turn; the same expressions each time."""
+        count = int(items)
+        if count not in self.turns:
+            self.turns[count] = [self.turn(count, first) for first in range(0, count, self.lanes)]
+        return self.turns[count]
+
+    def turn(self, items: int, first: int) -> tuple[Expr, Expr | None]:
+        number, whole = first + self.lane, first + self.lanes <= items
+        number = b.bind(number if whole else tirx.min(number, items - 1))
+        self.within(number, items)
+        return number, None if whole else first + self.lane < items
+
+    def reduce(self, node: Node, index: Index) -> None:
+        """Emit a reduction: by the row's lanes together, or within one thread's work by it alone."""
+        it = Reduction(self, node, index)
+        probe = self.probe("k", it.extent)
+        with self.scalars():
+            self.prepare(it.operand, it.at(probe), (probe,))
+            nested = bool(self.values.needed(it.operand, it.at(probe)))
+        together = not self.alone
+        last = it.axis == len(self.graph.tile(it.operand).shape) - 1
+        width = self.width() if together and last and not nested else 1
+        width = width if isinstance(it.extent, int) and it.extent % width == 0 else 1
+        total = b.Variable(it.dtype, it.neutral)
+        if together and self.mapping.num and not nested:
+            self.reduce_held(it, total, width)
+        elif together:
+            self.values.forget()
+            self.round_lanes(
+                tirx.floordiv(it.extent, width),
+                lambda number, valid: self.accumulate(it, total, number * width, width),
+            )
+            self.values.forget()
+        else:
+            before = self.vectors.width, self.vectors.lane, self.vectors.words
+            self.vectors.width, self.vectors.lane, self.vectors.words = 1, 0, {}
+            self.values.forget()
+            with b.loop(it.extent) as position, self.ranged(position, it.extent):
+                self.accumulate(it, total, position, 1)
+            self.values.forget()
+            self.vectors.width, self.vectors.lane, self.vectors.words = before
+        self.keep_cell(node, index, self.over_lanes(it, total.value) if together else b.bind(total.value))
+
+    def accumulate(self, it: Reduction, total: b.Variable, position: Expr, width: int) -> None:
+        """Emit the sum of a vector of the operand, by a thread alone."""
+        together, self.alone = not self.alone, True
+        self.vectors.words.clear()
+        self.vectors.width = width
+        for lane in range(width):
+            self.vectors.lane = lane
+            place = it.at(position + lane)
+            self.prepare(it.operand, place, ())
+            with self.values.keeping(in_register):
+                value = self.values.at(it.operand, place)
+            total.set(it.combine(total.value, value))
+        self.vectors.lane, self.vectors.width = 0, 1
+        self.alone = not together
+
+    def reduce_held(self, it: Reduction, total: b.Variable, width: int) -> None:
+        """Emit the loads of all turns, then their sums; what is summed stays in registers."""
+        turns = self.unrolled(self.values.simplified(tirx.floordiv(it.extent, width)))
+        places = [[it.at(number * width + lane) for lane in range(width)] for number, _ in turns]
+        found = [self.elements(it.operand, row) for row in places]
+        for (_, valid), row, values in zip(turns, places, found, strict=True):
+            for place, value in zip(row, values, strict=True):
+                kept = b.Variable(it.dtype, value).value
+                key = self.values.key(it.operand, tuple(map(self.values.simplified, place)))
+                self.values.memory[key] = kept
+                kept = kept if valid is None else T.if_then_else(valid, kept, it.neutral)
+                total.set(it.combine(total.value, kept))
+
+    def over_lanes(self, it: Reduction, value: Expr) -> Expr:
+        """Return what all lanes of a row found, on each of them."""
+        wave, shared = self.dialect.wave, self.dialect.shared
+        value = self.exchanged(it, value, min(self.lanes, wave))
+        warps = self.lanes // wave
+        if warps <= 1:
+            return value
+        check(self.slot < SLOTS, f"a chain of more than {SLOTS} reductions over a block")
+        place, self.slot = self.slot * wave, self.slot + 1
+        with b.when(tirx.floormod(self.lane, wave) == 0):
+            b.store(shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, wave))
+        self.dialect.sync()
+        read = b.bind(T.reinterpret(it.dtype, shared[place + tirx.floormod(self.lane, warps)]))
+        return self.exchanged(it, read, warps)
+
+    def exchanged(self, it: Reduction, value: Expr, lanes: int) -> Expr:
+        """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
+        value, distance = b.bind(value), 1
+        while distance < lanes:
+            other = self.dialect.exchange(value, distance, self.thread)
+            value = b.bind(it.combine(value, other))
+            distance *= 2
+        return value
+
+
+def known(expression: Expr) -> Expr:
+    """Return a constant as a Python number."""
+    return int(expression) if isinstance(expression, tirx.IntImm) else expression
+
+
+def same(a: Expr, b: Expr) -> bool:
+    """Tell whether two extents are the same."""
+    return bool(a == b) if isinstance(a, int) and isinstance(b, int) else a is b
+
+
+def in_register(value: Expr) -> Expr:
+    """Return a value in a register of its own."""
+    return b.Variable(str(value.ty.dtype), value).value

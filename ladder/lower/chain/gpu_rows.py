@@ -1,0 +1,108 @@
+"""Chains whose rows belong to teams of lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+
+from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import SLOTS, GpuNest
+from ladder.lower.chain.indices import Index
+from schedules.schedule import check
+
+Expr = Any
+
+
+class RowLoops:
+    """The rows of a kernel, a team of lanes each.
+
+    Parameters
+    ----------
+    nest
+        The kernel.
+    """
+
+    def __init__(self, nest: GpuNest) -> None:
+        self.nest = nest
+
+    def emit(self) -> None:
+        """Emit a row per team of lanes."""
+        teams = self.nest.mapping.teams
+        wave = self.nest.dialect.wave
+        words = SLOTS * wave if self.nest.lanes > wave else 0
+        check(teams == 1 or not words, "rows of several warps share no block: they meet at its barrier")
+        blocks = tirx.floordiv(self.nest.count + teams - 1, teams)
+        block, thread = self.nest.start(blocks, teams * self.nest.lanes, words)
+        self.nest.lane = b.bind(tirx.floormod(thread, self.nest.lanes)) if teams > 1 else thread
+        row = b.bind(block * teams + tirx.floordiv(thread, self.nest.lanes)) if teams > 1 else block
+        if not (isinstance(self.nest.count, int) and self.nest.count % teams == 0):
+            # Teams beyond the last row work on it too and store nothing: teams of a wave exchange together.
+            self.nest.valid, row = b.bind(row < self.nest.count), b.bind(tirx.min(row, self.nest.count - 1))
+        self.row(row)
+
+    def row(self, row: Expr, before: Callable[[Index], None] = lambda index: None) -> None:
+        """Emit every result of a row; calls ``before(index)`` first."""
+        self.nest.within(row, self.nest.count)
+        index = self.nest.bound_index(row, self.nest.row_extents())
+        before(index)
+        layouts = {value: self.row_layout(value) for value in self.nest.graph.outputs}
+        for value, (width, cuts) in layouts.items():
+            self.row_result(value, index, width, cuts)
+            if not self.nest.mapping.num:
+                self.nest.values.forget()
+
+    def row_layout(self, value: str) -> tuple[int, list[tuple[Expr, Expr]]]:
+        """Return the width and the pieces of a result's last column axis."""
+        columns = self.nest.columns(value)
+        if not columns:
+            return self.nest.width(), []
+        place = tuple(self.nest.probe(f"q{axis}", e) for axis, e in enumerate(self.nest.shape(value)))
+        cuts = self.nest.cuts(value, place, place[-1], columns[-1])
+        width = self.nest.width()
+        whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
+        return (width if whole else 1), cuts
+
+    def row_result(self, value: str, row: Index, width: int, cuts: Sequence[tuple[Expr, Expr]]) -> None:
+        """Emit one result: its reductions by all lanes, then its columns."""
+        columns = self.nest.columns(value)
+        probes = tuple(self.nest.probe(f"c{axis}", extent) for axis, extent in enumerate(columns))
+        self.nest.prepare(value, (*row, *probes), probes)
+        if not columns:
+            self.nest.alone = True
+            with b.when(self.nest.lane == 0):
+                self.nest.store_vector(value, [row])
+            self.nest.alone = False
+            return
+        for start, stop in cuts:
+            self.column_piece(value, row, columns, start, stop, width)
+
+    def column_piece(
+        self, value: str, row: Index, columns: Sequence[Expr], start: Expr, stop: Expr, width: int
+    ) -> None:
+        """Emit a piece of the columns: vectors go round the lanes."""
+        chunks = self.nest.values.simplified(tirx.floordiv(stop - start, width))
+        items = chunks
+        for extent in columns[:-1]:
+            items = items * extent
+
+        def item(number: Expr, valid: Expr | None) -> None:
+            self.nest.alone = True
+            column = start + self.nest.values.simplified(tirx.floormod(number, chunks)) * width
+            outer = self.nest.unravelled(
+                self.nest.values.simplified(tirx.floordiv(number, chunks)), columns[:-1]
+            )
+            if self.nest.mapping.num:
+                places = [(*row, *outer, column + lane) for lane in range(width)]
+                found = self.nest.elements(value, places)
+                dtype = stored_type(self.nest.graph.tile(value).ttype.name)
+                with self.nest.where(valid, self.nest.valid), self.nest.placed(value, places) as target:
+                    self.nest.vectors.store(self.nest.results[value], dtype, target, found)
+            else:
+                self.nest.vector(value, (*row, *outer), column, width)
+                self.nest.vectors.words.clear()
+            self.nest.alone = False
+
+        self.nest.round_lanes(items, item)

@@ -1,0 +1,201 @@
+"""Chains whose threads work alone: each takes vectors of neighbouring elements of any row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from tvm import tirx
+
+from ladder.ir.extents import product
+from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import GpuNest, known, same
+from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import BYTES, uses
+from ladder.lower.chain.vectors import WIDE
+from schedules.schedule import check
+
+Expr = Any
+Piece = tuple[str, int, int, Expr, Expr]
+"""(result, trailing axes that count as one, width, start, stop)."""
+
+Places = dict[Any, tuple[Expr, Index]]
+"""Extents -> (number of the vector in its row, index of the row)."""
+
+
+class VectorLoops:
+    """The vectors of a kernel whose threads work alone.
+
+    Parameters
+    ----------
+    nest
+        The kernel.
+    """
+
+    def __init__(self, nest: GpuNest) -> None:
+        self.nest = nest
+
+    def layout(self, value: str) -> tuple[int, int]:
+        """Return (trailing axes that count as one, width) with the fewest memory instructions per element."""
+        shape = self.nest.graph.tile(value).shape
+        dtype = stored_type(self.nest.graph.tile(value).ttype.name)
+        best, cost = (1, 1), float("inf")
+        widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
+        if value in self.nest.puts:  # rows that are put lie apart
+            widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
+        axes = self.nest.rows if self.nest.lanes > 1 else 0
+        most = 1 if self.nest.mapping.spread > 1 else len(shape) - axes
+        for merged in range(most, 0, -1):
+            trailing = product(shape[len(shape) - merged :])
+            for width in [w for w in widths if w > 1]:
+                if isinstance(trailing, int) and trailing % width == 0:
+                    found = self.instructions(value, merged, width)
+                    if found < cost:
+                        best, cost = (merged, width), found
+        if best == (1, 1):  # no vectors, but fewer positions to work out
+            while best[0] < most and self.nest.lie_together([value], best[0] + 1):
+                best = (best[0] + 1, 1)
+        return best
+
+    def instructions(self, value: str, merged: int, width: int) -> float:
+        """Return the memory instructions per element if vectors run along the last ``merged`` axes."""
+        nest = self.nest
+        shape = nest.graph.tile(value).shape
+        extents = [nest.extent(extent) for extent in shape]
+        outer = tuple(nest.probe(f"o{axis}", extent) for axis, extent in enumerate(extents[:-merged]))
+        chunk = nest.probe("chunk", nest.extent(product(shape[-merged:])) // width)
+        reads: list[list[tuple[str, Expr]]] = []
+        with nest.values.only_loads():
+            for lane in range(width):
+                index = (*outer, *nest.unravelled(chunk * width + lane, extents[-merged:]))
+                reads.append([(name, nest.address(name, at)) for name, at in nest.reads(value, index)])
+                nest.values.forget()
+            crossed = merged > 1 and any(uses(part, (chunk,)) for c in nest.values.open for part in c)
+        if crossed or len({len(row) for row in reads}) > 1:
+            return float("inf")
+        total = 1.0
+        for column in zip(*reads, strict=True):
+            name, base = column[0]
+            steps = [nest.values.simplified(at - base) for _, at in column]
+            along = all(step == lane for lane, step in enumerate(steps))
+            if all(step == 0 for step in steps) or (along and nest.vectors.is_aligned(name, base, width)):
+                total += 1
+            else:
+                total += width
+        return total / width
+
+    def emit(self) -> None:
+        """Emit one vector per thread, for every result and every piece of its columns."""
+        self.nest.alone = True
+        plans = [plan for value in self.nest.graph.outputs for plan in self.pieces(value)]
+        counts = [known(self.items(*plan)) for plan in plans]
+        most: Expr = counts[0]
+        for count in counts[1:]:
+            both = isinstance(most, int) and isinstance(count, int)
+            most = max(most, count) if both else tirx.max(most, count)
+        threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
+        share = threads * turns
+        block, thread = self.nest.start(tirx.floordiv(most + share - 1, share), threads)
+        first = b.bind(block * share + thread)
+        groups = [
+            (count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts
+        ]
+        for at, (count, together) in enumerate(groups):
+            if any(same(count, other) for other, _ in groups[:at]):
+                continue
+            whole = isinstance(count, int) and same(count, most) and count % share == 0
+            with nullcontext() if whole or turns > 1 else b.when(first < count):
+                self.flat_items(first, turns, None if whole or turns == 1 else count, together)
+            self.nest.values.forget()
+            self.nest.values.cells.clear()
+
+    def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
+        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once.
+
+        Parameters
+        ----------
+        first
+            Its first vector.
+        turns
+            How many it has; they are stored after all are read.
+        count
+            How many there are, if some of a thread's may lie beyond: it reads the last one then.
+        """
+        self.nest.later = []
+        for turn in range(turns):
+            item = b.bind(first + turn * self.nest.mapping.threads) if turns > 1 else first
+            self.nest.valid = None if count is None else item < count
+            item = item if count is None else b.bind(tirx.min(item, count - 1))
+            places: Places = {}
+            for plan in plans:
+                self.flat_item(item, places, *plan)
+            self.nest.vectors.words.clear()
+        for valid, store in self.nest.later or ():
+            with self.nest.where(valid):
+                store()
+        self.nest.later = None
+
+    def pieces(self, value: str) -> list[Piece]:
+        """Return the pieces of a result's last axis; a number has one."""
+        shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
+        if not self.has_columns(value):
+            return [(value, 1, 1, 0, 1)]
+        if self.nest.reductions() and len(shape) == self.nest.rows:
+            return [(value, 1, self.nest.stencil_width, 0, shape[-1])]
+        merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
+        if merged > 1:
+            return [
+                (
+                    value,
+                    merged,
+                    width,
+                    0,
+                    self.nest.extent(product(self.nest.graph.tile(value).shape[-merged:])),
+                )
+            ]
+        probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
+        cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
+        whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
+        return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+
+    def items(self, value: str, merged: int, width: int, start: Expr, stop: Expr) -> Expr:
+        """Return how many vectors a piece has over all rows."""
+        shape = self.nest.graph.tile(value).shape
+        if not self.has_columns(value):
+            return self.nest.count
+        return self.nest.extent(product(shape[:-merged])) * tirx.floordiv(stop - start, width)
+
+    def has_columns(self, value: str) -> bool:
+        shape = self.nest.graph.tile(value).shape
+        alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows and self.nest.stencil_width == 1
+        return bool(shape) and not alone
+
+    def flat_item(
+        self, item: Expr, places: Places, value: str, merged: int, width: int, start: Expr, stop: Expr
+    ) -> None:
+        """Emit the vector that a thread has."""
+        shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
+        if not self.has_columns(value):
+            self.nest.store_vector(value, [self.nest.unravelled(item, shape)])
+            return
+        chunks = known(self.nest.values.simplified(tirx.floordiv(stop - start, width)))
+        key = (str(chunks), *map(str, shape[:-merged]))
+        if key not in places:
+            chunk = b.bind(self.nest.values.simplified(tirx.floormod(item, chunks)))
+            self.nest.within(chunk, chunks)
+            row = b.bind(self.nest.values.simplified(tirx.floordiv(item, chunks)))
+            places[key] = chunk, self.outer_index(row, shape[:-merged])
+        chunk, outer = places[key]
+        self.nest.vector(value, outer, start + chunk * width, width)
+
+    def outer_index(self, row: Expr, extents: Sequence[Expr]) -> Index:
+        """Return a row's position along each axis, as the mapping orders rows."""
+        spread = self.nest.mapping.spread
+        if spread == 1:
+            return self.nest.bound_index(row, extents)
+        check(len(extents) > 1 and int(extents[-2]) % spread == 0, "rows alternate over no axis")
+        whole = tirx.floordiv(extents[-2], spread)
+        *front, high, last, low = self.nest.bound_index(row, [*extents[:-2], whole, extents[-1], spread])
+        return (*front, self.nest.values.simplified(high * spread + low), last)

@@ -1,0 +1,167 @@
+"""What a kernel of attention takes, and which rows of q and which keys a thread has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
+
+from ladder.ir.attention import Attention
+from ladder.lower import builder as b
+from ladder.lower.cuda.attention_operands import Operands
+from ladder.lower.gpu.arguments import tir_name
+from ladder.lower.gpu.instructions import MatrixStep, select_step
+from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
+from schedules.schedule import check
+from targets import TileDevice
+
+Expr = Any
+
+ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
+"""Bytes at which tensors begin that are accessed in wide pieces."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known about a kernel before it is emitted."""
+
+    form: Attention
+    schedule: AttentionSchedule
+    step: MatrixStep
+    operands: Operands
+
+    @property
+    def parts(self) -> int:
+        """Fragments of rows of q."""
+        return self.schedule.rows // STEP_ROWS
+
+    @property
+    def tiles(self) -> int:
+        """Fragments of a head's elements."""
+        return self.form.size // FRAGMENT
+
+    @property
+    def span(self) -> int:
+        """Keys of a warp's turn."""
+        return FRAGMENT * self.schedule.fragments
+
+    @property
+    def scores(self) -> list[tuple[int, int, int]]:
+        """(fragment, part, element) of a lane's scores of a turn."""
+        fragments = range(self.schedule.fragments)
+        return [(f, p, e) for f in fragments for p in range(self.parts) for e in range(4)]
+
+
+def choose_plan(form: Attention, device: TileDevice, schedule: AttentionSchedule) -> Plan:
+    """Return the operands of a kernel.
+
+    Raises
+    ------
+    ScheduleError
+        If the head does not divide into fragments.
+    """
+    check(form.size % 16 == 0 and 16 <= form.size <= 256, f"heads of {form.size} elements have no kernel")
+    check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
+    return Plan(form, schedule, select_step(device, form.ttype), Operands(form, device))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of a kernel: extents and strides, and tensors of one axis."""
+
+    numbers: Mapping[str, Expr]
+    tensors: Mapping[str, Any]
+
+
+def declare_inputs(form: Attention) -> Inputs:
+    """Declare the arguments in calling order."""
+    numbers = {name: I.arg(name, I.int32()) for name in form.numbers()}
+    tensors = {
+        name: b.tensor(name, (b.symbol(f"{name}_length"),), _tir(ttype), align=ALIGNMENT.get(name, 1))
+        for name, ttype in form.tensors().items()
+    }
+    return Inputs(numbers, tensors)
+
+
+def _tir(ttype: str) -> str:
+    """Return the TIR type of a tensor; truth values are bytes."""
+    return "uint8" if ttype == "bool" else tir_name(ttype)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a thread works.
+
+    Parameters
+    ----------
+    inputs, group
+        The arguments, and the heads of q that share keys.
+    rank
+        The block's place in its cluster.
+    head, batch
+        Head of keys, and batch, of the block.
+    first_row, row_count
+        First row of q (tokens times heads of the group) of the block, and how many it has.
+    thread, warp, lane
+        The thread in its block, its warp, and the lane in the warp.
+    g, c
+        Row and column group of the lane in a fragment.
+    worker, workers
+        The warp among those that share the keys of a head, and how many those are.
+    begins
+        First element of the head of ``"k"`` and ``"v"``.
+    """
+
+    inputs: Inputs
+    group: int
+    rank: Expr
+    head: Expr
+    batch: Expr
+    first_row: Expr
+    row_count: Expr
+    thread: Expr
+    warp: Expr
+    lane: Expr
+    g: Expr
+    c: Expr
+    worker: Expr
+    workers: int
+    begins: Mapping[str, Expr]
+
+    def begin(self, name: str) -> Expr:
+        """Return the first element of this block's head of keys or what belongs to them."""
+        return _begin(self.inputs, self.batch, self.head, name)
+
+    def query(self, row: Expr) -> tuple[Expr, Expr]:
+        """Return token and head of q of a row of the block; rows beyond the last are the last."""
+        row = b.bind(T.min(row, self.row_count - 1) + self.first_row)
+        return b.bind(row // self.group), b.bind(self.head * self.group + row % self.group)
+
+
+def _begin(inputs: Inputs, batch: Expr, head: Expr, name: str) -> Expr:
+    return batch * inputs.numbers[f"{name}_b"] + head * inputs.numbers[f"{name}_h"]
+
+
+def find_place(plan: Plan, inputs: Inputs) -> Place:
+    """Emit which rows of q and which keys this thread works on."""
+    schedule, form, n = plan.schedule, plan.form, inputs.numbers
+    total = b.bind(n["tokens"] * form.group)
+    tiles = (total + schedule.rows - 1) // schedule.rows
+    b.device(schedule.resident)
+    x, head, batch = b.block_index([schedule.cluster * tiles, form.kv_heads, n["batch"]])
+    rank: Expr = b.keep(b.cluster_rank([schedule.cluster])[0]) if schedule.cluster > 1 else 0
+    head, batch = b.keep(head), b.keep(batch)
+    first_row = b.keep(x // schedule.cluster * schedule.rows)
+    row_count = b.keep(T.min(total - first_row, schedule.rows))
+    thread = b.thread_index(schedule.threads)
+    lane = b.bind(thread % WARP)
+    warp, g, c = b.keep(thread // WARP), b.keep(lane // 4), b.keep(lane % 4)
+    worker = b.keep(rank * schedule.warps + warp)
+    begins = {name: b.keep(_begin(inputs, batch, head, name)) for name in ("k", "v")}
+    return Place(
+        inputs, form.group, rank, head, batch, first_row, row_count, thread, warp, lane, g, c, worker,
+        schedule.warps * schedule.cluster, begins,
+    )  # fmt: skip

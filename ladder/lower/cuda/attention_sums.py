@@ -1,0 +1,140 @@
+"""Sums of attention in registers: weighted values, largest scores and totals, by online softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.attention import LOG2_E
+from ladder.lower import builder as b
+from ladder.lower.cuda.attention_loads import Keys
+from ladder.lower.cuda.attention_place import Plan
+from schedules.attention import FRAGMENT, WARP
+
+Expr = Any
+
+LOWEST = -1e30
+"""Where maxima begin: below every score that counts, and finite, so that differences are numbers."""
+
+
+def over_keys(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    """Return the combination over the lanes that hold other keys of the same rows."""
+    for distance in (4, 8, 16):
+        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP)
+        value = b.bind(combine(value, other))
+    return value
+
+
+def multiply(plan: Plan, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr], *, fresh: bool) -> None:
+    """Emit ``sums += a · x``, or, if ``fresh``, ``sums = a · x``."""
+    registers = [sums[at + i] for i in range(4)]
+    start = [T.float32(0)] * 4 if fresh else registers
+    b.ptx(plan.step.spelling, *registers, *a, *x, *start)
+
+
+def raw_scores(plan: Plan, queries: list[list[Expr]], keys: Any) -> Any:
+    """Return the products of q and the keys of a turn in registers, in the order of `Plan.scores`."""
+    scores = b.local(len(plan.scores), "float32")
+    other = b.local(4, "float32")
+    for fragment in range(plan.schedule.fragments):
+        registers = plan.operands.keys(keys, fragment)
+        for part in range(plan.parts):
+            first = (fragment * plan.parts + part) * 4
+            chains = [(scores, first), (other, 0)]
+            for step, a in enumerate(registers):
+                sums, at = chains[step % 2]
+                multiply(plan, sums, at, a, queries[part][2 * step : 2 * step + 2], fresh=step < 2)
+            for i in range(4 if len(registers) > 1 else 0):
+                b.store(scores, scores[first + i] + other[i], first + i)
+    return scores
+
+
+class Sums:
+    """What a lane sums up.
+
+    Parameters
+    ----------
+    plan
+        The kernel's plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        count, parts = plan.parts * plan.tiles * 4, range(plan.parts)
+        self.values = b.local(count, "float32")
+        for index in range(count):
+            b.store(self.values, T.float32(0), index)
+        self.maxima = [[b.Variable("float32", T.float32(LOWEST)) for _ in range(2)] for _ in parts]
+        self.totals = [[b.Variable("float32", T.float32(0)) for _ in range(2)] for _ in parts]
+
+    def weigh(self, scores: list[Expr]) -> None:
+        """Rescale the sums so far to the largest scores; scores become weights."""
+        for part in range(self.plan.parts):
+            for row in range(2):
+                self._rescale(scores, part, row)
+
+    def _rescale(self, scores: list[Expr], part: int, row: int) -> None:
+        """Find the largest score of a row, and scale what was summed to it; scores become weights."""
+        places = enumerate(self.plan.scores)
+        mine = [at for at, (_, p, element) in places if p == part and element % 2 == row]
+        running, total = self.maxima[part][row], self.totals[part][row]
+        largest: Expr = running.value
+        for at in mine:
+            largest = T.max(largest, scores[at])
+        largest = b.Variable("float32", over_keys(b.bind(largest), T.max)).value
+        shrink = b.Variable("float32", T.exp2(running.value - largest)).value
+        running.set(largest)
+        added: Expr = total.value * shrink
+        for at in mine:
+            scores[at] = b.Variable("float32", T.exp2(scores[at] - largest)).value
+            added = added + scores[at]
+        total.set(added)
+        for tile in range(self.plan.tiles):
+            for half in range(2):
+                at = (part * self.plan.tiles + tile) * 4 + 2 * half + row
+                b.store(self.values, self.values[at] * shrink, at)
+
+    def add(self, weights: list[list[list[Expr]]], values: Any) -> None:
+        """Add the values of a turn times their weights, operands by fragment and part."""
+        plan = self.plan
+        for fragment in range(plan.schedule.fragments):
+            for tile, a in enumerate(plan.operands.values(values, fragment)):
+                for part in range(plan.parts):
+                    at = (part * plan.tiles + tile) * 4
+                    multiply(plan, self.values, at, a, weights[fragment][part], fresh=False)
+
+
+def seen_scores(
+    plan: Plan, keys: Keys, limits: list[list[Expr]], g: Expr, turn: Expr, scores: Any
+) -> list[Expr]:
+    """Return the scaled scores of a turn, in powers of two; minus infinity for keys that are masked."""
+    form, factor = plan.form, plan.form.scale * LOG2_E * plan.operands.key_gain
+    found = []
+    for index, (fragment, part, element) in enumerate(plan.scores):
+        key = turn * plan.span + (fragment * FRAGMENT + 8 * (element // 2)) + g
+        value = scores[index] * T.float32(factor)
+        if keys.key_scales is not None:
+            value = value * keys.key_scales[fragment * 2 + element // 2]
+        seen = key < limits[part][element % 2]
+        if form.mask == "bool":
+            seen = T.And(seen, keys.masks[index] != T.uint32(0))
+        elif form.mask:
+            value = value + keys.masks[index] * T.float32(LOG2_E)
+        minus = T.reinterpret("float32", T.uint32(0xFF800000))
+        found.append(b.Variable("float32", T.Select(seen, value, minus)).value)
+    return found
+
+
+def weight_operands(plan: Plan, keys: Keys, weights: list[Expr], fragment: int, part: int) -> list[Expr]:
+    """Return the B operand that weights are, scaled as the values are."""
+    first = (fragment * plan.parts + part) * 4
+    words = []
+    for half in range(2):
+        pair = weights[first + 2 * half : first + 2 * half + 2]
+        if keys.value_scales is not None:
+            scale = keys.value_scales[fragment * 2 + half]
+            pair = [weight * scale for weight in pair]
+        words.append(plan.operands.transposed(*pair))
+    return words

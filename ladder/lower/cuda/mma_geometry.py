@@ -1,0 +1,206 @@
+"""Sizes of a kernel of the pipeline ``mma``, as far as they are known before it is emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, ActivationTile
+from ladder.lower.gpu.decode import Decoder, make_decoder
+from ladder.lower.gpu.groups import Groups
+from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
+from schedules.codes import table_bytes
+from schedules.footprint import scale_span
+from schedules.layouts import TILE
+from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
+
+TILE_WARPS = 4
+"""Warps that share a packed tile: 16 weight rows each."""
+
+STAGED_BLOCKS = 4
+"""Blocks of eight activation rows per warp whose results pass through shared memory at a time."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes that follow from a problem, a device and a schedule."""
+
+    groups: Groups
+    step: MatrixStep
+    device: TileDevice
+    schedule: GpuSchedule
+
+    def __post_init__(self) -> None:
+        plan = self.schedule
+        check(plan.warps % TILE_WARPS == 0, f"mma warps come in groups of four, got warps={plan.warps}")
+        check(plan.tile_m % STEP_TOKENS == 0, f"mma takes activation rows by eight, got tile_m={plan.tile_m}")
+        check(plan.stages >= 2, f"mma needs at least 2 stages, got {plan.stages}")
+        check(
+            plan.split_k == 1 and not plan.persistent,
+            "the mma pipeline neither splits K over blocks nor persists; use split_k=1, persistent=False",
+        )
+        check(
+            bool(self._splits),
+            f"{plan.warps} warps do not divide a tile of {plan.tile_m} x {plan.tile_n}",
+        )
+        check(
+            self.shared_bytes <= self.device.shared_per_block,
+            f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
+            f" {self.device.name}; use fewer stages or smaller tiles",
+        )
+
+    # ---- division of labour ---------------------------------------------------------
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.schedule.warps * 32
+
+    @property
+    def row_tiles(self) -> int:
+        """Packed tiles along N in a block."""
+        return self.schedule.tile_n // TILE
+
+    @property
+    def _splits(self) -> list[int]:
+        """Ways to split warp quartets along M, given that the rest splits the rows."""
+        quartets = self.schedule.warps // TILE_WARPS
+        return [
+            d
+            for d in range(1, quartets + 1)
+            if quartets % d == 0
+            and self.row_tiles % (quartets // d) == 0
+            and self.schedule.tile_m % (STEP_TOKENS * d) == 0
+        ]
+
+    @property
+    def m_warps(self) -> int:
+        """Warp quartets along M: each decodes the same weights again, so few.
+
+        Two row tiles per warp halve the loads of x; that is worth a repeated decode.
+        """
+        quartets = self.schedule.warps // TILE_WARPS
+        reuse = [d for d in self._splits if self.row_tiles // (quartets // d) >= 2]
+        return (reuse or self._splits)[0]
+
+    @property
+    def row_quartets(self) -> int:
+        """Warp quartets along rows."""
+        return self.schedule.warps // TILE_WARPS // self.m_warps
+
+    @property
+    def row_blocks(self) -> int:
+        """16-row blocks of a warp, one in each of its packed tiles."""
+        return self.row_tiles // self.row_quartets
+
+    @property
+    def warp_m(self) -> int:
+        """Activation rows of a warp."""
+        return self.schedule.tile_m // self.m_warps
+
+    @property
+    def m_blocks(self) -> int:
+        """Blocks of eight activation rows of a warp."""
+        return self.warp_m // STEP_TOKENS
+
+    # ---- stages ---------------------------------------------------------------------
+    @property
+    def stage_tiles(self) -> int:
+        """Packed tiles along K in a stage."""
+        return self.schedule.tile_k // TILE
+
+    @property
+    def tile_chunks(self) -> int:
+        """16-byte chunks per activation row of one packed tile."""
+        return TILE * self.step.element_bytes // CHUNK_BYTES
+
+    @property
+    def x_tile(self) -> ActivationTile:
+        """Layout of a stage of x."""
+        return ActivationTile(self.tile_chunks * self.stage_tiles)
+
+    @property
+    def tile_words(self) -> int:
+        """32-bit words of a packed tile."""
+        return 128 * self.groups.bits
+
+    @property
+    def stage_in_group(self) -> bool:
+        """Whether one scale row serves a whole stage."""
+        return scale_span(self.groups.gemm) % self.schedule.tile_k == 0
+
+    @property
+    def group_rows(self) -> int:
+        """Scale rows of a stage."""
+        return 1 if self.stage_in_group else self.stage_tiles * self.groups.per_tile
+
+    def group_row(self, step: int, granule: int) -> int:
+        """Return the scale row in a stage of a granule of its packed tile ``step``."""
+        return 0 if self.stage_in_group else step * self.groups.per_tile + granule
+
+    @property
+    def zero_parts(self) -> int:
+        """Arrays that make up zero points: none, coarse part, and remainder."""
+        return {"none": 0, "integer": 1, "float": 2}[self.groups.gemm.zero]
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        wide = self.groups.lane == 16
+        scale = (2 if wide and not self.groups.exponents else 4) if self.groups.gemm.scale else 0
+        zero = self.zero_parts * (2 if wide else 1)
+        x: int = self.x_tile.words(self.schedule.tile_m)
+        words = self.row_tiles * self.stage_tiles * self.tile_words + x
+        return 4 * words + self.group_rows * self.schedule.tile_n * (scale + zero)
+
+    # ---- results --------------------------------------------------------------------
+    @property
+    def staged_blocks(self) -> int:
+        """Blocks of eight activation rows per warp that pass through shared memory at a time."""
+        return next(n for n in range(min(STAGED_BLOCKS, self.m_blocks), 0, -1) if self.m_blocks % n == 0)
+
+    @property
+    def staged_m(self) -> int:
+        """Activation rows of the block that pass at a time."""
+        return self.staged_blocks * STEP_TOKENS * self.m_warps
+
+    @property
+    def pitch(self) -> int:
+        """Words between staged activation rows; 4 more than the rows avoids bank conflicts."""
+        return self.schedule.tile_n + 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block; results reuse the table and the stages."""
+        stages = self.table_bytes + self.schedule.stages * self.stage_bytes
+        return max(stages, 4 * self.staged_m * self.pitch)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the decode table."""
+        return table_bytes(self.groups.gemm)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known about a kernel before it is emitted."""
+
+    gemm: Gemm
+    schedule: GpuSchedule
+    step: MatrixStep
+    groups: Groups
+    geo: Geometry
+    decoder: Decoder
+
+
+def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+    """Return the sizes and the decoder of a kernel.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule does not fit the problem or the device.
+    """
+    step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
+    geo = Geometry(groups, step, device, schedule)
+    return Plan(gemm, schedule, step, groups, geo, make_decoder(gemm, device, table=geo.table_bytes))

@@ -1,0 +1,120 @@
+"""The math loop of the wgmma pipeline for 16-bit operands: one sum over all of K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_grid import Piece
+from ladder.lower.cuda.wgmma_loop import Parts
+from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_products import (
+    commit_group,
+    open_group,
+    pin_registers,
+    start_product,
+    wait_groups,
+)
+
+Expr = Any
+
+STEPS = 4
+"""Products along K in a slab of 128 bytes."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A thread's accumulators, and its registers of weights."""
+
+    sums: Any
+    weights: Registers
+
+
+def allocate_state(plan: Plan, *, scaled: bool) -> State:
+    """Allocate a thread's registers; ``scaled``: there are scales within K."""
+    sums = b.local(plan.sums, "float32")
+    return State(sums, allocate_registers(plan, scaled=scaled))
+
+
+@dataclass(frozen=True)
+class Loop16:
+    """The loop: a slab is decoded while the products of the one before run.
+
+    Parameters
+    ----------
+    parts, state
+        What loops are made of, and the accumulators.
+    """
+
+    parts: Parts
+    state: State
+
+    def tile(self, piece: Piece) -> None:
+        """Sum one tile, or its piece, over K and write it."""
+        consumer, epilogue, sums = self.parts.consumer, self.parts.epilogue, self.state.sums
+        held = epilogue.load(piece)
+        consumer.await_stage()
+        self.parts.operands.fetch(0)
+        with b.loop(piece.turns) as turn:
+            for slab in range(self.parts.plan.geo.body):
+                self._slab(piece, turn, slab)
+        wait_groups(0)
+        pin_registers(sums, self.parts.plan.sums)
+        consumer.release()
+        consumer.ring.advance()
+        epilogue.finish(piece, held, lambda register: sums[register], sums)
+
+    def _slab(self, piece: Piece, turn: Expr, slab: int) -> None:
+        """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
+        geo, consumer = self.parts.plan.geo, self.parts.consumer
+        within = slab % geo.slabs
+        for m in range(geo.m64):
+            for tile in range(geo.tiles_per_slab):
+                self.parts.operands.decode(m, tile, slab % 2)
+        self._start(within, slab % 2, turn > 0 if slab == 0 else True)
+        last = within == geo.slabs - 1
+        if last:
+            consumer.finished.set(consumer.ring.stage.value)
+        # Words that are operands as they are come into registers which products of the slab before still
+        # read: ptxas would run all products one by one (C7513).
+        early = geo.slabs > 1 and geo.bits < geo.lane
+        if early:
+            self._fetch_next(piece, turn, slab)
+        wait_groups(1)
+        if within == 0:
+            self._release_before(turn, slab)
+        if not early:
+            # A ring of two stages can only be filled again once the previous one is free.
+            self._fetch_next(piece, turn, slab)
+        if last:
+            consumer.previous.set(consumer.finished.value)
+
+    def _release_before(self, turn: Expr, slab: int) -> None:
+        """Free the stage that ended with the slab before: its products are done."""
+        if slab > 0:
+            self.parts.consumer.release()
+        else:
+            with b.when(turn > 0):
+                self.parts.consumer.release()
+
+    def _fetch_next(self, piece: Piece, turn: Expr, slab: int) -> None:
+        """Fetch the slab after ``slab``."""
+        geo = self.parts.plan.geo
+        if (slab + 1) % geo.slabs == 0:
+            self.parts.consumer.enter_stage(turn, piece.turns, slab + 1)
+        self.parts.operands.fetch((slab + 1) % geo.body)
+
+    def _start(self, within: int, bank: int, accumulate: Expr) -> None:
+        """Start a slab's products; ``accumulate`` says whether the first ones add to the sums."""
+        plan, stage = self.parts.plan, self.parts.consumer.ring.stage.value
+        open_group()
+        for step in range(STEPS):
+            for m in range(plan.geo.m64):
+                first = m * plan.geo.accumulators
+                sums = [self.state.sums[first + i] for i in range(plan.geo.accumulators)]
+                descriptor = self.parts.x.at(stage, within, step)
+                adds = True if step else accumulate
+                start_product(plan, sums, self.parts.operands.step(bank, m, step), descriptor, adds)
+        commit_group()

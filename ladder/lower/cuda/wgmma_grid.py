@@ -1,0 +1,115 @@
+"""Which tiles of the output a block of the pipeline ``wgmma`` computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.grouped import count_m_tiles
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The block's place in the grid.
+
+    Parameters
+    ----------
+    thread
+        The thread in its block.
+    first, walkers
+        First tile of the cluster; clusters of a persistent grid, which walk over the tiles in turn.
+    slice, member
+        The block's slice of K, and its place among the blocks of the cluster that share activation rows.
+    n_blocks, m_blocks
+        Tiles of a cluster along N and along M.
+    turns, first_tile
+        Turns of the math loop, and the packed tile along K where they begin.
+    copied_m
+        Activation rows of a tile that the block copies.
+    """
+
+    thread: Expr
+    first: Expr
+    walkers: int
+    slice: Expr
+    member: Expr
+    n_blocks: Expr
+    m_blocks: Expr
+    turns: Expr
+    first_tile: Expr
+    copied_m: Expr
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tile of the output, or a part of its K.
+
+    Parameters
+    ----------
+    row_tile, first_m
+        First packed tile along N, and first activation row.
+    turns, first_tile
+        Turns of the math loop, and the packed tile along K where they begin.
+    skipped, end
+        Of stream-K: turns of the tile before the piece; the unit after the tile's last one, counted among
+        those that are shared.
+    """
+
+    row_tile: Expr
+    first_m: Expr
+    turns: Expr
+    first_tile: Expr
+    skipped: Expr = 0
+    end: Expr = None
+
+
+def rows_per_copy(plan: Plan, args: Arguments) -> Expr:
+    """Return the activation rows that one block of a cluster copies: its share of a tile, or of M, by eights.
+
+    Copying rows beyond M, which are filled with zeros, takes several times as long as rows that exist.
+    """
+    whole, each = plan.schedule.tile_m // plan.schedule.cluster, 8 * plan.schedule.cluster
+    return T.min(whole, (args.m + each - 1) // each * 8)
+
+
+def find_grid(plan: Plan, args: Arguments) -> Grid:
+    """Place clusters: one per tile (or tiles that share activation rows), or as many as fit."""
+    schedule, geo, blocks = plan.schedule, plan.geo, plan.geo.blocks
+    split, cluster = schedule.split_k, schedule.cluster
+    rows = geo.row_tiles * cluster
+    n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, count_m_tiles(args, schedule.tile_m)
+    walkers = plan.device.units // blocks
+    (block,) = b.block_index([(walkers if schedule.persistent else n_blocks * m_blocks) * blocks])
+    rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
+    first = b.bind(block // blocks) if blocks > 1 else block
+    slice_ = b.bind(rank // cluster) if cluster > 1 else rank
+    member = b.bind(rank % cluster) if cluster > 1 else 0
+    thread = b.thread_index(geo.threads)
+    n_blocks, m_blocks = b.bind(n_blocks), b.bind(m_blocks)
+    body_tiles = geo.body * geo.tiles_per_slab
+    turns = b.bind((args.k_tiles + body_tiles * split - 1) // (body_tiles * split))
+    first_tile = b.bind(slice_ * turns * body_tiles) if split > 1 else 0
+    copied_m = b.bind(rows_per_copy(plan, args))
+    return Grid(thread, first, walkers, slice_, member, n_blocks, m_blocks, turns, first_tile, copied_m)
+
+
+def cut(plan: Plan, grid: Grid, tile: Expr) -> tuple[Expr, Expr]:
+    """Return a tile's first packed tile along N and its place along M.
+
+    Walk columns of ``raster`` row blocks, M inside, so that neighbours share x and weights in L2.
+    """
+    raster = plan.schedule.raster
+    width = raster * grid.m_blocks
+    column = b.bind(tile // width)
+    inside = b.bind(tile % width)
+    columns = b.bind(T.min(raster, grid.n_blocks - column * raster))
+    row_block = column * raster + inside % columns
+    row_tile = (row_block * plan.schedule.cluster + grid.member) * plan.geo.row_tiles
+    return row_tile, inside // columns

@@ -1,0 +1,46 @@
+"""What every math loop of the wgmma pipeline is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ladder.lower.cuda.wgmma_epilogue import Epilogue
+from ladder.lower.cuda.wgmma_grid import Piece
+from ladder.lower.cuda.wgmma_operands import Operands
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a math loop.
+
+    Parameters
+    ----------
+    plan
+        The kernel's plan.
+    operands
+        Loads and decodes weights.
+    x
+        The matrix descriptor of x.
+    consumer
+        The walk around the ring.
+    epilogue
+        Writes finished tiles.
+    """
+
+    plan: Plan
+    operands: Operands
+    x: Descriptor
+    consumer: Consumer
+    epilogue: Epilogue
+
+
+class MathLoop(Protocol):
+    """Emits the sums of a tile."""
+
+    def tile(self, piece: Piece) -> None:
+        """Sum one tile, or its piece, over K and write it."""

@@ -1,0 +1,105 @@
+"""Shared memory of the pipeline ``wgmma``: a ring of stages, their barriers, and the epilogue's part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums
+from ladder.lower.cuda.wgmma_grid import Grid
+from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.gpu.arguments import Arguments
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory of a block; what a kernel does not need is None.
+
+    Parameters
+    ----------
+    x, words, scales, zeros
+        Stages of x, packed words, scales and zero points.
+    staging
+        Where each team of warps transposes its sums.
+    cluster_sums
+        What a block needs to add the sums of its cluster.
+    table
+        The decode table.
+    full, empty
+        Barriers of the stages.
+    """
+
+    x: Any
+    words: Any
+    scales: Any
+    zeros: Any
+    staging: Any
+    cluster_sums: ClusterSums | None
+    table: Any
+    full: Any
+    empty: Any
+
+
+def allocate_memory(plan: Plan, grid: Grid, args: Arguments) -> Memory:
+    """Allocate shared memory."""
+    geo, stages = plan.geo, plan.schedule.stages
+    pool = b.shared_pool()
+
+    def rows(stage_bytes: int, element: int, source: Any) -> Any:
+        if not stage_bytes:
+            return None
+        return pool.alloc((stages, stage_bytes // element), source.dtype, align=128)
+
+    x = pool.alloc((stages, geo.x_bytes), "uint8", align=1024)
+    words = pool.alloc((stages, geo.word_bytes // 4), "uint32", align=128)
+    scales = rows(geo.scale_stage_bytes, geo.scale_bytes, args.scales)
+    zeros = rows(geo.zero_stage_bytes, geo.zero_bytes, args.zeros)
+    teams = plan.schedule.warps // geo.team
+    staging = pool.alloc((teams, geo.chunk * geo.pitch), plan.gemm.output, align=128)
+    cluster_sums = ClusterSums(plan, grid, pool) if plan.schedule.split_k > 1 else None
+    count = plan.decoder.decoder.table_words
+    table = pool.alloc((count,), "uint32", align=128) if count else None
+    full = pool.alloc((stages,), "uint64", align=8)
+    empty = pool.alloc((stages,), "uint64", align=8)
+    pool.commit()
+    return Memory(x, words, scales, zeros, staging, cluster_sums, table, full, empty)
+
+
+def initialise_barriers(plan: Plan, memory: Memory) -> None:
+    """Emit the initialisation of all barriers, for one thread."""
+    for stage in range(plan.schedule.stages):
+        b.emit(T.ptx.mbarrier.init.shared.b64(memory.full.ptr_to([stage]), T.uint32(1)))
+        # One arrival per math warp that reads what this block copies frees a stage.
+        warps = T.uint32(plan.schedule.warps * plan.schedule.cluster)
+        b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), warps))
+    if memory.cluster_sums is not None:
+        memory.cluster_sums.initialise()
+    b.emit(T.ptx.fence.mbarrier_init.release.cluster())
+
+
+class Ring:
+    """Stage and phase of one role's walk around the ring."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self.stage = b.Variable("int32", 0)
+        self.phase = b.Variable("int32", 0)
+
+    def advance(self) -> None:
+        """Step to the next stage; the phase flips on every wrap."""
+        self.stage.set(self.stage.value + 1)
+        with b.when(self.stage.value == self.stages):
+            self.stage.set(0)
+            self.phase.set(self.phase.value ^ 1)
+
+    def advance_if(self, condition: Expr) -> None:
+        """Step to the next stage where ``condition`` holds, without a branch."""
+        following = b.keep(self.stage.value + T.Cast("int32", condition))
+        wraps = T.Cast("int32", following == self.stages)
+        self.stage.set(following * (1 - wraps))
+        self.phase.set(self.phase.value ^ wraps)

@@ -1,0 +1,81 @@
+"""x of an AMD kernel: loaded to registers a stage ahead, then written to one of two buffers of LDS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
+from ladder.lower.rocm import dialect as d
+from ladder.lower.rocm.decode import reads_fnuz, to_fnuz
+from ladder.lower.rocm.gemm_place import Place, Plan
+from schedules.layouts import TILE
+
+Expr = Any
+
+SPAN_GROUPS = 4
+"""Groups of four words in 64 bytes of K, one for each quarter of a wave."""
+
+
+class Activations:
+    """Registers of a thread's pieces of a stage, their loads and their writes.
+
+    Parameters
+    ----------
+    plan, place
+        The kernel's plan, and where this lane works.
+    shared
+        LDS, as uint32 words.
+    """
+
+    def __init__(self, plan: Plan, place: Place, shared: Any) -> None:
+        self.plan, self.place, self.shared = plan, place, shared
+        self.fetched = b.local(plan.geo.pieces * CHUNK_WORDS, "uint32")
+
+    def _piece(self, index: int) -> tuple[Expr, Expr]:
+        """Return row and chunk of a thread's piece of a stage."""
+        chunks = self.plan.geo.x_tile.chunks
+        piece = b.bind(self.place.thread + index * self.plan.geo.threads)
+        return b.bind(piece // chunks), b.bind(piece % chunks)
+
+    def fetch(self, turn: Expr) -> None:
+        """Emit the loads of this thread's pieces of a stage of x; whatever lies beyond x is in its place."""
+        args, geo, per_chunk = self.place.args, self.plan.geo, CHUNK_BYTES // self.plan.step.element_bytes
+        for index in range(geo.pieces):
+            row, chunk = self._piece(index)
+            m = b.bind(T.min(self.place.first_m + row, args.m - 1))
+            column = b.bind(turn * (geo.stage_tiles * TILE) + chunk * per_chunk)
+            at = d.lanes(T.Select(column < args.k_x, column, 0), per_chunk)
+            loaded = d.as_type(args.x[m, at], "uint32x4")
+            b.store(self.fetched, loaded, d.lanes(index * CHUNK_WORDS, CHUNK_WORDS))
+
+    def write(self, half: int, turn: Expr) -> None:
+        """Emit the writes of the pieces fetched for a turn to LDS; zeros beyond K.
+
+        Word c of chunk i of 64 bytes goes to place 4c + i, so that the lanes of column group c find
+        their operands of two steps side by side.
+        """
+        geo, activation, tile_m = self.plan.geo, self.plan.gemm.activation, self.plan.schedule.tile_m
+        fnuz = reads_fnuz(self.plan.device, activation)
+        stage = half * geo.stage_chunks * CHUNK_WORDS
+        for index in range(geo.pieces):
+            row, chunk = self._piece(index)
+            span = b.bind(chunk // SPAN_GROUPS * SPAN_GROUPS)
+            first = b.bind(geo.x_tile.word(row, span) + chunk % SPAN_GROUPS)
+            column = turn * (geo.stage_tiles * TILE) + chunk * (CHUNK_BYTES // self.plan.step.element_bytes)
+            inside = b.bind(column < self.place.args.k_x)
+
+            def write(index: int = index, first: Expr = first, inside: Expr = inside) -> None:
+                for c in range(CHUNK_WORDS):
+                    word = T.Select(inside, self.fetched[index * CHUNK_WORDS + c], T.uint32(0))
+                    word = to_fnuz(word, activation) if fnuz else word
+                    # The swizzle is an exclusive or of multiples of four words.
+                    b.store(self.shared, word, stage + (first ^ (c * CHUNK_WORDS)))
+
+            if (index + 1) * geo.threads <= tile_m * geo.x_tile.chunks:
+                write()
+            else:
+                with b.when(row < tile_m):
+                    write()
