@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import weight_bits
-from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
+from schedules.cost_cpu import predict_cpu
 from schedules.cost_grid import Grid, grid_of
 from schedules.cost_mma import predict_mma
 from schedules.footprint import (
@@ -47,7 +48,7 @@ from schedules.footprint import (
     stage_bytes,
 )
 from schedules.layouts import lane_of, packed_group, padded
-from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
+from schedules.schedule import GpuSchedule, Schedule, TransformList
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -64,7 +65,7 @@ FILL_SECONDS = 1.72e-06
 """wgmma: from asking for a stage to its last byte, were the memory idle."""
 
 PROMOTION_SLOTS = 1.21
-"""wgmma: issue slots per token of a row tile when partial sums move to the running ones."""
+"""wgmma: issue slots per activation row of a row tile when partial sums move to the running ones."""
 
 TIGHT_LOSS = 0.149
 """wgmma: share of time lost where the estimate of registers is within `TIGHT_REGISTERS` of the limit."""
@@ -83,8 +84,8 @@ TENSOR_SHARE = 0.987
 INGEST_BYTES = 64.0
 """wgmma: bytes per clock that a multiprocessor takes in from L2 (convolutions on an H200: 62)."""
 
-HALF_RATE_TOKENS = 32
-"""Below this many tokens a wgmma takes as long as with this many."""
+HALF_RATE_COLUMNS = 32
+"""Below this many activation rows a wgmma takes as long as with this many."""
 
 BLOCK_SECONDS = 1.07e-06
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
@@ -150,7 +151,7 @@ GEMV_UNIT_SHARE = 1.1
 DIGIT_TILE_CYCLES = 115
 """digits: dependent latency of a period's products and its move to running sums, per tile.
 
-The constants of digits were fitted to 60 runs on an H200, of one to four tokens.
+The constants of digits were fitted to 60 runs on an H200, of one to four activation rows.
 """
 
 DIGIT_STRIP_CYCLES = 2
@@ -186,7 +187,7 @@ DENSE: Mapping[str, float] = {
 """wgmma: other values of these constants, where weights are operands as they are.
 
 Fitted to 486 runs of 51 problems on an H200 (convolutions and points of ResNet-50 and EfficientNet for eight
-images, products of 256 to 4096 for up to 1576 tokens): the first choice takes 1.0 times the fastest measured
+images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times the fastest measured
 (median, 1.12 at worst), times are 12 % off (median).
 """
 
@@ -208,8 +209,8 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """
     if isinstance(schedule, GpuSchedule) and device.is_gpu:
         return _predict_gpu(gemm, device, schedule, m)
-    if isinstance(schedule, CpuSchedule) and not device.is_gpu:
-        return _predict_cpu(gemm, device, schedule, m)
+    if isinstance(schedule, TransformList) and not device.is_gpu:
+        return predict_cpu(gemm, device, schedule, m)
     raise ScheduleError(f"{type(schedule).__name__} does not run on {device.name}")
 
 
@@ -341,7 +342,7 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         promotions = slab / FP8_INTERVAL if promotes_rarely(gemm) else groups
         issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
         stall = (groups - 1) * PROMOTION_CYCLES
-    tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
+    tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constant(gemm, "TENSOR_SHARE"))
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
     tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constant(gemm, "INGEST_BYTES"))
@@ -429,21 +430,3 @@ def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, g
     activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
-
-
-def _predict_cpu(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, m: int) -> Cost:
-    core = next((c for c in device.cores if c.name == schedule.core and c.a == gemm.activation), None)
-    if core is None:
-        raise ScheduleError(f"{device.name} has no core {schedule.core!r} for {gemm.activation} activations")
-    dram = device.layer("dram")
-    passes = -(-m // schedule.tile_m)
-    rows = -(-schedule.tile_m // core.m) * core.m * passes
-    vector = device.vector_ops_per_cycle * device.units * device.clock
-    decoded = 1 if schedule.decode == "scratch" else passes
-    operations = decode_ops(gemm, "operand") * gemm.n * gemm.k
-    overlapped = {
-        "dram": minimum_bytes(gemm, m) / (dram.bandwidth * dram.sustained),
-        "core": 2.0 * rows * gemm.n * gemm.k / (device.peak(core) * core.sustained)
-        + operations * decoded / vector,
-    }
-    return cost_of(gemm, m, overlapped, {"launch": 3e-6})

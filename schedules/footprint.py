@@ -24,15 +24,15 @@ CHUNK_BYTES = 16
 """Bytes that a thread copies at once."""
 
 
-STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
-"""Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
+STAGED_COLUMNS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
+"""Activation rows of an output type that a wgmma epilogue stages through shared memory at a time."""
 
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
 
 
-TOKEN_BUFFERS = 3
+X_BUFFERS = 3
 """Buffers in which gemv passes A through shared memory."""
 
 
@@ -45,11 +45,11 @@ SPARE_REGISTERS = 12
 turn that copies A."""
 
 
-TOKEN_SUMS = 1024
+X_SUMS = 1024
 """Sums of A over a tile of K that gemv keeps for each of its buffers, four bytes each."""
 
 
-TOKEN_BYTES = 216 * 1024
+X_BUFFER_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
 
@@ -72,12 +72,12 @@ Measured on an H200, relative Frobenius error of e4m3 sums of that many products
 float16 included, for K from 4096 to 28672, x of both signs or of one: 128: 2.4e-4, 512: 4.0e-4,
 1024: 5.9e-4, 2048: 8.9e-4, 4096: 1.34e-3, 8192: 2.04e-3. Where x and weight are both of one sign the
 core's truncation adds up: sums of 1003 products are 1.5 % too small. Longer intervals save nothing:
-at 128 tokens, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
+at 128 activation rows, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
 """
 
 
-PARTIAL_TOKENS = 64
-"""Tokens of one of wgmma's two sets of partial sums at most."""
+PARTIAL_COLUMNS = 64
+"""Activation rows of one of wgmma's two sets of partial sums at most."""
 
 
 CARRY_INTERVAL = 2048
@@ -89,8 +89,8 @@ Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, 
 """
 
 
-PROMOTED_TOKENS = 128
-"""Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
+PROMOTED_COLUMNS = 128
+"""Activation rows of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def promotes_rarely(gemm: Gemm) -> bool:
 def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
     plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
-    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_TOKENS
+    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_COLUMNS
     return wide and plain and promotes_rarely(gemm)
 
 
@@ -208,7 +208,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
-        return max(table_bytes(gemm) + least_token_bytes(gemm, schedule), sums)
+        return max(table_bytes(gemm) + least_x_bytes(gemm, schedule), sums)
     if schedule.pipeline == "digits":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
@@ -226,14 +226,14 @@ def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     return ring + _staging_bytes(gemm, schedule) + 3 * 1024
 
 
-def least_token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+def least_x_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the least bytes of gemv's buffers of A: one tile of K per slice, or two of 8-bit cores."""
-    tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k
+    tokens = X_BUFFERS * schedule.tile_m * schedule.split_k
     return tokens * max(schedule.tile_k * operand_bytes(gemm), SWIZZLE_ROW)
 
 
 def digit_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the columns of a block's products: four digits of 16-bit tokens, or int8 tokens as they are."""
+    """Return the columns of a block's products: four digits of a row of 16-bit x, one of int8."""
     return schedule.tile_m * (4 if lane_of(gemm.activation) == 16 else 1)
 
 
@@ -247,7 +247,7 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
     together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
     row = together if gemm.output == "float32" else 32
-    staged = schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    staged = schedule.warps * min(schedule.tile_m, STAGED_COLUMNS[gemm.output]) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
     return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
 
@@ -303,8 +303,8 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
-        parted = schedule.tile_m > PROMOTED_TOKENS
-        partial = max(min(schedule.tile_m, PROMOTED_TOKENS) // 2, min(schedule.tile_m, PARTIAL_TOKENS))
+        parted = schedule.tile_m > PROMOTED_COLUMNS
+        partial = max(min(schedule.tile_m, PROMOTED_COLUMNS) // 2, min(schedule.tile_m, PARTIAL_COLUMNS))
         # A tile in parts decodes nothing ahead.
         rest = 16 + (8 if plain else 16) if parted else 32 + (8 if plain else 28)
         return sums + partial + rest + (row_tiles - 1) * 32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedules.crossed import CROSSED, packed_crossing, sources
 from schedules.spread import spread_name, spread_places, spread_sources
+from schedules.xor_packing import XOR_PACKINGS, packed_words, sources
 from tile_types.errors import DTypeError, ShapeError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ORDERS = (
 ``... signs``: top bits of four codes of a lane apart from the others, so that few instructions
 bring signs and magnitudes to their places in that type (`SIGN_PLACES`).
 ``... crossed``: bits are sums modulo two of bits of codes, so that one instruction on two shifted words
-makes a register of that type (`CROSSED`).
+makes a register of that type (`XOR_PACKINGS`).
 ``bytes`` (5 to 7 bits): as ``dense`` has it in lanes of 8 bits, so that most codes lie in bytes of their own.
 ``pairs`` (3 and 4 bits): as ``dense`` has it in lanes of 4 bits, so that both codes of a register, which
 select a pair of values from a table, are in one byte.
@@ -265,8 +265,8 @@ def orders(bits: int, lane: int) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
     """Return the pieces of every register, of which words are the exclusive or."""
-    if order in CROSSED:
-        parts = packed_crossing(CROSSED[order])
+    if order in XOR_PACKINGS:
+        parts = packed_words(XOR_PACKINGS[order])
         return tuple(
             tuple(Piece(index // 4, mask, left) for left, mask in parts[index % 4].items())
             for index in range(lane)
@@ -288,9 +288,9 @@ def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
 @lru_cache(maxsize=256)
 def taken(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
     """Return the pieces of words of which every register is the exclusive or."""
-    if order not in CROSSED:
+    if order not in XOR_PACKINGS:
         return pieces(bits, lane, order)
-    parts = [sources(CROSSED[order], slot) for slot in range(4)]
+    parts = [sources(XOR_PACKINGS[order], slot) for slot in range(4)]
     return tuple(
         tuple(Piece(index // 4, 1 << bit, word_bit - bit) for bit, word_bit in parts[index % 4])
         for index in range(lane)

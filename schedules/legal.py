@@ -8,19 +8,19 @@ from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, table_bytes, weight_bits
 from schedules.footprint import (
     CHUNK_BYTES,
-    PROMOTED_TOKENS,
+    PROMOTED_COLUMNS,
     SPARE_REGISTERS,
     SWIZZLE_ROW,
-    TOKEN_BUFFERS,
-    TOKEN_BYTES,
-    TOKEN_SUMS,
     WAVES,
+    X_BUFFER_BYTES,
+    X_BUFFERS,
+    X_SUMS,
     Resources,
     block_threads,
     carries,
     digit_columns,
     launch_registers,
-    least_token_bytes,
+    least_x_bytes,
     math_registers,
     operand_bytes,
     promotes,
@@ -40,7 +40,7 @@ QUAD_PAIR_COPIES = 3
 
 
 MOST_DIGIT_COLUMNS = 32
-"""Columns of products, four for a token of 16 bits, that a warp of digits holds sums of."""
+"""Columns of products, four for an activation row of 16 bits, that a warp of digits holds sums of."""
 
 LEAST_SLABS = 3
 """Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
@@ -112,7 +112,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
     parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
-    if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_TOKENS and not parts:
+    if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_COLUMNS and not parts:
         yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
     if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
         yield "the core takes subnormal operands for 0; use placement 'accumulator'"
@@ -144,10 +144,10 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
     shared = schedule.placement == "accumulator" and schedule.cluster > 1
-    sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if shared else 0
-    taken = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)
-    if taken > TOKEN_BYTES:
-        yield f"buffers of A and tables of {taken} bytes, limit {TOKEN_BYTES}"
+    sums = 4 * X_BUFFERS * X_SUMS if shared else 0
+    taken = table_bytes(gemm) + sums + least_x_bytes(gemm, schedule)
+    if taken > X_BUFFER_BYTES:
+        yield f"buffers of A and tables of {taken} bytes, limit {X_BUFFER_BYTES}"
 
 
 def _digits_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

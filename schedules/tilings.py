@@ -45,15 +45,15 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
 
-MOST_GEMV_TOKENS = 32
-"""M up to which tuning tries gemv: two passes over the weights of the largest tile of tokens."""
+MOST_GEMV_M = 32
+"""M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
 
 
-MOST_DIGIT_TOKENS = 8
+MOST_DIGIT_M = 8
 """M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
 
 
-MOST_DOT_TOKENS = 4
+MOST_DOT_M = 4
 """M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
 
 
@@ -66,12 +66,12 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
     if device.vendor == "cpu":
         return ("cpu",)
     if device.vendor == "amd":
-        return ("dot", "mfma") if m <= MOST_DOT_TOKENS else ("mfma",)
+        return ("dot", "mfma") if m <= MOST_DOT_M else ("mfma",)
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
-    few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)
+    few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_M else ("gemv",)
     if full:
-        return (*few, large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
+        return (*few, large) if gemv and m <= MOST_GEMV_M else (large,)
     if gemv and m <= 8:
         return few
     return ("gemv", large) if gemv and m <= 16 else (large,)
@@ -180,7 +180,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
 
 
 def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
-    """Return the smallest token tile that holds ``m`` and the next smaller one."""
+    """Return the smallest tile along M that holds ``m`` and the next smaller one."""
     limit = next((tile for tile in tiles if tile >= m), tiles[-1])
     return tuple(tile for tile in tiles if tile <= limit)[-2:]
 
@@ -197,7 +197,7 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     small = m * gemm.n <= device.units * 128 * 128
     # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
     busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
-    # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
+    # Digits of two rows of 16-bit x take longer than gemv (H200); int8 needs no decomposition.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
     whole = not cuts_groups(gemm, tile)
     return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)

@@ -237,9 +237,9 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
 
 
 def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
-    from ladder.lower.blocks.alone import with_blocks
+    from ladder.lower.blocks.outline import outlined
 
-    return with_blocks(instantiate(found.structure, program, factors, packed=True))
+    return outlined(instantiate(found.structure, program, factors, packed=True))
 
 
 def built(

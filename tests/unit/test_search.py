@@ -16,7 +16,7 @@ from schedules.legal import is_legal
 from schedules.policy import make_plan, rank
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.search import TOKENS, neighbours, refinements, shortlist
-from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.segments import cover, m_grid, octave_weights, segments
 from schedules.tilings import AXES
 from schedules.tuning import Measurement
 from targets import get_device
@@ -68,7 +68,7 @@ def test_at_shapes_keeps_what_a_scale_per_row_is() -> None:
 
 
 def test_the_grid_has_every_place_where_a_tile_begins() -> None:
-    grid = token_grid(8192)
+    grid = m_grid(8192)
     assert grid[:6] == (1, 2, 4, 8, 16, 24)
     assert grid[-1] == 8192
     assert {*range(8, 257, 8), *range(256, 1025, 64), *range(1024, 8193, 256)} <= set(grid)

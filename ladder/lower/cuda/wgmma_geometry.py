@@ -14,7 +14,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.codes import table_bytes
 from schedules.footprint import (
-    STAGED_TOKENS,
+    STAGED_COLUMNS,
     carries,
     launch_registers,
     math_register_estimate,
@@ -269,7 +269,7 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Activation rows that the epilogue stages through shared memory at a time."""
-        return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
+        return min(self.schedule.tile_m, STAGED_COLUMNS[self.gemm.output])
 
     @property
     def team(self) -> int:

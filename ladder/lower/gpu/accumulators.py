@@ -38,12 +38,12 @@ class Accumulators:
         The problem's scales and the instructions.
     weight
         Operand type of decoded weights.
-    row_blocks, token_blocks
-        16-row and 8-token blocks; fragments are ``[row_blocks][token_blocks]``.
+    row_blocks, m_blocks
+        16-row and blocks of eight activation rows; fragments are ``[row_blocks][m_blocks]``.
     left
         What decoded registers leave to the sums.
     known_sums
-        Returns the sums of a lane's two tokens of a block where they need not be computed here.
+        Returns the sums of a lane's two activation rows of a block where they need not be computed here.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class Accumulators:
         step: MatrixStep,
         weight: str,
         row_blocks: int,
-        token_blocks: int,
+        m_blocks: int,
         left: Leftover = NOTHING_LEFT,
         known_sums: Callable[[int], list[Expr]] | None = None,
     ) -> None:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left
         self.known_sums = known_sums
-        self.row_blocks, self.token_blocks = row_blocks, token_blocks
-        self.token_factor: Callable[[int, int], Expr] | None = None
-        self.fragments = row_blocks * token_blocks
+        self.row_blocks, self.m_blocks = row_blocks, m_blocks
+        self.m_factor: Callable[[int, int], Expr] | None = None
+        self.fragments = row_blocks * m_blocks
         self.width = step.lanes.accumulators
         self.starts: dict[int, list[Expr]] = {}
         self.fresh = set(range(self.fragments)) if self.begins_shifted else set()
         self.partial = self._cleared(self.fragments, step.carrier)
         self.total: Any = self._cleared(self.fragments, "float32") if self.flushes else None
-        summed = left.sums_tokens and known_sums is None
-        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if summed else None
+        summed = left.sums_x and known_sums is None
+        self.x_sums: Any = self._cleared(m_blocks, step.carrier) if summed else None
 
     def _cleared(self, fragments: int, dtype: str) -> Any:
         """Allocate fragments of zeros."""
@@ -80,29 +80,29 @@ class Accumulators:
     def begins_shifted(self) -> bool:
         """Whether partial sums begin with what offsets add to them, so that flushes need not add it."""
         whole = len(self.step.issues) == 1 and self.step.carrier == "float32"
-        return self.left.sums_tokens and self.known_sums is not None and self.left.zero == "none" and whole
+        return self.left.sums_x and self.known_sums is not None and self.left.zero == "none" and whole
 
     def _start(self, fragment: int) -> list[Expr] | None:
         """Return what a fragment begins with if this is its first step since its flush."""
         if fragment not in self.fresh:
             return None
         self.fresh.remove(fragment)
-        token_block = fragment % self.token_blocks
-        if token_block not in self.starts:
+        m_block = fragment % self.m_blocks
+        if m_block not in self.starts:
             assert self.known_sums is not None
-            sums = self.known_sums(token_block)
+            sums = self.known_sums(m_block)
             shifts = [offset / gain for offset, gain in zip(self.left.offsets, self.left.gains, strict=True)]
-            self.starts[token_block] = [
+            self.starts[m_block] = [
                 b.bind(sums[i % 2] * T.float32(shifts[self.step.lanes.row_slot(i)]))
                 for i in range(self.width)
             ]
-        return self.starts[token_block]
+        return self.starts[m_block]
 
     @property
     def flushes(self) -> bool:
         """Whether partial sums move to totals."""
         flushed_anyway = self.groups.on_accumulator or self.step.promote > 0
-        return flushed_anyway or self.left.sums_tokens or self.groups.token_tiles > 0
+        return flushed_anyway or self.left.sums_x or self.groups.token_tiles > 0
 
     @property
     def flushes_granules(self) -> bool:
@@ -115,23 +115,23 @@ class Accumulators:
         periods = {self.groups.tiles} if self.flushes_granules else set()
         periods |= {self.step.promote // TILE} if self.step.promote else set()
         periods |= {self.groups.token_tiles} if self.groups.token_tiles else set()
-        return periods | ({SUM_TILES} if self.left.sums_tokens else set())
+        return periods | ({SUM_TILES} if self.left.sums_x else set())
 
-    def scale_tokens(self, args: Arguments, lane: Expr, first: Expr, tile: Expr) -> None:
-        """Have flushes after K tile ``tile`` scale tokens by group, where they are at all.
+    def scale_columns(self, args: Arguments, lane: Expr, first: Expr, tile: Expr) -> None:
+        """Have flushes after K tile ``tile`` apply the scales of groups of x, where there are such groups.
 
-        ``first`` is the first token of the fragments. Rows beyond the tokens take the last one's
-        scales; they are not stored.
+        ``first`` is the first activation row of the fragments. Rows beyond M take the last row's scales;
+        they are not stored.
         """
         if not self.groups.token_tiles:
             return
         group = b.keep(T.truncdiv(tile, self.groups.token_tiles))
 
-        def factor(token_block: int, index: int) -> Expr:
-            row = first + token_block * self.step.tokens + self.step.lanes.token(lane, index)
+        def factor(m_block: int, index: int) -> Expr:
+            row = first + m_block * self.step.columns + self.step.lanes.column(lane, index)
             return args.token_scale[T.min(row, args.m - 1), group]
 
-        self.token_factor = factor
+        self.m_factor = factor
 
     def flush_due(self, tile: Expr, tiles: Expr) -> Expr:
         """Return whether sums must be flushed after K tile ``tile`` of ``tiles``.
@@ -158,53 +158,53 @@ class Accumulators:
         start = self._start(fragment)
         emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands, start)
 
-    def add_tokens(self, token_block: int, a: list[Expr], operands: list[Expr]) -> None:
+    def add_x(self, m_block: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit the sum of x over one step, where sums of x are needed; ``a`` as for `multiply`."""
-        if self.token_sums is not None:
+        if self.x_sums is not None:
             # Where sums of row g serve all, those of row g+8 (odd registers) are spared.
             spared = self.step.lanes.sum_source(self.width - 1) == 0
             ones = [
                 None if x is None or (spared and register % 2) else T.uint32(ONES[self.weight])
                 for register, x in enumerate(a)
             ]
-            emit_step(self.step, self.weight, self.token_sums, token_block * self.width, ones, operands)
+            emit_step(self.step, self.weight, self.x_sums, m_block * self.width, ones, operands)
 
-    def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
-        """Emit the flushes of a token block's fragments with a granule's scales, and clear the sums."""
-        sums = self._token_sums(token_block)
-        self.starts.pop(token_block, None)
+    def flush(self, m_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
+        """Emit the flushes of a block along M's fragments with a granule's scales, and clear the sums."""
+        sums = self._x_sums(m_block)
+        self.starts.pop(m_block, None)
         if self.begins_shifted:
-            self.fresh |= set(range(token_block, self.fragments, self.token_blocks))
+            self.fresh |= set(range(m_block, self.fragments, self.m_blocks))
         for block, registers in enumerate(group_registers):
             for i in range(self.width):
-                at = (block * self.token_blocks + token_block) * self.width + i
-                self._flush_one(at, token_block * self.width + i, granule, registers, sums)
-        if self.token_sums is not None:
+                at = (block * self.m_blocks + m_block) * self.width + i
+                self._flush_one(at, m_block * self.width + i, granule, registers, sums)
+        if self.x_sums is not None:
             for i in range(self.width):
-                b.store(self.token_sums, self._zero(), token_block * self.width + i)
+                b.store(self.x_sums, self._zero(), m_block * self.width + i)
 
-    def _token_sums(self, token_block: int) -> list[Expr]:
+    def _x_sums(self, m_block: int) -> list[Expr]:
         """Return the float32 sum of x for each sum of a fragment; nothing where none is needed."""
-        if not self.left.sums_tokens or self.begins_shifted:
+        if not self.left.sums_x or self.begins_shifted:
             return []
         if self.known_sums is not None:
-            pair = [b.bind(self._as_float(value)) for value in self.known_sums(token_block)]
+            pair = [b.bind(self._as_float(value)) for value in self.known_sums(m_block)]
             return [pair[i % 2] for i in range(self.width)]
         sources = [self.step.lanes.sum_source(i) for i in range(self.width)]
-        return [self._as_float(self.token_sums[token_block * self.width + i]) for i in sources]
+        return [self._as_float(self.x_sums[m_block * self.width + i]) for i in sources]
 
     def _flush_one(
-        self, at: int, tokens_at: int, granule: int, registers: GroupRegisters, sums: list[Expr]
+        self, at: int, column_at: int, granule: int, registers: GroupRegisters, sums: list[Expr]
     ) -> None:
         slot = self.step.lanes.row_slot(at % self.width)
         scale, value = registers.factor(granule, slot), self._as_float(self.partial[at])
-        factor = None if self.token_factor is None else self.token_factor(*divmod(tokens_at, self.width))
+        factor = None if self.m_factor is None else self.m_factor(*divmod(column_at, self.width))
         scale = _product(scale, factor)
         total = self.total[at] + (value if scale is None else value * scale)
         if sums:
             shift = registers.shift(self.left, granule, slot)
             shift = shift if scale is None else b.bind(shift * scale)
-            total = total + sums[tokens_at % self.width] * shift
+            total = total + sums[column_at % self.width] * shift
         b.store(self.total, total, at)
         b.store(self.partial, self._zero(), at)
 

@@ -46,7 +46,7 @@ class Arguments:
     residual
         Tensor ``[M, N]`` that is added.
     experts, ranges, masked
-        Number of experts, int32 offsets ``[E + 1]`` of their tokens or, if ``masked``, counts ``[E]``;
+        Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, if ``masked``, counts ``[E]``;
         None without experts.
     """
 

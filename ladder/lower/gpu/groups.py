@@ -79,7 +79,7 @@ class Groups:
 
     @property
     def token_tiles(self) -> int:
-        """Tiles that share a token scale; 0 when one serves the whole row."""
+        """Tiles that share a activation scale; 0 when one serves the whole row."""
         return self.gemm.token_group // TILE
 
     @property
@@ -132,7 +132,7 @@ class Leftover:
     zero: str = "none"
 
     @property
-    def sums_tokens(self) -> bool:
+    def sums_x(self) -> bool:
         """Whether sums of x are needed."""
         return any(self.offsets) or self.zero != "none"
 

@@ -13,13 +13,13 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode_codebook import propose_lookup
 from ladder.lower.gpu.decode_float import (
-    propose_crossed,
-    propose_raw_crossed,
     propose_raw_spread,
     propose_raw_wired,
+    propose_raw_xor,
     propose_spread,
     propose_through_bfloat,
     propose_wired,
+    propose_xor,
 )
 from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.gpu.decode_raw import propose_placed
@@ -36,9 +36,9 @@ from ladder.lower.gpu.recipes import (
     propose_reference,
 )
 from schedules.codes import LARGEST_GAIN
-from schedules.crossed import CROSSED
 from schedules.fragments import FragmentLayout
 from schedules.layouts import SIGN_PLACES, SPREAD, lane_of, orders
+from schedules.xor_packing import XOR_PACKINGS
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
 
@@ -55,7 +55,7 @@ STRATEGIES: dict[str, Propose] = {
     "magic": propose_magic,
     "split magic": propose_split_magic,
     "wired": propose_wired,
-    "crossed": propose_crossed,
+    "crossed": propose_xor,
     "spread": propose_spread,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
@@ -69,7 +69,7 @@ STRATEGIES: dict[str, Propose] = {
 RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "wired, unscaled": propose_raw_wired,
-    "crossed, unscaled": propose_raw_crossed,
+    "crossed, unscaled": propose_raw_xor,
     "spread, unscaled": propose_raw_spread,
     "signed": propose_signed,
 }
@@ -91,10 +91,10 @@ STRATEGY_ORDERS = {
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
     "table": (*LANES, "bytes", "pairs"),
-    "crossed": tuple(CROSSED),
+    "crossed": tuple(XOR_PACKINGS),
     "spread": tuple(SPREAD),
     "spread, unscaled": tuple(SPREAD),
-    "crossed, unscaled": tuple(CROSSED),
+    "crossed, unscaled": tuple(XOR_PACKINGS),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
 

@@ -80,12 +80,12 @@ class Geometry:
     @property
     def wave_m(self) -> int:
         """Activation rows of a wave."""
-        return self.schedule.tile_m // waves.division(self.schedule).token_waves
+        return self.schedule.tile_m // waves.division(self.schedule).m_waves
 
     @property
     def m_blocks(self) -> int:
         """Steps along M of a wave."""
-        return self.wave_m // self.step.tokens
+        return self.wave_m // self.step.columns
 
     # ---- stages ---------------------------------------------------------------------
     @property

@@ -1,4 +1,4 @@
-"""Reductions of a few elements (windows of neighbours, pooling) on vectors of channels in one thread.
+"""Reductions over windows (pooling, depthwise convolution) on vectors of channels in one thread.
 
 Elements of a window are taken one after the other, unrolled: each is a vector of neighbouring channels, so
 that conditions and addresses are worked out once for all of them.
@@ -24,7 +24,7 @@ LEAST_THREADS = 132 * 512
 """Threads below which vectors are shorter: each multiprocessor has work for a quarter of its own."""
 
 
-def stencil_width(graph: Graph, value: str) -> int:
+def window_width(graph: Graph, value: str) -> int:
     """Return how many neighbouring channels a thread takes of a result of reductions."""
     shape = graph.tile(value).shape
     if not any(node.operator in REDUCTIONS for node in graph.nodes) or not isinstance(shape[-1], int):

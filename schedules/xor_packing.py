@@ -13,7 +13,7 @@ from itertools import product
 
 
 @dataclass(frozen=True)
-class Crossing:
+class XorPacking:
     """How registers come from words: the exclusive or of shifted words, masked.
 
     Parameters
@@ -30,14 +30,14 @@ class Crossing:
     shifts: tuple[tuple[int, ...], ...]
 
 
-CROSSED = {
-    "float16 crossed": Crossing(9, 15, ((6,), (9,), (0, 2), (0, -3))),
-    "bfloat16 crossed": Crossing(6, 15, ((2,), (6,), (0, -4), (0, -6))),
+XOR_PACKINGS = {
+    "float16 crossed": XorPacking(9, 15, ((6,), (9,), (0, 2), (0, -3))),
+    "bfloat16 crossed": XorPacking(6, 15, ((2,), (6,), (0, -4), (0, -6))),
 }
 """Found by search: four shifts of a word and no fewer give all its bits to signs and e2m1 magnitudes."""
 
 
-def sources(crossing: Crossing, slot: int) -> list[tuple[int, int]]:
+def sources(crossing: XorPacking, slot: int) -> list[tuple[int, int]]:
     """Return which bits of a word are summed to which bits of a register that holds codes."""
     found = []
     for element, bit, shift in product((0, 16), range(4), crossing.shifts[slot]):
@@ -48,7 +48,7 @@ def sources(crossing: Crossing, slot: int) -> list[tuple[int, int]]:
 
 
 @cache
-def packed_crossing(crossing: Crossing) -> tuple[dict[int, int], ...]:
+def packed_words(crossing: XorPacking) -> tuple[dict[int, int], ...]:
     """Invert `_sources`: masks of each register's code bits by how far left they are added to the word."""
     rows: list[tuple[int, int]] = []  # bits of the word, and which code bits (32 slot + bit) they sum to
     for slot in range(4):

@@ -1,4 +1,4 @@
-"""Fewer launches: chains that read one value become one, and so do two of which one alone reads the other."""
+"""Horizontal fusion of chains that read one value, and fusion of a chain into its only reader."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FEW = 64
 """Elements of results so small that a launch costs more than all of their work."""
 
 
-def join_siblings(graph: Graph, parts: Sequence[Part]) -> list[Part]:
-    """Return parts, in an order in which they can run, with chains of neighbours joined.
+def fuse_horizontally(graph: Graph, parts: Sequence[Part]) -> list[Part]:
+    """Return parts, in an order in which they can run, with chains fused horizontally.
 
     Only chains without reductions: their results are computed one after the other by the same threads, so
     that nothing is computed twice. Chains of a few elements need not read one value.

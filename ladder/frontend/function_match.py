@@ -1,7 +1,7 @@
-"""Activation functions that a model spells out, as the one operator that each of them is.
+"""Pattern match of activation functions that are written as several operators of an ATen graph.
 
-``0.5 x (1 + tanh(0.798 (x + 0.0447 x³)))`` is GELU however its products are ordered: what is compared are
-polynomials in x and in the inner function of x.
+``0.5 x (1 + tanh(0.798 (x + 0.0447 x³)))`` is GELU in whatever order its products are taken: polynomials in x
+and in the inner function of x are compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REACH = 8
 
 @dataclass(frozen=True)
 class Form:
-    """A function as it is spelt out.
+    """An activation function as arithmetic around an inner function.
 
     Parameters
     ----------
@@ -62,14 +62,14 @@ FORMS: Mapping[str, Form] = {
     "aten.erf.default": Form({(1, 0): math.sqrt(0.5)}, _HALF, _GELU, {}),
     "aten.sigmoid.default": Form({(1, 0): 1.0}, {(1, 1): 1.0}, torch.ops.aten.silu.default, {}),
 }
-"""Inner function -> the function that is spelt out with it."""
+"""Inner function -> the activation function around it."""
 
 
-def name_functions(module: torch.fx.GraphModule) -> None:
-    """Replace functions that are spelt out in an ATen graph."""
+def match_functions(module: torch.fx.GraphModule) -> None:
+    """Replace matched activation functions of an ATen graph by one operator each."""
     for node in list(module.graph.nodes):
         form = FORMS.get(str(node.target))
-        found = None if form is None else _spelt(node, form)
+        found = None if form is None else _matched(node, form)
         if form is None or found is None:
             continue
         root, x = found
@@ -85,7 +85,7 @@ def drop_unused(graph: torch.fx.Graph) -> None:
     graph.eliminate_dead_code(lambda node: node.is_impure())
 
 
-def _spelt(inner: Node, form: Form) -> tuple[Node, Node] | None:
+def _matched(inner: Node, form: Form) -> tuple[Node, Node] | None:
     """Return the node that computes a function with a given inner one, and its argument."""
     if not isinstance(inner.args[0], Node):
         return None

@@ -8,7 +8,7 @@ import torch
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.blocks import BlockSchedule
-from ladder.lower.blocks.alone import with_blocks
+from ladder.lower.blocks.outline import outlined
 from ladder.runtime.fused import Fused, Lowering
 from ladder.simulate.fused import simulate_fused
 from targets import get_device, host_cpu
@@ -40,9 +40,9 @@ def drawn(graph: Graph) -> list[torch.Tensor]:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_operators_alone_mean_the_same(transposed: bool) -> None:
     graph = normalised(transposed)
-    blocks = with_blocks(graph)
+    blocks = outlined(graph)
     assert [node.operator for node in blocks.nodes if node.operator != "input"] == ["block", "block"]
-    assert with_blocks(blocks) is blocks
+    assert outlined(blocks) is blocks
     inputs = [x.numpy() for x in drawn(graph)]
     assert np.allclose(evaluate(blocks, inputs), evaluate(graph, inputs), rtol=2e-3, atol=2e-3)
 
@@ -51,7 +51,7 @@ def test_operators_alone_run() -> None:
     graph = normalised()
     inputs = drawn(graph)
     exact = evaluate(graph, [x.numpy() for x in inputs]).astype(np.float64)
-    lowering = Lowering(with_blocks(graph), (BlockSchedule(copies="tensor"), BlockSchedule()))
+    lowering = Lowering(outlined(graph), (BlockSchedule(copies="tensor"), BlockSchedule()))
     result = simulate_fused(lowering, get_device("cuda/sm_90a"), inputs)
     assert not result.findings
     here = Fused.build(
@@ -66,10 +66,10 @@ def test_what_does_not_stand_alone_is_named() -> None:
     x = g.input("X", "float16", (64, 16))
     total = g.add("reduce_sum", g.add("convert", x, type="float32"), axis=0)
     with pytest.raises(ScheduleError, match=r"%reduce_sum: reduce_sum is not lowered as a kernel of its own"):
-        with_blocks(g.finish(g.add("convert", total, type="float16")))
+        outlined(g.finish(g.add("convert", total, type="float16")))
     g = GraphBuilder("narrow")
     product = g.add(
         "matmul", g.input("X", "float16", (4, 12)), g.input("W", "float16", (12, 8)), type="float32"
     )
     with pytest.raises(ScheduleError, match=r"none of \(64, 32, 16\) divides 12"):
-        with_blocks(g.finish(g.add("convert", product, type="float16")))
+        outlined(g.finish(g.add("convert", product, type="float16")))

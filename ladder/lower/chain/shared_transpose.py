@@ -1,4 +1,4 @@
-"""Tiles that a block takes through shared memory: read along one axis, used along another.
+"""Shared-memory transpose: a block reads a tile along one axis and uses it along another.
 
 A chain whose input is contiguous along an axis that is not its result's last one (a transpose lies between)
 would touch a line of memory per element. A block reads the tile in vectors along the input's axis, puts it
@@ -59,7 +59,7 @@ class Staged:
     first: int
 
 
-class Exchange:
+class SharedTranspose:
     """The tiles of one kernel.
 
     Parameters
@@ -223,7 +223,7 @@ class Exchange:
             shared = self.shared_vector(staged, row, column, len(places))
             for lane, row_reads in enumerate(reads):
                 base = self.values.simplified(self.nest.address(*row_reads[staged.position]) - lane)
-                vectors.exchanged[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
+                vectors.transposed[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
 
     def shared_vector(self, staged: Staged, row: Expr, column: Expr, width: int) -> Shared:
         words = width * BYTES[staged.dtype] // 4
@@ -246,7 +246,7 @@ def row_axes_of_tile(nest: GpuNest) -> tuple[int, int]:
     for last in lasts:
         for first in [0] if nest.lanes > 1 else range(last + 1):
             try:
-                span = Exchange(nest, (first, last)).span
+                span = SharedTranspose(nest, (first, last)).span
             except ScheduleError:
                 continue
             if best is None or span > best[0]:
@@ -258,28 +258,28 @@ def row_axes_of_tile(nest: GpuNest) -> tuple[int, int]:
 
 def emit_tiles(nest: GpuNest) -> None:
     """Emit a kernel whose blocks take tiles."""
-    exchange = Exchange(nest, row_axes_of_tile(nest))
-    (_emit_rows if nest.lanes > 1 else _emit_vectors)(nest, exchange)
+    transpose = SharedTranspose(nest, row_axes_of_tile(nest))
+    (_emit_rows if nest.lanes > 1 else _emit_vectors)(nest, transpose)
 
 
-def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
+def _emit_vectors(nest: GpuNest, transpose: SharedTranspose) -> None:
     """Emit tiles of a chain without reductions: every thread takes vectors of the tile."""
     rows, columns = nest.mapping.tile
     threads, values = nest.mapping.threads, nest.values
     outputs = nest.graph.outputs
     check(len({nest.graph.tile(v).shape for v in outputs}) == 1, "results of a tile differ in shape")
-    across = tirx.floordiv(exchange.columns + columns - 1, columns)
-    down = tirx.floordiv(exchange.rows + rows - 1, rows)
+    across = tirx.floordiv(transpose.columns + columns - 1, columns)
+    down = tirx.floordiv(transpose.rows + rows - 1, rows)
     total: Expr = across * down
-    for extent in exchange.outer:
+    for extent in transpose.outer:
         total = total * extent
-    block, thread = nest.start(total, threads, exchange.words)
+    block, thread = nest.start(total, threads, transpose.words)
     nest.within(thread, threads)
-    along = nest.bound_index(block, [*exchange.outer, down, across])
+    along = nest.bound_index(block, [*transpose.outer, down, across])
     outer, first_row, first_column = along[:-2], along[-2] * rows, along[-1] * columns
-    exchange.fill(outer, first_row, first_column, thread, threads)
+    transpose.fill(outer, first_row, first_column, thread, threads)
     width = min(8, max(16 // BYTES.get(stored_type(nest.graph.tile(v).ttype.name), 16) for v in outputs))
-    while width > 1 and (not isinstance(exchange.columns, int) or exchange.columns % width):
+    while width > 1 and (not isinstance(transpose.columns, int) or transpose.columns % width):
         width //= 2
     check(width > 1, "rows of an odd number of columns")
     nest.alone = True
@@ -290,15 +290,15 @@ def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
         column = b.bind(tirx.floormod(item, columns // width))
         nest.within(row, rows if rows * columns // width % threads == 0 else first + threads)
         nest.within(column, columns // width)
-        inside = exchange.inside(
+        inside = transpose.inside(
             first_row + row, first_column + column * width, item, rows * columns // width
         )
         with nullcontext() if inside is None else b.when(inside):
             at = first_column + column * width
-            places = [exchange.place(outer, first_row + row, at + lane) for lane in range(width)]
+            places = [transpose.place(outer, first_row + row, at + lane) for lane in range(width)]
             nest.vectors.words.clear()
-            nest.vectors.exchanged.clear()
-            exchange.offer(places, row, column * width)
+            nest.vectors.transposed.clear()
+            transpose.offer(places, row, column * width)
             for value in outputs:
                 nest.vectors.width = width
                 nest.store_vector(value, places)
@@ -306,17 +306,17 @@ def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
         values.forget()
 
 
-def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
+def _emit_rows(nest: GpuNest, transpose: SharedTranspose) -> None:
     """Emit tiles of whole rows: teams of lanes take the tile's rows in turns."""
     rows, teams, lanes = nest.mapping.tile[0], nest.mapping.teams, nest.lanes
     wave, lines = nest.dialect.wave, RowLoops(nest)
     check(lanes <= wave and nest.mapping.num > 0, "rows of a tile belong to one warp, which holds them")
     check(rows % teams == 0, "a tile has the same number of rows for each team")
     check(isinstance(nest.count, int) and nest.count % rows == 0, "the last tile is not whole")
-    block, thread = nest.start(tirx.floordiv(nest.count, rows), teams * lanes, exchange.words)
+    block, thread = nest.start(tirx.floordiv(nest.count, rows), teams * lanes, transpose.words)
     nest.within(thread, teams * lanes)
     nest.within(block, nest.count // rows)
-    exchange.fill((), block * rows, 0, thread, teams * lanes)
+    transpose.fill((), block * rows, 0, thread, teams * lanes)
     nest.lane = b.bind(tirx.floormod(thread, lanes))
     team = b.bind(tirx.floordiv(thread, lanes))
     nest.within(nest.lane, lanes)
@@ -325,13 +325,13 @@ def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
         nest.within(turn, rows // teams)
         local = b.bind(turn * teams + team)
         nest.within(local, rows)
-        lines.row(b.bind(block * rows + local), partial(_offer_row, nest, exchange, local))
+        lines.row(b.bind(block * rows + local), partial(_offer_row, nest, transpose, local))
 
 
-def _offer_row(nest: GpuNest, exchange: Exchange, local: Expr, index: Index) -> None:
+def _offer_row(nest: GpuNest, transpose: SharedTranspose, local: Expr, index: Index) -> None:
     """Let a whole row come from shared memory."""
     width = nest.width()
     check(width > 1, "rows of an odd number of columns")
-    for number, _ in nest.unrolled(tirx.floordiv(exchange.columns, width)):
+    for number, _ in nest.unrolled(tirx.floordiv(transpose.columns, width)):
         places = [(*index, number * width + lane) for lane in range(width)]
-        exchange.offer(places, local, number * width)
+        transpose.offer(places, local, number * width)

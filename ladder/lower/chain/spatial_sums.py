@@ -1,7 +1,7 @@
-"""Sums along axes that lie before the channels (means over an image), a block per few channels.
+"""Spatial reductions: sums along axes before the channels (means over an image), a block per few channels.
 
-A thread has a vector of channels and takes every so many positions; sums meet in shuffles, then in shared
-memory. Each 32 bytes that memory brings are used.
+A thread sums a vector of channels over every n-th position; threads join their sums by shuffles, then through
+shared memory. All 32 bytes of a memory sector are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOGETHER = 4
 """Positions that a thread loads before it sums them."""
 
 
-class Means:
+class SpatialSums:
     """The sums of one chain.
 
     Parameters
@@ -64,9 +64,9 @@ class Means:
         self.threads = 512 if work >= 2048 else 256 if work >= 512 else 128
 
     @staticmethod
-    def of(nest: GpuNest) -> Means | None:
+    def of(nest: GpuNest) -> SpatialSums | None:
         """Return the sums of a chain; None if it is none of this form."""
-        if len(nest.graph.outputs) != 1 or nest.puts:
+        if len(nest.graph.outputs) != 1 or nest.scatters:
             return None
         shape = nest.graph.tile(nest.graph.outputs[0]).shape
         if len(shape) != nest.rows or not all(isinstance(extent, int) for extent in shape):
@@ -85,7 +85,9 @@ class Means:
             value, place = it.operand, it.at(nest.probe(f"k{len(series)}", it.extent))
         along = bool(series) and nest.values.simplified(place[-1] - index[-1])
         return (
-            Means(nest, series, extents) if isinstance(along, int | tirx.IntImm) and int(along) == 0 else None
+            SpatialSums(nest, series, extents)
+            if isinstance(along, int | tirx.IntImm) and int(along) == 0
+            else None
         )
 
     def emit(self) -> None:
@@ -141,7 +143,7 @@ class Means:
         sums = [total.value for total in totals]
         distance = 1
         while distance < rows:
-            sums = [b.bind(value + dialect.exchange(value, distance, thread)) for value in map(b.bind, sums)]
+            sums = [b.bind(value + dialect.shuffle(value, distance, thread)) for value in map(b.bind, sums)]
             distance *= 2
         begin = tirx.floordiv(thread, dialect.wave) * (self.lanes * self.width) + lane * self.width
         with b.when(tirx.floormod(thread, rows) == 0):

@@ -1,4 +1,4 @@
-"""A chain as it is lowered: results that are rows of something larger are written there, in place."""
+"""A chain as it is lowered: rows that are scattered into an argument are written there, in place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tile_types.tile import Tile
 
 
 @dataclass(frozen=True)
-class Put:
-    """Where a result goes: row ``i`` along ``axis`` becomes row ``ids[i]`` of a tensor ``base``."""
+class Scatter:
+    """A scatter of rows: row ``i`` of a result along ``axis`` becomes row ``ids[i]`` of a tensor ``base``."""
 
     base: Tile
     ids: str
@@ -27,28 +27,29 @@ class Chain:
     Parameters
     ----------
     graph
-        The chain without ``put`` nodes: what is put is under the name of its ``put`` node, in its own shape.
-    puts
-        Result -> where it goes.
+        The chain without ``put`` nodes: rows to scatter have the name of their ``put`` node, in their own
+        shape.
+    scatters
+        Result -> where its rows go.
     sizes
         Names of the symbolic sizes, in the order in which the kernel takes them.
     """
 
     graph: Graph
-    puts: Mapping[str, Put]
+    scatters: Mapping[str, Scatter]
     sizes: tuple[str, ...]
 
     @classmethod
     def of(cls, graph: Graph) -> Chain:
         """Take the ``put`` nodes out of a chain's graph."""
-        puts = {node.name: node for node in graph.nodes if node.operator == "put"}
-        bases = {node.inputs[0] for node in puts.values()}
-        kept = [_rows(graph, n) if n.name in puts else n for n in graph.nodes if n.name not in bases]
+        scattered = {node.name: node for node in graph.nodes if node.operator == "put"}
+        bases = {node.inputs[0] for node in scattered.values()}
+        kept = [_rows(graph, n) if n.name in scattered else n for n in graph.nodes if n.name not in bases]
         places = {
-            name: Put(graph.tile(node.inputs[0]), node.inputs[1], node_attributes(node)["axis"])
-            for name, node in puts.items()
+            name: Scatter(graph.tile(node.inputs[0]), node.inputs[1], node_attributes(node)["axis"])
+            for name, node in scattered.items()
         }
-        plain = replace(graph, nodes=tuple(kept)) if puts else graph
+        plain = replace(graph, nodes=tuple(kept)) if scattered else graph
         return cls(plain, places, size_names(graph))
 
 

@@ -1,4 +1,4 @@
-"""Rows that are put into an argument of the model: the chain that computes them writes them there.
+"""Scatters of rows into an argument of the model: the chain that computes the rows writes them there.
 
 A cache of keys or values that the model updates (``cache.index_copy_(2, position, k)``) is a ``put`` node
 whose result the argument takes. If nobody reads the argument as it was, nothing but the new rows is written.
@@ -36,10 +36,10 @@ def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Nod
     return found
 
 
-def with_puts(graph: Graph, users: Users, chains: Sequence[Part], puts: Sequence[Node]) -> list[Part]:
+def with_scatters(graph: Graph, users: Users, chains: Sequence[Part], scatters: Sequence[Node]) -> list[Part]:
     """Return the chains with every ``put`` in the one that computes its rows, or in one that copies them."""
     parts = list(chains)
-    for node in puts:
+    for node in scatters:
         rows = node.inputs[2]
         views, source = inlined_chain(graph, rows)
         at = next((at for at, part in enumerate(parts) if source in part.outputs), None)
@@ -56,7 +56,7 @@ def with_puts(graph: Graph, users: Users, chains: Sequence[Part], puts: Sequence
 def _extended(
     graph: Graph, users: Users, part: Part, views: Sequence[str], source: str, node: Node
 ) -> Part | None:
-    """Return a chain that also puts rows, or None if that is no loop over rows."""
+    """Return a chain that also scatters rows, or None if that is no loop over rows."""
     members = {n.name for n in part.graph.nodes if n.operator != "input"} | {*views, node.name}
     if graph.producer(node.inputs[1]).name in members:
         return None  # where rows go is read from memory

@@ -1,7 +1,7 @@
-"""Operators of a kernel graph that stand alone, as block graphs of their own.
+"""Outlining: operators of a kernel graph that are in no block graph become block graphs of their own.
 
-What is rounded to 16 bits goes to memory: a product, or a chain of operators that compute rows, up to that is
-one kernel. Products share columns among blocks and step along K; chains take a row per block.
+Values of 16-bit types go to memory; a product, or a chain of operators that compute rows, up to such a value
+is one kernel. Products share columns among blocks and step along K; chains take a row per block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS, DEPTHS = (64, 32, 16, 8), (64, 32, 16)
 """Columns of a block's tile of a product, and elements along K of a step: the first that divide."""
 
 
-def with_blocks(graph: Graph) -> Graph:
+def outlined(graph: Graph) -> Graph:
     """Return a kernel graph whose every operator is a block graph.
 
     Raises

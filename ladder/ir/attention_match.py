@@ -1,4 +1,4 @@
-"""Attention that a model spells out, ``softmax(q kᵀ · scale + mask) v``, as the one operator that it is.
+"""Pattern match of attention, ``softmax(q kᵀ · scale + mask) v``, written as several operators.
 
 Scores that are replaced by the least number of their type count as keys that are not seen: softmax gives them
 no weight. That holds where each row sees a key (in a row of replaced scores alone all would weigh the same),
@@ -190,7 +190,7 @@ def _four_axes(match: Match, value: str, lead: Any) -> str | None:
     return match.builder.add("reshape", value, shape=(*lead, *tile.shape[-2:]))
 
 
-def _spelt_out(match: Match) -> str | None:
+def _matched(match: Match) -> str | None:
     """``reshape(softmax(q kᵀ · scale + mask) v)`` -> attention."""
     product = match.node("product")
     shape = match.root.tile.shape
@@ -219,7 +219,7 @@ def _spelt_out(match: Match) -> str | None:
     return match.builder.add("attention", q, k, v, *masks, scale=found.scale, extras=extras, **given)
 
 
-SPELT_OUT: Rules = (
-    Rule("attention spelt out", pattern("reshape", pattern("matmul", name="product")), _spelt_out),
+ATTENTION_PATTERNS: Rules = (
+    Rule("match attention", pattern("reshape", pattern("matmul", name="product")), _matched),
 )
 """For targets that have attention in one kernel."""
