@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import weight_bits
-from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
+from schedules.cost_cpu import predict_cpu
 from schedules.cost_grid import Grid, grid_of
 from schedules.cost_mma import predict_mma
 from schedules.footprint import (
@@ -47,7 +48,7 @@ from schedules.footprint import (
     stage_bytes,
 )
 from schedules.layouts import lane_of, packed_group, padded
-from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
+from schedules.schedule import GpuSchedule, Schedule, TransformList
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -207,8 +208,8 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """
     if isinstance(schedule, GpuSchedule) and device.is_gpu:
         return _predict_gpu(gemm, device, schedule, m)
-    if isinstance(schedule, CpuSchedule) and not device.is_gpu:
-        return _predict_cpu(gemm, device, schedule, m)
+    if isinstance(schedule, TransformList) and not device.is_gpu:
+        return predict_cpu(gemm, device, schedule, m)
     raise ScheduleError(f"{type(schedule).__name__} does not run on {device.name}")
 
 
@@ -428,21 +429,3 @@ def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, g
     activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
-
-
-def _predict_cpu(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, m: int) -> Cost:
-    core = next((c for c in device.cores if c.name == schedule.core and c.a == gemm.activation), None)
-    if core is None:
-        raise ScheduleError(f"{device.name} has no core {schedule.core!r} for {gemm.activation} activations")
-    dram = device.layer("dram")
-    passes = -(-m // schedule.tile_m)
-    rows = -(-schedule.tile_m // core.m) * core.m * passes
-    vector = device.vector_ops_per_cycle * device.units * device.clock
-    decoded = 1 if schedule.decode == "scratch" else passes
-    operations = decode_ops(gemm, "operand") * gemm.n * gemm.k
-    overlapped = {
-        "dram": minimum_bytes(gemm, m) / (dram.bandwidth * dram.sustained),
-        "core": 2.0 * rows * gemm.n * gemm.k / (device.peak(core) * core.sustained)
-        + operations * decoded / vector,
-    }
-    return cost_of(gemm, m, overlapped, {"launch": 3e-6})

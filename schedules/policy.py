@@ -22,7 +22,7 @@ from schedules.estimate import Estimator
 from schedules.layouts import packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
-from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
+from schedules.schedule import GpuSchedule, Plan, Schedule
 from schedules.segments import cover, m_grid, octave_weights, segments
 from schedules.spilling import is_known_to_spill
 from schedules.tilings import pipelines_for, tilings
@@ -97,23 +97,11 @@ class TransformStep:
     detail: str
 
 
-def schedule_transform(
-    gemm: Gemm, device: TileDevice, schedule: Schedule, m: int
-) -> tuple[TransformStep, ...]:
+def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[TransformStep, ...]:
     """Return the transforms that bring the weights from canonical storage to the core.
 
-    Memory-bound problems convert as late as possible, in registers next to the multiply, so
-    that every layer carries codes. Compute-bound problems on a CPU convert early, into a
-    cache-resident scratch tile that all rows of A reuse; on a GPU the register tile is itself
-    reused by every activation row of the block tile.
+    This is text for people, of families whose schedules are not lists of transforms yet.
     """
-    if isinstance(schedule, CpuSchedule):
-        layer = "l1" if schedule.decode == "scratch" else "register"
-        return (
-            TransformStep("dram", "slice", f"rows of {schedule.tile_n}, columns of {schedule.tile_k}"),
-            TransformStep(layer, "convert", f"{gemm.weight} -> {gemm.activation} for {schedule.core}"),
-        )
-    assert isinstance(schedule, GpuSchedule)
     group = packed_group(gemm.group_size, gemm.k)
     scale = f"scales per {group} on the {schedule.placement}" if gemm.scale else "one scale per row"
     return (

@@ -47,7 +47,7 @@ def print_fields(fields: Mapping[str, str]) -> None:
     """Print ``name  value`` lines on stdout."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{width}}  {value}".replace("\n", "\n" + " " * (width + 2)))
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

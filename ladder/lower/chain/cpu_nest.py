@@ -22,7 +22,7 @@ from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import round_through
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.activations import as_float
+from ladder.lower.cpu.vectors import as_float
 from ladder.movement.choose import bound
 from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
-from schedules.cpu_policy import operand_type
+from ladder.ir.program import TileProgram, operand_type
 from schedules.layouts import planes
 from tile_types import get_type
 
@@ -99,6 +99,16 @@ class CpuLayout:
             return 0
         return UNIT // 2 if self.group <= UNIT // 2 else -(-self.group // UNIT) * UNIT
 
+    @property
+    def padding(self) -> dict[str, int]:
+        """The axes of a weight that packing rounds up, each with the multiple."""
+        if self.group == 0:
+            # An AMX multiply of bytes takes two units.
+            return {"n": PAD_ROWS, "k": 2 * UNIT if self.lane == 8 else UNIT}
+        small = self.padded_group < UNIT
+        columns = {} if self.group == self.padded_group else {"k": UNIT // 2 if small else UNIT}
+        return {"n": PAD_ROWS, **({"g": UNIT // self.padded_group} if small else {}), **columns}
+
     def groups(self, k: int) -> int:
         """Return the number of groups of packed scales (even where a unit holds two)."""
         if self.group == 0:
@@ -109,9 +119,7 @@ class CpuLayout:
     def padded_k(self, k: int) -> int:
         """Return the packed columns: a multiple of 32."""
         if self.group == 0:
-            # An AMX multiply of bytes takes two units.
-            whole = 2 * UNIT if self.lane == 8 else UNIT
-            return -(-k // whole) * whole
+            return -(-k // self.padding["k"]) * self.padding["k"]
         return self.groups(k) * self.padded_group
 
     def padded_n(self, n: int) -> int:
@@ -128,3 +136,11 @@ def cpu_layout(gemm: Gemm) -> CpuLayout:
     lane = 8 if operand_type(gemm) == "int8" else 16
     group = 0 if gemm.group_size >= gemm.k else gemm.group_size
     return CpuLayout(get_type(gemm.weight).elem_bits, lane, group)
+
+
+def stored_layout(program: TileProgram) -> CpuLayout:
+    """Return the layout in which the weight of a block graph is packed: all its schedules share that."""
+    group = program.operand("x").extent("k")
+    lane = 8 if program.operand("acc").ttype == "int32" else 16
+    bits = program.operand("w").tile.ttype.elem_bits
+    return CpuLayout(bits, lane, group if isinstance(group, int) else 0)

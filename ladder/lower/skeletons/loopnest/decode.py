@@ -17,22 +17,14 @@ import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.gemm import Gemm
+from ladder.ir.program import Copy, TileProgram
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.layout import LANES, CpuLayout, Plane
-from tile_types import TirOps, TType, get_type
+from schedules.cpu_layout import LANES, CpuLayout, Plane
+from tile_types import TirOps, TType
 
 Expr = Any
 Bits = np.ndarray[Any, Any]
-
-AHEAD = 1024
-"""Bytes by which prefetches of a row block run ahead.
-
-Row blocks are streams whose distance often is a power of two, so they share sets of the first
-cache, where hardware prefetches evict each other. Measured on Zen 4 (4096 x 4096 int4, M = 1,
-median of interleaved bursts): 255 us without, 221 us at 1 KiB, 193 us to only read as much.
-"""
 
 HALF = 32
 """16-bit elements of a vector."""
@@ -50,20 +42,24 @@ class Unit:
         The packed array.
     block, unit
         Indices into it.
+    ahead
+        Units by which prefetches run ahead; 0: none.
     """
 
     layout: CpuLayout
     words: Any
     block: Expr
     unit: Expr
+    ahead: int = 0
     loaded: dict[int, Expr] = field(default_factory=dict)
 
     def vector(self, plane: Plane, step: int) -> Expr:
         """Return the uint32x16 that holds the plane's bits of ``step``."""
         index = plane.start + step // plane.slots
         if index not in self.loaded:
-            ahead = self.unit + max(1, AHEAD // (4 * LANES * self.layout.bits))
-            v.prefetch(T.address_of(self.words[self.block, ahead, index * LANES]))
+            if self.ahead:
+                line = self.words[self.block, self.unit + self.ahead, index * LANES]
+                v.prefetch(T.address_of(line))
             self.loaded[index] = b.bind(self.words[self.block, self.unit, v.lanes(index * LANES)])
         return self.loaded[index]
 
@@ -84,16 +80,28 @@ class Decoder(Protocol):
         ...
 
 
-def decoder_for(gemm: Gemm, layout: CpuLayout, operand: str, features: frozenset[str]) -> Decoder:
-    """Choose how codes become multiplicands of type ``operand`` on a machine with ``features``."""
-    element = get_type(gemm.weight)
-    if operand == "int8":
+def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
+    """Return what makes the weight's multiplicands, as the program's conversion says."""
+    element, made = program.operand("w").tile.ttype, program.operand(program.product[0].right)
+    recipe = next((copy.recipe for copy in copies_of(program, made.name) if copy.recipe), "")
+    if made.ttype == "uint8":
         return ByteDecoder(layout)
-    if operand == "bfloat16":
-        return PairDecoder(PairTable(layout, element, rounded=True)) if element.elem_bits <= 8 else RawPairs()
-    if layout.lane == 16 and element.elem_bits <= 8 and {"avx512f", "avx512bw"} <= features:
-        return FloatDecoder(PairTable(layout, element))
-    return ExpressionDecoder(layout, element)
+    if made.ttype == "bfloat16":
+        return PairDecoder(PairTable(layout, element, rounded=True)) if recipe == "lookup" else RawPairs()
+    return (
+        FloatDecoder(PairTable(layout, element)) if recipe == "lookup" else ExpressionDecoder(layout, element)
+    )
+
+
+def copies_of(program: TileProgram, name: str) -> list[Copy]:
+    """Return the statements that make a tile."""
+    return [s for s, _ in program.find(Copy) if isinstance(s, Copy) and s.target.name == name]
+
+
+def units_ahead(program: TileProgram) -> int:
+    """Return the units by which the weight is prefetched; 0 if it is not."""
+    copies = copies_of(program, "w.l2")
+    return int(copies[0].by.removeprefix("prefetch ")) if copies else 0
 
 
 class RawPairs:

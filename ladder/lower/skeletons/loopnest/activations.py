@@ -16,29 +16,13 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.layout import UNIT, CpuLayout
-from tile_types import TirOps, get_type
+from ladder.lower.cpu.vectors import as_float, bits_of
+from schedules.cpu_layout import UNIT, CpuLayout
 
 Expr = Any
 
 WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
 """Columns in one 32-bit word of each operand type."""
-
-
-def bits_of(value: Expr, activation: str) -> Expr:
-    """Return the bits of one activation as an unsigned integer of its width."""
-    width = {"float32": 32, "float16": 16, "bfloat16": 16}.get(activation, 8)
-    return T.reinterpret(f"uint{width}", value)
-
-
-def as_float(value: Expr, activation: str) -> Expr:
-    """Widen one activation to float32, exactly."""
-    if activation in ("float32", "float16", "int8"):
-        return T.Cast("float32", value)
-    code = T.Cast("uint32", bits_of(value, activation))
-    if activation == "bfloat16":
-        return T.reinterpret("float32", T.shift_left(code, T.uint32(16)))
-    return T.Cast("float32", get_type(activation).evaluate(code, TirOps()))
 
 
 @dataclass(frozen=True)
