@@ -12,8 +12,8 @@ from ladder import faults
 from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
-from ladder.api.kept import prepared_for
 from ladder.api.pieces import Pieces, can_be_cut
+from ladder.api.plan_cache import prepared_for
 from ladder.api.surroundings import kept_state
 from ladder.capture.captured import run_as_is
 from ladder.runtime.compile import target_of

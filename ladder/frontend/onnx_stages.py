@@ -224,7 +224,7 @@ class Piece:
         order
             Names of the results.
         rules
-            Rewritings of what graphs spell out.
+            Pattern matches of operators that graphs write as several.
         whole
             Whether it is the whole model: then inputs that nothing reads stay.
         """

@@ -294,7 +294,7 @@ class _Walk:
         return not isinstance(found, tuple) or all(found[at] is not None for at in self.im.used)
 
     def _is_as_stated(self, node: torch.fx.Node, found: Any) -> bool:
-        """Tell whether what the rows infer is what torch infers; open sizes may be spelt otherwise.
+        """Tell whether what the rows infer is what torch infers; open sizes may be written otherwise.
 
         Raises
         ------
@@ -414,12 +414,12 @@ class _Walk:
         return new
 
     def quantized_product(self, node: torch.fx.Node) -> Any:
-        """Return a quantized product, spelt out by `insert_gemm`."""
+        """Return a quantized product, as `insert_gemm` writes it."""
         gemm = Request.parse(str(node.args[4])).gemm
         return self.call(node) if gemm.experts or gemm.token_group else self.products((node,))
 
     def quantized_convolution(self, node: torch.fx.Node) -> Any:
-        """Return a quantized convolution, spelt out by `insert_convolution`."""
+        """Return a quantized convolution, as `insert_convolution` writes it."""
         x, arrays, bias, residual, text = node.args
         gemm = Request.parse(str(text)).gemm
         if gemm.windows is not None and gemm.windows.groups > 1:

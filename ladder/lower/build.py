@@ -8,14 +8,16 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
 from ladder.lower.tvm_lock import tvm_lock
+from schedules.cpu_policy import tile_program
 from schedules.rules import serves
-from schedules.schedule import Plan, Schedule
+from schedules.schedule import Plan, Schedule, TransformList
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
 
@@ -27,9 +29,13 @@ KERNELS = {
     "mfma": "ladder.lower.rocm.gemm:Kernel",
     "mfma32": "ladder.lower.rocm.gemm:Kernel",
     "dot": "ladder.lower.rocm.gemm:Kernel",
-    "cpu": "ladder.lower.cpu.kernel:Nest",
 }
 """Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
+
+SKELETONS = {
+    "cpu": "ladder.lower.skeletons.loopnest:emit",
+}
+"""Skeleton -> ``module:function`` that emits a tile program."""
 
 QUANTIZERS = {
     "cuda": "ladder.lower.cuda.quantize:CudaQuantizer",
@@ -125,10 +131,18 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
         raise ScheduleError(f"{type(schedule).__name__} names no pipeline")
     if not serves(gemm, pipeline):
         raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
-    kernel = resolve(KERNELS, "pipeline", pipeline)
+    write = _writer(gemm, device, schedule, pipeline)
     with builder.function(name) as result, scalars.using(_cheap_functions(gemm, device)):
-        kernel(gemm, device, schedule).emit()
+        write()
     return result.func
+
+
+def _writer(gemm: Gemm, device: TileDevice, schedule: Schedule, pipeline: str) -> Callable[[], None]:
+    """Return what writes the body: a skeleton that reads a tile program, or the pipeline's own class."""
+    if isinstance(schedule, TransformList):
+        return partial(resolve(SKELETONS, "skeleton", pipeline), tile_program(gemm, device, schedule))
+    kernel = resolve(KERNELS, "pipeline", pipeline)
+    return lambda: kernel(gemm, device, schedule).emit()  # it declares its arguments when it is made
 
 
 def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..., Any]]:

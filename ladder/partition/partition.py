@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
-from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
+from ladder.ir.attention_match import ATTENTION_PATTERNS
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.build import draws
 from ladder.ir.common import merge_all_but_windows, merge_equal
@@ -19,10 +19,10 @@ from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
+from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
-from ladder.partition.puts import in_place, with_puts
-from ladder.partition.siblings import join_siblings
+from ladder.partition.scatter import in_place, with_scatters
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -50,7 +50,7 @@ Users = Mapping[str, list[Node | None]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-FOUND = (rewriting("attention spelt out", SPELT_OUT),)
+MATCHES = (rewriting("match attention", ATTENTION_PATTERNS),)
 
 ATTENTION = (
     rewriting("views of its operands", LAYOUT_FOLDING),
@@ -69,7 +69,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     If ``precise``, several operators do not become one: it would round otherwise.
     """
     ours = device is not None and has_kernels(device)
-    further = (*(() if precise else FOUND), *ATTENTION, *IMAGES) if ours else ()
+    further = (*(() if precise else MATCHES), *ATTENTION, *IMAGES) if ours else ()
     return run_passes(graph, (*FIRST, *CHANNELS, *LAST, *further))
 
 
@@ -110,15 +110,15 @@ def partition(
     users = readers(graph)
     parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
-    puts = in_place(graph, users, updated)
-    parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
-    written = {node.name for node in puts}
+    scatters = in_place(graph, users, updated)
+    parts += with_scatters(graph, users, Chains(graph, users, taken).parts(), scatters)
+    written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         ours = node.operator == "attention"
         parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
     found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
-    return join_siblings(graph, found) if side_by_side else found
+    return fuse_horizontally(graph, found) if side_by_side else found
 
 
 def readers(graph: Graph) -> dict[str, list[Node | None]]:

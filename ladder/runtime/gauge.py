@@ -8,7 +8,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ladder.runtime.farm import Campaign, Trial
+from ladder.runtime.compile_pool import Campaign, Trial
 from ladder.runtime.measure import (
     Begin,
     Checked,

@@ -14,7 +14,7 @@ from test_cuda_mma_emulated import NUMPY, Problem
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.cuda import digit_shape
-from ladder.lower.gpu.decode import packed_layout
+from ladder.lower.gpu.proven import packed_layout
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
 from targets import get_device

@@ -10,7 +10,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, math_registers
+from schedules.footprint import FP8_INTERVAL, math_registers
 from schedules.schedule import GpuSchedule
 from targets import get_device
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.groups import Groups
+from schedules.footprint import scale_span
 from schedules.layouts import TILE
-from schedules.legal import scale_span
 from tile_types.errors import ScheduleError
 
 Expr = Any

@@ -77,7 +77,7 @@ class CpuTiles:
         """Return the tiles of a chain with the most axes as rows; None if it has none."""
         shapes = {nest.graph.tile(value).shape for value in nest.graph.outputs}
         reduced = any(node.operator in REDUCTIONS for node in nest.graph.nodes)
-        if reduced or nest.puts or len(shapes) > 1:
+        if reduced or nest.scatters or len(shapes) > 1:
             return None
         lasts = range(len(shapes.pop()) - 2, -1, -1)
         for axes in ((first, last) for last in lasts for first in range(last + 1)):

@@ -126,10 +126,10 @@ class Keys:
         self.keys = b.local(fragments * 2 * operands.key_pieces * operands.key_words, "uint32")
         self.values = b.local(fragments * 4 * operands.value_pieces * operands.value_words, "uint32")
         scaled = operands.scaled
-        self.key_scales = b.local(fragments * 2, "float32") if scaled else None
-        self.value_scales = b.local(fragments * 2, "float32") if scaled else None
+        self.key_scales: Any = b.local(fragments * 2, "float32") if scaled else None
+        self.value_scales: Any = b.local(fragments * 2, "float32") if scaled else None
         dtype = "uint32" if form.mask == "bool" else "float32"
-        self.masks = b.local(len(plan.scores), dtype) if form.mask else None
+        self.masks: Any = b.local(len(plan.scores), dtype) if form.mask else None
 
     def load_keys(self, turn: Expr) -> None:
         """Load the keys of a turn: rows ``g`` and ``g + 8`` of each fragment."""

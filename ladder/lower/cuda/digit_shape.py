@@ -8,17 +8,17 @@ from math import gcd
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.digit_decomposition import DIGITS, Quad, Splitter, quads
 from ladder.lower.cuda.gemv_geometry import Slices
-from ladder.lower.gpu.decode import packed_order
 from ladder.lower.gpu.groups import Groups
-from schedules.layouts import TILE
-from schedules.legal import (
+from ladder.lower.gpu.proven import packed_order
+from schedules.footprint import (
     DIGIT_CHUNK_TILES,
     RESIDENT_THREADS,
-    check_legal,
     digit_columns,
     digit_tile_bytes,
     registers_per_thread,
 )
+from schedules.layouts import TILE
+from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type

@@ -27,13 +27,13 @@ from ladder.lower.cuda.gemv_plan import Plan, choose_plan
 from ladder.lower.cuda.gemv_sums import SliceSums
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import SharedTable, allocate_table
-from ladder.lower.gpu.groups import Accumulators
-from ladder.lower.gpu.instructions import STEP_TOKENS
+from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
-from schedules.legal import TOKEN_BUFFERS
+from schedules.footprint import X_BUFFERS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
@@ -75,7 +75,7 @@ def allocate(plan: Plan, place: Place) -> Memory:
     sums = Accumulators(
         plan.groups, plan.step, plan.decoder.operand, geo.row_blocks, plan.row_blocks, plan.left, known
     )
-    x = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
+    x = pool.alloc((X_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
     pool.move_base_to(0)
     slices = pool.alloc((schedule.split_k, schedule.tile_m, geo.pitch), sums.dtype, align=128)
     pool.commit()
@@ -122,7 +122,7 @@ class Turn:
             tile = b.bind(self.cursor.run.value * geo.run + index)
             for registers in group:
                 registers.tile = tile if geo.run % 2 else index
-            self.memory.sums.scale_tokens(self.place.args, self.place.warp.lane, self.place.first_m, tile)
+            self.memory.sums.scale_columns(self.place.args, self.place.warp.lane, self.place.first_m, tile)
             self.multiplier.emit(self.weights.words[slot], group, load_activations, flush)
 
 
@@ -183,7 +183,7 @@ def _finish(plan: Plan, place: Place, memory: Memory) -> None:
             for i in range(lanes.accumulators):
                 row, m = lanes.position(warp.lane, i)
                 row = warp.row_warp * schedule.warp_rows + block * STRIP + row
-                b.store(memory.slices, sums.result(fragment, i), warp.slice, m_block * STEP_TOKENS + m, row)
+                b.store(memory.slices, sums.result(fragment, i), warp.slice, m_block * STEP_COLUMNS + m, row)
     SliceSums(
         plan.gemm, place.args, plan.geo, warp.thread, place.rank, place.first_m, place.m_count,
         place.first_row, memory.slices, sums.dtype,

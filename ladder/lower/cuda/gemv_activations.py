@@ -17,8 +17,8 @@ from ladder.lower.cuda.gemv_offset_sums import OffsetSums
 from ladder.lower.cuda.gemv_place import Place
 from ladder.lower.cuda.gemv_plan import Plan
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
+from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
-from schedules.legal import TOKEN_BUFFERS, TOKEN_SUMS
 
 Expr = Any
 
@@ -105,15 +105,15 @@ class Activations:
         unit = geo.unit_rounds * geo.round_tiles
         fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
         if self.sums is not None:
-            fitting = T.min(fitting, TOKEN_SUMS // self.plan.schedule.tile_m // unit)
+            fitting = T.min(fitting, X_SUMS // self.plan.schedule.tile_m // unit)
         needed = (tiles + unit - 1) // unit
         # Long rows of x come in as many pieces as there are buffers: work begins with the first.
-        even = T.max((needed + TOKEN_BUFFERS - 1) // TOKEN_BUFFERS, T.int32(geo.least_units) >> shift)
+        even = T.max((needed + X_BUFFERS - 1) // X_BUFFERS, T.int32(geo.least_units) >> shift)
         return T.min(fitting, T.min(needed, even))
 
     def fill(self) -> None:
         """Start the first copies."""
-        with b.loop(TOKEN_BUFFERS - 1, rolled=True) as buffer:
+        with b.loop(X_BUFFERS - 1, rolled=True) as buffer:
             self._copy(buffer)
 
     def ensure(self) -> None:
@@ -132,7 +132,7 @@ class Activations:
     def _next_buffer(self) -> None:
         """Wait for a buffer, and start the copy of what follows into the one used before."""
         geo = self.plan.geo
-        self.copier.wait(TOKEN_BUFFERS - 2)
+        self.copier.wait(X_BUFFERS - 2)
         b.block_sync()
         mine = self.place.warp.slice * (geo.run * geo.tile_chunks)
         current = b.keep(self.buffer.value)
@@ -142,8 +142,8 @@ class Activations:
             self.sums.fill(self.loader.general, self.shared, current, self.rounds * geo.round_tiles)
             self.sums.begin(current)
             b.block_sync()
-        self._copy(T.if_then_else(current == 0, TOKEN_BUFFERS - 1, current - 1))
-        self.buffer.set(T.if_then_else(current == TOKEN_BUFFERS - 1, 0, current + 1))
+        self._copy(T.if_then_else(current == 0, X_BUFFERS - 1, current - 1))
+        self.buffer.set(T.if_then_else(current == X_BUFFERS - 1, 0, current + 1))
 
     @property
     def _chunk_elements(self) -> int:

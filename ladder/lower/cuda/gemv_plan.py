@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
-from ladder.lower.gpu.decode import Decoder, make_decoder, table_sizes
+from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Groups, Leftover, left_by
-from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
+from ladder.lower.gpu.proven import table_sizes
+from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
-from schedules.legal import TOKEN_BUFFERS, TOKEN_SUMS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -49,7 +50,7 @@ class Plan:
     @property
     def row_blocks(self) -> int:
         """Blocks of eight activation rows of a thread block."""
-        return self.schedule.tile_m // STEP_TOKENS
+        return self.schedule.tile_m // STEP_COLUMNS
 
     @property
     def shares_sums(self) -> bool:
@@ -66,7 +67,7 @@ def shares_sums(
     faster that every warp sums what it multiplies: filling the table makes all warps wait (measured on an
     H200).
     """
-    summed = left_by(decoder, gemm).sums_tokens and schedule.cluster > 1
+    summed = left_by(decoder, gemm).sums_x and schedule.cluster > 1
     return summed and groups.per_tile == 1 and not step.lanes.partial_lanes
 
 
@@ -99,8 +100,8 @@ def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int
     """Return the plan with a decode table of at most ``room`` bytes."""
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
     clocks = SUM_CLOCKS if schedule.cluster == 1 else SHARED_SUM_CLOCKS
-    sums = clocks * schedule.tile_m // STEP_TOKENS / (schedule.warp_rows // STRIP)
+    sums = clocks * schedule.tile_m // STEP_COLUMNS / (schedule.warp_rows // STRIP)
     decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums)
-    shared = 4 * TOKEN_BUFFERS * TOKEN_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
+    shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
     geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared)
     return Plan(gemm, schedule, step, groups, decoder, geo)

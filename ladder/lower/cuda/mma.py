@@ -21,12 +21,13 @@ from ladder.lower.cuda.mma_activations import activation_source
 from ladder.lower.cuda.mma_geometry import Plan, choose_plan
 from ladder.lower.cuda.mma_place import Place, find_place
 from ladder.lower.cuda.mma_stages import StageCopies, Stages, allocate_stages
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import each_piece
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.epilogue import finish_row
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters, array_dtype
-from ladder.lower.gpu.instructions import STEP_TOKENS
+from ladder.lower.gpu.groups import GroupRegisters, array_dtype
+from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -120,12 +121,12 @@ class Operands:
 
             def load_activations(m_block: int, span: int, out: Any, step: int = step) -> None:
                 chunk = step * geo.tile_chunks + span * SPAN_CHUNKS
-                loader.load(self.stages.x, [stage], first_m + m_block * STEP_TOKENS, chunk, out)
+                loader.load(self.stages.x, [stage], first_m + m_block * STEP_COLUMNS, chunk, out)
 
             tile = b.bind(turn * geo.stage_tiles + step)
             due = sums.flush_due(tile, place.args.k_tiles)
             real = T.min(tile, place.args.k_tiles - 1)
-            sums.scale_tokens(place.args, place.lane, place.first_m + first_m, real)
+            sums.scale_columns(place.args, place.lane, place.first_m + first_m, real)
             multiplier.emit_flushing(self.words, self.groups, load_activations, due)
 
     def _load(self, stage: Expr, step: int, block: int) -> None:
@@ -175,7 +176,7 @@ class Results:
     def _stage(self, first: int) -> None:
         """Write blocks ``first..`` along M of every warp to shared memory, transposed."""
         lanes, geo, place = self.plan.step.lanes, self.plan.geo, self.place
-        m_row = b.bind(place.m_warp * (geo.staged_blocks * STEP_TOKENS))
+        m_row = b.bind(place.m_warp * (geo.staged_blocks * STEP_COLUMNS))
         with b.when(lanes.is_first(place.lane)):
             for block in range(geo.row_blocks):
                 column = b.bind((place.quartet * geo.row_blocks + block) * TILE + place.row_warp * 16)
@@ -184,17 +185,17 @@ class Results:
                     for i in range(lanes.accumulators):
                         row, m = lanes.position(place.lane, i)
                         value = T.Cast("float32", self.sums.result(fragment, i))
-                        b.store(self.staged, value, m_row + index * STEP_TOKENS + m, column + row)
+                        b.store(self.staged, value, m_row + index * STEP_COLUMNS + m, column + row)
 
     def _store(self, first: int) -> None:
         """Finish and store runs of outputs along N of the staged activation rows."""
         geo, place, gemm = self.plan.geo, self.place, self.plan.gemm
         runs = self.plan.schedule.tile_n // RUN
-        per_warp = geo.staged_blocks * STEP_TOKENS
+        per_warp = geo.staged_blocks * STEP_COLUMNS
 
         def store(piece: Expr) -> None:
             row, column = b.bind(piece // runs), b.bind(piece % runs * RUN)
-            offset = row // per_warp * geo.warp_m + first * STEP_TOKENS + row % per_warp
+            offset = row // per_warp * geo.warp_m + first * STEP_COLUMNS + row % per_warp
             m, n = b.bind(place.first_m + offset), b.bind(place.row_tile * TILE + column)
             with b.when(T.And(m < place.args.m, n < place.args.n)):
                 sums = b.local(RUN, "float32")

@@ -8,10 +8,10 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, ActivationTile
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Groups
-from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
 from schedules.codes import table_bytes
+from schedules.footprint import scale_span
 from schedules.layouts import TILE
-from schedules.legal import scale_span
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -34,7 +34,7 @@ class Geometry:
     def __post_init__(self) -> None:
         plan = self.schedule
         check(plan.warps % TILE_WARPS == 0, f"mma warps come in groups of four, got warps={plan.warps}")
-        check(plan.tile_m % STEP_TOKENS == 0, f"mma takes activation rows by eight, got tile_m={plan.tile_m}")
+        check(plan.tile_m % STEP_COLUMNS == 0, f"mma takes rows of x by eight, got tile_m={plan.tile_m}")
         check(plan.stages >= 2, f"mma needs at least 2 stages, got {plan.stages}")
         check(
             plan.split_k == 1 and not plan.persistent,
@@ -70,7 +70,7 @@ class Geometry:
             for d in range(1, quartets + 1)
             if quartets % d == 0
             and self.row_tiles % (quartets // d) == 0
-            and self.schedule.tile_m % (STEP_TOKENS * d) == 0
+            and self.schedule.tile_m % (STEP_COLUMNS * d) == 0
         ]
 
     @property
@@ -101,7 +101,7 @@ class Geometry:
     @property
     def m_blocks(self) -> int:
         """Blocks of eight activation rows of a warp."""
-        return self.warp_m // STEP_TOKENS
+        return self.warp_m // STEP_COLUMNS
 
     # ---- stages ---------------------------------------------------------------------
     @property
@@ -162,7 +162,7 @@ class Geometry:
     @property
     def staged_m(self) -> int:
         """Activation rows of the block that pass at a time."""
-        return self.staged_blocks * STEP_TOKENS * self.m_warps
+        return self.staged_blocks * STEP_COLUMNS * self.m_warps
 
     @property
     def pitch(self) -> int:

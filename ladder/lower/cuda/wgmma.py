@@ -33,7 +33,7 @@ from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread
 from ladder.lower.cuda.wgmma_tiles import Tiles
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
-from schedules.legal import PRODUCER_REGISTERS, math_registers
+from schedules.footprint import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 

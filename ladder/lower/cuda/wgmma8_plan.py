@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, PROMOTED_TOKENS, promotes_rarely
+from schedules.footprint import FP8_INTERVAL, PARTIAL_COLUMNS, PROMOTED_COLUMNS, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
@@ -76,7 +76,7 @@ class Loop:
         """Activation rows of one unit."""
         tile = self.geo.schedule.tile_m
         if self.geo.promotes:
-            return min(tile, PROMOTED_TOKENS)
+            return min(tile, PROMOTED_COLUMNS)
         return tile // 2 if self.integer and tile > INTEGER_ROWS else tile
 
     @property
@@ -109,7 +109,7 @@ class Loop:
         """Sets of sums that products write."""
         if self.long:
             return self.positions
-        return 1 if self.unit_m > PARTIAL_TOKENS else 2
+        return 1 if self.unit_m > PARTIAL_COLUMNS else 2
 
     @property
     def drains(self) -> bool:

@@ -20,9 +20,9 @@ from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_e
 from ladder.lower.cuda.wgmma_grid import Piece, rows_per_copy
 from ladder.lower.cuda.wgmma_plan import Plan
 from ladder.lower.gpu.arguments import Arguments
+from schedules.im2col import IM2COL
 from schedules.layouts import TILE
 from schedules.schedule import check
-from schedules.windows import IM2COL
 
 Expr = Any
 

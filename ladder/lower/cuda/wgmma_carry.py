@@ -26,7 +26,7 @@ from ladder.lower.cuda.wgmma_products import (
     wait_groups,
 )
 from ladder.lower.gpu.decode import load_order
-from schedules.legal import CARRY_INTERVAL
+from schedules.footprint import CARRY_INTERVAL
 
 Expr = Any
 

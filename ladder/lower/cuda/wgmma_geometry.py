@@ -13,10 +13,8 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.codes import table_bytes
-from schedules.layouts import TILE, lane_of, packed_group
-from schedules.legal import (
-    LEAST_SLABS,
-    STAGED_TOKENS,
+from schedules.footprint import (
+    STAGED_COLUMNS,
     carries,
     launch_registers,
     math_register_estimate,
@@ -24,6 +22,8 @@ from schedules.legal import (
     scale_span,
     streams_exponents,
 )
+from schedules.layouts import TILE, lane_of, packed_group
+from schedules.legal import LEAST_SLABS
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
@@ -269,7 +269,7 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Activation rows that the epilogue stages through shared memory at a time."""
-        return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
+        return min(self.schedule.tile_m, STAGED_COLUMNS[self.gemm.output])
 
     @property
     def team(self) -> int:

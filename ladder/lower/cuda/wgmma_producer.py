@@ -18,8 +18,8 @@ from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_plan import Plan
 from ladder.lower.gpu.arguments import Arguments
+from schedules.footprint import SWIZZLE_ROW, scale_span
 from schedules.layouts import TILE
-from schedules.legal import SWIZZLE_ROW, scale_span
 
 Expr = Any
 

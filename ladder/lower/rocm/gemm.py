@@ -20,9 +20,10 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters, left_by
+from ladder.lower.gpu.groups import GroupRegisters, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz
@@ -117,11 +118,11 @@ class Body:
     ) -> None:
         """Decode and multiply this wave's tiles of a stage; near its end ``write`` what was fetched."""
         plan, place, geo, sums = self.plan, self.place, self.plan.geo, self.sums
-        step_m, parts = plan.step.tokens, range(plan.step.parts)
+        step_m, parts = plan.step.columns, range(plan.step.parts)
         stage, last = half * geo.stage_chunks, (geo.slice_tiles - 1, geo.tile_chunks // SPAN_GROUPS - 1, 0)
         before = place.slice * geo.slice_tiles * geo.tile_chunks
         own = b.bind(place.wave_m + (place.lane % step_m if step_m > 1 else 0))
-        groups = [b.bind(before + plan.step.column(place.lane, part)) for part in parts]
+        groups = [b.bind(before + plan.step.k_group(place.lane, part)) for part in parts]
         for step in range(geo.slice_tiles):
             blocks = range(geo.row_blocks)
             registers: list[GroupRegisters] = [self.weights.group(step, block, half) for block in blocks]
@@ -141,7 +142,7 @@ class Body:
 
             due = self._due(turn, half, step, is_last)
             real = T.min(tile, place.args.k_tiles - 1)
-            sums.scale_tokens(place.args, place.lane, place.first_m + place.wave_m, real)
+            sums.scale_columns(place.args, place.lane, place.first_m + place.wave_m, real)
             multiplier.emit_flushing(self.weights.tile_words(step, half), registers, load_activations, due)
             if geo.joins:
                 d.schedule_fence()  # or LLVM decodes all tiles of a stage at once, in hundreds of registers

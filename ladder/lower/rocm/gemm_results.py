@@ -11,8 +11,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import each_piece
-from ladder.lower.gpu.groups import Accumulators
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.gemm_place import Place, Plan
@@ -51,7 +51,7 @@ class Results:
         geo, place, step = self.plan.geo, self.place, self.plan.step
         lanes = step.lanes
         for m_block in range(geo.m_blocks):
-            inner = lanes.token(place.lane, 0) + m_block * step.tokens
+            inner = lanes.column(place.lane, 0) + m_block * step.columns
             m = b.bind(place.first_m + place.wave_m + inner)
             with b.when(m < place.args.m):
                 for block, first in product(range(geo.row_blocks), range(0, lanes.accumulators, RUN)):
@@ -94,7 +94,7 @@ class Results:
         for fragment, first in product(fragments, firsts):
             block, m_block = divmod(fragment, geo.m_blocks)
             row, m = lanes.position(place.lane, first)
-            m = place.wave_m + m_block * step.tokens + m
+            m = place.wave_m + m_block * step.columns + m
             at = geo.sum_word(part, m, inside + block * step.rows + row)
             sums = [d.as_type(self.sums.result(fragment, first + i), "uint32") for i in range(run)]
             b.store(self.shared, d.vector(sums), d.lanes(at, run))

@@ -35,7 +35,7 @@ class WaveTile(ActivationTile):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule of `schedules.legal.WAVES`."""
+    """Sizes that follow from a problem, a device and a schedule of `schedules.footprint.WAVES`."""
 
     groups: Groups
     step: WaveStep
@@ -80,12 +80,12 @@ class Geometry:
     @property
     def wave_m(self) -> int:
         """Activation rows of a wave."""
-        return self.schedule.tile_m // waves.division(self.schedule).token_waves
+        return self.schedule.tile_m // waves.division(self.schedule).m_waves
 
     @property
     def m_blocks(self) -> int:
         """Steps along M of a wave."""
-        return self.wave_m // self.step.tokens
+        return self.wave_m // self.step.columns
 
     # ---- stages ---------------------------------------------------------------------
     @property

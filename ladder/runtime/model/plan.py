@@ -12,7 +12,7 @@ from typing import Any
 from ladder.ir.graph import Graph
 from ladder.lower.chain.symbols import size_names
 from ladder.partition import Part
-from ladder.partition.puts import written
+from ladder.partition.scatter import written
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
