@@ -17,10 +17,8 @@ from targets import Core, TileDevice
 MMA_STEP_SECONDS = 90e-9
 """mma: serial cost of one K step of 64 that no other work of the block hides."""
 
-
 ROUND_SECONDS = 1.5e-6
 """mma: prologue and epilogue of one round of blocks."""
-
 
 WARPS_TO_ISSUE = 16
 """mma: warps per SM below which dependent decode instructions leave issue slots empty."""

@@ -105,7 +105,6 @@ CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
 Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
 """
 
-
 GEMV_START_SECONDS = 1.68e-06
 """gemv: a launch that overlaps the end of the one before it, with nothing to do."""
 

@@ -15,55 +15,42 @@ from targets import TileDevice
 
 WARP = 32
 
-
 SWIZZLE_ROW = 128
 """Bytes of A in one row of the 128-byte swizzle that wgmma and TMA use (PTX ISA)."""
-
 
 CHUNK_BYTES = 16
 """Bytes that a thread copies at once."""
 
-
 STAGED_COLUMNS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Activation rows of an output type that a wgmma epilogue stages through shared memory at a time."""
-
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
 
-
 X_BUFFERS = 3
 """Buffers in which gemv passes A through shared memory."""
 
-
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that gemv's registers and buffers of A are meant for."""
-
 
 SPARE_REGISTERS = 12
 """Registers by which gemv's estimate may exceed the limit: so many values wait in memory for the rare
 turn that copies A."""
 
-
 X_SUMS = 1024
 """Sums of A over a tile of K that gemv keeps for each of its buffers, four bytes each."""
-
 
 X_BUFFER_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
-
 WAVES = ("mfma", "mfma32", "dot")
 """Pipelines of waves of 64 lanes."""
-
 
 SLICED = ("gemv", "digits")
 """Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
 
-
 DIGIT_CHUNK_TILES = 512
 """Tiles of K whose digits shared memory holds at most: sums of 8-bit products stay within int32."""
-
 
 FP8_INTERVAL = 512
 """Elements of K after which wgmma's fp8 sums move to float32, where no scale makes them move earlier.
@@ -71,23 +58,18 @@ FP8_INTERVAL = 512
 Measured on an H200, relative Frobenius error of e4m3 sums of that many products each, rounding to
 float16 included, for K from 4096 to 28672, x of both signs or of one: 128: 2.4e-4, 512: 4.0e-4,
 1024: 5.9e-4, 2048: 8.9e-4, 4096: 1.34e-3, 8192: 2.04e-3. Where x and weight are both of one sign the
-core's truncation adds up: sums of 1003 products are 1.5 % too small. Longer intervals save nothing:
-at 128 activation rows, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
+core's truncation adds up: sums of 1003 products are 1.5 % too small. Longer intervals save nothing.
 """
-
 
 PARTIAL_COLUMNS = 64
 """Activation rows of one of wgmma's two sets of partial sums at most."""
-
 
 CARRY_INTERVAL = 2048
 """As `FP8_INTERVAL`, for tiles whose sums carry into 16 bits: longer, since that costs more.
 
 Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, whose truncation adds up, are
-3.3 % too small (cuBLASLt with fast accumulation: 2.1e-3 to 4.7e-3, and 13 % at K = 8192). At M = 4096 and
-8192 x 8192 the carries take 19 us of 434; every 4096 of K they would take 10.
+3.3 % too small (cuBLASLt with fast accumulation: 2.1e-3 to 4.7e-3, and 13 % at K = 8192).
 """
-
 
 PROMOTED_COLUMNS = 128
 """Activation rows of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""

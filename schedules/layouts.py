@@ -82,7 +82,6 @@ sign is from its last exponent bits. The parts of others are far enough apart th
 sum of powers of two brings them there (`ladder.lower.gpu.fields.gather`).
 """
 
-
 PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 
 OPERAND_EXPONENT = 12
@@ -90,7 +89,6 @@ OPERAND_EXPONENT = 12
 
 SCALE_EXPONENT = -8
 """Group scales stay below 2**-8: float16 holds them times 2**24, the inverse of its smallest number."""
-
 
 EXPONENT_GROUP = 32
 """Elements of K per scale where kernels read exponents instead of scales."""

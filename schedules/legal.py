@@ -38,13 +38,11 @@ from tile_types.errors import ScheduleError
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
-
 MOST_DIGIT_COLUMNS = 32
 """Columns of products, four for an activation row of 16 bits, that a warp of digits holds sums of."""
 
 LEAST_SLABS = 3
 """Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
-
 
 FLUSHES: Mapping[str, str] = {"float16": "flushes.float16"}
 """Feature of devices whose cores take subnormal operands of a type for 0, where scaled weights have some."""

@@ -19,10 +19,6 @@ from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
-from schedules.footprint import (
-    SLICED,
-    block_rows,
-)
 from schedules.layouts import packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
@@ -39,7 +35,6 @@ GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LA
 
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
-
 
 NEAR_FIRST = 4
 """How many of the best predicted schedules compete with what was measured, for one M."""
@@ -66,13 +61,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
 }
-"""By tokens per expert, the fastest of those measured on an H200, of which the first legal one serves.
-
-int4: gemv and mma at N=14336, K=4096, wgmma beside them at N=K=4096, with 8 and 64 experts. There,
-for 64 experts, wgmma took 192, 281 and 765 us at 16 (0 to 32), 64 and 256 tokens each, the best
-mma 254, 524 and 2020. Experts give many blocks even for one token, so K is split less than the
-cost model would.
-"""
+"""By tokens per expert, the fastest of those measured on an H200, of which the first legal one serves."""
 
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
@@ -87,16 +76,6 @@ class Candidate:
 
     schedule: Schedule
     cost: Cost
-
-
-@dataclass(frozen=True)
-class LayerTile:
-    """The part of the problem that one instance of a memory layer holds."""
-
-    layer: str
-    m: int
-    n: int
-    k: int
 
 
 @dataclass(frozen=True)
@@ -116,23 +95,6 @@ class TransformStep:
     layer: str
     kind: str
     detail: str
-
-
-def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
-    """Return the tiles of a schedule from core to DRAM; weights are the instruction's rows."""
-    core = device.core_for(gemm.activation, schedule.pipeline)
-    # What issues one instruction: a warpgroup for wgmma, else a warp; gemv's slices of K share rows.
-    slices = schedule.split_k if schedule.pipeline in SLICED else 1
-    issuers = schedule.warps // {"wgmma": 4}.get(schedule.pipeline, slices)
-    rows = block_rows(schedule)
-    along_n = min(issuers, rows // core.m)
-    along_m = max(1, min(issuers // along_n, schedule.tile_m // 8))
-    return (
-        LayerTile("core", min(core.n, schedule.tile_m // along_m), core.m, core.k),
-        LayerTile("register", schedule.tile_m // along_m, rows // along_n, core.k),
-        LayerTile("shared", schedule.tile_m, rows, schedule.tile_k),
-        LayerTile("dram", schedule.tile_m, rows, max(schedule.tile_k, padded(gemm.k) // schedule.split_k)),
-    )
 
 
 def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[TransformStep, ...]:
@@ -240,11 +202,6 @@ def profile_and_select(
 def best_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
     """Return the schedule that ranks first for M = ``m``."""
     return rank(gemm, device, m)[0].schedule if device.is_gpu else cpu_schedule(gemm, device, m)
-
-
-def buckets(device: TileDevice) -> tuple[int, ...]:
-    """Return the largest M of each range of a plan on ``device``."""
-    return GPU_BUCKETS if device.is_gpu else CPU_BUCKETS
 
 
 def typical_m(limit: int) -> int:

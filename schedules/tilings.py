@@ -32,7 +32,6 @@ from targets import TileDevice
 CHANNEL_PIECES = 128
 """Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
 
-
 DEPTHS: Mapping[str, tuple[int, ...]] = {
     "gemv": (2, 4, 8),
     "digits": (2, 4, 8),
@@ -44,18 +43,14 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
-
 MOST_GEMV_M = 32
 """M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
-
 
 MOST_DIGIT_M = 8
 """M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
 
-
 MOST_DOT_M = 4
 """M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
-
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""

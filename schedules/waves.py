@@ -160,12 +160,6 @@ def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     return max(schedule.stages * stage_bytes(gemm, schedule), sums if joins_waves(schedule) else 0)
 
 
-def weight_bytes_ahead(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the bytes of packed words that a block has on their way while it works on a stage."""
-    elements = tile_rows(schedule) * schedule.tile_k * schedule.split_k
-    return elements * get_type(gemm.weight).elem_bits // 8
-
-
 def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     """Estimate the registers of a lane: sums, operands, words of two stages, pieces of x on their way.
 

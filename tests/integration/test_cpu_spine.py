@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ladder.ir.program import Layout, parse_program, verify_program
+from ladder.lower import builder
 from ladder.lower.build import emit
+from ladder.lower.skeletons import loopnest
 from schedules.cpu_policy import tile_program
 from schedules.schedule import Plan, TransformList, parse_plan, parse_schedule
 from schedules.transforms import Convert, Map, Pad, Place, Slice, Transform, Use
@@ -41,6 +43,15 @@ def test_tile_programs_read_back(name: str) -> None:
         program = tile_program(gemm, device, TransformList(steps[:count]))
         assert parse_program(str(program)) == program
     verify_program(program)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_of_the_tile_program_is_all_that_emission_needs(name: str) -> None:
+    gemm, device, *_ = CASES[name]
+    text = str(tile_program(gemm, device, schedule_of(name)))
+    with builder.function("entry") as result:
+        loopnest.emit(parse_program(text))
+    assert result.func.script() == tir(name, schedule_of(name))
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -15,14 +15,13 @@ from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule, proposal, 
 from schedules.footprint import SLICED, resources
 from schedules.legal import check_legal, is_legal
 from schedules.policy import (
+    GPU_BUCKETS,
     Candidate,
     best_schedule,
-    buckets,
     make_plan,
     profile_and_select,
     rank,
     schedule_transform,
-    tile_layers,
 )
 from schedules.schedule import GpuSchedule, TransformList, parse_plan
 from schedules.tilings import pipelines_for, tilings
@@ -94,14 +93,10 @@ def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
     assert pipelines_for(get_device(device), m) == expected
 
 
-def test_every_tiling_is_legal_and_spans_core_to_dram() -> None:
+def test_every_tiling_is_legal() -> None:
     for m in (8, 64, 4096):
         for schedule in tilings(INT4, H200, pipelines_for(H200, m)[0], m, full=True):
             assert resources(INT4, H200, schedule).shared <= H200.shared_per_block
-            core, register, shared, dram = tile_layers(INT4, H200, schedule)
-            assert core.m <= register.m <= shared.m == dram.m
-            assert core.n <= register.n <= shared.n == dram.n
-            assert core.k <= shared.k <= dram.k
 
 
 def test_model_knows_what_binds() -> None:
@@ -149,7 +144,7 @@ def test_plans_are_legal_everywhere(arch: str, activation: str, weight: str) -> 
     device = get_device(arch)
     gemm = Gemm(67, 4099, weight, activation=activation, group_size=32)
     plan = make_plan(gemm, device)
-    assert plan.entries[-1][0] == buckets(device)[-1]
+    assert plan.entries[-1][0] == GPU_BUCKETS[-1]
     for _, schedule in plan.entries:
         assert isinstance(schedule, GpuSchedule)
         check_legal(gemm, device, schedule)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ladder.lower.skeletons
+import schedules
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import (
     Fill,
@@ -219,6 +220,15 @@ def test_loops_are_in_the_order_of_slices() -> None:
     ]
     assert isinstance(PROGRAM.body[0], Loop)
     assert PROGRAM.find(Fill)[0][1][-1].over != "threads"
+
+
+def test_the_readme_shows_a_schedule_and_its_program() -> None:
+    page = (Path(schedules.__path__[0]) / "README.md").read_text(encoding="utf-8")
+    lines = page.split("```")[1].strip("\n").splitlines()
+    column = lines[2].index("for m")
+    steps = [line[:column].strip() for line in lines if line[:column].strip()]
+    assert steps == str(SCHEDULE).splitlines()
+    assert [line[column:] for line in lines if line[column:]] == body_of(PROGRAM)
 
 
 def test_layouts_print() -> None:

@@ -24,7 +24,6 @@ Expr = Any
 SUM_TILES = 4
 """Tiles after which sums of raw numbers must meet their sum of x: both cancel in part."""
 
-
 ONES = {"float16": 0x3C003C00, "bfloat16": 0x3F803F80, "int8": 0x01010101}
 """An operand register of ones."""
 

@@ -37,7 +37,6 @@ from tile_types import get_type
 
 Expr = Any
 
-
 SIGNS = 0x80008000
 """Signs of two 16-bit floats."""
 

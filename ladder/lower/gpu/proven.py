@@ -46,9 +46,7 @@ Expr = Any
 
 Propose = Callable[[Conversion], Iterator[Recipe]]
 
-
 ProposeRaw = Callable[[Conversion], Iterator[tuple[Recipe, Meaning]]]
-
 
 STRATEGIES: dict[str, Propose] = {
     "pass-through": propose_pass_through,
@@ -65,7 +63,6 @@ STRATEGIES: dict[str, Propose] = {
 }
 """Ways to decode; of equally cheap ones the first is used."""
 
-
 RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "wired, unscaled": propose_raw_wired,
@@ -75,12 +72,9 @@ RAW_STRATEGIES: dict[str, ProposeRaw] = {
 }
 """Further ways where raw numbers will do."""
 
-
 LANES = ("lanes", "dense")
 
-
 BY_LANE = (*LANES, "bytes", *SIGN_PLACES)
-
 
 STRATEGY_ORDERS = {
     "pass-through": ("lanes",),
@@ -98,14 +92,11 @@ STRATEGY_ORDERS = {
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
 
-
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
 
-
 OFFSET_CLOCKS = 4.0
 """Clocks per tile that an offset costs a kernel which sums x once for all rows."""
-
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -139,7 +130,6 @@ class Proven:
 
 PROVEN_FOR = ("operand", "zero", "raw", "order")
 """What of a conversion, beside its type, proofs are kept by."""
-
 
 _proven: dict[tuple[Any, ...], list[Proven]] = {}
 

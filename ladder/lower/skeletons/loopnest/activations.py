@@ -1,8 +1,8 @@
-"""Activations as kernels read them: words of one step, tokens side by side, padded with zeros.
+"""Activations as kernels read them: words of one step, rows side by side, padded with zeros.
 
-``words[block][step][token]`` holds 32 bits of one token: a float32, a bfloat16 pair or four
+``words[block][step][row]`` holds 32 bits of one row: a float32, a bfloat16 pair or four
 int8, so that a multiply takes its operand by a broadcast from consecutive memory. Columns follow
-the packed weight, including the padding of groups. ``sums[block][group][token]`` are the sums of
+the packed weight, including the padding of groups. ``sums[block][group][row]`` are the sums of
 x over a group, which zero points and offsets multiply.
 """
 
@@ -27,7 +27,7 @@ WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
 
 @dataclass(frozen=True)
 class Activations:
-    """The prepared activations of a number of token blocks.
+    """The prepared activations of a number of blocks of rows.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class Activations:
         ``"float32"``, ``"bfloat16"`` or ``"int8"``.
     activation
         Element type of x.
-    tokens
-        Tokens per block, a power of two up to 16.
+    rows
+        Rows per block, a power of two up to 16.
     x
         The argument ``[M, K]``.
     m, k, units, groups
-        Extents: tokens and columns of x, packed units and groups of the weight.
+        Extents: rows and columns of x, packed units and groups of the weight.
     words, sums
         Where they are kept; ``sums`` is None where nothing needs it.
     """
@@ -50,7 +50,7 @@ class Activations:
     layout: CpuLayout
     operand: str
     activation: str
-    tokens: int
+    rows: int
     x: Any
     m: Expr
     k: Expr
@@ -69,40 +69,40 @@ class Activations:
         """Columns prepared at a time: they never cross a group."""
         return min(UNIT, self.layout.padded_group or UNIT)
 
-    def word(self, block: Expr, step: Expr, token: int) -> Expr:
-        """Return one word; ``step`` counts words along K."""
-        return self.words[(block * self.steps + step) * self.tokens + token]
+    def word(self, block: Expr, step: Expr, local: int) -> Expr:
+        """Return one word of row ``local`` of a block; ``step`` counts words along K."""
+        return self.words[(block * self.steps + step) * self.rows + local]
 
     @property
     def steps(self) -> Expr:
-        """Words of one token."""
+        """Words of one row."""
         return self.units * (UNIT // self.columns)
 
-    def sum(self, block: Expr, group: Expr, token: int) -> Expr:
-        """Return the sum of a token's x over a group, int32 for int8, else float32."""
-        return self.sums[(block * self.groups + group) * self.tokens + token]
+    def sum(self, block: Expr, group: Expr, local: int) -> Expr:
+        """Return the sum of a row of x over a group, int32 for int8, else float32."""
+        return self.sums[(block * self.groups + group) * self.rows + local]
 
     def prepare(self, block: Expr, first: Expr) -> None:
-        """Emit the preparation of one block, whose first token is ``first``."""
-        with b.loop(self.tokens) as token, b.loop(self.units * (UNIT // self.chunk)) as chunk:
-            self._chunk(block, first + token, token, chunk)
+        """Emit the preparation of one block, whose first row is ``first``."""
+        with b.loop(self.rows) as local, b.loop(self.units * (UNIT // self.chunk)) as chunk:
+            self._chunk(block, first + local, local, chunk)
         if self.sums is not None:
             with b.loop(self.groups) as group:
                 self._sum_group(block, group)
 
-    def _chunk(self, block: Expr, row: Expr, token: Expr, chunk: Expr) -> None:
-        """Emit the words of one token and chunk."""
+    def _chunk(self, block: Expr, row: Expr, local: Expr, chunk: Expr) -> None:
+        """Emit the words of one row and chunk."""
         start, limit = self._source(chunk)
         count = self.chunk // self.columns
-        target = (block * self.steps + chunk * count) * self.tokens + token
-        index = T.ramp(target, self.tokens, count)
+        target = (block * self.steps + chunk * count) * self.rows + local
+        index = T.ramp(target, self.rows, count)
         whole = tirx.And(row < self.m, start + self.chunk <= limit)
 
         def guarded() -> None:
             with b.loop(count) as step:
                 column = start + step * self.columns
                 parts = [self._guarded(row, column + e, limit) for e in range(self.columns)]
-                b.store(self.words, self._join(parts), target + step * self.tokens)
+                b.store(self.words, self._join(parts), target + step * self.rows)
 
         b.either(whole, lambda: b.store(self.words, self._vector(row, start, count), index), guarded)
 
@@ -147,22 +147,22 @@ class Activations:
         return words[v.lanes(0, count)]
 
     def _sum_group(self, block: Expr, group: Expr) -> None:
-        """Emit the sums of one group for all tokens: lane ``i`` holds token ``i % tokens``."""
+        """Emit the sums of one group for all rows: lane ``i`` holds row ``i % rows``."""
         dtype = "int32" if self.operand == "int8" else "float32"
         steps = (self.layout.padded_group or UNIT) // self.columns
-        width = min(16, steps * self.tokens)
-        vectors = steps * self.tokens // width * (self.units if self.layout.group == 0 else 1)
-        start = (block * self.steps + group * steps) * self.tokens
+        width = min(16, steps * self.rows)
+        vectors = steps * self.rows // width * (self.units if self.layout.group == 0 else 1)
+        start = (block * self.steps + group * steps) * self.rows
         total = v.scratch(width, dtype)
         b.store(total, v.constant(0, dtype, width), v.lanes(0, width))
         with b.loop(vectors) as index:
             words = b.bind(self.words[v.lanes(start + index * width, width)])
             b.store(total, total[v.lanes(0, width)] + self._values(words, width), v.lanes(0, width))
-        for token in range(self.tokens):
-            result = total[token]
-            for lane in range(token + self.tokens, width, self.tokens):
+        for local in range(self.rows):
+            result = total[local]
+            for lane in range(local + self.rows, width, self.rows):
                 result = result + total[lane]
-            b.store(self.sums, result, (block * self.groups + group) * self.tokens + token)
+            b.store(self.sums, result, (block * self.groups + group) * self.rows + local)
 
     def _values(self, words: Expr, width: int) -> Expr:
         """Return the sum of the elements of every word."""

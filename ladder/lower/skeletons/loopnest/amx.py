@@ -1,8 +1,8 @@
 """Nests on AMX: decoded tiles in cache, sums in tile registers.
 
-The packed layout already is AMX's: sixteen decoded steps of a row block are the sixteen rows of
+The packed layout already is AMX's: sixteen decoded steps of a panel are the sixteen rows of
 a B tile (Intel SDM volume 2, TDPBF16PS and TDPBSUD), and sixteen rows of words are an A tile. A thread
-decodes a piece of K of its row blocks once and multiplies it with every row of the turn; sums of a group
+decodes a piece of K of its panels once and multiplies it with every row of the turn; sums of a group
 are in memory between pieces.
 """
 
@@ -79,10 +79,10 @@ class Instructions:
         """Store a tile of 32-bit words; ``pitch`` is in words."""
         self._emit("tilestored64", T.int8(tile), memory.ptr_to([start]), T.Cast("int64", pitch) * T.int64(4))
 
-    def multiply(self, total: int, tokens: int, weights: int) -> None:
+    def multiply(self, total: int, x: int, weights: int) -> None:
         """Emit C += A · B: bfloat16 pairs, or signed activations times unsigned weights."""
         name = "tdpbf16ps" if self.operand == "bfloat16" else "tdpbsud"
-        self._emit(name, T.int8(total), T.int8(tokens), T.int8(weights))
+        self._emit(name, T.int8(total), T.int8(x), T.int8(weights))
 
 
 class TileNest(Nest):
@@ -134,8 +134,8 @@ class TileNest(Nest):
 
     def inner_rows(self, loop: Loop, at: At) -> None:
         """Emit the loop over register tiles of the rows of a turn."""
-        with b.loop(at.here // self.kernel.tokens) as turn:
-            self.body(loop.body, replace(at, block=turn * self.kernel.tokens))
+        with b.loop(at.here // self.kernel.rows) as turn:
+            self.body(loop.body, replace(at, block=turn * self.kernel.rows))
 
     def copy(self, copy: Copy, at: At) -> None:
         """Emit the decoding of a piece, or sums on their way to tile registers and back."""
@@ -144,15 +144,17 @@ class TileNest(Nest):
         elif copy.target.name == "acc.register":
             self._restore(at)
         elif copy.source == "acc.register":
-            for index, (a, row) in enumerate(self._pairs()):
-                self.tiles.store(index, at.tiles["acc"], self._place(at, a, row), LANES)
+            for index, (a, panel) in enumerate(self._pairs()):
+                self.tiles.store(index, at.tiles["acc"], self._place(at, a, panel), LANES)
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Return the tile registers of sums: which rows of x, which row block."""
-        return [(a, row) for a in range(self.kernel.tokens // TILE_ROWS) for row in range(self.kernel.rows)]
+        """Return the tile registers of sums: which rows of x, which panel."""
+        return [
+            (a, panel) for a in range(self.kernel.rows // TILE_ROWS) for panel in range(self.kernel.panels)
+        ]
 
-    def _place(self, at: At, a: int, row: int) -> Expr:
-        return (row * self.pitch + at.block + a * TILE_ROWS) * LANES
+    def _place(self, at: At, a: int, panel: int) -> Expr:
+        return (panel * self.pitch + at.block + a * TILE_ROWS) * LANES
 
     def _restore(self, at: At) -> None:
         """Emit the beginning of sums: zero in the first piece, else as they were stored."""
@@ -163,8 +165,8 @@ class TileNest(Nest):
                 self.tiles.zero(index)
 
         def restore() -> None:
-            for index, (a, row) in enumerate(pairs):
-                self.tiles.load(index, at.tiles["acc"], self._place(at, a, row), LANES)
+            for index, (a, panel) in enumerate(pairs):
+                self.tiles.load(index, at.tiles["acc"], self._place(at, a, panel), LANES)
 
         b.either(at.chunk == 0, clear, restore)
 
@@ -175,49 +177,49 @@ class TileNest(Nest):
             self._decode_part(at, at.start // per_unit, at.start % per_unit)
             return
         with b.loop(at.extent // per_unit) as unit:
-            for row in range(self.kernel.rows):
-                source = self.kernel.source(at.tile, row, at.start // per_unit + unit)
+            for panel in range(self.kernel.panels):
+                source = self.kernel.source(at.tile, panel, at.start // per_unit + unit)
                 for step in range(per_unit):
-                    self._keep(at, row, unit * per_unit + step, source, step)
+                    self._keep(at, panel, unit * per_unit + step, source, step)
 
     def _decode_part(self, at: At, unit: Expr, offset: Expr) -> None:
         """Emit the decoding of a group smaller than a unit; which part is known at run time only."""
         for first in range(0, self.kernel.layout.steps, self.group_steps):
             with b.when(offset == first):
-                for row in range(self.kernel.rows):
-                    source = self.kernel.source(at.tile, row, unit)
+                for panel in range(self.kernel.panels):
+                    source = self.kernel.source(at.tile, panel, unit)
                     for step in range(self.group_steps):
-                        self._keep(at, row, step, source, first + step)
+                        self._keep(at, panel, step, source, first + step)
 
-    def _keep(self, at: At, row: int, position: Expr, source: Unit, step: int) -> None:
-        """Emit the decoding of one step of one row block: a row of a B tile."""
+    def _keep(self, at: At, panel: int, position: Expr, source: Unit, step: int) -> None:
+        """Emit the decoding of one step of one panel: a row of a B tile."""
         (value,) = self.kernel.decode(source, step)
-        index = (row * self.chunk_steps + position) * LANES
+        index = (panel * self.chunk_steps + position) * LANES
         b.store(at.tiles["w.cache"], v.as_type(value, "uint32x16"), v.lanes(index))
 
     def multiply(self, product: Multiply, at: At) -> None:
-        """Emit C += A · B for the rows and row blocks of a register tile."""
+        """Emit C += A · B for the rows and panels of a register tile."""
         x, decoded = self.kernel.x, at.tiles[product.right]
-        for a in range(self.kernel.tokens // TILE_ROWS):
+        for a in range(self.kernel.rows // TILE_ROWS):
             row_start = (at.block + a * TILE_ROWS) * x.steps + at.start + at.part * self.steps
             self.tiles.load(4 + a, x.words, row_start, x.steps)
-        for row in range(self.kernel.rows):
-            start = (row * self.chunk_steps + at.part * self.steps) * LANES
-            self.tiles.load(6 + row, decoded, start, LANES)
-        for index, (a, row) in enumerate(self._pairs()):
-            self.tiles.multiply(index, 4 + a, 6 + row)
+        for panel in range(self.kernel.panels):
+            start = (panel * self.chunk_steps + at.part * self.steps) * LANES
+            self.tiles.load(6 + panel, decoded, start, LANES)
+        for index, (a, panel) in enumerate(self._pairs()):
+            self.tiles.multiply(index, 4 + a, 6 + panel)
 
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for every row of the turn."""
-        for row in range(self.kernel.rows):
-            columns = v.lanes((at.tile * self.kernel.rows + row) * ROWS)
-            with b.loop(at.here) as token:
-                place = v.lanes((row * self.pitch + token) * LANES)
+        for panel in range(self.kernel.panels):
+            columns = v.lanes((at.tile * self.kernel.panels + panel) * ROWS)
+            with b.loop(at.here) as row:
+                place = v.lanes((panel * self.pitch + row) * LANES)
                 value = at.tiles[add.value][place]
-                self.add_group(add, at.tiles[add.total], value, place, (token, at.group, 0), columns)
+                self.add_group(add, at.tiles[add.total], value, place, (row, at.group, 0), columns)
 
     def store(self, store: Store, at: At) -> None:
         """Emit the output of the rows of a turn."""
         self.tiles.release()
-        with b.loop(at.here) as token:
-            self.store_row(store, at, token, at.first + token)
+        with b.loop(at.here) as row:
+            self.store_row(store, at, row, at.first + row)

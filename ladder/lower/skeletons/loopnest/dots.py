@@ -33,7 +33,7 @@ class VectorNest(Nest):
             at = self.allocate(at)
             self.clear(fill, at)
             return at
-        count = self.kernel.rows * self.kernel.tokens
+        count = self.kernel.panels * self.kernel.rows
         sums = v.scratch(count * LANES, self.kernel.accumulator)
         for index in range(count):
             b.store(sums, v.constant(0, self.kernel.accumulator), v.lanes(index * LANES))
@@ -68,9 +68,9 @@ class VectorNest(Nest):
             self.body(loop.body, replace(at, unit=at.unit + unit))
 
     def multiply(self, product: Multiply, at: At) -> None:
-        """Emit the steps of one unit: decode each row block, multiply by every row of x."""
+        """Emit the steps of one unit: decode each panel, multiply by every row of x."""
         kernel = self.kernel
-        sources = [kernel.source(at.tile, row, at.unit) for row in range(kernel.rows)]
+        sources = [kernel.source(at.tile, panel, at.unit) for panel in range(kernel.panels)]
         words_per_unit, steps = UNIT // kernel.x.columns, kernel.layout.steps
         words_per_step = words_per_unit // steps
         some = range(steps) if at.half < 0 else range(at.half * steps // 2, (at.half + 1) * steps // 2)
@@ -78,30 +78,30 @@ class VectorNest(Nest):
             weights = [kernel.decode(source, step) for source in sources]
             for part in range(words_per_step):
                 position = at.unit * words_per_unit + step * words_per_step + part
-                for token in range(kernel.tokens):
-                    word = kernel.x.word(at.block, position, token)
-                    self._multiply_word(product, at, token, word, [row[part] for row in weights])
+                for row in range(kernel.rows):
+                    word = kernel.x.word(at.block, position, row)
+                    self._multiply_word(product, at, row, word, [panel[part] for panel in weights])
 
-    def _multiply_word(self, product: Multiply, at: At, token: int, word: Expr, weights: list[Expr]) -> None:
-        """Emit the products of one word of x with every row block."""
-        x, sums = v.splat(b.bind(word) if self.kernel.rows > 1 else word), at.tiles[product.total]
-        for row, weight in enumerate(weights):
-            place = v.lanes((row * self.kernel.tokens + token) * LANES)
+    def _multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
+        """Emit the products of one word of x with every panel."""
+        x, sums = v.splat(b.bind(word) if self.kernel.panels > 1 else word), at.tiles[product.total]
+        for panel, weight in enumerate(weights):
+            place = v.lanes((panel * self.kernel.rows + row) * LANES)
             b.store(sums, INSTRUCTIONS[product.by](sums[place], weight, x), place)
 
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for the whole register tile."""
-        for row in range(self.kernel.rows):
-            columns = v.lanes((at.tile * self.kernel.rows + row) * ROWS)
-            for token in range(self.kernel.tokens):
-                place = v.lanes((row * self.kernel.tokens + token) * LANES)
+        for panel in range(self.kernel.panels):
+            columns = v.lanes((at.tile * self.kernel.panels + panel) * ROWS)
+            for row in range(self.kernel.rows):
+                place = v.lanes((panel * self.kernel.rows + row) * LANES)
                 value = at.tiles[add.value][place]
-                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, token), columns)
+                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), columns)
 
     def store(self, store: Store, at: At) -> None:
         """Emit the output of a register tile."""
-        with b.loop(self.kernel.tokens) as token:
-            self.store_row(store, at, token, (at.first + at.block) * self.kernel.tokens + token)
+        with b.loop(self.kernel.rows) as row:
+            self.store_row(store, at, row, (at.first + at.block) * self.kernel.rows + row)
 
 
 def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:

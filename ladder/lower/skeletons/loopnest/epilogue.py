@@ -20,7 +20,7 @@ def store_rows(
     store: Store,
     args: Arguments,
     totals: Any,
-    token: Expr,
+    local: Expr,
     row: Expr,
     tile: Expr,
 ) -> None:
@@ -32,7 +32,7 @@ def store_rows(
         The program, its statement, its tensors.
     totals
         float32 sums, ``[row blocks][rows][16]``.
-    token, row
+    local, row
         The row's position in ``totals`` and in the output.
     tile
         Which columns, in tiles.
@@ -41,7 +41,7 @@ def store_rows(
     pitch, count = source.fixed("m"), source.fixed("n") // ROWS
     for index in range(count):
         start = b.bind((tile * count + index) * ROWS)
-        base = (index * pitch + token) * LANES
+        base = (index * pitch + local) * LANES
 
         def one(lane: Expr, start: Expr = start, base: Expr = base) -> None:
             column = start + lane

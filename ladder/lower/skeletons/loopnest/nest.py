@@ -50,8 +50,8 @@ class Kernel:
         Where codes lie.
     args
         Tensors and extents.
-    tokens, rows
-        Rows of x, and blocks of 16 columns, of a register tile.
+    rows, panels
+        Rows of x, and panels of 16 columns of the result, of a register tile.
     blocks
         Blocks of prepared rows in all.
     x
@@ -63,8 +63,8 @@ class Kernel:
     program: TileProgram
     layout: CpuLayout
     args: Arguments
-    tokens: int
     rows: int
+    panels: int
     blocks: Expr
     x: Activations
     decode: Decoder
@@ -74,9 +74,9 @@ class Kernel:
         """Element type of the running sum of one group."""
         return self.program.operand("acc").ttype
 
-    def source(self, tile: Expr, row: int, unit: Expr) -> Unit:
-        """Return the packed words of one row block and unit."""
-        return Unit(self.layout, self.args["w"], tile * self.rows + row, unit, units_ahead(self.program))
+    def source(self, tile: Expr, panel: int, unit: Expr) -> Unit:
+        """Return the packed words of one panel and unit."""
+        return Unit(self.layout, self.args["w"], tile * self.panels + panel, unit, units_ahead(self.program))
 
 
 def kernel_of(program: TileProgram, args: Arguments) -> Kernel:
@@ -196,7 +196,7 @@ class Nest(ABC):
 
     def _turns(self, loop: Loop, at: At) -> None:
         """Emit the loop over turns, whose prepared rows stay in cache."""
-        limit = loop.step // self.kernel.x.tokens
+        limit = loop.step // self.kernel.x.rows
         with b.loop((self.kernel.blocks + limit - 1) // limit) as turn:
             first = b.bind(turn * limit)
             here = b.bind(tirx.min(limit, self.kernel.blocks - first))
@@ -205,7 +205,7 @@ class Nest(ABC):
     def _rows(self, copy: Copy, at: At) -> None:
         """Emit the preparation of the rows of a turn."""
         with v.parallel(at.here) if copy.by == "threads" else b.loop(at.here) as block:
-            self.kernel.x.prepare(block, (at.first + block) * self.kernel.x.tokens)
+            self.kernel.x.prepare(block, (at.first + block) * self.kernel.x.rows)
 
     def _columns(self, loop: Loop, at: At) -> None:
         """Emit the loop over tiles of columns."""
@@ -242,7 +242,7 @@ class Nest(ABC):
         source: tuple[Expr, Expr, Expr],
         columns: Expr,
     ) -> None:
-        """Emit ``totals[place] += scale * (value - zero * sum of x)`` for one row and row block.
+        """Emit ``totals[place] += scale * (value - zero * sum of x)`` for one row and panel.
 
         ``source`` is (block of prepared rows, group, row of the block).
         """
@@ -267,10 +267,10 @@ class Nest(ABC):
         wide = [T.Cast("float32x16", x) for x in (value, zeros, total)]
         return wide[0] - wide[1] * wide[2]
 
-    def store_row(self, store: Store, at: At, token: Expr, row: Expr) -> None:
+    def store_row(self, store: Store, at: At, local: Expr, row: Expr) -> None:
         """Emit the output of one row unless it is beyond M."""
         with b.when(row < self.args.m):
-            store_rows(self.program, store, self.args, at.tiles[store.source], token, row, at.tile)
+            store_rows(self.program, store, self.args, at.tiles[store.source], local, row, at.tile)
 
     @abstractmethod
     def fill(self, fill: Fill, at: At) -> At | None:
