@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ladder.frontend.importer import HALVES, Importer, Row, rounded, wide_of
+from ladder.frontend.importer import HALVES, Importer, Row, attribute, rounded, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
 from tile_types.tile import Extent
 
@@ -117,7 +117,7 @@ def _chosen(im: Importer, out: str, condition: Any, yes: Any, no: Any) -> Any:
 
 
 def _filled(im: Importer, out: str, shape: Sequence[Extent], value: Any, **_: Any) -> Any:
-    return im.expand(im.number(float(value), out), shape)
+    return im.expand(im.number(value, out), shape)
 
 
 def _counted(im: Importer, out: str, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
@@ -264,7 +264,9 @@ def _padded(im: Importer, out: str, x: str, width: Sequence[int], value: float =
                 return None
             x = im.take_axis(x, axis, max(-before, 0), extent + min(before, 0) + min(after, 0))
     low, high = [max(n, 0) for n in low], [max(n, 0) for n in high]
-    return im.g.add("pad", x, low=tuple(low), high=tuple(high), value=float(value)) if any(low + high) else x
+    if not any(low + high):
+        return x
+    return im.g.add("pad", x, low=tuple(low), high=tuple(high), value=attribute(value, im.ttype(x)))
 
 
 def _copied(im: Importer, out: str, x: str, source: str, *_: Any) -> Any:

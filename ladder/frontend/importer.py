@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.ir.build import GraphBuilder
+from ladder.ir.constant import EXACT
 from ladder.ir.extents import Shape, canonical, product
 from ladder.ir.graph import Literal, Node
 from tile_types.library import get_type
@@ -28,14 +29,17 @@ WIDE = ("float32", "float64", "int64", "int32")
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 """Types of 16 bits -> those of numpy."""
 
-EXACT = 1 << 53
-"""Whole numbers up to which a float64 holds all."""
-
 
 def rounded(value: float, ttype: str) -> float:
     """Return a number as a type of `HALVES` holds it; beyond its largest, infinity."""
     with np.errstate(over="ignore"):
         return float(HALVES[ttype](value))
+
+
+def attribute(value: float, ttype: str) -> float:
+    """Return a number as an attribute of a value of a type: a float64 where that holds it."""
+    whole = isinstance(value, int) and "int" in ttype and abs(value) > EXACT
+    return value if whole else float(value)
 
 
 class Importer:
@@ -93,8 +97,7 @@ class Importer:
             value = rounded(value, ttype)
         if value == 0 and math.copysign(1, value) < 0:
             return self.g.add("neg", self.number(0, ttype))
-        whole = isinstance(value, int) and "int" in ttype and abs(value) > EXACT
-        return self.g.add("constant", value=value if whole else float(value), type=ttype, name="number")
+        return self.g.add("constant", value=attribute(value, ttype), type=ttype, name="number")
 
     def cast(self, value: str, ttype: str) -> str:
         """Return a value in another type."""

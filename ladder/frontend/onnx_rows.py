@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.aten_rows import ROWS as ATEN
+from ladder.frontend.importer import attribute
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
@@ -291,7 +292,7 @@ def _padded(call: Call) -> Any:
     low, high = [0] * rank, [0] * rank
     for at, axis in enumerate(axes):
         low[axis], high[axis] = pads[at], pads[at + len(axes)]
-    value = float(call.given.get("value") or call.number(2) or 0)
+    value = attribute(call.given.get("value") or call.number(2) or 0, call.ttype(0))
     return call.im.g.add("pad", call.tensor(0), low=tuple(low), high=tuple(high), value=value)
 
 

@@ -15,6 +15,9 @@ from ladder.ir.ops import get_operator
 MOST = 1 << 22
 """Elements of a value up to which it is computed while compiling."""
 
+EXACT = 1 << 53
+"""Whole numbers up to which a float64 holds all."""
+
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8")
 """Types of counters, comparisons and masks."""
 
@@ -36,7 +39,10 @@ def constant_value(node_of: Callable[[str], Node], value: str) -> npt.NDArray[np
         missing = [operand for operand in node.inputs if operand not in known]
         if not missing:
             operands = [known[operand] for operand in node.inputs]
-            known[todo.pop()] = get_operator(node.operator).reference(operands, node_attributes(node))
+            found = get_operator(node.operator).reference(operands, node_attributes(node))
+            if np.any(np.abs(found) > EXACT):
+                return None
+            known[todo.pop()] = found
         elif all(_is_exact(node_of(operand)) for operand in missing):
             todo += missing
         else:

@@ -103,7 +103,14 @@ def _cast(dtype: str, x: Any) -> Any:
 
 
 def _reinterpreted(dtype: str, x: Any) -> Any:
-    return _tirx().call_intrin(dtype, "tirx.reinterpret", x)
+    """Return an integer of as many bits; of one that is known too, since TVM has no bits of a known 0."""
+    tirx = _tirx()
+    if type(x).__name__ != "IntImm":
+        return tirx.call_intrin(dtype, "tirx.reinterpret", x)
+    bits = int("".join(filter(str.isdigit, dtype)))
+    value = x.value % (1 << bits)
+    below = dtype.startswith("int") and value >> (bits - 1)
+    return tirx.const(value - (1 << bits) if below else value, dtype)
 
 
 def _wrapped(function: Callable[[Any, Any], Any], in_halves: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -115,7 +122,6 @@ def _wrapped(function: Callable[[Any, Any], Any], in_halves: Callable[..., Any],
     dtype = str(a.ty.dtype)
     if dtype not in ("int32", "int64"):
         return _applied(function, a, b)
-    a = _reinterpreted(dtype, a) if type(a).__name__ == "IntImm" else a  # folding would overflow
     if dtype == "int32":
         return opaque(_cast("int32", function(*(_cast("int64", opaque(x)) for x in (a, b)))))
     pairs = [_words(kept(x)) for x in (a, b)]
