@@ -1,4 +1,4 @@
-"""Greedy rewriting of movement graphs to a fixed point: what need not move does not.
+"""Greedy rewriting of movement graphs to a fixed point: redundant moves are removed.
 
 Rules, each a function from a graph to a rewritten one, or None where it applies nowhere:
 

@@ -1,4 +1,4 @@
-"""Memory-bound chains: nodes join the chains of what they read while the whole stays a loop over rows."""
+"""Fusion of memory-bound nodes with their producers, as long as the chain stays a loop over rows."""
 
 from __future__ import annotations
 

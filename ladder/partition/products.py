@@ -1,4 +1,4 @@
-"""Products with what follows them: quantized ones as far as `as_gemm` recognises, others with a bias."""
+"""Matrix products with their epilogues: quantized ones as `as_gemm` matches them, others with a bias."""
 
 from __future__ import annotations
 

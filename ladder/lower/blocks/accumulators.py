@@ -1,4 +1,4 @@
-"""Loop accumulators: in registers during the loop, joined over groups and blocks after it.
+"""Loop accumulators: held in registers during the loop, combined over groups and blocks after it.
 
 Sums and maxima are joined as they are. ``rescale`` accumulates ``x exp(m - M)``, M being the maximum of all
 m so far (online softmax): parts are scaled to the greatest of their maxima before they are added.

@@ -1,4 +1,4 @@
-"""Sizes that follow from a block graph and its schedule, and where everything lies in shared memory."""
+"""Tile sizes of a scheduled block graph, and the layout of its shared memory."""
 
 from __future__ import annotations
 
