@@ -274,16 +274,15 @@ class ResumePoint:
 
     def unliftable(self, roots: Sequence[Any]) -> set[str]:
         """Return what could not be left open in calls with extents of 1 and 0 where this one has them."""
-        kind = tuple(tuple(min(extent, LEAST) for extent in shape) for shape in shapes_of(roots))
-        return self.settled.setdefault(kind, set())
+        return self.settled.setdefault(_kind(roots), set())
 
     def is_passing(self, roots: tuple[Any, ...]) -> bool:
         """Say whether a call of a program with a cache is not recorded yet, as its case comes seldom.
 
-        Its sizes are none that can be left open; or all else fails too, and both the empty and the filled
-        cache have been recorded.
+        Extents are 1 where they are in a call that was recorded; its sizes are none that can be left open, or
+        all else differs too, and both the empty and the filled cache have been recorded.
         """
-        if not self.expects:
+        if not self.expects or _kind(roots) not in self.settled:
             return False
         known = self.unliftable(roots)
         told = [failed for record in self.records if (failed := _told(record, roots))]
@@ -328,6 +327,11 @@ class ResumePoint:
             self.misses[path] = self.misses.get(path, 0) + 1
             if self.misses[path] > enough and path not in unliftable:
                 self.lifted.add(path)
+
+
+def _kind(roots: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of arguments as far as they cannot be left open: extents of 1 and 0."""
+    return tuple(tuple(min(extent, LEAST) for extent in shape) for shape in shapes_of(roots))
 
 
 def _told(record: Record, roots: tuple[Any, ...]) -> tuple[set[str | None], Check | None] | None:

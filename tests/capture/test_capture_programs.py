@@ -23,7 +23,8 @@ STRESS = (
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
 ADVERSARIAL += ("suspended", "storage", "patched", "settings")
-HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", "changed", *ADVERSARIAL)
+LIBRARIES = ("changed", "wrapped")
+HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
     before = set(PROGRAMS)
@@ -34,7 +35,7 @@ for home in HOMES:
 CHANGING = {name for home in ADVERSARIAL for name in NAMES[home]}
 """Programs whose own calls are enough: arguments come back, and change kind, between them."""
 
-ONCE = [(name, 1) for home in (*FIRST, *LATER, "changed", *ADVERSARIAL) for name in NAMES[home]]
+ONCE = [(name, 1) for home in (*FIRST, *LATER, *LIBRARIES, *ADVERSARIAL) for name in NAMES[home]]
 
 
 THRICE = [(name, 3) for name in PROGRAMS if name not in CHANGING]
@@ -58,8 +59,11 @@ def test_most_programs_are_captured():
     assert sum(outcome == "whole" for outcome in outcomes.values()) >= 45
 
 
-@pytest.mark.parametrize("name", NAMES["changed"])
-def test_what_was_changed_in_part_is_read_whole_in_one_graph(name):
+WHOLE = [name for home in LIBRARIES for name in NAMES[home] if name != "managers_that_stay"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_libraries_do_is_one_graph(name):
     captured = captured_run(PROGRAMS[name], 1)[2]
     assert captured.outcome == "whole"
     assert not captured.calls["eager"]

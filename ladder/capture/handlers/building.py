@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import deque
 from typing import Any
 
@@ -198,9 +199,12 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
         return tuple(value)
     if type(value) is list or is_a(value, tuple):
         return tuple(vm.heap.items(value))
-    if type(value) in natives.METHODS or is_hidden(vm, value) or type(value) in natives.ITERATORS:
+    if type(value) in natives.METHODS.keys() | natives.VIEWS | natives.ITERATORS or is_hidden(vm, value):
         with vm.barrier():
             return drained(vm, iterate(vm, value), None if rest or first is None else first + 1)
+    if is_a(vm.heap.class_attribute(type(value), "__iter__"), types.FunctionType):
+        with vm.barrier():
+            return _unpacked_by_method(vm, value, first, rest)
     if is_a(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
         with vm.barrier():
             return tuple(vm.call(torch.unbind, (value,), {}))
@@ -208,3 +212,11 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
         opaque(vm, taken, (value, first, rest), {}, "redo", "an unknown iterable is unpacked")
     )
     return None
+
+
+def _unpacked_by_method(vm: Interpreter, value: Any, first: int | None, rest: bool) -> tuple[Any, ...]:
+    if first is None:
+        return tuple(vm.call(list, (value,), {}))
+    iterator = iterate(vm, value)
+    items = drained(vm, iterator, first if rest else first + 1)
+    return (*items, *vm.call(list, (iterator,), {})) if rest and len(items) == first else items

@@ -40,6 +40,7 @@ from ladder.capture.values.kinds import (
 )
 from ladder.capture.values.shapes import (
     DynamicSize,
+    Growing,
     Shapes,
     Walk,
     extent_path,
@@ -54,8 +55,8 @@ from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, sign
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
 Read = Callable[[Node, Any, Any, str, str], Any]
-MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
-"""Immutable containers, and what makes one of the tuple of its parts."""
+MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset", Growing: "list"}
+"""Containers that nothing changes any more, and what makes one of the tuple of its parts."""
 
 
 class Heap:

@@ -180,6 +180,9 @@ def _iter(vm: Interpreter, value: Any, *sentinel: Any) -> Any:
 def _next(vm: Interpreter, iterator: Any, *default: Any) -> Any:
     iterator = vm.plain(iterator)
     hidden = is_hidden(vm, iterator)
+    if hidden and not default:
+        with vm.barrier():
+            return next(iterator)  # a generator's end has a value
     node = vm.heap.find(iterator)
     known = type(iterator) in natives.ITERATORS and node is not None
     if known and not hidden:

@@ -9,7 +9,7 @@ of the guard. Anything that does not go through fixes the extents after all: not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,9 @@ class Growing:
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.items = list(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
 
 
 class Walk:
