@@ -108,7 +108,7 @@ class Chains:
         return False
 
     def later(self, name: str) -> list[str]:
-        """Return the nodes that must run after one: its readers, and who draws random numbers next."""
+        """Return the nodes that must run after one: its readers, and the next random draw."""
         following = self.draws_next.get(name)
         return [*self.readers(name), *([] if following is None else [following])]
 

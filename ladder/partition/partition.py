@@ -212,7 +212,7 @@ def ordered(graph: Graph, parts: list[Subgraph]) -> list[Subgraph]:
 
 
 def _needs(parts: Sequence[Subgraph]) -> dict[int, list[Subgraph]]:
-    """Return what must run before each part: what makes its inputs, and who draws random numbers before."""
+    """Return what must run before each part: the producers of its inputs, and earlier random draws."""
     maker = {value: part for part in parts for value in part.outputs}
     found = {id(part): [maker[value] for value in part.inputs if value in maker] for part in parts}
     random = [part for part in parts if any(map(draws, part.graph.nodes))]

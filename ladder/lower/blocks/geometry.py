@@ -260,8 +260,8 @@ class Geometry:
     def shared_rows(self) -> Mapping[str, bool]:
         """Values of one row that warps share through shared memory; whether as reciprocals.
 
-        What follows element by element from a reduction over rows, of one row itself, is computed by who
-        shares it: once, not by every warp.
+        Element-wise operators on a reduction over rows, of one row itself, are computed once by the warp that
+        shares the row, not by every warp.
         """
         return dict(self._followed(node) for node in self.program.block.nodes if self._reduces_rows(node))
 

@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
 
 UNKNOWN = Look(0, True)
-"""Where nothing is written and nothing recorded, so that nobody asks."""
+"""The answer where nothing is written and nothing recorded."""
 
 
 class Arguments:
