@@ -22,7 +22,7 @@ from benchmarks.gpu_gemm import Case, problem
 from benchmarks.harness import environment
 from benchmarks.peers.cases import SHAPES
 from ladder.ir.gemm import Gemm
-from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
+from ladder.runtime.compile_pool import Campaign, CompilePool, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, finals, measure_all, tune
@@ -150,8 +150,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(0))
     signal.alarm(arguments.stop)
-    with Gauge() as gauge, Farm(arguments.jobs) as farm:
-        run = Run(farm, gauge, effort, lambda line: print(line, flush=True))
+    with Gauge() as gauge, CompilePool(arguments.jobs) as pool:
+        run = Run(pool, gauge, effort, lambda line: print(line, flush=True))
         try:
             perform(run, arguments)
         finally:

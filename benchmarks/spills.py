@@ -26,7 +26,7 @@ from ladder.api.problem import gemm_for
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
-from ladder.lower.turn import tvm_turn
+from ladder.lower.tvm_lock import tvm_lock
 from ladder.runtime.packed import gemm_from_dict
 from schedules.policy import rank
 from schedules.schedule import parse_schedule
@@ -125,7 +125,7 @@ def compiled(kernel: Shipped, known: Known | None = None) -> Outcome:
 
     schedule: Any = parse_schedule(kernel.schedule)
     device = get_device(kernel.target)
-    with tvm_turn():
+    with tvm_lock():
         functions = {NAME: emit(kernel.gemm, device, schedule, NAME)}
         text = tvm.ir.save_json(tvm.IRModule(functions))
         tir = hashlib.sha256(text.encode()).hexdigest()[:16]

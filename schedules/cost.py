@@ -10,8 +10,8 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import looked_up, raw_needs_gain, weight_bits
+from schedules.footprint import scale_bytes, scale_span
 from schedules.layouts import LANES, padded, planes
-from schedules.legal import scale_bytes, scale_span
 from tile_types import get_type
 
 CONTENTION = 0.03
@@ -96,11 +96,13 @@ def decode_ops(gemm: Gemm, placement: str) -> float:
 
 def cost_of(gemm: Gemm, m: int, overlapped: dict[str, float], serial: dict[str, float]) -> Cost:
     """Add what cannot overlap to the longest of what can."""
+    return joined(overlapped, serial, minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def joined(overlapped: dict[str, float], serial: dict[str, float], nbytes: int, flops: int) -> Cost:
+    """Return the cost of parts that overlap, and of those that come on top."""
     parts = {**overlapped, **serial}
     longest = max(overlapped.values())
     contention = CONTENTION * (sum(overlapped.values()) - longest)
     seconds = longest + contention + sum(serial.values())
-    flops = 2 * m * gemm.n * gemm.k
-    return Cost(
-        seconds, max(parts, key=parts.__getitem__), tuple(parts.items()), minimum_bytes(gemm, m), flops
-    )
+    return Cost(seconds, max(parts, key=parts.__getitem__), tuple(parts.items()), nbytes, flops)

@@ -14,7 +14,7 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 * Loads are asked for one stage ahead, so a stage takes at least the latency of memory, unless the
   blocks that share a unit take turns.
 * Dies have an L2 each and read what their blocks need through the fabric, whose cache holds the rest;
-  the blocks that run at once on a die are ``raster`` row tiles by as many token tiles as it takes.
+  the blocks that run at once on a die are ``raster`` row tiles by as many tiles along M as it takes.
 * DRAM sustains the share that `targets` states: published measurements of kernels that only read.
 * Power lowers the clock as far as matrix cores are busy: to the sustained share of `targets` where they
   always are. `utilisation` counts clocks, so it says nothing of that.
@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, weight_bits
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
+from schedules.footprint import operand_bytes, promotes
 from schedules.layouts import lane_of, packed_group, padded
-from schedules.legal import operand_bytes, promotes
 from schedules.schedule import GpuSchedule
 from schedules.waves import WAVE, division, leaves_offsets, tile_rows
 from targets import TileDevice
@@ -174,7 +174,7 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     tokens, rows = schedule.tile_m, tile_rows(schedule)
     span = schedule.tile_k * schedule.split_k
     bytes_of_x = tokens * span * operand_bytes(gemm)
-    weights = rows * span * waves.token_waves
+    weights = rows * span * waves.m_waves
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
     operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule) / WAVE
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE

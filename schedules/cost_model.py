@@ -15,8 +15,8 @@ runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit activation
 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096): the first choice of 73 contests takes 1.03 times
 the fastest measured (median, 1.27 at worst), and times are 12 % off (median). A sample lies in
 ``tests/unit/measured_gpu.json``. They describe the generated kernels: refit them when an emitter
-changes. The ``mma`` part keeps a roofline that was not fitted. The model ranks candidates where
-nothing was measured; `schedules.estimate` corrects it by what was.
+changes. The ``mma`` part (`schedules.cost_mma`) is a roofline that was not fitted. The model ranks
+candidates where nothing was measured; `schedules.estimate` corrects it by what was.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import weight_bits
-from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
-from schedules.layouts import lane_of, packed_group, padded
-from schedules.legal import (
+from schedules.cost_cpu import predict_cpu
+from schedules.cost_grid import Grid, grid_of
+from schedules.cost_mma import predict_mma
+from schedules.footprint import (
     FP8_INTERVAL,
     SLICED,
     SWIZZLE_ROW,
     block_rows,
     digit_columns,
-    k_blocks,
     k_slices,
     launch_registers,
     math_registers,
@@ -46,8 +47,9 @@ from schedules.legal import (
     resources,
     stage_bytes,
 )
-from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
-from targets import Core, TileDevice
+from schedules.layouts import lane_of, packed_group, padded
+from schedules.schedule import GpuSchedule, Schedule, TransformList
+from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 LAUNCH_SECONDS = 4.05e-07
@@ -63,7 +65,7 @@ FILL_SECONDS = 1.72e-06
 """wgmma: from asking for a stage to its last byte, were the memory idle."""
 
 PROMOTION_SLOTS = 1.21
-"""wgmma: issue slots per token of a row tile when partial sums move to the running ones."""
+"""wgmma: issue slots per activation row of a row tile when partial sums move to the running ones."""
 
 TIGHT_LOSS = 0.149
 """wgmma: share of time lost where the estimate of registers is within `TIGHT_REGISTERS` of the limit."""
@@ -82,8 +84,8 @@ TENSOR_SHARE = 0.987
 INGEST_BYTES = 64.0
 """wgmma: bytes per clock that a multiprocessor takes in from L2 (convolutions on an H200: 62)."""
 
-HALF_RATE_TOKENS = 32
-"""Below this many tokens a wgmma takes as long as with this many."""
+HALF_RATE_COLUMNS = 32
+"""Below this many activation rows a wgmma takes as long as with this many."""
 
 BLOCK_SECONDS = 1.07e-06
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
@@ -102,9 +104,6 @@ CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
 
 Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
 """
-
-CLUSTER_LOSS = 0.04
-"""Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
 
 GEMV_START_SECONDS = 1.68e-06
 """gemv: a launch that overlaps the end of the one before it, with nothing to do."""
@@ -151,7 +150,7 @@ GEMV_UNIT_SHARE = 1.1
 DIGIT_TILE_CYCLES = 115
 """digits: dependent latency of a period's products and its move to running sums, per tile.
 
-The constants of digits were fitted to 60 runs on an H200, of one to four tokens.
+The constants of digits were fitted to 60 runs on an H200, of one to four activation rows.
 """
 
 DIGIT_STRIP_CYCLES = 2
@@ -187,18 +186,9 @@ DENSE: Mapping[str, float] = {
 """wgmma: other values of these constants, where weights are operands as they are.
 
 Fitted to 486 runs of 51 problems on an H200 (convolutions and points of ResNet-50 and EfficientNet for eight
-images, products of 256 to 4096 for up to 1576 tokens): the first choice takes 1.0 times the fastest measured
+images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times the fastest measured
 (median, 1.12 at worst), times are 12 % off (median).
 """
-
-MMA_STEP_SECONDS = 90e-9
-"""mma: serial cost of one K step of 64 that no other work of the block hides."""
-
-ROUND_SECONDS = 1.5e-6
-"""mma: prologue and epilogue of one round of blocks."""
-
-WARPS_TO_ISSUE = 16
-"""mma: warps per SM below which dependent decode instructions leave issue slots empty."""
 
 
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
@@ -218,8 +208,8 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """
     if isinstance(schedule, GpuSchedule) and device.is_gpu:
         return _predict_gpu(gemm, device, schedule, m)
-    if isinstance(schedule, CpuSchedule) and not device.is_gpu:
-        return _predict_cpu(gemm, device, schedule, m)
+    if isinstance(schedule, TransformList) and not device.is_gpu:
+        return predict_cpu(gemm, device, schedule, m)
     raise ScheduleError(f"{type(schedule).__name__} does not run on {device.name}")
 
 
@@ -270,45 +260,15 @@ class Work:
         return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Blocks of one launch and how well they fill the device."""
-
-    along_m: int
-    along_n: int
-    blocks: int
-    stage: int
-    resident: int
-    rounds: int
-    fill: float
-
-
-def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
-    split = k_blocks(schedule)
-    needs = resources(gemm, device, schedule)
-    shared = schedule.cluster if schedule.pipeline == "wgmma" else 1
-    units = usable_units(device, split * shared)
-    along_n = -(-along_n // shared) * shared  # clusters are whole: blocks beyond N repeat the last rows
-    blocks = along_m * along_n * split
-    rounds = -(-blocks // units)
-    resident = max(1, needs.blocks_per_unit)
-    return Grid(along_m, along_n, blocks, needs.stage, resident, rounds, blocks / (rounds * units))
-
-
-def usable_units(device: TileDevice, cluster: int) -> int:
-    """Return the multiprocessors that clusters of this many blocks can occupy."""
-    if cluster == 1:
-        return device.units
-    return max(cluster, int(device.units * (1 - CLUSTER_LOSS * (cluster - 2))) // cluster * cluster)
-
-
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
-    grid = _grid(gemm, device, schedule, m)
+    grid = grid_of(gemm, device, schedule, m)
+    dram = _dram_seconds(gemm, device, schedule, m, grid)
+    l2 = _l2_seconds(gemm, device, schedule, m, grid)
     if schedule.pipeline == "mma":
-        return _predict_mma(gemm, device, schedule, m, grid)
+        memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
+        return predict_mma(gemm, device, schedule, m, grid, memory)
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
         overlap = GEMV_OVERLAP
@@ -319,8 +279,6 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
         work = _wgmma_work(gemm, device, schedule)
         launch, overlap = _constant(gemm, "LAUNCH_SECONDS"), _constant(gemm, "OVERLAP")
     units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
-    dram = _dram_seconds(gemm, device, schedule, m, grid)
-    l2 = _l2_seconds(gemm, device, schedule, m, grid)
     seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
     parts = {
         "launch": launch,
@@ -383,7 +341,7 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         promotions = slab / FP8_INTERVAL if promotes_rarely(gemm) else groups
         issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
         stall = (groups - 1) * PROMOTION_CYCLES
-    tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
+    tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constant(gemm, "TENSOR_SHARE"))
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
     tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constant(gemm, "INGEST_BYTES"))
@@ -442,25 +400,6 @@ def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
 
-def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> Cost:
-    core = device.core_for(gemm.activation, schedule.pipeline)
-    compute, decode = _compute_seconds(gemm, device, schedule, core, grid)
-    overlapped = {
-        "dram": _dram_seconds(gemm, device, schedule, m, grid),
-        "l2": _l2_seconds(gemm, device, schedule, m, grid),
-        # Without warp specialisation half of the decoding waits for the tensor core.
-        "core": compute + 0.5 * decode,
-        "decode": decode,
-        "steps": _step_seconds(gemm, schedule, grid),
-    }
-    serial = {
-        "launch": LAUNCH_SECONDS,
-        "latency": 2 * device.layer("dram").latency,
-        "rounds": (-(-grid.rounds // grid.resident) - 1) * ROUND_SECONDS,
-    }
-    return cost_of(gemm, m, overlapped, serial)
-
-
 def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
     dram, l2 = device.layer("dram"), device.layer("l2")
@@ -490,43 +429,3 @@ def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, g
     activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
-
-
-def _compute_seconds(
-    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, core: Core, grid: Grid
-) -> tuple[float, float]:
-    """Time of the tensor cores and of decoding, with the idle part of the last wave."""
-    rows, columns = grid.along_n * block_rows(schedule), padded(gemm.k)
-    flops = 2.0 * grid.along_m * schedule.tile_m * rows * columns
-    compute = flops / (device.peak(core) * core.sustained) / grid.fill
-    # Warps beyond one per 16 rows of weights decode the same rows again.
-    copies = max(1, schedule.warps * 16 // schedule.tile_n)
-    operations = decode_ops(gemm, schedule.placement) * grid.along_m * copies * rows * columns
-    issue = min(1.0, min(grid.rounds, grid.resident) * schedule.warps / WARPS_TO_ISSUE)
-    decode = operations / (device.vector_ops_per_cycle * device.units * device.clock * issue) / grid.fill
-    return compute, decode
-
-
-def _step_seconds(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
-    """Time of the serial chain of K steps, shared by the blocks that a unit interleaves."""
-    shallow = 1 + 1 / max(1, schedule.stages - 1)
-    steps = padded(gemm.k) / 64
-    return -(-grid.rounds // grid.resident) * steps * MMA_STEP_SECONDS * shallow
-
-
-def _predict_cpu(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, m: int) -> Cost:
-    core = next((c for c in device.cores if c.name == schedule.core and c.a == gemm.activation), None)
-    if core is None:
-        raise ScheduleError(f"{device.name} has no core {schedule.core!r} for {gemm.activation} activations")
-    dram = device.layer("dram")
-    passes = -(-m // schedule.tile_m)
-    rows = -(-schedule.tile_m // core.m) * core.m * passes
-    vector = device.vector_ops_per_cycle * device.units * device.clock
-    decoded = 1 if schedule.decode == "scratch" else passes
-    operations = decode_ops(gemm, "operand") * gemm.n * gemm.k
-    overlapped = {
-        "dram": minimum_bytes(gemm, m) / (dram.bandwidth * dram.sustained),
-        "core": 2.0 * rows * gemm.n * gemm.k / (device.peak(core) * core.sustained)
-        + operations * decoded / vector,
-    }
-    return cost_of(gemm, m, overlapped, {"launch": 3e-6})

@@ -1,59 +1,64 @@
-"""CPU schedules by operand type and M: a table, edited by measurement.
+"""CPU schedules: a table by instruction and M, edited by measurement, and the transforms of its rows.
 
 What a core multiplies is decided by values: activations and weights must survive the conversion
 unchanged. Each row of `TABLE` says which compute instruction serves that operand type up to one
-M, and how its loops are tiled; the first row whose core the device has wins.
+M, and the register tile; the first row whose core the device has wins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
 
 from ladder.ir.gemm import Gemm
-from schedules.schedule import CpuSchedule, check
+from ladder.ir.program import Layout, TileProgram, block_graph, operand_type
+from schedules.cpu_layout import LANES, UNIT, CpuLayout, cpu_layout
+from schedules.instructions import INSTRUCTIONS, RECIPES
+from schedules.schedule import TransformList, check
+from schedules.transforms import Convert, Map, Pad, Place, Slice, Transform, Use, apply_all
 from targets import TileDevice
-from tile_types import get_type, representable
+from tile_types import get_type
 
 LARGEST_M = 1 << 16
 BUCKETS = (1, 2, 4, 8, 16, LARGEST_M)
 """Largest M of each range of the plan."""
 
-CORE_OPERANDS = {
-    "amx_int8": "int8",
-    "avx512_vnni": "int8",
-    "amx_bf16": "bfloat16",
-    "avx512_bf16": "bfloat16",
-    "fma": "float32",
-}
-"""Operand type of every core that the CPU pipeline can emit."""
+AHEAD = 1024
+"""Bytes by which prefetches of a row block run ahead.
 
-WIDENINGS = {
-    "int8": ("bfloat16",),
-    "fp8_e4m3": ("bfloat16",),
-    "fp8_e5m2": ("bfloat16",),
-    "bfloat16": ("bfloat16",),
-}
-"""16-bit operand types that hold every value of an activation type."""
+Row blocks are streams whose distance often is a power of two, so they share sets of the first
+cache, where hardware prefetches evict each other.
+"""
 
-REGISTERS = 32
-"""Vector registers; a tile leaves room for weights, table and shifts."""
+TURN_BLOCKS, TURN_ROWS = 8, 128
+"""Register tiles of rows, or rows for tile registers, that are prepared at a time: their words stay in the
+second-level cache."""
+
+DECODED_UNITS = 8
+"""Packed units that are decoded at a time into cache: 16 KiB for two row blocks."""
+
+THREADED_ROWS = 8
+"""Rows of a register tile from which preparing them is worth threads."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """``schedule`` serves operands of its core's type for M up to ``m_max``."""
+    """``core`` serves operands of its type for M up to ``m_max``, with tiles of ``tile_m`` by ``tile_n``."""
 
     m_max: int
-    schedule: CpuSchedule
+    core: str
+    tile_m: int
+    tile_n: int
 
 
 def _rows(core: str, *steps: tuple[int, int, int]) -> tuple[Row, ...]:
-    decode = "scratch" if core.startswith("amx") else "register"
-    return tuple(Row(m, CpuSchedule(core, tile_m, tile_n, 32, decode)) for m, tile_m, tile_n in steps)
+    return tuple(Row(m, core, tile_m, tile_n) for m, tile_m, tile_n in steps)
 
 
 _VECTOR = ((1, 1, 128), (2, 2, 64), (4, 4, 64), (8, 8, 32), (LARGEST_M, 16, 16))
-"""(largest M, tokens, rows of B) of a tile of 512-bit accumulators: at most 16 in flight."""
+"""(largest M, rows of x, columns) of a tile of 512-bit accumulators: at most 16 in flight."""
 
 _NARROW = ((1, 1, 16), (2, 2, 16), (LARGEST_M, 4, 16))
 """The same where a 512-bit value takes several registers."""
@@ -70,83 +75,148 @@ AMX_FROM = 9
 """Smallest M that AMX serves: below, decoding dominates and tiles would be mostly padding."""
 
 
-def operand_type(gemm: Gemm) -> str:
-    """Return the narrowest type that holds activations and weights: int8, bfloat16 or float32.
+def proposal(gemm: Gemm, device: TileDevice, core: str, tile_m: int, tile_n: int) -> TransformList:
+    """Return the transforms for one instruction and register tile; whether they may be applied they say.
 
-    It decides the packed layout, so it depends on the problem alone, never on the device.
-    """
-    weight = get_type(gemm.weight)
-    if gemm.activation == "int8" and weight.elem_bits <= 8 and weight.is_integer:
-        return "int8"
-    for operand in WIDENINGS.get(gemm.activation, ()):
-        if representable(weight, operand):
-            return operand
-    return "float32"
-
-
-def core_operand(gemm: Gemm, core: str) -> str:
-    """Return the operand type of a core.
+    Parameters
+    ----------
+    gemm, device
+        The problem; the device decides how codes are decoded.
+    core
+        One of `INSTRUCTIONS`.
+    tile_m, tile_n
+        Rows and columns whose sums stay in registers.
 
     Raises
     ------
     ScheduleError
-        If the CPU pipeline cannot emit the core, or the core cannot hold the problem's values.
+        If there is no such instruction.
     """
-    known = ", ".join(CORE_OPERANDS)
-    check(core in CORE_OPERANDS, f"the CPU pipeline has no code for core {core!r}; use one of {known}")
-    wanted, able = operand_type(gemm), CORE_OPERANDS[core]
     check(
-        able in (wanted, "float32"),
-        f"core {core!r} multiplies {able}, but {gemm.activation} x {gemm.weight} needs {wanted}",
+        core in INSTRUCTIONS,
+        f"tile programs have no instruction {core!r}; use one of {', '.join(INSTRUCTIONS)}",
     )
-    return able
+    layout = cpu_layout(gemm)
+    nest = _tile_nest if INSTRUCTIONS[core].tiles else _vector_nest
+    steps = (*_storage(gemm, layout), *nest(gemm, device, layout, core, tile_m, tile_n), Use(core))
+    return TransformList(steps)
 
 
-def require_core(gemm: Gemm, device: TileDevice, schedule: CpuSchedule) -> None:
-    """Raise ScheduleError unless the device has the schedule's core and the core holds the values."""
-    core_operand(gemm, schedule.core)
-    names = {core.name for core in device.cores}
-    check(
-        schedule.core in names,
-        f"{device.name} has no core {schedule.core!r}; it has {', '.join(sorted(names))}",
-    )
-    if schedule.core.startswith("amx"):
-        check(
-            (schedule.tile_m, schedule.tile_n) in ((16, 32), (32, 32)),
-            f"an AMX tile is 16 or 32 tokens by 32 rows, got {schedule.tile_m} by {schedule.tile_n}",
-        )
-        return
-    check(16 % schedule.tile_m == 0, f"tile_m must be a power of two up to 16, got {schedule.tile_m}")
-    check(
-        128 % schedule.tile_n == 0 and schedule.tile_n >= 16,
-        f"tile_n must be 16, 32, 64 or 128, got {schedule.tile_n}",
-    )
-    accumulators = schedule.tile_m * schedule.tile_n // 16
-    check(accumulators < REGISTERS, f"{accumulators} accumulators do not fit in {REGISTERS} registers")
+def _storage(gemm: Gemm, layout: CpuLayout) -> Iterator[Transform]:
+    """Yield what brings weights to the form that all schedules read."""
+    yield from (Pad(axis, multiple) for axis, multiple in layout.padding.items())
+    if layout.lane == 8 and get_type(gemm.weight).minimum != 0:
+        yield Convert("w", _stored_type(gemm, layout), "offset")
+    yield Map("w", Layout("planes", (layout.lane,)))
+
+
+def _stored_type(gemm: Gemm, layout: CpuLayout) -> str:
+    """Return the type of packed codes: where lanes are bytes, they count from the smallest value."""
+    signed = layout.lane == 8 and get_type(gemm.weight).minimum != 0
+    return f"uint{layout.bits}" if signed else gemm.weight
+
+
+def _prepared(gemm: Gemm, core: str, words: int, over: str) -> Iterator[Transform]:
+    """Yield what prepares rows of x."""
+    yield Place("x", "cache", over)
+    if INSTRUCTIONS[core].operand != gemm.activation:
+        yield Convert("x", INSTRUCTIONS[core].operand, "widening")
+    yield Map("x", Layout("words", (words,)))
+
+
+def _decoded(gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, level: str) -> Iterator[Transform]:
+    """Yield what brings weights from memory to the instruction."""
+    wanted, stored = INSTRUCTIONS[core].weight, _stored_type(gemm, layout)
+    recipe = _recipe(get_type(stored).elem_bits, layout.lane, wanted, device)
+    if recipe != "arithmetic":
+        yield Place("w", "l2", f"prefetch {max(1, AHEAD // (4 * LANES * layout.bits))}")
+    yield Place("w", level)
+    if stored != wanted:
+        yield Convert("w", wanted, recipe)
+
+
+def _recipe(bits: int, lane: int, wanted: str, device: TileDevice) -> str:
+    """Return the first recipe that makes the type of such codes on the device."""
+    for name, row in RECIPES.items():
+        if (
+            wanted in row.results
+            and bits <= row.most_bits
+            and lane in row.lanes
+            and row.features <= device.features
+        ):
+            return name
+    return "none"
+
+
+def _vector_nest(
+    gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, tile_m: int, tile_n: int
+) -> Iterator[Transform]:
+    """Yield the nest of vector registers: sums of one group stay in them while K passes by."""
+    yield Slice("m", TURN_BLOCKS * tile_m, "loop")
+    yield from _prepared(gemm, core, tile_m, "threads" if tile_m >= THREADED_ROWS else "loop")
+    yield Slice("n", tile_n, "threads")
+    yield Slice("m", tile_m, "loop")
+    yield Place("total", "cache")
+    groups = layout.padding.get("g", 1)
+    if groups > 1:
+        yield Slice("g", groups, "loop")
+    yield Slice("g", 1, "unrolled" if groups > 1 or layout.group == 0 else "loop")
+    yield Place("acc", "register")
+    yield Slice("k", min(UNIT, layout.padded_group or UNIT), "loop")
+    yield from _decoded(gemm, device, layout, core, "register")
+
+
+def _tile_nest(
+    gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, tile_m: int, tile_n: int
+) -> Iterator[Transform]:
+    """Yield the nest of tile registers: weights are decoded into cache, and serve all rows of a turn."""
+    depth = INSTRUCTIONS[core].depth
+    yield Slice("m", TURN_ROWS, "loop")
+    yield from _prepared(gemm, core, 1, "threads")
+    yield Slice("n", tile_n, "threads")
+    yield Place("total", "cache")
+    yield Slice("g", 1, "loop")
+    yield Place("acc", "cache")
+    yield Slice("k", DECODED_UNITS * UNIT, "loop")
+    yield from _decoded(gemm, device, layout, core, "cache")
+    yield Slice("m", tile_m, "loop")
+    yield Place("acc", "register")
+    yield Slice("k", gcd(layout.padded_group or depth, depth), "loop")
+
+
+@lru_cache(maxsize=1024)
+def tile_program(gemm: Gemm, device: TileDevice, schedule: TransformList) -> TileProgram:
+    """Return the tile program of a product.
+
+    Raises
+    ------
+    ScheduleError
+        If a transform may not be applied; the message begins with it.
+    """
+    return apply_all(block_graph(gemm), schedule.transforms, device)
 
 
 def _fits(gemm: Gemm, device: TileDevice, row: Row, m: int) -> bool:
-    core = row.schedule.core
-    if core not in {x.name for x in device.cores} or m > row.m_max:
+    instruction = INSTRUCTIONS[row.core]
+    if row.core not in {core.name for core in device.cores} or m > row.m_max:
         return False
-    if core.startswith("amx") and m < AMX_FROM:
+    if instruction.tiles and m < AMX_FROM:
         return False
-    return CORE_OPERANDS[core] in (operand_type(gemm), "float32")
+    return instruction.operand in (operand_type(gemm), "float32")
 
 
 def _rows_for(device: TileDevice) -> tuple[Row, ...]:
-    if "avx512f" in device.features:
-        return TABLE
-    return _rows("fma", *_NARROW)
+    return TABLE if "avx512f" in device.features else _rows("fma", *_NARROW)
 
 
-def cpu_candidates(gemm: Gemm, device: TileDevice, m: int) -> tuple[CpuSchedule, ...]:
+def cpu_candidates(gemm: Gemm, device: TileDevice, m: int) -> tuple[TransformList, ...]:
     """Return every schedule of the table that could serve ``m``, the table's choice first."""
     rows = (row for row in _rows_for(device) if _fits(gemm, device, row, m))
-    return tuple(dict.fromkeys(row.schedule for row in rows))
+    found = (proposal(gemm, device, row.core, row.tile_m, row.tile_n) for row in rows)
+    return tuple(dict.fromkeys(found))
 
 
-def cpu_schedule(gemm: Gemm, device: TileDevice, m: int) -> CpuSchedule:
+def cpu_schedule(gemm: Gemm, device: TileDevice, m: int) -> TransformList:
     """Return the table's schedule for ``m`` rows of A.
 
     Raises

@@ -11,11 +11,11 @@ from schedules.tuning import TuningDatabase
 from targets import TileDevice
 
 FEW_TOKENS = 16
-"""Tokens up to which reading the weight takes longest: our kernels do that at the bandwidth of memory."""
+"""M up to which reading the weight takes longest: our kernels do that at the bandwidth of memory."""
 
 LIBRARY, LIBRARY_RATE = 3.0e-6, 0.71
 """Seconds that a product of torch's takes beside its arithmetic, and the fraction of the cores' peak that it
-reaches; fitted to products of 512 to 1576 tokens of models on an H200."""
+reaches; fitted to products of 512 to 1576 activation rows of models on an H200."""
 
 FUNCTION = 1.1e-12
 """Seconds per element that a function adds to a kernel of ours: its warps end together."""
@@ -28,7 +28,7 @@ CHAIN = 1.2e-6
 def serves_dense(device: TileDevice, gemm: Gemm, tokens: int) -> bool:
     """Tell whether a kernel of ours is predicted to be faster than torch's product.
 
-    For many tokens that is where ours also computes the function that follows: torch's result would be read
+    For large M that is where ours also computes the function that follows: torch's result would be read
     and written once more.
     """
     if tokens <= FEW_TOKENS:

@@ -1,45 +1,31 @@
 """LADDER's Algorithm 1: hint, tiling from core to DRAM, transforms, then profile and select.
 
-Source: Ladder (OSDI 2024), section 4.3. `device_hint` gives the granule; `tilings` grows tiles
+Source: Ladder (OSDI 2024), section 4.3. `device_hint` gives the granule; `schedules.tilings` grows tiles
 aligned to it from the core outwards; `schedule_transform` decides what makes tile and layer
 agree; `rank` orders candidates by predicted time and `profile_and_select` by measured time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
-from math import gcd
 
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from ladder.ir.windows import Windows
 from schedules.cost import Cost
-from schedules.cost_model import is_tight, predict
+from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
-from schedules.hint import Hint, device_hint
-from schedules.layouts import lane_of, packed_group, padded
-from schedules.legal import (
-    SLICED,
-    SWIZZLE_ROW,
-    block_rows,
-    cuts_groups,
-    is_legal,
-    k_blocks,
-    k_slices,
-    operand_bytes,
-    placement_for,
-    stage_bytes,
-)
-from schedules.rules import RULES, Rule, serves
-from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
-from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.layouts import packed_group, padded
+from schedules.legal import is_legal, placement_for
+from schedules.rules import RULES, serves
+from schedules.schedule import GpuSchedule, Plan, Schedule
+from schedules.segments import cover, m_grid, octave_weights, segments
 from schedules.spilling import is_known_to_spill
+from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -49,9 +35,6 @@ GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LA
 
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
-
-CHANNEL_PIECES = 128
-"""Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
 
 NEAR_FIRST = 4
 """How many of the best predicted schedules compete with what was measured, for one M."""
@@ -78,43 +61,13 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
 }
-"""By tokens per expert, the fastest of those measured on an H200, of which the first legal one serves.
-
-int4: gemv and mma at N=14336, K=4096, wgmma beside them at N=K=4096, with 8 and 64 experts. There,
-for 64 experts, wgmma took 192, 281 and 765 us at 16 (0 to 32), 64 and 256 tokens each, the best
-mma 254, 524 and 2020. Experts give many blocks even for one token, so K is split less than the
-cost model would.
-"""
+"""By tokens per expert, the fastest of those measured on an H200, of which the first legal one serves."""
 
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
-
-DEPTHS: Mapping[str, tuple[int, ...]] = {
-    "gemv": (2, 4, 8),
-    "digits": (2, 4, 8),
-    "mma": (2, 3, 4),
-    "wgmma": (4, 6, 8),
-    "mfma": (2,),
-    "mfma32": (2,),
-    "dot": (2,),
-}
-"""Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
-
-
-MOST_GEMV_TOKENS = 32
-"""M up to which tuning tries gemv: two passes over the weights of the largest tile of tokens."""
-
-MOST_DIGIT_TOKENS = 8
-"""M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
-
-MOST_DOT_TOKENS = 4
-"""M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
-
-MOST_SLICES = 4
-"""Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +76,6 @@ class Candidate:
 
     schedule: Schedule
     cost: Cost
-
-
-@dataclass(frozen=True)
-class LayerTile:
-    """The part of the problem that one instance of a memory layer holds."""
-
-    layer: str
-    m: int
-    n: int
-    k: int
 
 
 @dataclass(frozen=True)
@@ -154,186 +97,11 @@ class TransformStep:
     detail: str
 
 
-def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[str, ...]:
-    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong."""
-    if device.vendor == "cpu":
-        return ("cpu",)
-    if device.vendor == "amd":
-        return ("dot", "mfma") if m <= MOST_DOT_TOKENS else ("mfma",)
-    large = "wgmma" if "wgmma" in device.features else "mma"
-    gemv = "ldmatrix" in device.features
-    few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)
-    if full:
-        return (*few, large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
-    if gemv and m <= 8:
-        return few
-    return ("gemv", large) if gemv and m <= 16 else (large,)
-
-
-def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
-    """Return the tiles of a schedule from core to DRAM; weights are the instruction's rows."""
-    core = device.core_for(gemm.activation, schedule.pipeline)
-    # What issues one instruction: a warpgroup for wgmma, else a warp; gemv's slices of K share rows.
-    slices = schedule.split_k if schedule.pipeline in SLICED else 1
-    issuers = schedule.warps // {"wgmma": 4}.get(schedule.pipeline, slices)
-    rows = block_rows(schedule)
-    along_n = min(issuers, rows // core.m)
-    along_m = max(1, min(issuers // along_n, schedule.tile_m // 8))
-    return (
-        LayerTile("core", min(core.n, schedule.tile_m // along_m), core.m, core.k),
-        LayerTile("register", schedule.tile_m // along_m, rows // along_n, core.k),
-        LayerTile("shared", schedule.tile_m, rows, schedule.tile_k),
-        LayerTile("dram", schedule.tile_m, rows, max(schedule.tile_k, padded(gemm.k) // schedule.split_k)),
-    )
-
-
-def aligned(hint: Hint, gemm: Gemm, schedule: GpuSchedule) -> bool:
-    """Whether the weight operand of every block step consists of whole hint tiles."""
-    return hint.divides(schedule.tile_n, schedule.tile_k * operand_bytes(gemm))
-
-
-def tilings(
-    gemm: Gemm, device: TileDevice, pipeline: str, m: int, *, full: bool = False
-) -> Iterator[GpuSchedule]:
-    """Yield legal schedules of ``pipeline``, grown from the core's tile to the block's.
-
-    Parameters
-    ----------
-    gemm, device
-        The problem and where it runs.
-    pipeline
-        A key of `schedules.rules.RULES`.
-    m
-        Rows of A: tiles of M beyond the next size up only add padding.
-    full
-        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
-        of K that still find idle multiprocessors and tiles that leave ptxas some registers.
-    """
-    column = _column(gemm, pipeline)
-    tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
-    useful = _useful_m(RULES[pipeline].tile_m, m)
-    if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
-        useful = _useful_m(tuple(sorted({tile.tile_m for tile in tiles})), m)
-    for schedule in tiles:
-        if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
-            continue
-        if full:
-            depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
-            yield from (deep for deep in depths if is_legal(gemm, device, deep))
-        elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
-            if schedule not in deeper:
-                deeper[schedule] = tuple(_depths(column, device, schedule))
-            yield from deeper[schedule]
-
-
-def _column(gemm: Gemm, pipeline: str) -> Gemm:
-    """Return a problem of the same legal schedules: N does not count, for some pipelines nor does K."""
-    plain = replace(gemm, n=1, bias=False, epilogue=(), residual=False, factor=False)
-    if pipeline not in ("wgmma", "mma"):
-        return plain
-    windows = Windows((1, 1), (2, 2)) if gemm.windows else None
-    channels = gcd(gemm.channels, CHANNEL_PIECES) if windows else CHANNEL_PIECES
-    grouped = gemm.group_size < gemm.k
-    k = channels * (2 * gemm.group_size + 1 if grouped else 3)  # an odd multiple: divisible by no more
-    return replace(plain, k=k, group_size=gemm.group_size if grouped else k, windows=windows)
-
-
-@lru_cache(maxsize=256)
-def _known_depths(
-    gemm: Gemm, device: TileDevice, pipeline: str
-) -> dict[GpuSchedule, tuple[GpuSchedule, ...]]:
-    """Return what `_depths` gave so far, for `tilings` at every M."""
-    return {}
-
-
-AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
-"""Fields of a schedule for which a pipeline's rule states the choice; the others have one value."""
-
-
-@lru_cache(maxsize=256)
-def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
-    """Return every tile at the first of the two smallest depths that is legal. N does not count."""
-    rule = RULES[pipeline]
-    hint = device_hint(device, device.core_for(gemm.activation, pipeline))
-    choices = {name: getattr(rule, name) for name in AXES if name != "stages"}
-    choices["placement"] = choices.get("placement") or (placement_for(gemm),)
-    found = []
-    for values in product(*choices.values()):
-        tile = GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
-        depths = (replace(tile, stages=stages) for stages in rule.stages[:2])
-        if aligned(hint, gemm, tile):
-            found += [deep for deep in depths if is_legal(gemm, device, deep)][:1]
-    return tuple(found)
-
-
-def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
-    """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
-
-    Those of `DEPTHS`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
-    take room from other blocks. Shallower ones replace them for the smallest step of K alone:
-    a longer step with so few buffers was never measured.
-    """
-    dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
-    wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
-    until_enough, used = schedule.pipeline in ("wgmma", "digits"), int(schedule.pipeline == "wgmma")
-    found = None
-    for stages in DEPTHS[schedule.pipeline]:
-        deep = replace(schedule, stages=stages)
-        if not is_legal(gemm, device, deep):
-            break
-        if found and not until_enough:
-            yield found
-        found = deep
-        if until_enough and (stages - used) * stage >= wanted:
-            break
-    if found:
-        yield found
-    elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
-        shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
-        yield from (deep for deep in shallow if is_legal(gemm, device, deep))
-
-
-def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
-    """Return the smallest token tile that holds ``m`` and the next smaller one."""
-    limit = next((tile for tile in tiles if tile >= m), tiles[-1])
-    return tuple(tile for tile in tiles if tile <= limit)[-2:]
-
-
-def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
-    """Whether K is not split, or its slices still find multiprocessors with few blocks."""
-    blocks = -(-m // tile.tile_m) * -(-gemm.n // tile.tile_n)
-    return tile.split_k == 1 or blocks * tile.split_k <= MOST_SLICES * device.units
-
-
-def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
-    """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
-    long_enough = k_slices(tile) == 1 or padded(gemm.k) // 64 // k_slices(tile) >= 4
-    small = m * gemm.n <= device.units * 128 * 128
-    # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
-    busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
-    # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
-    digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
-    whole = not cuts_groups(gemm, tile)
-    return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)
-
-
-def schedule_transform(
-    gemm: Gemm, device: TileDevice, schedule: Schedule, m: int
-) -> tuple[TransformStep, ...]:
+def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[TransformStep, ...]:
     """Return the transforms that bring the weights from canonical storage to the core.
 
-    Memory-bound problems convert as late as possible, in registers next to the multiply, so
-    that every layer carries codes. Compute-bound problems on a CPU convert early, into a
-    cache-resident scratch tile that all rows of A reuse; on a GPU the register tile is itself
-    reused by every token of the block tile.
+    This is text for people, of families whose schedules are not lists of transforms yet.
     """
-    if isinstance(schedule, CpuSchedule):
-        layer = "l1" if schedule.decode == "scratch" else "register"
-        return (
-            TransformStep("dram", "slice", f"rows of {schedule.tile_n}, columns of {schedule.tile_k}"),
-            TransformStep(layer, "convert", f"{gemm.weight} -> {gemm.activation} for {schedule.core}"),
-        )
-    assert isinstance(schedule, GpuSchedule)
     group = packed_group(gemm.group_size, gemm.k)
     scale = f"scales per {group} on the {schedule.placement}" if gemm.scale else "one scale per row"
     return (
@@ -436,11 +204,6 @@ def best_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
     return rank(gemm, device, m)[0].schedule if device.is_gpu else cpu_schedule(gemm, device, m)
 
 
-def buckets(device: TileDevice) -> tuple[int, ...]:
-    """Return the largest M of each range of a plan on ``device``."""
-    return GPU_BUCKETS if device.is_gpu else CPU_BUCKETS
-
-
 def typical_m(limit: int) -> int:
     """Return the M for which the range that ends at ``limit`` is tuned."""
     return min(limit, TYPICAL_LARGE_M)
@@ -484,7 +247,7 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
     known = (tuning.measurements(device, gemm), tuning.akin(device, gemm)) if tuning else ()
     estimator = Estimator(gemm, device, *known)
-    pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
+    pool, grid = _pool(gemm, device, estimator), m_grid(TYPICAL_LARGE_M)
     costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
     limits = (*grid[:-1], LARGEST_M)

@@ -1,17 +1,18 @@
 """Schedules: frozen values that print, parse and replay.
 
 A schedule says how one kernel is tiled and pipelined on one kind of device. It
-holds no shapes, so one schedule serves every shape whose tiles it fits.
+holds no shapes, so one schedule serves every shape whose tiles it fits. It is a list of
+transforms where its family is ported to tile programs (CPUs), else a `GpuSchedule`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
+from schedules.instructions import INSTRUCTIONS
+from schedules.transforms import Transform, Use, parse_transform
 from tile_types.errors import ParseError, ScheduleError
 
 GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "mfma", "mfma32", "dot")
@@ -42,7 +43,7 @@ class GpuSchedule(Schedule):
     pipeline
         The skeleton that hosts the kernel, one of `GPU_PIPELINES`.
     tile_m, tile_n, tile_k
-        Tokens, weight rows and K elements that one block handles per step.
+        Activation rows, weight rows and K elements that one block handles per step.
     stages
         Shared-memory buffers in flight.
     warps
@@ -96,34 +97,36 @@ class GpuSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class CpuSchedule(Schedule):
-    """How a CPU kernel walks ``out[M,N] = A[M,K] · B[N,K]ᵀ``.
+class TransformList(Schedule):
+    """A schedule that is nothing but its transforms: one line each, applied in order.
 
     Parameters
     ----------
-    core
-        Name of the compute instruction of the device (``"avx512_bf16"``, ``"avx512_vnni"``,
-        ``"amx_bf16"``, ``"amx_int8"``, ``"fma"``).
-    tile_m, tile_n
-        Rows of A and of B whose accumulators stay in registers.
-    tile_k
-        Elements of K decoded at a time.
-    decode
-        ``"register"`` decodes next to the multiply; ``"scratch"`` decodes a tile once into
-        cache and reuses it for every row of A.
+    transforms
+        What `schedules.transforms.apply_all` applies to a block graph.
     """
 
-    pipeline: ClassVar[str] = "cpu"
-    core: str
-    tile_m: int = 1
-    tile_n: int = 16
-    tile_k: int = 64
-    decode: str = "register"
+    transforms: tuple[Transform, ...]
 
-    def __post_init__(self) -> None:
-        check(self.decode in ("register", "scratch"), f"unknown decode place {self.decode!r}")
-        for name in ("tile_m", "tile_n", "tile_k"):
-            check(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.transforms))
+
+    @property
+    def instruction(self) -> str:
+        """The instruction that multiplies; empty if no transform says so."""
+        return next((step.instruction for step in self.transforms if isinstance(step, Use)), "")
+
+    @property
+    def pipeline(self) -> str:
+        """The skeleton that emits the instruction's nest.
+
+        Raises
+        ------
+        ScheduleError
+            If no instruction is used, or an unknown one.
+        """
+        check(self.instruction in INSTRUCTIONS, f"use one of {', '.join(INSTRUCTIONS)} for matmul")
+        return INSTRUCTIONS[self.instruction].skeleton
 
 
 @dataclass(frozen=True)
@@ -152,38 +155,48 @@ class Plan:
         return self.entries[self.index(m)][1]
 
     def __str__(self) -> str:
-        return "\n".join(f"m<={limit}: {schedule}" for limit, schedule in self.entries)
+        return "\n".join(f"m<={limit}:{_indented(str(schedule))}" for limit, schedule in self.entries)
 
 
-SCHEDULE_KINDS: Mapping[str, type[Schedule]] = {"GpuSchedule": GpuSchedule, "CpuSchedule": CpuSchedule}
+def _indented(text: str) -> str:
+    """Return one line after a blank, several below each other."""
+    lines = text.splitlines()
+    return f" {text}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Read back what ``str(schedule)`` printed.
+    """Read back what ``str(schedule)`` printed: ``GpuSchedule(...)``, or a transform a line.
 
     Raises
     ------
     ParseError
-        If the text is no schedule of a known kind.
+        If the text is neither.
     """
-    match = re.fullmatch(r"\s*(\w+)\((.*)\)\s*", text, re.DOTALL)
-    if match is None or match[1] not in SCHEDULE_KINDS:
-        raise ParseError(f"not a schedule: {text!r}; expected one of {', '.join(SCHEDULE_KINDS)}(...)")
+    match = re.fullmatch(r"\s*GpuSchedule\((.*)\)\s*", text, re.DOTALL)
+    if match is None:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if not lines:
+            raise ParseError("an empty text is no schedule")
+        return TransformList(tuple(map(parse_transform, lines)))
     try:
-        call = ast.parse(f"f({match[2]})", mode="eval").body
+        call = ast.parse(f"f({match[1]})", mode="eval").body
         assert isinstance(call, ast.Call)
         values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        return SCHEDULE_KINDS[match[1]](**values)
+        return GpuSchedule(**values)
     except (SyntaxError, ValueError, TypeError) as error:
         raise ParseError(f"cannot parse schedule {text!r}: {error}") from error
 
 
 def parse_plan(text: str) -> Plan:
-    """Read back what ``str(plan)`` printed."""
-    entries = []
-    for line in text.strip().splitlines():
-        match = re.fullmatch(r"m<=(\d+): (.*)", line.strip())
-        if match is None:
-            raise ParseError(f"not a line of a plan: {line!r}; expected 'm<=LIMIT: Schedule(...)'")
-        entries.append((int(match[1]), parse_schedule(match[2])))
-    return Plan(tuple(entries))
+    """Read back what ``str(plan)`` printed.
+
+    Raises
+    ------
+    ParseError
+        If the text is no plan.
+    """
+    parts = re.split(r"^m<=(\d+):", text.strip(), flags=re.MULTILINE)
+    if parts[0].strip() or len(parts) < 3:
+        raise ParseError(f"not a plan: {text[:80]!r}; expected 'm<=LIMIT: schedule' for every range of M")
+    limits, schedules = parts[1::2], parts[2::2]
+    return Plan(tuple((int(m), parse_schedule(part)) for m, part in zip(limits, schedules, strict=True)))

@@ -8,9 +8,10 @@ from itertools import islice, zip_longest
 from random import Random
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import SLICED, is_legal
-from schedules.policy import AXES, GPU_BUCKETS, Candidate, rank
-from schedules.rules import RULES
+from schedules.footprint import SLICED
+from schedules.legal import is_legal
+from schedules.policy import GPU_BUCKETS, Candidate, rank
+from schedules.rules import AXES, RULES
 from schedules.schedule import GpuSchedule, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError

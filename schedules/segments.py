@@ -14,11 +14,11 @@ SWITCH = 0.02
 """A schedule hands over to another once that is faster by this share: fewer entries, same times."""
 
 
-def token_grid(largest: int = 8192) -> tuple[int, ...]:
-    """Return the M at which schedules are compared: where any tile of tokens can begin.
+def m_grid(largest: int = 8192) -> tuple[int, ...]:
+    """Return the M at which schedules are compared: where any tile of activation rows can begin.
 
     Token tiles are multiples of 8, so nothing changes between two multiples of 8; beyond 256
-    tokens, tiles below a sixteenth of M do not compete, and the steps grow with M.
+    activation rows, tiles below a sixteenth of M do not compete, and the steps grow with M.
     """
     grid = [1, 2, 4]
     m = 8

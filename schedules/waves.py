@@ -19,8 +19,8 @@ WAVE = 64
 STEP_ROWS = 32
 """Weight rows of a wave's step: those of which two NVIDIA warps hold packed words."""
 
-STEP_TOKENS = 16
-"""Tokens of an MFMA step."""
+STEP_COLUMNS = 16
+"""Activation rows of an MFMA step."""
 
 BANKS = 32
 """Banks of LDS, four bytes each."""
@@ -47,11 +47,11 @@ def tile_rows(schedule: GpuSchedule) -> int:
 
 
 STEPS: Mapping[str, tuple[int, int]] = {
-    "mfma": (STEP_ROWS, STEP_TOKENS),
-    "mfma32": (2 * STEP_ROWS, 2 * STEP_TOKENS),
+    "mfma": (STEP_ROWS, STEP_COLUMNS),
+    "mfma32": (2 * STEP_ROWS, 2 * STEP_COLUMNS),
     "dot": (STEP_ROWS, 1),
 }
-"""Rows and tokens of a pipeline's step."""
+"""Rows and activation rows of a pipeline's step."""
 
 
 def step_rows(schedule: GpuSchedule) -> int:
@@ -59,8 +59,8 @@ def step_rows(schedule: GpuSchedule) -> int:
     return STEPS[schedule.pipeline][0]
 
 
-def step_tokens(schedule: GpuSchedule) -> int:
-    """Return the tokens of a step."""
+def step_columns(schedule: GpuSchedule) -> int:
+    """Return the activation rows of a step."""
     return STEPS[schedule.pipeline][1]
 
 
@@ -70,13 +70,13 @@ class Division:
 
     Parameters
     ----------
-    row_waves, token_waves
-        Waves along weight rows and along tokens: each of the latter decodes the same weights again,
+    row_waves, m_waves
+        Waves along weight rows and along activation rows: each of the latter decodes the same weights again,
         each of the former reads x again.
     """
 
     row_waves: int
-    token_waves: int
+    m_waves: int
 
 
 def divisions(schedule: GpuSchedule) -> list[Division]:
@@ -88,13 +88,13 @@ def divisions(schedule: GpuSchedule) -> list[Division]:
         for split in range(1, most + 1)
         if rest == 0
         and waves % split == 0
-        and schedule.tile_m % (step_tokens(schedule) * split) == 0
+        and schedule.tile_m % (step_columns(schedule) * split) == 0
         and tile_rows(schedule) % (step_rows(schedule) * (waves // split)) == 0
     ]
 
 
 def division(schedule: GpuSchedule) -> Division:
-    """Return the division in which a wave's tile is as square as it can be, rather longer along tokens.
+    """Return the division in which a wave's tile is as square as it can be, rather longer along M.
 
     Raises
     ------
@@ -109,8 +109,8 @@ def division(schedule: GpuSchedule) -> Division:
         )
 
     def excess(each: Division) -> tuple[int, int]:
-        wave = schedule.tile_m // each.token_waves + tile_rows(schedule) // each.row_waves
-        return wave, each.token_waves
+        wave = schedule.tile_m // each.m_waves + tile_rows(schedule) // each.row_waves
+        return wave, each.m_waves
 
     return min(found, key=excess)
 
@@ -138,7 +138,7 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether operands are raw numbers, of which gain and offset are left to the sums.
 
-    That takes sums of x, for which matrix cores have time where tokens are few. It spares bfloat16 its
+    That takes sums of x, for which matrix cores have time where M is small. It spares bfloat16 its
     way through float32; float16 would gain little, by subnormal operands.
     """
     few = schedule.pipeline == "mfma" and schedule.split_k > 1 and schedule.placement == "accumulator"
@@ -160,12 +160,6 @@ def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     return max(schedule.stages * stage_bytes(gemm, schedule), sums if joins_waves(schedule) else 0)
 
 
-def weight_bytes_ahead(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the bytes of packed words that a block has on their way while it works on a stage."""
-    elements = tile_rows(schedule) * schedule.tile_k * schedule.split_k
-    return elements * get_type(gemm.weight).elem_bits // 8
-
-
 def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     """Estimate the registers of a lane: sums, operands, words of two stages, pieces of x on their way.
 
@@ -173,10 +167,10 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     """
     lanes = schedule.warps * WAVE
     blocks, tiles = row_blocks(schedule), schedule.tile_k // TILE
-    tokens = schedule.tile_m // division(schedule).token_waves
+    tokens = schedule.tile_m // division(schedule).m_waves
     held = 2 * tokens if schedule.pipeline == "dot" else STEP_ROWS * tokens // WAVE
     sums = blocks * held * (1 + promoted)
-    operands = 8 * blocks + 4 * (tokens // step_tokens(schedule))
+    operands = 8 * blocks + 4 * (tokens // step_columns(schedule))
     words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles
     pieces = -(-stage_bytes(gemm, schedule) // 16 // lanes) * 4
     granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1

@@ -144,7 +144,7 @@ def tile_words(gemm: Gemm) -> Any:
     """Return a packed tile of the problem's weight type."""
     import torch
 
-    from ladder.lower.gpu.decode import packed_layout
+    from ladder.lower.gpu.proven import packed_layout
 
     ttype = get_type(gemm.weight)
     codes = torch.from_numpy(tile_codes(ttype).astype(np.int32))

@@ -24,7 +24,8 @@ from ladder.ir import Field, Graph, finite_domain, interpret
 from ladder.ir.modular import UndefinedResidueError
 from ladder.superopt.verifier import verify_equal
 from ladder.superopt.verifier.bound import bound_of
-from ladder.superopt.verifier.equivalence import DELTA, forms_of
+from ladder.superopt.verifier.certificate import DELTA
+from ladder.superopt.verifier.equivalence import forms_of
 from ladder.superopt.verifier.forms import Bounding
 
 SHAPES = {"a": (1, 2), "b": (1, 2), "w": (2, 2)}

@@ -11,7 +11,8 @@ from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
 from ladder.runtime.operator import with_token_scale
-from schedules.legal import SLICED, is_legal
+from schedules.footprint import SLICED
+from schedules.legal import is_legal
 from schedules.rules import RULES
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device

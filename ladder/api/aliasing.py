@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,22 @@ class Separated:
             return self.executable.run(inputs, look)
         before = [inputs[at]._version for at, _ in self.growth]
         return self._marked(inputs, before, self._mended(self.executable.run(inputs, look)))
+
+    def rehearse(self, inputs: Sequence[Any]) -> None:
+        """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
+
+        Only where a run has no effect and its arguments have values.
+        """
+        executable = self.executable
+        if executable is None or executable.bound.changed or not executable.plan.is_pure():
+            return
+        if not any(isinstance(value, FakeTensor) for value in inputs):
+            states = random_states()
+            try:
+                with suppress(Exception):  # the first call raises what it is
+                    self._first(tuple(inputs), executable, executable.look(inputs))
+            finally:
+                restore_random(states)
 
     def _tell(self, why: str) -> None:
         if not self.told:

@@ -44,7 +44,7 @@ class KVCache(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.extents, self.where = (batch, heads, capacity, size), device
-        self.length = 0
+        self.ttype, self.length = ttype, 0
         self.set_type(ttype)
 
     def set_type(self, ttype: str) -> None:

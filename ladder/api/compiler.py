@@ -12,8 +12,8 @@ from ladder import faults
 from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
-from ladder.api.kept import prepared_for
 from ladder.api.pieces import Pieces, can_be_cut
+from ladder.api.plan_cache import prepared_for
 from ladder.api.surroundings import kept_state
 from ladder.capture.captured import run_as_is
 from ladder.runtime.compile import target_of
@@ -82,6 +82,8 @@ class Compiler:
         )
         built = build_prepared(prepared, place)
         run = separated(built.executable, module, examples, opened)
+        if place.type == "cpu":  # on GPUs a first run records a graph of launches, for the arguments of calls
+            run.rehearse(examples)
         self.built.append(built)
         return run
 
@@ -110,7 +112,7 @@ class Compiler:
 
 def separated(
     executable: Executable, module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
-) -> Callable[..., Any]:
+) -> Separated:
     """Return what runs a plan whose results share memory, and lie, as the program's do.
 
     Parameters

@@ -237,9 +237,9 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
 
 
 def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
-    from ladder.lower.blocks.alone import with_blocks
+    from ladder.lower.blocks.outline import outlined
 
-    return with_blocks(instantiate(found.structure, program, factors, packed=True))
+    return outlined(instantiate(found.structure, program, factors, packed=True))
 
 
 def built(
@@ -385,7 +385,7 @@ def _clone(x: Any) -> Any:
 
 # ---- the database ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Kept:
+class TrialCache:
     """The trials of a search on a device, in a database.
 
     Parameters

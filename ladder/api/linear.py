@@ -101,7 +101,7 @@ class Linear(torch.nn.Module):
         self.register_buffer("columns", None, persistent=False)
         self._reorders = False
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
-        self._set_operator(bias)
+        self._matmul = self._operator(bias)
         vector = torch.zeros(out_features, dtype=self.dtype, device=self._where) if bias else None
         self.bias = None if vector is None else torch.nn.Parameter(vector, requires_grad=False)
 
@@ -243,8 +243,8 @@ class Linear(torch.nn.Module):
             f" {options}, activation={gemm.activation!r}, dtype={self.dtype}"
         )
 
-    def _set_operator(self, bias: bool) -> None:
-        """Choose the problem for the current dtype."""
+    def _operator(self, bias: bool) -> Matmul:
+        """Return the product in the current dtype."""
         if self.dtype not in DTYPES:
             raise DTypeError(f"Linear computes in {', '.join(map(str, DTYPES))}, not in {self.dtype}")
         activation = self._activation or DTYPES[self.dtype]
@@ -260,7 +260,7 @@ class Linear(torch.nn.Module):
             bias=bias,
             token_scale=activation in EIGHT_BIT,
         )
-        self._matmul = Matmul.from_request(Request(gemm))
+        return Matmul.from_request(Request(gemm))
 
     def _set_packed(self, packed: PackedWeight | None) -> None:
         """Hold packed arrays as buffers, so that torch sees them, but not in ``state_dict``."""
@@ -285,7 +285,7 @@ class Linear(torch.nn.Module):
         probe = fn(torch.empty(0, dtype=self.dtype, device=self._where))
         if probe.dtype != self.dtype:
             self.dtype = probe.dtype
-            self._set_operator(self.bias is not None)
+            self._matmul = self._operator(self.bias is not None)
         moved, self._where = probe.device != self._where, probe.device
         if packed is not None and packed.layout == self._matmul.layout(self._where.type):
             self._set_packed(packed.to(self._where) if moved else packed)

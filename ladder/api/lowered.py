@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ladder.api.evidence import Evidence, gather, report_of
+from ladder.ir.gemm import Gemm
 from ladder.runtime.build import Kernel
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, tuning_database
-from schedules.schedule import Plan, Schedule
+from schedules.cpu_policy import tile_program
+from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList
 from tile_types.errors import DeviceError, unknown_name
 
 GRAPH_STAGES = ("ir", "schedule")
@@ -48,7 +50,7 @@ class Lowered:
         ----------
         stage
             ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs;
-            ``"asm"`` for CPUs.
+            ``"tile"`` (the tile program) and ``"asm"`` for CPUs.
         m
             Rows of the activations: chooses the kernel.
 
@@ -65,13 +67,17 @@ class Lowered:
             return str(gemm_graph(self.request.gemm))
         if stage == "schedule":
             return str(self.plan)
+        schedule = self.plan.schedule_for(m)
+        if stage == "tile" and isinstance(schedule, TransformList):
+            return str(tile_program(self.request.gemm, self.request.target, schedule))
         from ladder.lower.build import LATER_STAGES, derive_stage
 
         sources = self.kernel(m).sources()
         text = sources.get(stage) or derive_stage(stage, sources, self.request.target)
         if text is None:
             later = [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
-            raise unknown_name(f"stage of {self.request.device}", stage, [*GRAPH_STAGES, *sources, *later])
+            early = [*GRAPH_STAGES, *(["tile"] if isinstance(schedule, TransformList) else [])]
+            raise unknown_name(f"stage of {self.request.device}", stage, [*early, *sources, *later])
         return str(text)
 
     def serving(self, m: int) -> Lowered:
@@ -109,7 +115,7 @@ class Lowered:
     def explain(self) -> str:
         """Return which schedule serves which M, what it is predicted to cost, and how weights travel."""
         from schedules.cost_model import predict
-        from schedules.policy import schedule_transform, typical_m
+        from schedules.policy import typical_m
 
         gemm, device = self.request.gemm, self.request.target
         measured = self._measured()
@@ -117,13 +123,12 @@ class Lowered:
         for limit, schedule in self.plan.entries:
             m = typical_m(limit)
             cost = predict(gemm, device, schedule, m)
-            lines += [f"M <= {limit}: {schedule}", f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs"]
+            title = schedule.instruction if isinstance(schedule, TransformList) else schedule
+            lines.append(f"M <= {limit}: {title}")
+            lines.append(f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs")
             if m in measured.get(schedule, {}):
                 lines[-1] += f", measured: {measured[schedule][m] * 1e6:.1f} µs"
-            lines += [
-                f"  {step.layer}: {step.kind} {step.detail}"
-                for step in schedule_transform(gemm, device, schedule, m)
-            ]
+            lines += [f"  {step}" for step in _steps(gemm, schedule)]
         return "\n".join(lines)
 
     def _measured(self) -> dict[Schedule, dict[int, float]]:
@@ -134,3 +139,12 @@ class Lowered:
             if (row.n, row.k) == (gemm.n, gemm.k):
                 found.setdefault(row.schedule, {})[row.m] = row.seconds
         return found
+
+
+def _steps(gemm: Gemm, schedule: Schedule) -> list[str]:
+    """Return the lines that say how a schedule brings tiles to the instructions."""
+    from schedules.policy import schedule_transform
+
+    if isinstance(schedule, GpuSchedule):
+        return [f"{step.layer}: {step.kind} {step.detail}" for step in schedule_transform(gemm, schedule)]
+    return str(schedule).splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
+from ladder.ir.gemm import Gemm
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
 from ladder.runtime.kernel import Call, CompiledGemm
@@ -26,6 +28,31 @@ from tile_types.errors import DeviceError
 if TYPE_CHECKING:
     from schedules.schedule import Plan
     from tile_types import QuantizedTensor, TType
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What calls need to know of a request.
+
+    Parameters
+    ----------
+    text
+        As `Request.text`.
+    is_dynamic
+        Whether floats are quantized when it is called.
+    layouts
+        Family of devices -> layout of the packed weight.
+    """
+
+    text: str
+    is_dynamic: bool
+    layouts: dict[str, str]
+
+    @staticmethod
+    def of(request: Request) -> _Facts:
+        gemm = request.gemm
+        layouts = {family: layout_of(gemm, family) for family in ("cpu", "cuda")}
+        return _Facts(request.text, gemm.token_scale and gemm.activation in EIGHT_BIT, layouts)
 
 
 class Matmul:
@@ -105,29 +132,28 @@ class Matmul:
             token_scale=token_scale,
             token_group=token_group,
         )
-        self._set(Request(gemm, "" if target is None else get_device(target).name, plan))
+        self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
+        self._facts = _Facts.of(self.request)
 
-    def _set(self, request: Request) -> None:
-        self.request = request
-        self.gemm = request.gemm
-        self._text = request.text
-        self._dynamic = request.gemm.token_scale and request.gemm.activation in EIGHT_BIT
-        self._layouts = {family: layout_of(request.gemm, family) for family in ("cpu", "cuda")}
+    @property
+    def gemm(self) -> Gemm:
+        """The problem's normal form."""
+        return self.request.gemm
 
     @classmethod
     def from_request(cls, request: Request) -> Matmul:
         """Return the operator of a normal form, e.g. of a compiled expression."""
         operator = cls.__new__(cls)
-        operator._set(request)
+        operator.request, operator._facts = request, _Facts.of(request)
         return operator
 
     def layout(self, family: str) -> str:
         """Return what a packed weight must be for devices of a family (``"cpu"``, ``"cuda"``)."""
-        return self._layouts.get(family, "")
+        return self._facts.layouts.get(family, "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle by description; loaded kernels stay behind."""
-        return _restore, (self._text,)
+        return _restore, (self._facts.text,)
 
     def __repr__(self) -> str:
         """Return the problem and the target."""
@@ -188,25 +214,25 @@ class Matmul:
         DTypeError, DeviceError, ShapeError
             If an argument does not fit.
         """
-        if self._dynamic and token_scale is None:
+        if self._facts.is_dynamic and token_scale is None:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
         watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
         if watched and operator.needs_dispatch(x):
             self._check_layout(x.device, packed)
-            return operator.dispatch(x, packed.tensors, bias, token_scale, self._text)
+            return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
         call = packed.calls.get(self) or self._bind(x.device, packed)
         return call(x, bias, token_scale)
 
     def _check_layout(self, where: torch.device, packed: PackedWeight) -> None:
         """Raise unless the weight was packed for this operator."""
-        expected = self._layouts.get(where.type, packed.layout)
+        expected = self._facts.layouts.get(where.type, packed.layout)
         if packed.layout != expected:
             refuse_layout(packed.layout, expected)
 
     def _bind(self, where: torch.device, packed: PackedWeight) -> Call:
         """Return the kernels' call for a weight; the weight remembers it."""
-        if packed.layout not in self._layouts.values():
+        if packed.layout not in self._facts.layouts.values():
             self._check_layout(where, packed)
         call = self.compiled_for(where).bind(packed)
         if where == packed.device:  # otherwise the call is about to say so
@@ -221,13 +247,13 @@ class Matmul:
         token_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight, through the registered operator."""
-        if self._dynamic and token_scale is None:
+        if self._facts.is_dynamic and token_scale is None:
             x, token_scale = operator.with_token_scale(x, self.gemm)
-        return operator.dispatch(x, weight, bias, token_scale, self._text)
+        return operator.dispatch(x, weight, bias, token_scale, self._facts.text)
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""
-        return compiled(self._text, where)
+        return compiled(self._facts.text, where)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `Lowered.source`."""

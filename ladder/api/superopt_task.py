@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded, variants
+from ladder.api.fused_trials import (
+    Progress,
+    Trial,
+    TrialCache,
+    built,
+    candidates_of,
+    checked,
+    loaded,
+    variants,
+)
 from ladder.api.superopt_calls import Contract
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
@@ -175,7 +184,7 @@ class Task:
                 f"no block graph {why} equals {program.name}; allow more operators or seconds"
             )
         fixed = tuple(node.name for i, node in enumerate(program.symbolic.inputs) if i in constants)
-        kept = Kept(self.database, report, self.device, self.trials, fixed) if self.database else None
+        kept = TrialCache(self.database, report, self.device, self.trials, fixed) if self.database else None
         known = kept.read() if kept and self.reuse else None
         if known:
             best = loaded(built(known[:1], self.device, 1), self.device) if self.is_here else []

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.collecting import collect_if_due
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
 from ladder.capture.records import (
@@ -150,8 +151,12 @@ class Captured(Store):
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResumePoint:
         key = (len(args), *kwargs) if kwargs else len(args)
-        names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
-        return self.entries.setdefault(key, ResumePoint(self, (), "", names))
+        if key not in self.entries:
+            names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
+            point = self.entries[key] = ResumePoint(self, (), "", names)
+            if self.lifts_shapes:
+                point.expect((*args, *kwargs.values()))
+        return self.entries[key]
 
     def _miss(self, attempt: Attempt) -> Any:
         """Run on, recording if that may help later calls."""
@@ -185,12 +190,15 @@ class Captured(Store):
                 for point in self.all_points():
                     point.take_back()
             return continue_run(self, here, roots, record=record)
-        if not record:
+        if not record or here.is_passing(tuple(roots)):
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
         here.learn(tuple(roots))
         self.calls["recorded"] += 1
-        return start_run(self, here, args, kwargs)
+        try:
+            return start_run(self, here, args, kwargs)
+        finally:
+            collect_if_due()
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple
@@ -16,7 +16,9 @@ from ladder.capture.heap.nodes import Check
 from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.frames import NO_OVERRIDE, Frame, user_line
 from ladder.capture.python.prescan import reason_not_to_capture
+from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
 from ladder.capture.values.kinds import has_same_value
+from ladder.capture.values.shapes import LEAST
 
 log = logging.getLogger("ladder.capture")
 
@@ -33,6 +35,10 @@ MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
 """Times that a side comes up after the other one was recorded alone."""
+SELDOM = 4
+"""Times that a program with a cache comes to another case before it is recorded."""
+MAX_PASSED = 1024
+"""Cases whose calls are counted."""
 DEEPEST = 3
 """Conditionals inside of one another at most: the number of paths doubles with each."""
 
@@ -159,7 +165,9 @@ class ResumePoint:
         self.parked: list[Record] = []
         self.runs: list[Callable[..., Any]] = []
         self.lifted: set[str] = set()
-        self.unliftable: set[str] = set()
+        self.expects = False
+        self.passed: Counter[tuple[Any, ...]] = Counter()
+        self.settled: dict[tuple[Any, ...], set[str]] = {}
         self.misses: dict[str, int] = {}
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
@@ -254,6 +262,41 @@ class ResumePoint:
             self.surprising.add(here)
             self.keep_only(record for record in self.records if here not in record.assumes)
 
+    def expect(self, roots: tuple[Any, ...]) -> None:
+        """Leave open from the first record on what programs with a cache change."""
+        self.lifted |= expected_open(self.names, roots)
+        self.expects = bool(self.lifted)
+
+    def alike(self, roots: Sequence[Any]) -> frozenset[int]:
+        """Return the extents at which what arguments hold is left open, as the arguments are."""
+        lifted = self.lifted - self.unliftable(roots)
+        return open_extents(self.names, roots, lifted) if self.expects else frozenset()
+
+    def unliftable(self, roots: Sequence[Any]) -> set[str]:
+        """Return what could not be left open in calls with extents of 1 and 0 where this one has them."""
+        return self.settled.setdefault(_kind(roots), set())
+
+    def is_passing(self, roots: tuple[Any, ...]) -> bool:
+        """Say whether a call of a program with a cache is not recorded yet, as its case comes seldom.
+
+        Extents are 1 where they are in a call that was recorded; its sizes are none that can be left open, or
+        all else differs too, and both the empty and the filled cache have been recorded.
+        """
+        if not self.expects or _kind(roots) not in self.settled:
+            return False
+        known = self.unliftable(roots)
+        told = [failed for record in self.records if (failed := _told(record, roots))]
+        if any(paths & known and (not other or other.path in known) for paths, other in told):
+            case: tuple[Any, ...] = shapes_of(roots)
+        elif told and len(self.store.records) > 1 and all(other for _, other in told):
+            case = tuple(other.why for _, other in told if other)
+        else:
+            return False
+        if len(self.passed) >= MAX_PASSED:
+            self.passed.clear()
+        self.passed[case] += 1
+        return self.passed[case] <= SELDOM
+
     def learn(self, roots: tuple[Any, ...]) -> None:
         """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once."""
         for record in list(self.records):
@@ -261,7 +304,7 @@ class ResumePoint:
             if failed == 0:
                 continue
             numbers, other, extents = failed
-            self._note_misses(extents if self.store.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
+            self._note_misses(self._with_numbering(roots, extents), MISSES_BEFORE_EXTENTS, roots)
             # Where something else fails too, the record is of another case: what failed first tells.
             told = [*numbers, other][:1] if other else numbers
             checks = [record.checks[number - 1] for number in told]
@@ -269,13 +312,36 @@ class ResumePoint:
                 if check.holds in record.pinned:
                     self.store.forget(check.holds)
             paths = tuple(check.path for check in checks if check.path is not None)
-            self._note_misses(paths, MISSES_BEFORE_LIFTING)
+            self._note_misses(paths, MISSES_BEFORE_LIFTING, roots)
 
-    def _note_misses(self, paths: tuple[str, ...], enough: int) -> None:
+    def _with_numbering(self, roots: tuple[Any, ...], extents: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the extents to lift where some differ: all of token numbers, if those are among them."""
+        if not self.store.lifts_shapes:
+            return ()
+        numbering = numbering_extents(self.names, roots)
+        return tuple({*extents, *numbering}) if numbering.intersection(extents) else extents
+
+    def _note_misses(self, paths: tuple[str, ...], enough: int, roots: tuple[Any, ...]) -> None:
+        unliftable = self.unliftable(roots)
         for path in paths:
             self.misses[path] = self.misses.get(path, 0) + 1
-            if self.misses[path] > enough and path not in self.unliftable:
+            if self.misses[path] > enough and path not in unliftable:
                 self.lifted.add(path)
+
+
+def _kind(roots: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of arguments as far as they cannot be left open: extents of 1 and 0."""
+    return tuple(tuple(min(extent, LEAST) for extent in shape) for shape in shapes_of(roots))
+
+
+def _told(record: Record, roots: tuple[Any, ...]) -> tuple[set[str | None], Check | None] | None:
+    """Return the paths of what differs from a record, and the check that fails and asks for no number."""
+    failed = record.check(*roots)
+    if failed == 0:
+        return None
+    numbers, other, extents = failed
+    checks = [record.checks[number - 1] for number in (*numbers, *([other] if other else []))]
+    return {*extents, *(check.path for check in checks if check.path)}, checks[-1] if other else None
 
 
 class Pending(NamedTuple):

@@ -13,6 +13,23 @@ import typer
 from typer.exceptions import TyperException
 
 from ladder.cli import console
+from ladder.cli.console import FAILED, OK, USAGE
+from ladder.cli.here import cache, devices, doctor, types
+from ladder.cli.options import (
+    Activation,
+    Bias,
+    Epilogue,
+    GroupSize,
+    Inputs,
+    Json,
+    Output,
+    Outputs,
+    Rows,
+    Seed,
+    Target,
+    Weight,
+    Zero,
+)
 from tile_types.errors import (
     ArtifactError,
     CheckpointError,
@@ -25,8 +42,6 @@ from tile_types.errors import (
     UnknownNameError,
     ValueRangeError,
 )
-
-OK, FAILED, USAGE = 0, 1, 2
 
 BAD_INPUT = (
     CheckpointError,
@@ -48,26 +63,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Weight = Annotated[str, typer.Option(help="Weight type; see `ladder types`.")]
-Activation = Annotated[
-    str | None, typer.Option(help="Activation type. [default: bfloat16, float16 where the target lacks it]")
-]
-GroupSize = Annotated[
-    int | None,
-    typer.Option(help="Elements along K per scale; -1 for one per row. [default: the type's own, else 128]"),
-]
-Rows = Annotated[int, typer.Option("-m", help="Rows of the activations (tokens).", min=0)]
-Outputs = Annotated[int, typer.Option("-n", help="Rows of the weight (outputs).", min=1)]
-Inputs = Annotated[int, typer.Option("-k", help="Columns of the weight (inputs).", min=1)]
-Zero = Annotated[str, typer.Option(help="Zero points: none, integer or float.")]
-Bias = Annotated[bool, typer.Option("--bias/--no-bias", help="Add a bias vector.")]
-Epilogue = Annotated[str, typer.Option(help="Element-wise operators applied last, separated by commas.")]
-Output = Annotated[str | None, typer.Option(help="Result type. [default: the activation's, if 16 bits wide]")]
-Target = Annotated[str, typer.Option(help="Device to compile for; see `ladder devices`.")]
-Seed = Annotated[int, typer.Option(help="Seed of the random weights and activations.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the READMEs.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -130,7 +125,7 @@ def gemm(
     else:
         console.print_fields(report.as_text())
     if report.passed is False:
-        console_error(report.failure)
+        console.error(report.failure)
         raise typer.Exit(FAILED)
 
 
@@ -146,7 +141,7 @@ def explain(
     guards: Annotated[bool, typer.Option(help="Of a program: print every condition of its guards.")] = False,
     stage: Annotated[
         str | None,
-        typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx or sass (llvm, asm on a CPU)."),
+        typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx or sass (tile, asm on a CPU)."),
     ] = None,
     weight: Weight = "int4",
     activation: Activation = None,
@@ -302,7 +297,7 @@ def superopt(
     else:
         command.print_report(report, kernels)
     if problem:
-        console_error(problem)
+        console.error(problem)
         raise typer.Exit(FAILED)
 
 
@@ -438,110 +433,9 @@ def write_page(path: Path, text: str) -> None:
         raise ArtifactError(f"cannot write {path}: {error}") from error
 
 
-@app.command()
-def types(
-    explain: Annotated[
-        str,
-        typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours."),
-    ] = "",
-    target: Target = "cuda/sm_90a",
-    as_json: Json = False,
-    markdown: Markdown = False,
-) -> None:
-    """List the types of the library and the activations that multiply them without loss, or explain one."""
-    from ladder.cli import decoders, tables
-    from tile_types import list_types
-
-    if explain:
-        rows = decoders.decoder_rows(explain, target)
-        if as_json:
-            console.print_json({"type": explain, "target": target, "decoders": rows})
-        else:
-            console.print_table(decoders.COLUMNS, decoders.cells(rows))
-    elif as_json:
-        console.print_json({"types": [tables.describe_type(ttype) for ttype in list_types()]})
-    elif markdown:
-        print(tables.type_markdown())
-    else:
-        console.print_table(tables.TYPE_COLUMNS, tables.type_rows())
-
-
-@app.command()
-def devices(as_json: Json = False, markdown: Markdown = False) -> None:
-    """List the devices that kernels can be compiled for, and what this machine has."""
-    from ladder.cli import tables
-    from targets import list_devices
-
-    machine = tables.here()
-    if as_json:
-        known = [tables.describe_device(device) for device in list_devices()]
-        console.print_json({"devices": known, "here": machine})
-        return
-    if markdown:
-        print(tables.device_markdown())
-        return
-    console.print_table(tables.DEVICE_COLUMNS, tables.device_rows())
-    shown = [f"#{gpu['ordinal']} {gpu['device'] or 'not supported'}" for gpu in machine["gpus"]]
-    cpu = machine["cpu"]
-    print(f"\nhere: cpu is {cpu['name']}, {cpu['units']} cores; GPUs: {', '.join(shown) or 'none'}")
-
-
-@app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say which tools are here, what each is for and how to get it; fail if `ladder gemm` cannot run."""
-    from ladder.cli import doctor as checks
-
-    with console.progress() as step:
-        step("looking for tools and trying a kernel")
-        findings = checks.diagnose()
-    if as_json:
-        console.print_json(checks.as_json(findings))
-    else:
-        checks.print_report(findings)
-    if not checks.healthy(findings):
-        console_error("the main job, `ladder gemm`, cannot run here; the lines above say what it needs")
-        raise typer.Exit(FAILED)
-
-
-cache = typer.Typer(help="Look at or empty the cache of compiled kernels.", no_args_is_help=True)
+for command in (types, devices, doctor):
+    app.command()(command)
 app.add_typer(cache, name="cache")
-
-
-@cache.command("path")
-def cache_path() -> None:
-    """Print the folder of the cache."""
-    from ladder.installation import cache_root
-
-    print(cache_root())
-
-
-@cache.command("list")
-def cache_list(as_json: Json = False) -> None:
-    """List the kernels in the cache."""
-    from ladder.cli import tables
-
-    entries = tables.cache_entries()
-    if as_json:
-        console.print_json({"entries": entries})
-    else:
-        console.print_table(tables.CACHE_COLUMNS, tables.cache_rows(entries))
-
-
-@cache.command("clear")
-def cache_clear(as_json: Json = False) -> None:
-    """Delete every kernel in the cache."""
-    from ladder.runtime.cache import KernelCache
-
-    removed = KernelCache().clear()
-    if as_json:
-        console.print_json({"removed": removed})
-    else:
-        print(f"removed {removed} kernel{'' if removed == 1 else 's'}")
-
-
-def console_error(message: str) -> None:
-    """Print one line on stderr."""
-    print(f"ladder: error: {message}", file=sys.stderr)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -560,10 +454,10 @@ def run(arguments: Sequence[str]) -> int:
         return int(app(args=list(arguments), prog_name="ladder", standalone_mode=False) or OK)
     except TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "ladder")
-        console_error(f"{error.format_message()} (see `{command} --help`)")
+        console.error(f"{error.format_message()} (see `{command} --help`)")
         return USAGE
     except LadderError as error:
-        console_error(_one_line(error))
+        console.error(_one_line(error))
         return USAGE if isinstance(error, BAD_INPUT) else FAILED
     except BrokenPipeError:
         # The reader of stdout left, as in `ladder types | head -1`: nothing is wrong. Python
@@ -571,7 +465,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (KeyboardInterrupt, typer.Abort):
-        console_error("interrupted")
+        console.error("interrupted")
         return FAILED
 
 

@@ -16,7 +16,7 @@ from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from schedules.estimate import gemm_at
-from schedules.legal import block_rows, k_slices
+from schedules.footprint import block_rows, k_slices
 from schedules.schedule import GpuSchedule, Plan, Schedule
 
 if TYPE_CHECKING:

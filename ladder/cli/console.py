@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+OK, FAILED, USAGE = 0, 1, 2
+"""Exit codes: done, failed, the request itself was wrong."""
+
 PIPE_WIDTH = 400
 """Columns of a table that no terminal limits, so that no cell is cut or wrapped."""
 
@@ -47,7 +50,7 @@ def print_fields(fields: Mapping[str, str]) -> None:
     """Print ``name  value`` lines on stdout."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        print(f"{name:<{width}}  {value}")
+        print(f"{name:<{width}}  {value}".replace("\n", "\n" + " " * (width + 2)))
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -91,3 +94,8 @@ def progress() -> Iterator[Step]:
             display.update(task, description=description, total=total, completed=done or 0.0)
 
         yield step
+
+
+def error(message: str) -> None:
+    """Print one line on stderr."""
+    print(f"ladder: error: {message}", file=sys.stderr)

@@ -8,7 +8,8 @@ from typing import Any
 from ladder.cli.model_report import PYTHON, imported
 from ladder.cli.tables import activations
 from ladder.ir.gemm import Gemm
-from ladder.lower.gpu.decode import Decoder, make_decoder, table_sizes
+from ladder.lower.gpu.decode import Decoder, make_decoder
+from ladder.lower.gpu.proven import table_sizes
 from ladder.lower.rocm.decode import wave_decoder
 from schedules.codes import table_bytes
 from schedules.layouts import LANES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.cli.console import markdown_table
-from ladder.lower.build import KERNELS
+from ladder.lower.build import KERNELS, SKELETONS
 from ladder.runtime.cache import KernelCache
 from targets import TileDevice, host_cpu, list_devices, visible_gpus
 from tile_types import CORES, TType, list_types, representable_cores
@@ -84,7 +84,7 @@ def activations(device: TileDevice) -> list[str]:
 
 def pipelines(device: TileDevice) -> list[str]:
     """Return the pipelines that compile kernels for the device: those with an emitter."""
-    return sorted({name for core in device.cores for name in core.pipelines} & KERNELS.keys())
+    return sorted({name for core in device.cores for name in core.pipelines} & {*KERNELS, *SKELETONS})
 
 
 def device_rows() -> list[tuple[str, ...]]:

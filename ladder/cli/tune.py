@@ -10,7 +10,7 @@ from typing import Any
 from ladder.cli.console import Step
 from ladder.cli.problem import Problem, why_not_here
 from ladder.runtime.compile import tuning_database
-from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
+from ladder.runtime.compile_pool import Campaign, CompilePool, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.tune import Effort, Run, compile_campaigns, finals, measure_all, remember, tune
 from schedules.search import TOKENS
@@ -97,8 +97,8 @@ def _positive(text: str) -> int:
 
 def compile_only(campaign: Campaign, folder: Path, effort: Effort, workers: int, step: Step) -> Tuned:
     """Compile candidates into a folder: needs no GPU."""
-    with Farm(workers) as farm:
-        compile_campaigns([campaign], Run(farm, Gauge(), effort, step))
+    with CompilePool(workers) as pool:
+        compile_campaigns([campaign], Run(pool, Gauge(), effort, step))
     return Tuned((), save([campaign], folder), str(folder))
 
 
@@ -107,8 +107,8 @@ def measure_folder(folder: Path, step: Step) -> Tuned:
     campaigns = load(folder)
     for campaign in campaigns:
         _require_gpu(campaign)
-    with Farm() as farm, Gauge() as gauge:
-        run = Run(farm, gauge, Effort(), step)
+    with CompilePool() as pool, Gauge() as gauge:
+        run = Run(pool, gauge, Effort(), step)
         for campaign in campaigns:
             measure_all(campaign, run)
     return _kept(campaigns, run)
@@ -117,8 +117,8 @@ def measure_folder(folder: Path, step: Step) -> Tuned:
 def run_tune(campaign: Campaign, effort: Effort, workers: int, step: Step) -> Tuned:
     """Compile and measure here, and keep the winners."""
     _require_gpu(campaign)
-    with Farm(workers) as farm, Gauge() as gauge:
-        run = Run(farm, gauge, effort, step)
+    with CompilePool(workers) as pool, Gauge() as gauge:
+        run = Run(pool, gauge, effort, step)
         tune([campaign], run)
     return _kept([campaign], run)
 

@@ -10,7 +10,7 @@ import torch
 import torch._dispatch.python
 import torch.fx
 
-from ladder.frontend.functions import name_functions
+from ladder.frontend.function_match import match_functions
 from ladder.runtime.model.program import ImportRefused
 
 KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
@@ -35,7 +35,7 @@ def to_aten(
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
     if not precise:
-        name_functions(traced)
+        match_functions(traced)
     return traced
 
 

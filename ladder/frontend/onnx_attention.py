@@ -1,4 +1,4 @@
-"""Attention that a model spells out, ``softmax(q kᵀ scale + mask) v`` as exporters do, as one operator."""
+"""Pattern match of attention, ``softmax(q kᵀ scale + mask) v``, as exporters of ONNX models write it."""
 
 from __future__ import annotations
 
@@ -119,5 +119,5 @@ def _mask(match: Match, mask: str, ttype: str) -> str:
     return mask if shape == tile.shape else match.builder.add("reshape", mask, shape=shape)
 
 
-SPELT_ATTENTION: Rules = (Rule("attention that is spelt out", pattern("matmul"), _whole),)
+ATTENTION_PATTERNS: Rules = (Rule("match attention", pattern("matmul"), _whole),)
 """For graphs of other tools."""

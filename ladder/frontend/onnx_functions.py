@@ -16,7 +16,7 @@ KNOWN_OF_ATTENTION = frozenset(("is_causal", "scale", "q_num_heads", "kv_num_hea
 """Attributes of attention that kernels have, or that change nothing."""
 
 
-def _spelt(call: Call, name: str, *operands: Any) -> Any:
+def _by_aten(call: Call, name: str, *operands: Any) -> Any:
     """Apply a row of ATen's table in the type of the node's first operand."""
     return ATEN[name](call.im, call.out, *operands)
 
@@ -27,21 +27,21 @@ def _real(row: Row) -> Row:
 
 
 def _hard_sigmoid(call: Call) -> Any:
-    scaled = _spelt(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 0.2)))
-    moved = _spelt(call, "add.Tensor", scaled, float(call.given.get("beta", 0.5)))
-    return _spelt(call, "clamp.default", moved, 0.0, 1.0)
+    scaled = _by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 0.2)))
+    moved = _by_aten(call, "add.Tensor", scaled, float(call.given.get("beta", 0.5)))
+    return _by_aten(call, "clamp.default", moved, 0.0, 1.0)
 
 
 def _hard_swish(call: Call) -> Any:
-    sixth = _spelt(call, "div.Tensor", call.tensor(0), 6.0)
-    gate = _spelt(call, "clamp.default", _spelt(call, "add.Tensor", sixth, 0.5), 0.0, 1.0)
-    return _spelt(call, "mul.Tensor", call.tensor(0), gate)
+    sixth = _by_aten(call, "div.Tensor", call.tensor(0), 6.0)
+    gate = _by_aten(call, "clamp.default", _by_aten(call, "add.Tensor", sixth, 0.5), 0.0, 1.0)
+    return _by_aten(call, "mul.Tensor", call.tensor(0), gate)
 
 
 def _sloped(call: Call, slope: Any) -> Any:
     x = call.tensor(0)
     positive = ATEN["ge.Tensor"](call.im, "bool", x, 0.0)
-    return _spelt(call, "where.self", positive, x, _spelt(call, "mul.Tensor", x, slope))
+    return _by_aten(call, "where.self", positive, x, _by_aten(call, "mul.Tensor", x, slope))
 
 
 def _leaky(call: Call) -> Any:
@@ -55,30 +55,30 @@ def _prelu(call: Call) -> Any:
 def _thresholded(call: Call) -> Any:
     x = call.tensor(0)
     above = ATEN["gt.Tensor"](call.im, "bool", x, float(call.given.get("alpha", 1.0)))
-    return _spelt(call, "where.self", above, x, 0.0)
+    return _by_aten(call, "where.self", above, x, 0.0)
 
 
 def _softsign(call: Call) -> Any:
-    size = _spelt(call, "add.Tensor", _spelt(call, "abs.default", call.tensor(0)), 1.0)
-    return _spelt(call, "div.Tensor", call.tensor(0), size)
+    size = _by_aten(call, "add.Tensor", _by_aten(call, "abs.default", call.tensor(0)), 1.0)
+    return _by_aten(call, "div.Tensor", call.tensor(0), size)
 
 
 def _ceiling(call: Call) -> Any:
-    lower = _spelt(call, "floor.default", _spelt(call, "neg.default", call.tensor(0)))
-    return _spelt(call, "neg.default", lower)
+    lower = _by_aten(call, "floor.default", _by_aten(call, "neg.default", call.tensor(0)))
+    return _by_aten(call, "neg.default", lower)
 
 
 def _swish(call: Call) -> Any:
-    scaled = _spelt(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.0)))
-    return _spelt(call, "mul.Tensor", call.tensor(0), _spelt(call, "sigmoid.default", scaled))
+    scaled = _by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.0)))
+    return _by_aten(call, "mul.Tensor", call.tensor(0), _by_aten(call, "sigmoid.default", scaled))
 
 
 def _summed(call: Call) -> Any:
-    return reduce(lambda a, b: _spelt(call, "add.Tensor", a, b), call.operands()[1:], call.tensor(0))
+    return reduce(lambda a, b: _by_aten(call, "add.Tensor", a, b), call.operands()[1:], call.tensor(0))
 
 
 def _averaged(call: Call) -> Any:
-    return _spelt(call, "div.Tensor", _summed(call), float(len(call.inputs)))
+    return _by_aten(call, "div.Tensor", _summed(call), float(len(call.inputs)))
 
 
 def _reordered(call: Call, split: list[Extent], order: list[int], shape: list[Extent]) -> Any:
@@ -132,7 +132,7 @@ FUNCTIONS: Mapping[str, Row] = {
             "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish, "LeakyRelu": _leaky, "PRelu": _prelu,
             "ThresholdedRelu": _thresholded, "Softsign": _softsign, "Ceil": _ceiling, "Swish": _swish,
             "Sum": _summed, "Mean": _averaged, "Attention": _attention,
-            "Round": lambda call: _spelt(call, "round.default", call.tensor(0)),
+            "Round": lambda call: _by_aten(call, "round.default", call.tensor(0)),
         }.items()
     },
     "DepthToSpace": _depth_to_space,

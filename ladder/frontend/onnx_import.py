@@ -16,7 +16,7 @@ import onnx
 
 from ladder import faults
 from ladder.frontend.importer import Importer, identifier
-from ladder.frontend.onnx_attention import SPELT_ATTENTION
+from ladder.frontend.onnx_attention import ATTENTION_PATTERNS
 from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_extents import completed, vector_like
@@ -128,7 +128,7 @@ class Walk:
                 self.piece.limits.extend((a, b) for a, b in json.loads(entry.value))
         outputs = tuple(info.name for info in graph.output)
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
-        rules = () if self.precise or ours else SPELT_ATTENTION  # what Ladder wrote stays as it was
+        rules = () if self.precise or ours else ATTENTION_PATTERNS  # what Ladder wrote stays as it was
         results = {name: self.value(name) for name in outputs}
         named = {info.name: info.type for info in inputs}
         return self.flow.staged(self.file.title, named, results, rules, self.tensor)
@@ -182,7 +182,7 @@ class Walk:
         if not isinstance(value, Late):
             return self.piece.tensor(value)
         tile = value.tile
-        assert tile is not None  # whoever asks has looked
+        assert tile is not None  # callers have checked
         if isinstance(value, LateOfPiece):
             value.piece.wanted[value.name] = value.value
         return self.piece.enter(value.name, tile.ttype, tile.shape, identifier(value.name))

@@ -1,4 +1,4 @@
-"""What several passes need: equal nodes become one, and a softmax that is spelt out is recognised."""
+"""What several passes need: common subexpressions, and the pattern match of softmax."""
 
 from __future__ import annotations
 

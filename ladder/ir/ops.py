@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.ir import arrange, finite, numeric, scalars, shapes
+from ladder.ir import arrange, finite_rows, numeric, scalars, shapes
 from ladder.ir.extents import product
 from ladder.ir.model_ops import MODEL_ROWS
 from ladder.ir.operator import (
@@ -154,7 +154,7 @@ def _move(name: str, shape: Any, function: Any, attributes: Mapping[str, Attribu
         rest.pop("arity", (1, 1)),
         shape,
         function,
-        rest.pop("finite", finite.arranged(function)),
+        rest.pop("finite", finite_rows.arranged(function)),
         rest.pop("abstract", _first),
         attributes=attributes,
         **rest,
@@ -187,7 +187,7 @@ _SOURCES = (
         doc="an operand of the graph; its tile is stated",
     ),
     Operator(
-        "constant", (0, 0), shapes.given, numeric.constant, finite.constant, _literal, bytes=no_bytes,
+        "constant", (0, 0), shapes.given, numeric.constant, finite_rows.constant, _literal, bytes=no_bytes,
         attributes={
             "value": Attribute("number"), "shape": Attribute("extents", ()), "type": Attribute("type"),
         },
@@ -197,7 +197,7 @@ _SOURCES = (
 
 _CONVERSIONS = (
     Operator(
-        "convert", (1, 1), shapes.same, numeric.convert, finite.convert, _first,
+        "convert", (1, 1), shapes.same, numeric.convert, finite_rows.convert, _first,
         attributes={"type": Attribute("type"), "exact": Attribute("flag", False)},
         result_type=shapes.target_type, flops=flops_per_element(1),
         doc="decode, or change the type; where exact, kernels round there, else they may keep more",
@@ -208,11 +208,11 @@ _CONVERSIONS = (
         flops=flops_per_element(1), doc="round to the nearest value of a type, saturating; NaN has no code",
     ),
     Operator(
-        "elements", (1, 1), shapes.same, numeric.elements, finite.elements, _projection,
+        "elements", (1, 1), shapes.same, numeric.elements, finite_rows.elements, _projection,
         result_type=shapes.element_type, doc="codes of a quantized operand without its metadata",
     ),
     Operator(
-        "metadata", (1, 1), shapes.metadata, numeric.metadata, finite.metadata, _projection,
+        "metadata", (1, 1), shapes.metadata, numeric.metadata, finite_rows.metadata, _projection,
         attributes={"field": Attribute("name")}, result_type=shapes.metadata_type,
         doc="scale, zero or tensor_scale of a quantized operand",
     ),
@@ -220,12 +220,12 @@ _CONVERSIONS = (
 
 _CONTRACTIONS = (
     Operator(
-        "contract", (1, None), shapes.indexed, numeric.contract, finite.contract, _sum_of_products,
+        "contract", (1, None), shapes.indexed, numeric.contract, finite_rows.contract, _sum_of_products,
         flops=_contract_flops, attributes={**_INDEXED, "type": _TYPE}, engine="product",
         doc="sum of products under an affine indexing such as 'm k, n k -> m n'",
     ),
     Operator(
-        "matmul", (2, 2), shapes.matmul, numeric.matmul, finite.matmul, _matmul_expression,
+        "matmul", (2, 2), shapes.matmul, numeric.matmul, finite_rows.matmul, _matmul_expression,
         flops=_matmul_flops, attributes={"transpose_b": Attribute("flag", False), "type": _TYPE},
         engine="product",
         doc="batched matrix product; the type is the accumulator's",
@@ -233,38 +233,38 @@ _CONTRACTIONS = (
 )  # fmt: skip
 
 _ELEMENTWISE = (
-    _binary("add", np.add, finite.calls("add"), scalars.add, "multilinear"),
+    _binary("add", np.add, finite_rows.calls("add"), scalars.add, "multilinear"),
     _binary(
-        "sub", np.subtract, finite.calls("subtract"), scalars.subtract, "multilinear",
+        "sub", np.subtract, finite_rows.calls("subtract"), scalars.subtract, "multilinear",
         abstract=_difference,
     ),
-    _binary("mul", np.multiply, finite.calls("multiply"), scalars.multiply, "multilinear"),
-    _binary("div", np.divide, finite.calls("divide"), scalars.divide, "division"),
+    _binary("mul", np.multiply, finite_rows.calls("multiply"), scalars.multiply, "multilinear"),
+    _binary("div", np.divide, finite_rows.calls("divide"), scalars.divide, "division"),
     _binary("maximum", np.maximum, None, scalars.maximum, "other", doc=_EXTREME),
     _binary("minimum", np.minimum, None, scalars.minimum, "other", doc=_EXTREME),
     _unary(
-        "neg", np.negative, finite.calls("negate"), scalars.negate, "multilinear", 1, abstract=_negated,
+        "neg", np.negative, finite_rows.calls("negate"), scalars.negate, "multilinear", 1, abstract=_negated,
     ),
     _unary(
-        "square", np.square, finite.square, scalars.square, "multilinear", 1, abstract=_squared,
+        "square", np.square, finite_rows.square, scalars.square, "multilinear", 1, abstract=_squared,
     ),
-    _unary("exp", np.exp, finite.calls("exponential"), scalars.exp, "exp", 4),
-    _unary("sqrt", np.sqrt, finite.calls("root"), scalars.sqrt, "root", 4),
+    _unary("exp", np.exp, finite_rows.calls("exponential"), scalars.exp, "exp", 4),
+    _unary("sqrt", np.sqrt, finite_rows.calls("root"), scalars.sqrt, "root", 4),
     _unary(
-        "rsqrt", lambda x: 1 / np.sqrt(x), finite.inverse_root, scalars.rsqrt, "root", 5,
+        "rsqrt", lambda x: 1 / np.sqrt(x), finite_rows.inverse_root, scalars.rsqrt, "root", 5,
         abstract=_reciprocal_root,
     ),
-    _unary("sigmoid", numeric.sigmoid, finite.sigmoid, scalars.sigmoid, "exp", 7),
-    _unary("silu", numeric.silu, finite.silu, scalars.silu, "exp", 8),
-    _unary("tanh", np.tanh, finite.tanh, scalars.tanh, "exp", 8),
+    _unary("sigmoid", numeric.sigmoid, finite_rows.sigmoid, scalars.sigmoid, "exp", 7),
+    _unary("silu", numeric.silu, finite_rows.silu, scalars.silu, "exp", 8),
+    _unary("tanh", np.tanh, finite_rows.tanh, scalars.tanh, "exp", 8),
     _unary("relu", lambda x: np.maximum(x, 0), None, scalars.relu, "other", 1, doc=_EXTREME),
     _unary("gelu", numeric.gelu, None, scalars.gelu, "other", 20),
     _unary("gelu_tanh", numeric.gelu_tanh, None, scalars.gelu_tanh, "other", 14),
 )  # fmt: skip
 
 _REDUCTIONS = (
-    _reduce("reduce_sum", np.sum, finite.reduce_sum, "multilinear", _reduced("sum")),
-    _reduce("reduce_max", numeric.greatest, finite.reduce_max, "maximum", _shift),
+    _reduce("reduce_sum", np.sum, finite_rows.reduce_sum, "multilinear", _reduced("sum")),
+    _reduce("reduce_max", numeric.greatest, finite_rows.reduce_max, "maximum", _shift),
 )
 
 _MOVES = (
@@ -287,11 +287,14 @@ _MOVES = (
         {"begin": Attribute("extents"), "shape": Attribute("extents"), "step": Attribute("ints", ())},
         engine="view",
     ),
-    _move("map", shapes.indexed, numeric.view, _INDEXED, finite=finite.view, doc="affine view: 'h+r -> h r'"),
+    _move(
+        "map", shapes.indexed, numeric.view, _INDEXED, finite=finite_rows.view,
+        doc="affine view: 'h+r -> h r'",
+    ),
     _move(
         "pad", shapes.padded, arrange.pad,
         {"low": Attribute("extents"), "high": Attribute("extents"), "value": Attribute("number", 0.0)},
-        finite=finite.pad, abstract=_named("pad"),
+        finite=finite_rows.pad, abstract=_named("pad"),
     ),
     _move(
         "sync", shapes.same, arrange.identity, {"scope": Attribute("name", choices=SYNC_SCOPES)},
@@ -302,12 +305,12 @@ _MOVES = (
 _BLOCK_GRAPH = (
     _move(
         "load", shapes.loaded, arrange.load,
-        {"shape": Attribute("extents"), "grid": _AXES, "loop": _AXES}, finite=finite.load,
+        {"shape": Attribute("extents"), "grid": _AXES, "loop": _AXES}, finite=finite_rows.load,
         result_type=_ANY_TYPE, role="load", levels=_BLOCK_ONLY,
         doc="input iterator: grid (imap) and loop (fmap) give the axis each dimension splits, -1 replicates",
     ),
     Operator(
-        "accumulate", (1, 2), shapes.accumulated, numeric.accumulate, finite.accumulate, _accumulated,
+        "accumulate", (1, 2), shapes.accumulated, numeric.accumulate, finite_rows.accumulate, _accumulated,
         _accumulate_lax, attributes={
             "kind": Attribute("name", "sum", ACCUMULATOR_KINDS), "axis": Attribute("int", 0),
         },

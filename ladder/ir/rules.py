@@ -51,8 +51,9 @@ def _round_between(match: Match) -> str | None:
     wide = {match.tile("x").ttype.name, match.root.tile.ttype.name}
     if inner not in ("float16", "bfloat16") or wide != {"float32"} or attributes.get("exact"):
         return None
+    outer: dict[str, Any] = dict(match.root.attributes)
     rounded = match.builder.add("convert", match["x"], type=inner, exact=True)
-    return match.builder.add("convert", rounded, level=match.root.tile.level, **dict(match.root.attributes))
+    return match.builder.add("convert", rounded, level=match.root.tile.level, **outer)
 
 
 ROUND_TRIPS: Rules = (

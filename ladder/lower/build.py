@@ -8,14 +8,16 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
-from ladder.lower.turn import tvm_turn
+from ladder.lower.tvm_lock import tvm_lock
+from schedules.cpu_policy import tile_program
 from schedules.rules import serves
-from schedules.schedule import Plan, Schedule
+from schedules.schedule import Plan, Schedule, TransformList
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
 
@@ -24,12 +26,16 @@ KERNELS = {
     "digits": "ladder.lower.cuda.digits:Digits",
     "mma": "ladder.lower.cuda.mma:Mma",
     "wgmma": "ladder.lower.cuda.wgmma:Wgmma",
-    "mfma": "ladder.lower.rocm.gemm:Kernel",
-    "mfma32": "ladder.lower.rocm.gemm:Kernel",
-    "dot": "ladder.lower.rocm.gemm:Kernel",
-    "cpu": "ladder.lower.cpu.kernel:Nest",
+    "mfma": "ladder.lower.rocm.gemm:WaveGemm",
+    "mfma32": "ladder.lower.rocm.gemm:WaveGemm",
+    "dot": "ladder.lower.rocm.gemm:WaveGemm",
 }
 """Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
+
+SKELETONS = {
+    "cpu": "ladder.lower.skeletons.loopnest:emit",
+}
+"""Skeleton -> ``module:function`` that emits a tile program."""
 
 QUANTIZERS = {
     "cuda": "ladder.lower.cuda.quantize:CudaQuantizer",
@@ -125,10 +131,18 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
         raise ScheduleError(f"{type(schedule).__name__} names no pipeline")
     if not serves(gemm, pipeline):
         raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
-    kernel = resolve(KERNELS, "pipeline", pipeline)
+    write = _writer(gemm, device, schedule, pipeline)
     with builder.function(name) as result, scalars.using(_cheap_functions(gemm, device)):
-        kernel(gemm, device, schedule).emit()
+        write()
     return result.func
+
+
+def _writer(gemm: Gemm, device: TileDevice, schedule: Schedule, pipeline: str) -> Callable[[], None]:
+    """Return what writes the body: a skeleton that reads a tile program, or the pipeline's own class."""
+    if isinstance(schedule, TransformList):
+        return partial(resolve(SKELETONS, "skeleton", pipeline), tile_program(gemm, device, schedule))
+    kernel = resolve(KERNELS, "pipeline", pipeline)
+    return lambda: kernel(gemm, device, schedule).emit()  # it declares its arguments when it is made
 
 
 def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..., Any]]:
@@ -190,7 +204,7 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
     compile_functions = resolve(COMPILERS, "target kind", device.kind)
     folder = Path(tempfile.mkdtemp(prefix="ladder-build-")) if folder is None else folder
     library = folder / "kernel.so"
-    with tvm_turn():
+    with tvm_lock():
         functions = {name: emit(gemm, device, schedule, name) for name, schedule in schedules.items()}
         result = compile_functions(functions, device, library)
         sources = {"tir": "\n".join(function.script() for function in functions.values())}
@@ -203,7 +217,7 @@ def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice,
     """Compile the one function that ``emitter(name)`` emits, for kernels that are no GEMM."""
     compile_functions = resolve(COMPILERS, "target kind", device.kind)
     path = folder / "kernel.so"
-    with tvm_turn():
+    with tvm_lock():
         function = emitter(name)
         result = compile_functions({name: function}, device, path)
         sources = {"tir": function.script(), result.language: result.source}

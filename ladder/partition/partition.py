@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
-from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
+from ladder.ir.attention_match import ATTENTION_PATTERNS
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.build import draws
 from ladder.ir.common import merge_all_but_windows, merge_equal
@@ -19,10 +19,10 @@ from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
-from ladder.partition.parts import Part, engine, extract, outside_inputs
+from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.products import Products
-from ladder.partition.puts import in_place, with_puts
-from ladder.partition.siblings import join_siblings
+from ladder.partition.scatter import in_place, with_scatters
+from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -51,7 +51,7 @@ Users = Mapping[str, list[Node | None]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-FOUND = (rewriting("attention spelt out", SPELT_OUT),)
+MATCHES = (rewriting("match attention", ATTENTION_PATTERNS),)
 
 ATTENTION = (
     rewriting("views of its operands", LAYOUT_FOLDING),
@@ -70,7 +70,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     If ``precise``, several operators do not become one: it would round otherwise.
     """
     ours = device is not None and has_kernels(device)
-    further = (*(() if precise else FOUND), *ATTENTION, *IMAGES) if ours else ()
+    further = (*(() if precise else MATCHES), *ATTENTION, *IMAGES) if ours else ()
     return run_passes(graph, (*FIRST, *CHANNELS, *LAST, *further))
 
 
@@ -83,7 +83,7 @@ def partition(
     device: TileDevice | None = None,
     packable: Collection[str] = (),
     choose: Choose = best_candidate,
-) -> list[Part]:
+) -> list[Subgraph]:
     """Divide a model into parts, in an order in which they can run.
 
     Parameters
@@ -111,15 +111,15 @@ def partition(
     users = readers(graph)
     parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
-    puts = in_place(graph, users, updated)
-    parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
-    written = {node.name for node in puts}
+    scatters = in_place(graph, users, updated)
+    parts += with_scatters(graph, users, Chains(graph, users, taken).parts(), scatters)
+    written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         ours = node.operator == "attention"
         parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
     found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
-    return join_siblings(graph, found) if side_by_side else found
+    return fuse_horizontally(graph, found) if side_by_side else found
 
 
 def readers(graph: Graph) -> dict[str, list[Node | None]]:
@@ -133,7 +133,7 @@ def readers(graph: Graph) -> dict[str, list[Node | None]]:
     return found
 
 
-def _members(graph: Graph, part: Part, users: Users) -> set[str]:
+def _members(graph: Graph, part: Subgraph, users: Users) -> set[str]:
     """Return the nodes of the model that only this part computes: not what others inline as well."""
     names = {node.name for node in part.graph.nodes if node.operator != "input"}
     return {name for name in names if not _is_shared(graph.producer(name), names, users)}
@@ -145,19 +145,19 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
     return bool(others) and node.operator == "convert" and not set(node.inputs) & members
 
 
-def _library(graph: Graph, node: Node) -> Part:
+def _library(graph: Graph, node: Node) -> Subgraph:
     region = extract(graph, {node.name}, node.values)
     target = str(dict(node.attributes).get("target", node.operator))
     reason = "" if target.startswith("ladder.") else f"{target} has no kernel of ours"
-    return Part("library", region, outside_inputs(graph, {node.name}), node.values, reason)
+    return Subgraph("library", region, outside_inputs(graph, {node.name}), node.values, reason)
 
 
-def _views(graph: Graph, parts: list[Part], library: list[Node]) -> list[Part]:
+def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Subgraph]:
     """Return the parts that give other parts, and the caller, views of what is computed."""
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
     wanted += [value for node in library for value in node.inputs]
-    found: dict[str, Part] = {}
+    found: dict[str, Subgraph] = {}
     for value in wanted:
         if value in made or value in found or graph.producer(value).operator == "call":
             continue
@@ -169,7 +169,7 @@ def _views(graph: Graph, parts: list[Part], library: list[Node]) -> list[Part]:
     return list(found.values())
 
 
-def _materialise(graph: Graph, value: str) -> list[Part]:
+def _materialise(graph: Graph, value: str) -> list[Subgraph]:
     """Return what makes a view or a number available: nothing but an address, or a copy."""
     members, source = inlined_chain(graph, value)
     if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
@@ -185,18 +185,18 @@ def _materialise(graph: Graph, value: str) -> list[Part]:
     return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
 
 
-def _part(graph: Graph, members: list[str], value: str, kind: str, reason: str) -> Part:
+def _part(graph: Graph, members: list[str], value: str, kind: str, reason: str) -> Subgraph:
     region = extract(graph, members, [value])
-    return Part(kind, region, outside_inputs(graph, members), (value,), reason)
+    return Subgraph(kind, region, outside_inputs(graph, members), (value,), reason)
 
 
-def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
+def ordered(graph: Graph, parts: list[Subgraph]) -> list[Subgraph]:
     """Return parts so that every value is made before it is read; random draws keep their order."""
     position = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
     inorder = sorted(parts, key=lambda part: max(position[value] for value in part.outputs))
     needs = _needs(inorder)
     begun: set[int] = set()
-    placed: dict[int, Part] = {}
+    placed: dict[int, Subgraph] = {}
     for first in inorder:
         ahead = [first]
         while ahead:
@@ -212,8 +212,8 @@ def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
     return list(placed.values())
 
 
-def _needs(parts: Sequence[Part]) -> dict[int, list[Part]]:
-    """Return what must run before each part: what makes its inputs, and who draws random numbers before."""
+def _needs(parts: Sequence[Subgraph]) -> dict[int, list[Subgraph]]:
+    """Return what must run before each part: the producers of its inputs, and earlier random draws."""
     maker = {value: part for part in parts for value in part.outputs}
     found = {id(part): [maker[value] for value in part.inputs if value in maker] for part in parts}
     random = [part for part in parts if any(map(draws, part.graph.nodes))]

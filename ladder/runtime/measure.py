@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.gemm import Gemm
 from ladder.runtime import library
 from ladder.runtime.compile import family_of
-from ladder.runtime.farm import Campaign, Trial
+from ladder.runtime.compile_pool import Campaign, Trial
 from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import pack
 from schedules.cost_model import predict

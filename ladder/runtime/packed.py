@@ -223,10 +223,10 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return the GPU arrays (`schedules.layouts`, `schedules.packed_scales`)."""
-    from ladder.lower.gpu.decode import packed_layout
+    """Return the GPU arrays (`schedules.fragments`, `schedules.packed_scales`)."""
+    from ladder.lower.gpu.proven import packed_layout
     from schedules import packed_scales
-    from schedules.legal import streams_exponents
+    from schedules.footprint import streams_exponents
 
     element = weight.ttype.element_type
     layout = packed_layout(element, gemm.activation)

@@ -6,7 +6,7 @@ import ctypes
 from functools import lru_cache
 from typing import Any
 
-from schedules.windows import IM2COL
+from schedules.im2col import IM2COL
 from tile_types.errors import DeviceError
 
 DRIVER = "libcuda.so.1"
@@ -18,7 +18,7 @@ SWIZZLE_128, PROMOTE_128, FILL_ZEROS, NO_INTERLEAVE = 3, 2, 0, 0
 
 
 def encode(target: Any, data: Any, dtype: str, *numbers: int) -> None:
-    """Write the map of an image to the host memory at ``target``; see `schedules.windows.IM2COL`."""
+    """Write the map of an image to the host memory at ``target``; see `schedules.im2col.IM2COL`."""
     ctypes.memmove(_address(target), encoded(_address(data), str(dtype), *map(int, numbers)), MAP_BYTES)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import tuning_database
-from ladder.runtime.farm import Campaign, Farm, Trial, gather
+from ladder.runtime.compile_pool import Campaign, CompilePool, Trial, gather
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.measure import Timed
 from schedules.legal import is_legal
@@ -51,7 +51,7 @@ class Run:
 
     Parameters
     ----------
-    farm
+    pool
         Where kernels are compiled.
     gauge
         Where they are measured.
@@ -65,7 +65,7 @@ class Run:
         All that was measured, in order.
     """
 
-    farm: Farm
+    pool: CompilePool
     gauge: Gauge
     effort: Effort
     report: Report
@@ -83,13 +83,13 @@ class Run:
             others = [s for s in relatives_winners(device, campaign.problems[0]) if s not in known]
             tried = [*known, *others[: most // 3]]
             chosen = list(dict.fromkeys([*tried, *shortlist(device, points, most)]))[:most]
-        return self.farm.submit(campaign.problems[0], campaign.device, chosen)
+        return self.pool.submit(campaign.problems[0], campaign.device, chosen)
 
     def second_round(self, campaign: Campaign, measured: Measured) -> list[Future[Trial | str]]:
         """Start compiling neighbours of the schedules that won most points."""
         tried = [trial.schedule for trial in campaign.trials]
         chosen = refinements(get_device(campaign.device), winners(measured), tried, self.effort.refined)
-        return self.farm.submit(campaign.problems[0], campaign.device, chosen)
+        return self.pool.submit(campaign.problems[0], campaign.device, chosen)
 
     def note(self, text: str) -> None:
         """Report with the time since the start."""

@@ -220,10 +220,10 @@ class _Entry:
 
     def _function(self) -> Any:
         from ladder.lower.build import emit
-        from ladder.lower.turn import tvm_turn
+        from ladder.lower.tvm_lock import tvm_lock
 
         plan = self.lowered.plan
-        with tvm_turn():
+        with tvm_lock():
             return emit(self.gemm, self.device, plan.entries[plan.index(self.m)][1], "simulated")
 
 

@@ -47,10 +47,10 @@ def simulate_tokens(
     """
     from ladder.lower.build import emit_quantizer
     from ladder.lower.gpu.quantize import tiled
-    from ladder.lower.turn import tvm_turn
+    from ladder.lower.tvm_lock import tvm_lock
 
     plan = tiled(str(x.dtype), activation, group, x.shape[1], device.vendor)
-    with tvm_turn():
+    with tvm_lock():
         function = emit_quantizer(plan, device, "simulated")
     expected, expected_scale = quantized(x, activation, plan.limit, group)
     codes = np.full(x.shape, 77, np.uint8).view(NUMPY[tir_name(activation)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections import Counter, OrderedDict, deque, namedtuple
 
 import torch
@@ -230,6 +232,45 @@ def set_ops_and_frozenset_keys():
         return d[frozenset(keep)] * len(keep), sorted(keep), d
 
     return calls(fn, lambda: (normal(3), ["a", "q"]), lambda: (normal(3), ["a", "b"]))
+
+
+@program
+def methods_of_tuples():
+    def fn(x, items):
+        names = fn.__code__.co_varnames
+        pair = (x, items)
+        place = names.index("items") + (1, 2, 1).count(1) + frozenset({"a", "b"}).isdisjoint({"c"})
+        return pair.__getitem__(0) * place, frozenset({1, 2}).union({3}), (len(items), "b").index("b")
+
+    return calls(fn, lambda: (normal(3), [1]), lambda: (normal(3), [1, 2]))
+
+
+@program
+def named_tuples_compared():
+    def fn(p, other):
+        if sys.version_info >= (3, 15) or p == other:
+            return x + 1
+        return x * (Pair(1, 2) < p) + (Pair(1, 2) == (1, 2)) + (sys.version_info[0] > 2)
+
+    x = normal(3)
+    pairs = (Pair(1, 3), (1, 3)), (Pair(1, 2), Pair(2, 1)), (Pair(1, 3), (1, 2)), (Pair(0, 3), (1, 2))
+    return calls(fn, *[lambda pair=pair: pair for pair in pairs])
+
+
+@program
+def copied_deeply():
+    class Config:
+        def __init__(self, names):
+            self.names, self.pair, self.sizes = names, (1, "a"), OrderedDict(b=[1], a=(2, [3]))
+            self.fixed = frozenset({"x"}), {"y": {1, 2}}
+
+    def fn(x, config):
+        other = copy.deepcopy(config)
+        other.names.add("z")
+        other.sizes["a"][1].append(4)
+        return x * len(other.names), other, copy.deepcopy((config.pair, config.pair, 7))
+
+    return calls(fn, *[lambda names=names: (normal(3), Config({*names})) for names in ("ab", "ab", "c")])
 
 
 def _doubled(x):

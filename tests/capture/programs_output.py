@@ -234,4 +234,33 @@ def _deleted() -> World:
     return steps(function, *(None, None, None, lambda: held.pop("c"), None), observe=lambda: dict(held))
 
 
+def check(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _messages_that_nobody_reads() -> World:
+    def function(x: Any, n: int) -> Any:
+        count = (x > 0).sum()
+        text = f"{count} of {n}, {x.shape[0]} rows, {x.mean():.3f} on average"
+        x = x + 1
+        check(n < 3, text)
+        return x * n
+
+    return calls(function, *[lambda n=n: (normal(n + 1, 3, seed=n), n) for n in (1, 1, 2, 0, 2, 1, 4, 1, 3)])
+
+
+def _messages_that_are_used() -> World:
+    def function(x: Any, n: int) -> Any:
+        total = x.sum()
+        text = f"<{total:.2f}>"
+        total.add_(1)
+        longer = f"{text} and then {total}"
+        print(text, f"{longer:>30}")
+        kept = [longer, {"text": text}]
+        return (text, longer), kept, len(text), text == "<0.00>", x * total
+
+    return calls(function, *[lambda n=n: (normal(3, seed=n), n) for n in (1, 1, 2, 3, 2)])
+
+
 programs_of(globals(), "effect")

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from ladder import knobs
 from ladder.capture import Captured, capture, records, run
 from ladder.capture.heap import guard_lines
+from ladder.faults import LadderWarning
 
 
 def same(captured: Captured, function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
@@ -135,3 +137,14 @@ def test_a_guard_of_too_many_conditions(monkeypatch):
     captured = capture(function)
     same(captured, function, *[(torch.ones(2), list(range(300)))] * 3, (torch.ones(2), [1, 2]))
     assert all(len(record.checks) <= 200 for record in captured.records)
+
+
+def test_a_fault_in_making_a_record_is_told_and_the_call_goes_on(monkeypatch):
+    def broken(steps, uses):
+        raise KeyError("s7")
+
+    monkeypatch.setattr("ladder.capture.interpreter.emit.live_steps", broken)
+    with knobs.override(strict=False), pytest.warns(LadderWarning, match="KeyError at ladder/capture"):
+        assert capture(lambda x: x + 1)(torch.ones(2)).sum() == 4
+    with knobs.override(strict=True), pytest.raises(KeyError):
+        capture(lambda x: x + 1)(torch.ones(2))

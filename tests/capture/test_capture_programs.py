@@ -24,7 +24,8 @@ STRESS = (
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
 ADVERSARIAL += ("suspended", "storage", "patched", "settings")
 ADVERSARIAL += ("arguments", "callbacks", "flow")
-HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", "changed", *ADVERSARIAL)
+LIBRARIES = ("changed", "wrapped")
+HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
     before = set(PROGRAMS)
@@ -35,7 +36,7 @@ for home in HOMES:
 CHANGING = {name for home in ADVERSARIAL for name in NAMES[home]}
 """Programs whose own calls are enough: arguments come back, and change kind, between them."""
 
-ONCE = [(name, 1) for home in (*FIRST, *LATER, "changed", *ADVERSARIAL) for name in NAMES[home]]
+ONCE = [(name, 1) for home in (*FIRST, *LATER, *LIBRARIES, *ADVERSARIAL) for name in NAMES[home]]
 
 
 THRICE = [(name, 3) for name in PROGRAMS if name not in CHANGING]
@@ -54,16 +55,24 @@ def test_most_programs_are_captured():
     missed = [name for name in names if outcomes[name] != "eager" and captures[name].calls["eager"]]
     assert missed == []
     eager = sorted(name for name, outcome in outcomes.items() if outcome not in ("whole", "split"))
-    assert len(names) == 67
+    assert len(names) == 70
     assert eager == ["frame_and_inspect"]
     assert sum(outcome == "whole" for outcome in outcomes.values()) >= 45
 
 
-@pytest.mark.parametrize("name", NAMES["changed"])
-def test_what_was_changed_in_part_is_read_whole_in_one_graph(name):
+WHOLE = [name for home in LIBRARIES for name in NAMES[home] if name != "managers_that_stay"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_libraries_do_is_one_graph(name):
     captured = captured_run(PROGRAMS[name], 1)[2]
     assert captured.outcome == "whole"
     assert not captured.calls["eager"]
+
+
+def test_messages_of_tensors_that_nobody_reads_break_no_graph():
+    captured = captured_run(PROGRAMS["effect_messages_that_nobody_reads"], 1)[2]
+    assert not any(record.split for record in captured.records)
 
 
 def test_a_model_is_one_graph_and_a_miss_is_seen():

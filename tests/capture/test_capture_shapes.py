@@ -12,6 +12,7 @@ from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import capture
+from ladder.capture.values.shapes import Shapes
 
 SEQUENCE = ((2, 3), (3, 5), (4, 7), (5, 9), (9, 5), (6, 6), (2, 11))
 """(batch, tokens) of successive calls."""
@@ -254,7 +255,7 @@ def test_extents_that_must_be_numbers_are_left_open_once(program):
         x = torch.randn(3, tokens)
         torch.testing.assert_close(fast(x), program(x))
     (entry,) = fast.entries.values()
-    assert "args[0].shape[1]" in entry.lifted & entry.unliftable
+    assert "args[0].shape[1]" in entry.lifted & entry.unliftable([x])
     assert not any("args[0].shape[1]" in check.why for check in entry.records[0].checks)
 
 
@@ -337,6 +338,16 @@ def test_extents_in_long_expressions_are_fixed():
     for high, wide, count in ((20, 24, 2), (21, 26, 3), (21, 26, 5), (23, 30, 4), (20, 24, 9)):
         x, scale = torch.arange(float(high * wide)).view(high, wide), torch.ones(count)
         assert torch.equal(fast(x, scale), program(x, scale))
-    fixed = set().union(*(point.unliftable for point in fast.all_points()))
+    fixed = set().union(*(point.unliftable([x, scale]) for point in fast.all_points()))
     assert {"args[0].shape[0]", "args[0].shape[1]"} <= fixed
     assert fast.calls["recorded"] <= 4  # how many are summed stays open
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_symbols_are_extents_alone(detached):
+    part = torch.randn(8, 3)[2:7]
+    shapes = Shapes()
+    shapes.lift("x", part.detach() if detached else part, {0: "rows"})
+    fake = shapes.fakes["x"]
+    assert {str(item) for item in (*fake.stride(), fake.storage_offset())} == {"3", "1", "0"}
+    assert fake.shape[0].node.expr in shapes.names

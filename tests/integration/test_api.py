@@ -157,9 +157,14 @@ def test_builds_once_for_every_m_and_shape(plain_compiler: list[Gemm]) -> None:
 
 
 def single_plan():
-    from schedules.schedule import CpuSchedule, Plan
+    from ladder.ir import Gemm
+    from schedules.cpu_policy import proposal
+    from schedules.schedule import Plan
+    from targets import get_device
 
-    return Plan(((1 << 16, CpuSchedule("fma")),))
+    return Plan(
+        ((1 << 16, proposal(Gemm(N, K, "int4", group_size=24), get_device("cpu/avx2"), "fma", 1, 16)),)
+    )
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -283,7 +288,8 @@ def test_stages_and_explanation(pair) -> None:
     op, _ = pair
     lowered = op.lower("cpu")
     assert "int4" in lowered.source("ir")
-    assert "CpuSchedule" in lowered.source("schedule")
+    assert "use fma for matmul" in lowered.source("schedule")
+    assert "acc += x.cache · w.register by fma" in lowered.source("tile")
     assert lowered.source("tir", m=3).startswith("plain ")
     with pytest.raises(ladder.UnknownNameError, match="tir"):
         lowered.source("tirr")

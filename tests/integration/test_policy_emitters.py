@@ -6,7 +6,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.policy import buckets, rank, typical_m
+from schedules.policy import GPU_BUCKETS, rank, typical_m
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
@@ -18,7 +18,7 @@ H200 = get_device("cuda/sm_90a")
 @pytest.mark.parametrize(("n", "k", "group"), [(8192, 8192, 128), (67, 1031, 16), (67, 1031, 0)])
 def test_wgmma_accepts_proposed_schedules(weight: str, activation: str, n: int, k: int, group: int) -> None:
     gemm = Gemm(n, k, weight, activation=activation, group_size=group, scale=group > 0, zero="integer")
-    for limit in buckets(H200):
+    for limit in GPU_BUCKETS:
         for candidate in rank(gemm, H200, typical_m(limit))[:3]:
             schedule = candidate.schedule
             assert isinstance(schedule, GpuSchedule)

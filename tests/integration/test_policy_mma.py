@@ -8,7 +8,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.cuda import gemv_geometry, mma_geometry
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import select_step
-from schedules.policy import buckets, rank, typical_m
+from schedules.policy import GPU_BUCKETS, rank, typical_m
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types.errors import ConversionError
@@ -23,7 +23,7 @@ def test_emitters_accept_proposed_schedules(arch: str, weight: str, group: int, 
     device = get_device(f"cuda/{arch}")
     for activation in ("float16", "bfloat16", "int8", "fp8_e4m3"):
         gemm = Gemm(1031, 2048, weight, activation, group_size=group, scale=group > 0, zero=zero)
-        for limit in buckets(device):
+        for limit in GPU_BUCKETS:
             try:
                 candidates = rank(gemm, device, typical_m(limit))[:3]
             except ConversionError:

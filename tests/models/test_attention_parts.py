@@ -21,7 +21,7 @@ from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower.cuda.attention import emit
-from ladder.partition import Part, partition, simplify
+from ladder.partition import Subgraph, partition, simplify
 from ladder.partition.attention import OPEN, chosen, served
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.simulate import simulate_launch
@@ -68,7 +68,7 @@ def arguments(case: str, tokens: int, dtype: torch.dtype = torch.float16) -> tup
     return x, k, v, position, torch.rand(2, 2, KEYS, 1) * 0.03
 
 
-def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Part]]:
+def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Subgraph]]:
     found: list[Graph] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
@@ -189,14 +189,14 @@ class SpeltOut(nn.Module):
         return (weights @ v).transpose(1, 2).reshape(2, 9, 64)
 
 
-SPELT_OUT = {
+ATTENTION_PATTERNS = {
     "mask": 1, "no mask": 1, "mask before scale": 0, "other axis": 0, "no softmax": 0, "causal": 1,
     "window": 1, "causal, slopes": 1, "all are seen": 1, "a row sees nothing": 0, "an input": 0,
 }  # fmt: skip
 """Case -> how many attentions are found."""
 
 
-@pytest.mark.parametrize("case", SPELT_OUT)
+@pytest.mark.parametrize("case", ATTENTION_PATTERNS)
 def test_attention_that_is_spelt_out(case: str) -> None:
     torch.manual_seed(0)
     x, mask = torch.randn(2, 9, 192), torch.randn(2, 1, 1, 9)
@@ -210,7 +210,7 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     with torch.no_grad():
         ladder.compile(SpeltOut(case), backend=backend)(x, mask)
     before, after = found
-    assert sum(node.operator == "attention" for node in after.nodes) == SPELT_OUT[case]
+    assert sum(node.operator == "attention" for node in after.nodes) == ATTENTION_PATTERNS[case]
     given = {tuple(value.shape): value.double().numpy() for value in (x, mask)}
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]

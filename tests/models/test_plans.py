@@ -20,7 +20,7 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
-from ladder.partition.siblings import MOST_INPUTS
+from ladder.partition.horizontal_fusion import MOST_INPUTS
 from ladder.runtime.model.arguments import Arguments
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.prepared import updated_inputs

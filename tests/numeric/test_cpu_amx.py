@@ -8,11 +8,11 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.build import emit
-from ladder.lower.cpu import amx
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.toolchain import compile_module
-from schedules.cpu_policy import cpu_schedule
-from schedules.schedule import CpuSchedule
+from ladder.lower.skeletons.loopnest import amx
+from schedules.cpu_policy import cpu_schedule, proposal
+from schedules.schedule import TransformList
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import BOUNDS, compile_entries, problem, relative_error
 from tile_types.errors import ScheduleError
@@ -82,19 +82,18 @@ class EmulatedTiles(amx.Instructions):
         return T.reinterpret("uint32", value)
 
 
-def schedule_for(activation: str, tokens: int) -> CpuSchedule:
-    core = "amx_int8" if activation == "int8" else "amx_bf16"
-    return CpuSchedule(core, tokens, 32, 32, "scratch")
+def schedule_for(gemm, tokens: int) -> TransformList:
+    core = "amx_int8" if gemm.activation == "int8" else "amx_bf16"
+    return proposal(gemm, AMX, core, tokens, 32)
 
 
 @pytest.mark.parametrize(("weight", "activation", "group", "zero"), CASES)
 def test_loop_nest_with_emulated_tiles(weight, activation, group, zero, monkeypatch) -> None:
     monkeypatch.setattr(amx, "Instructions", EmulatedTiles)
-    monkeypatch.setattr("ladder.lower.cpu.kernel.Instructions", EmulatedTiles)
     case = problem(weight, activation, 45, 700, group, zero=zero)
     bound = BOUNDS["bfloat16" if weight == "nf4" else "float32"]
     functions = {
-        f"entry_{tokens}": emit(case.gemm, AMX, schedule_for(activation, tokens), f"entry_{tokens}")
+        f"entry_{tokens}": emit(case.gemm, AMX, schedule_for(case.gemm, tokens), f"entry_{tokens}")
         for tokens in (16, 32)
     }
     module = compile_module(functions, HOST)
@@ -107,7 +106,7 @@ def test_loop_nest_with_emulated_tiles(weight, activation, group, zero, monkeypa
 def test_amx_kernels_compile_anywhere(activation: str, instruction: str) -> None:
     case = problem("int4", activation, 64, 256, 128)
     schedule = cpu_schedule(case.gemm, AMX, 128)
-    assert schedule == schedule_for(activation, 32)
+    assert schedule == schedule_for(case.gemm, 32)
     module = compile_module({"entry": emit(case.gemm, AMX, schedule, "entry")}, AMX)
     assembly = module.mod.inspect_source("asm")
     assert assembly.count(f"\t{instruction}\t") >= 4
@@ -120,7 +119,7 @@ def test_amx_kernels_on_hardware(weight, activation, group, zero) -> None:
         pytest.skip("this CPU has no AMX (flag amx_tile is absent); the emulated test covers the loop nest")
     case = problem(weight, activation, 45, 700, group, zero=zero)
     bound = BOUNDS["bfloat16" if weight == "nf4" else "float32"]
-    schedules = [schedule_for(activation, 16), schedule_for(activation, 32)]
+    schedules = [schedule_for(case.gemm, 16), schedule_for(case.gemm, 32)]
     for entry in compile_entries(case.gemm, HOST, schedules):
         for m in (3, 150):
             assert relative_error(case, entry, m) <= bound
@@ -128,5 +127,7 @@ def test_amx_kernels_on_hardware(weight, activation, group, zero) -> None:
 
 def test_amx_tile_shapes_are_checked() -> None:
     case = problem("int4", "bfloat16", 64, 256, 128)
-    with pytest.raises(ScheduleError, match="16 or 32 tokens"):
-        emit(case.gemm, AMX, CpuSchedule("amx_bf16", 8, 32), "entry")
+    with pytest.raises(ScheduleError, match="16 rows at a time, slice m has 8"):
+        emit(case.gemm, AMX, proposal(case.gemm, AMX, "amx_bf16", 8, 32), "entry")
+    with pytest.raises(ScheduleError, match="tile registers"):
+        emit(case.gemm, AMX, proposal(case.gemm, AMX, "amx_bf16", 64, 32), "entry")

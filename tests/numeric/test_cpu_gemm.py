@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from ladder.ir.gemm import ACTIVATIONS
+from ladder.ir.program import operand_type
 from ladder.lower import cpu
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
-from schedules.cpu_policy import CORE_OPERANDS, cpu_candidates, operand_type
-from schedules.schedule import CpuSchedule
+from schedules.cpu_policy import cpu_candidates, proposal
+from schedules.instructions import INSTRUCTIONS
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import BOUNDS, activations, compile_entries, problem, relative_error
 from tile_types import get_type, list_types
@@ -25,9 +26,9 @@ N, K, GROUP = 37, 131, 48
 
 def cores(device, gemm):
     """Return a small tile for every core of the device that holds the problem's values."""
-    names = {core.name for core in device.cores} & CORE_OPERANDS.keys()
-    fitting = {core for core in names if CORE_OPERANDS[core] in (operand_type(gemm), "float32")}
-    return [CpuSchedule(core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
+    names = {core.name for core in device.cores} & INSTRUCTIONS.keys()
+    fitting = {core for core in names if INSTRUCTIONS[core].operand in (operand_type(gemm), "float32")}
+    return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -42,7 +43,7 @@ def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_every_weight_type_without_vector_extensions(weight: str) -> None:
     case = problem(weight, "float32", N, K, GROUP)
-    (entry,) = compile_entries(case.gemm, PORTABLE, [CpuSchedule("fma", 2, 16)])
+    (entry,) = compile_entries(case.gemm, PORTABLE, [proposal(case.gemm, PORTABLE, "fma", 2, 16)])
     assert relative_error(case, entry, 3) <= BOUNDS["float32"]
 
 
@@ -71,7 +72,9 @@ def test_every_kind_of_group(group: int, activation: str) -> None:
 def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> None:
     case = problem("int4", activation, 300, 521, 128)
     schedules = [
-        s for s in cpu_candidates(case.gemm, HOST, 1) if CORE_OPERANDS[s.core] == operand_type(case.gemm)
+        s
+        for s in cpu_candidates(case.gemm, HOST, 1)
+        if INSTRUCTIONS[s.instruction].operand == operand_type(case.gemm)
     ]
     for entry in compile_entries(case.gemm, HOST, schedules):
         for m in (1, 3, 17, 131):
@@ -80,7 +83,7 @@ def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> No
 
 def test_one_build_serves_other_shapes() -> None:
     first = problem("nf4", "float16", N, K, 32)
-    (entry,) = compile_entries(first.gemm, HOST, [CpuSchedule("fma", 4, 16)])
+    (entry,) = compile_entries(first.gemm, HOST, [proposal(first.gemm, HOST, "fma", 4, 16)])
     for n, k, m in ((1, 1, 1), (16, 32, 4), (129, 1009, 7), (128, 64, 2)):
         other = problem("nf4", "float16", n, k, 32 if k > 32 else 0)
         if k > 32:
@@ -97,7 +100,7 @@ def test_no_tokens_write_nothing() -> None:
 
 def test_epilogue_operators_apply_in_order() -> None:
     case = problem("int4", "float32", N, K, 32, epilogue=("relu", "square"))
-    (entry,) = compile_entries(case.gemm, HOST, [CpuSchedule("fma", 2, 16)])
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "fma", 2, 16)])
     x = torch.randn(3, K)
     y = torch.empty(3, N)
     entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
@@ -107,7 +110,7 @@ def test_epilogue_operators_apply_in_order() -> None:
 
 def test_large_activations_stay_finite_in_float32_sums() -> None:
     case = problem("int4", "float16", N, K, 32)
-    (entry,) = compile_entries(case.gemm, HOST, [CpuSchedule("fma", 1, 16)])
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "fma", 1, 16)])
     x = torch.full((1, K), 60000.0, dtype=torch.float16)
     assert relative_error(case, entry, 1, x) <= BOUNDS["float32"]
 
@@ -133,7 +136,7 @@ def test_accumulators_stay_in_registers() -> None:
     if "avx512_bf16" not in HOST.features:
         pytest.skip("the assembly checked here is AVX-512 BF16; this CPU has none")
     case = problem("int4", "bfloat16", 128, 256, 128)
-    function = emit(case.gemm, HOST, CpuSchedule("avx512_bf16", 16, 16), "entry")
+    function = emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_bf16", 16, 16), "entry")
     assembly = compile_module({"entry": function}, HOST).mod.inspect_source("asm").splitlines()
     places = [index for index, line in enumerate(assembly) if "vdpbf16ps" in line]
     assert len(places) == 16 * 16
@@ -144,12 +147,17 @@ def test_accumulators_stay_in_registers() -> None:
 
 def test_errors_name_what_fits() -> None:
     case = problem("int4", "bfloat16", N, K, GROUP)
-    with pytest.raises(ScheduleError, match="no core 'avx512_bf16'"):
-        emit(case.gemm, get_device("cpu/avx2"), CpuSchedule("avx512_bf16", 1, 16), "e")
-    with pytest.raises(ScheduleError, match="needs bfloat16"):
-        emit(case.gemm, HOST, CpuSchedule("avx512_vnni", 1, 16), "e")
+    zen = get_device("cpu/avx512_bf16")
+
+    def attempt(device, core, tile_m):
+        emit(case.gemm, device, proposal(case.gemm, zen, core, tile_m, 16), "e")
+
+    with pytest.raises(ScheduleError, match="lacks avx512bw"):
+        attempt(get_device("cpu/avx2"), "avx512_bf16", 1)
+    with pytest.raises(ScheduleError, match="convert x to int8"):
+        attempt(zen, "avx512_vnni", 1)
     with pytest.raises(ScheduleError, match="power of two"):
-        emit(case.gemm, HOST, CpuSchedule("fma", 3, 16), "e")
+        attempt(zen, "fma", 3)
     with pytest.raises(DTypeError, match="bfloat16, float16, float32"):
         cpu.emit_quantize("int8", HOST, "q")
 
@@ -169,5 +177,7 @@ def test_rows_of_x_may_be_padded_with_zeros() -> None:
 def test_portable_kernels_compile_for_arm() -> None:
     arm = get_device("cpu/dotprod")
     case = problem("nf4", "float16", N, K, 32)
-    module = compile_module({"entry": emit(case.gemm, arm, CpuSchedule("fma", 4, 16), "entry")}, arm)
+    module = compile_module(
+        {"entry": emit(case.gemm, arm, proposal(case.gemm, arm, "fma", 4, 16), "entry")}, arm
+    )
     assert "fmla" in module.mod.inspect_source("asm")

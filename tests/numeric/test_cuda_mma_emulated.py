@@ -12,9 +12,9 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
-from ladder.lower.gpu.decode import packed_layout
+from ladder.lower.gpu.proven import packed_layout
+from schedules.footprint import streams_exponents
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
-from schedules.legal import streams_exponents
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type

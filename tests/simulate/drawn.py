@@ -14,7 +14,8 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
-from schedules.legal import block_rows, is_legal, placement_for
+from schedules.footprint import block_rows
+from schedules.legal import is_legal, placement_for
 from schedules.rules import AXES, RULES
 from schedules.schedule import GpuSchedule
 from targets import TileDevice, get_device

@@ -17,7 +17,8 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.build import entry_name
 from ladder.runtime import archive, artifact, signing
 from ladder.runtime.packed import PackedWeight
-from schedules.schedule import CpuSchedule, Plan
+from schedules.cpu_policy import cpu_schedule
+from schedules.schedule import Plan
 from targets import host_cpu
 from tile_types.errors import ArtifactError
 
@@ -26,7 +27,7 @@ GEMM = Gemm(n=64, k=128, weight="int4", group_size=32)
 
 def write(path: Path, members: dict[str, bytes] | None = None, **changes: Any) -> Path:
     """Write an archive as `export` does, with a library that is none."""
-    schedule = CpuSchedule("fma")
+    schedule = cpu_schedule(GEMM, host_cpu(), 1)
     name = entry_name(GEMM, host_cpu().name, schedule)
     files = {f"{name}.so": b"not a library"} if members is None else members
     content = {"gemm": asdict(GEMM), "plan": str(Plan(((1, schedule),))), "entries": [name]}

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_amd import predict_amd, stage_clocks, utilisation
-from schedules.legal import resources
+from schedules.footprint import resources
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule
 from schedules.waves import Division, division, divisions
@@ -24,7 +24,7 @@ def test_a_stage_takes_the_clocks_that_the_isa_states() -> None:
     assert stage_clocks(SQUARE, MI300X, TILE).matrix == 16 * 8 * 4 * 16 / 4
     assert stage_clocks(SQUARE, MI250, TILE).matrix == 16 * 8 * 4 * 32 / 4
     # x is 256 tokens of 128 bytes, written once and read by each of two waves along the rows.
-    assert division(TILE) == Division(row_waves=2, token_waves=2)
+    assert division(TILE) == Division(row_waves=2, m_waves=2)
     assert stage_clocks(SQUARE, MI300X, TILE).lds == 3 * 256 * 128 / 128
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.cost_model import predict, usable_units
+from schedules.cost_grid import usable_units
+from schedules.cost_model import predict
 from schedules.legal import is_legal
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule, parse_schedule

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cpu.layout import CpuLayout, cpu_layout
+from ladder.ir.program import operand_type
 from ladder.lower.cpu.pack import pack_codes, unpack_codes
-from schedules.cpu_policy import operand_type
+from schedules.cpu_layout import CpuLayout, cpu_layout
 
 
 @pytest.mark.parametrize("lane", [8, 16])

@@ -15,25 +15,25 @@ from decode_kernels import conversions, emit_decode, fragment_place, tile_codes
 from user_types import user_type
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.gpu.decode import (
-    NEEDS,
-    STRATEGIES,
-    cheapest,
-    load_order,
-    make_decoder,
-    operand_type,
-    packed_layout,
-    packed_order,
-    proven_recipes,
-)
+from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.decode_codebook import Lookup
 from ladder.lower.gpu.decode_float import Spread, Wired
 from ladder.lower.gpu.decode_int import ByteOffset, Magic
 from ladder.lower.gpu.decode_table import Table
 from ladder.lower.gpu.machine import AND_OR, AND_XOR, XNOR_AND, CountingMachine
 from ladder.lower.gpu.proof import NumpyMachine, lanes, place, prove, round_to
+from ladder.lower.gpu.proven import (
+    NEEDS,
+    STRATEGIES,
+    cheapest,
+    operand_type,
+    packed_layout,
+    packed_order,
+    proven_recipes,
+)
 from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Lanes16, Meaning
-from schedules.layouts import EXPONENT_FORMS, FragmentLayout, lane_of
+from schedules.fragments import FragmentLayout
+from schedules.layouts import EXPONENT_FORMS, lane_of
 from targets import get_device
 from tile_types import TType, core_values, get_type
 from tile_types.errors import ConversionError, VerificationError

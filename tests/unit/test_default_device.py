@@ -10,7 +10,7 @@ import torch
 
 import ladder
 from ladder.api.problem import gemm_for
-from ladder.lower.gpu.decode import packed_layout
+from ladder.lower.gpu.proven import packed_layout
 from ladder.runtime.packed import PackedWeight, pack
 from targets import get_device, host_cpu
 from tile_types import get_type

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.farm import Campaign, Trial
+from ladder.runtime.compile_pool import Campaign, Trial
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.measure import Begin, Dropped, Event, PointDone, Progress, Timed
 from schedules.schedule import GpuSchedule

@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import is_legal, resources
+from schedules.footprint import resources
+from schedules.legal import is_legal
 from schedules.rules import RULES
 from schedules.schedule import GpuSchedule
 from targets import get_device

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from schedules.crossed import CROSSED
-from schedules.layouts import EXPONENT_FORMS, FragmentLayout, packed_group, planes
+from schedules.fragments import FragmentLayout
+from schedules.layouts import EXPONENT_FORMS, packed_group, planes
 from schedules.packed_scales import normalise_scales
 from schedules.spread import spread
+from schedules.xor_packing import XOR_PACKINGS
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
 PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}
@@ -117,7 +118,7 @@ def test_crossed_words_yield_registers_by_masked_sums(order: str, place: int) ->
     words = packed.numpy().astype(np.uint64)
     for thread, register in product((0, 37, 127), range(16)):
         word, total = int(words[4 * thread + register // 4]), 0
-        for left in CROSSED[order].shifts[register % 4]:
+        for left in XOR_PACKINGS[order].shifts[register % 4]:
             total ^= word << left if left >= 0 else word >> -left | word << 32 + left
         for e in (0, 1):
             code = int(codes[owner(16, register, e, thread)])

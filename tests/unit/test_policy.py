@@ -11,21 +11,20 @@ import pytest
 from ladder.ir.gemm import Gemm
 from schedules.cost import convert_ops, minimum_bytes
 from schedules.cost_model import predict
-from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule
-from schedules.legal import SLICED, check_legal, is_legal, resources
+from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule, proposal, tile_program
+from schedules.footprint import SLICED, resources
+from schedules.legal import check_legal, is_legal
 from schedules.policy import (
+    GPU_BUCKETS,
     Candidate,
     best_schedule,
-    buckets,
     make_plan,
-    pipelines_for,
     profile_and_select,
     rank,
     schedule_transform,
-    tile_layers,
-    tilings,
 )
-from schedules.schedule import CpuSchedule, GpuSchedule, parse_plan
+from schedules.schedule import GpuSchedule, TransformList, parse_plan
+from schedules.tilings import pipelines_for, tilings
 from targets import get_device, list_devices
 from tile_types.errors import ConversionError, ScheduleError
 
@@ -94,14 +93,10 @@ def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
     assert pipelines_for(get_device(device), m) == expected
 
 
-def test_every_tiling_is_legal_and_spans_core_to_dram() -> None:
+def test_every_tiling_is_legal() -> None:
     for m in (8, 64, 4096):
         for schedule in tilings(INT4, H200, pipelines_for(H200, m)[0], m, full=True):
             assert resources(INT4, H200, schedule).shared <= H200.shared_per_block
-            core, register, shared, dram = tile_layers(INT4, H200, schedule)
-            assert core.m <= register.m <= shared.m == dram.m
-            assert core.n <= register.n <= shared.n == dram.n
-            assert core.k <= shared.k <= dram.k
 
 
 def test_model_knows_what_binds() -> None:
@@ -149,7 +144,7 @@ def test_plans_are_legal_everywhere(arch: str, activation: str, weight: str) -> 
     device = get_device(arch)
     gemm = Gemm(67, 4099, weight, activation=activation, group_size=32)
     plan = make_plan(gemm, device)
-    assert plan.entries[-1][0] == buckets(device)[-1]
+    assert plan.entries[-1][0] == GPU_BUCKETS[-1]
     for _, schedule in plan.entries:
         assert isinstance(schedule, GpuSchedule)
         check_legal(gemm, device, schedule)
@@ -190,9 +185,10 @@ def test_unsupported_activations_and_devices() -> None:
     with pytest.raises(ConversionError, match=r"gfx1100.*no pipeline"):
         make_plan(INT4, get_device("gfx1100"))
     with pytest.raises(ScheduleError, match="does not run on"):
-        predict(INT4, H200, CpuSchedule("fma"), 1)
+        predict(INT4, H200, cpu_schedule(INT4, get_device("cpu/avx2"), 1), 1)
+    bytes4, avx2 = replace(INT4, activation="int8"), get_device("cpu/avx2")
     with pytest.raises(ScheduleError, match="amx_int8"):
-        predict(replace(INT4, activation="int8"), get_device("cpu/avx2"), CpuSchedule("amx_int8"), 1)
+        predict(bytes4, avx2, proposal(bytes4, avx2, "amx_int8", 32, 32), 1)
 
 
 def test_profile_and_select_takes_the_fastest_that_runs() -> None:
@@ -213,14 +209,13 @@ def test_rank_is_sorted_and_full_is_a_superset() -> None:
 
 
 def test_where_to_convert() -> None:
-    steps = schedule_transform(INT4, H200, LARGE, 4096)
+    steps = schedule_transform(INT4, LARGE)
     assert [step.kind for step in steps] == ["pad", "map", "slice", "convert"]
     assert steps[-1].layer == "register"
     gemm = replace(INT4, activation="bfloat16")
     cpu = get_device("cpu/amx")
-    early = schedule_transform(gemm, cpu, cpu_schedule(gemm, cpu, 128), 128)
-    late = schedule_transform(gemm, cpu, cpu_schedule(gemm, cpu, 1), 1)
-    assert (early[-1].layer, late[-1].layer) == ("l1", "register")
+    early, late = (tile_program(gemm, cpu, cpu_schedule(gemm, cpu, m)).product[0].right for m in (128, 1))
+    assert (early, late) == ("w.cache", "w.register")
 
 
 @pytest.mark.parametrize("device", [d.name for d in list_devices() if d.vendor == "cpu"])
@@ -232,15 +227,15 @@ def test_every_cpu_has_a_plan(device: str, activation: str) -> None:
     names = {core.name for core in cpu.cores_for(activation, "cpu")}
     for m in (1, 3, 16, 100000):
         schedule = plan.schedule_for(m)
-        assert isinstance(schedule, CpuSchedule)
-        assert schedule.core in names
+        assert isinstance(schedule, TransformList)
+        assert schedule.instruction in names
         assert predict(gemm, cpu, schedule, m).seconds > 0
     assert cpu_candidates(gemm, cpu, 1)[0] == plan.schedule_for(1)
 
 
 def test_cpu_table_names_real_cores() -> None:
     known = {core.name for device in list_devices() if device.vendor == "cpu" for core in device.cores}
-    assert {row.schedule.core for row in TABLE} <= known
+    assert {row.core for row in TABLE} <= known
 
 
 @pytest.mark.parametrize("m", [129, 4096])

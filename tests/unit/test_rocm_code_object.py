@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from ladder.lower.rocm.code_object import (
+    ABI_VERSION_AT,
     Reader,
     code_object_version,
     read_resources,
     require_loadable,
-    with_version,
 )
 from tile_types.errors import CompilerError
 
@@ -57,7 +57,8 @@ def test_resources_of_a_kernel() -> None:
     assert report["vgpr"] == 42
     assert report["vgpr_spills"] == 3
     assert report["code_object"] == code_object_version(binary) == 6
-    assert code_object_version(with_version(binary, 5)) == 5
+    version_5 = binary[:ABI_VERSION_AT] + bytes([3]) + binary[ABI_VERSION_AT + 1 :]
+    assert code_object_version(version_5) == 5
 
 
 def test_files_without_metadata_are_refused() -> None:

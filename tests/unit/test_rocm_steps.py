@@ -13,7 +13,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.rocm.gemm_place import STEPS_OF, together
 from ladder.lower.rocm.machine import COLUMNS, bitwise
 from ladder.lower.rocm.steps import DOT_MAP, DOTS, STEPS, WAVE_MAP, WIDE_MAP, WIDE_STEPS, select_step
-from schedules.layouts import FragmentLayout
+from schedules.fragments import FragmentLayout
 from schedules.legal import violations
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE
@@ -38,9 +38,9 @@ def _elements(word: int, bits: int) -> list[int]:
 def test_a_tile_is_multiplied(step: Any, half: int) -> None:
     bits = 8 * step.element_bytes
     codes, words = _operands(bits)
-    x = np.random.default_rng(1).integers(0, 9, (step.tokens, 64))
-    spans = x.reshape(step.tokens, -1, 4, 4, 32 // bits)  # 64 bytes: chunk, word, element
-    out = np.zeros((STEP_ROWS, step.tokens), np.int64)
+    x = np.random.default_rng(1).integers(0, 9, (step.columns, 64))
+    spans = x.reshape(step.columns, -1, 4, 4, 32 // bits)  # 64 bytes: chunk, word, element
+    out = np.zeros((STEP_ROWS, step.columns), np.int64)
     for index in range(0, words.shape[1] // 4, step.steps):
         for issue in step.issues:
             _issue(step, issue, index, words, spans, half, bits, out)
@@ -56,9 +56,9 @@ def _issue(
         registers = words[half * WAVE + step.holder(lane, 0)[1]][4 * index : 4 * (index + step.steps)]
         a.append([e for r in issue.a for e in _elements(registers[r], bits)])
     for lane in range(WAVE):
-        column, token = step.lanes.operand(lane)[1], lane % step.tokens
+        column, token = step.lanes.operand(lane)[1], lane % step.columns
         x = [e for chunk in issue.b for e in spans[token, index // 2, index % 2 * 2 + chunk, column]]
-        if step.tokens == 1:  # a lane's own products, for its row of this issue
+        if step.columns == 1:  # a lane's own products, for its row of this issue
             row, _ = step.lanes.position(lane, issue.accumulators[0])
             out[row, 0] += np.dot(a[lane], x)
             continue
@@ -75,9 +75,9 @@ def test_a_tile_is_multiplied_by_wide_instructions(step: Any) -> None:
     """MFMA 32x32: A[i][k] is in lane 32 * part + i, D[i][j] in lane 32 * (i // 4 % 2) + j."""
     bits = 8 * step.element_bytes
     codes, words = _operands(bits)
-    x = np.random.default_rng(1).integers(0, 9, (step.tokens, 64))
-    spans = x.reshape(step.tokens, -1, 4, 4, 32 // bits)  # 64 bytes: chunk, word, element
-    out = np.zeros((64, step.tokens), np.int64)
+    x = np.random.default_rng(1).integers(0, 9, (step.columns, 64))
+    spans = x.reshape(step.columns, -1, 4, 4, 32 // bits)  # 64 bytes: chunk, word, element
+    out = np.zeros((64, step.columns), np.int64)
     for index in range(0, words.shape[1] // 4, step.steps):
         for part, issue in product(range(step.parts), step.issues):
             a = []
@@ -89,7 +89,7 @@ def test_a_tile_is_multiplied_by_wide_instructions(step: Any) -> None:
                 row, at = step.lanes.position(lane, slot)
                 for group in range(2):
                     weights = a[32 * group + 8 * (i // 4) + 4 * (lane // 32) + i % 4]
-                    column = step.column(32 * group, part)
+                    column = step.k_group(32 * group, part)
                     places = [(index // 2, index % 2 * 2 + chunk, column) for chunk in issue.b]
                     out[row, at] += np.dot(weights, [e for place in places for e in spans[(at, *place)]])
     assert np.array_equal(out, codes @ x.T)

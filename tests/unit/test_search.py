@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.farm import Campaign, Trial, at_shapes, load, save
+from ladder.runtime.compile_pool import Campaign, Trial, at_shapes, load, save
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import finals, known_winners, relatives_winners, winners
 from schedules.legal import is_legal
-from schedules.policy import AXES, make_plan, rank
+from schedules.policy import make_plan, rank
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.search import TOKENS, neighbours, refinements, shortlist
-from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.segments import cover, m_grid, octave_weights, segments
+from schedules.tilings import AXES
 from schedules.tuning import Measurement
 from targets import get_device
 from tile_types.errors import ArtifactError
@@ -67,7 +68,7 @@ def test_at_shapes_keeps_what_a_scale_per_row_is() -> None:
 
 
 def test_the_grid_has_every_place_where_a_tile_begins() -> None:
-    grid = token_grid(8192)
+    grid = m_grid(8192)
     assert grid[:6] == (1, 2, 4, 8, 16, 24)
     assert grid[-1] == 8192
     assert {*range(8, 257, 8), *range(256, 1025, 64), *range(1024, 8193, 256)} <= set(grid)

@@ -17,7 +17,8 @@ from ladder.ir.graph import Axis
 from ladder.ir.modular import LEAST_P, LEAST_Q
 from ladder.superopt.verifier import equivalence, verify_equal
 from ladder.superopt.verifier.bound import Bound, vanishing
-from ladder.superopt.verifier.equivalence import DELTA, FREE, certify, forms_of
+from ladder.superopt.verifier.certificate import DELTA, FREE
+from ladder.superopt.verifier.equivalence import certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.radicands import rank
 

@@ -20,7 +20,7 @@ from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.lower import build as lower_build
 from ladder.lower.cuda import toolchain, toolkit
-from ladder.lower.turn import tvm_turn, yielded_turn
+from ladder.lower.tvm_lock import tvm_lock, tvm_unlocked
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types.errors import CompilerError, MissingToolError, UnknownNameError
@@ -201,16 +201,16 @@ def test_tvm_is_used_by_one_thread_at_a_time_but_yielded() -> None:
     waiting = threading.Event()
 
     def first() -> None:
-        with tvm_turn():
+        with tvm_lock():
             inside.append("first")
-            with yielded_turn():
+            with tvm_unlocked():
                 waiting.set()
                 other.result(timeout=10)
             inside.append("first again")
 
     def second() -> None:
         assert waiting.wait(10)
-        with tvm_turn():
+        with tvm_lock():
             inside.append("second")
 
     with ThreadPoolExecutor(2) as pool:
@@ -220,9 +220,9 @@ def test_tvm_is_used_by_one_thread_at_a_time_but_yielded() -> None:
 
 
 def test_yielding_without_a_turn_is_harmless() -> None:
-    with yielded_turn(), tvm_turn():
+    with tvm_unlocked(), tvm_lock():
         pass
-    with tvm_turn():
+    with tvm_lock():
         pass
 
 
@@ -233,7 +233,7 @@ def test_threads_get_their_own_kernels(tmp_path: Path) -> None:
     toolchain.load_compiler()
 
     def compile_one(name: str) -> tuple[str, bytes]:
-        with knobs.override(nvcc=fake), tvm_turn():
+        with knobs.override(nvcc=fake), tvm_lock():
             function = emit_decode(Gemm(64, 64, "uint4"), HOPPER, name)
             done = toolchain.compile_functions({name: function}, HOPPER, tmp_path / f"{name}.so")
         return name, done.binary

@@ -12,9 +12,10 @@ import pytest
 from user_types import FLOATS, FORMS, user_type
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.gpu.decode import make_decoder, packed_order, proven_recipes, table_sizes
+from ladder.lower.gpu.decode import make_decoder
 from ladder.lower.gpu.decode_table import Table
 from ladder.lower.gpu.proof import prove
+from ladder.lower.gpu.proven import packed_order, proven_recipes, table_sizes
 from ladder.lower.gpu.recipes import Conversion
 from schedules.codes import table_bytes
 from targets import get_device

@@ -12,7 +12,7 @@ from ladder.lower.cuda.wgmma_geometry import (
     accumulator_row,
     swizzled_run,
 )
-from schedules.legal import PRODUCER_REGISTERS, launch_registers, math_registers
+from schedules.footprint import PRODUCER_REGISTERS, launch_registers, math_registers
 from schedules.schedule import GpuSchedule
 from tile_types.errors import ScheduleError
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import types
 from collections import deque
 from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic, dynamic_parts
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Text, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque, recorded
 from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
@@ -23,6 +24,7 @@ from ladder.capture.operations.replay import (
     taken,
 )
 from ladder.capture.operations.symbolic import computed_dynamic
+from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 from ladder.capture.values.shapes import DynamicSize
@@ -48,6 +50,10 @@ def formatted(value: Any, conversion: int, spec: str) -> str:
 
 def joined_text(vm: Interpreter, parts: list[Any]) -> Any:
     """Concatenate the parts of an f-string."""
+    if vm.recording and any(type(part) is Text for part in parts):
+        uses: set[str] = set()
+        texts = "".join(f"{vm.heap.reference(part, uses)}, " for part in parts)
+        return _made_anew(vm, "".join(map(vm.unlifted, parts)), f"''.join(({texts}))", uses)
     if any(type(part) is Dynamic for part in parts):
         total: Any = ""
         for part in parts:
@@ -61,11 +67,25 @@ def formatted_size(conversion: int, spec: str, *extents: int) -> str:
     return formatted(torch.Size(extents), conversion, spec)
 
 
+def _made_anew(vm: Interpreter, value: str, text: str, uses: set[str]) -> Text:
+    made = Text(value)
+    vm.heap.fresh(made, text, uses)
+    vm.heap.uses_dynamic = True
+    return made
+
+
+def _number_as_text(vm: Interpreter, value: torch.Tensor, conversion: int, spec: str) -> Text:
+    """Return a replacement field that is a tensor of one number: as it is now, whatever changes it later."""
+    copy, uses = tensor_operator(vm, torch.clone, (value,), {}), set[str]()
+    text = vm.heap.call_text(vm.heap.constant(formatted), (copy, conversion, spec), {}, uses)
+    return _made_anew(vm, formatted(value, conversion, spec), text, uses)
+
+
 def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     """Return a replacement field of an f-string."""
     if not vm.recording:
         return vm.natively(formatted, value, conversion, spec)
-    if type(value) is str and spec == "" and conversion == 0:
+    if type(value) in (str, Text) and spec == "" and conversion == 0:
         return value
     given = (value, conversion, spec)
     return recorded(vm, _formatted, given, (formatted, given))
@@ -74,6 +94,8 @@ def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any
 def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     if type(value) is DynamicSize:
         return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
+    if is_a(value, torch.Tensor) and is_plain_tensor(value) and not value.dim() and conversion == 0:
+        return _number_as_text(vm, value, conversion, vm.plain(spec))
     if type(value) is not Dynamic and not is_plain(value):
         raise CaptureError(f"format of {type(value).__qualname__}")
     return replay(vm, formatted, (value, conversion, spec), {}, looking=True)
@@ -177,9 +199,12 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
         return tuple(value)
     if type(value) is list or is_a(value, tuple):
         return tuple(vm.heap.items(value))
-    if type(value) in natives.METHODS or is_hidden(vm, value) or type(value) in natives.ITERATORS:
+    if type(value) in natives.METHODS.keys() | natives.VIEWS | natives.ITERATORS or is_hidden(vm, value):
         with vm.barrier():
             return drained(vm, iterate(vm, value), None if rest or first is None else first + 1)
+    if is_a(vm.heap.class_attribute(type(value), "__iter__"), types.FunctionType):
+        with vm.barrier():
+            return _unpacked_by_method(vm, value, first, rest)
     if is_a(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
         with vm.barrier():
             return tuple(vm.call(torch.unbind, (value,), {}))
@@ -187,3 +212,11 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
         opaque(vm, taken, (value, first, rest), {}, "redo", "an unknown iterable is unpacked")
     )
     return None
+
+
+def _unpacked_by_method(vm: Interpreter, value: Any, first: int | None, rest: bool) -> tuple[Any, ...]:
+    if first is None:
+        return tuple(vm.call(list, (value,), {}))
+    iterator = iterate(vm, value)
+    items = drained(vm, iterator, first if rest else first + 1)
+    return (*items, *vm.call(list, (iterator,), {})) if rest and len(items) == first else items

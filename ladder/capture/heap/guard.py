@@ -86,6 +86,11 @@ class Guard:
         self.check(text, f"{name} == {value!r}", path)
         self.checks[-1].number = path is not None and type(value) in (int, float)
 
+    def check_extents(self, text: str) -> None:
+        """Add the condition `text` on extents that are left open: where it fails, others may differ too."""
+        self.check(text, text)
+        self.checks[-1].number = True
+
     def meet_state(self) -> None:
         """Add that the state of torch is what it is now; that of autocast only where it is on."""
         self.state, self.autocast = torch_state(), autocast_state()

@@ -40,6 +40,7 @@ from ladder.capture.values.kinds import (
 )
 from ladder.capture.values.shapes import (
     DynamicSize,
+    Growing,
     Shapes,
     Walk,
     extent_path,
@@ -54,8 +55,8 @@ from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, sign
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
 Read = Callable[[Node, Any, Any, str, str], Any]
-MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
-"""Immutable containers, and what makes one of the tuple of its parts."""
+MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset", Growing: "list"}
+"""Containers that nothing changes any more, and what makes one of the tuple of its parts."""
 
 
 class Heap:
@@ -65,6 +66,9 @@ class Heap:
     ----------
     lifted
         Paths of what the guard leaves open.
+    alike
+        Extents of tensors from outside that are left open where they are one of these; the paths `closed`
+        are not.
     numbers
         Whether graphs take numbers that are no extents.
     outside
@@ -94,6 +98,8 @@ class Heap:
         self.steps: list[MockStep] = []
         self.distinct: set[type] = set()
         self.unliftable: set[str] = set()
+        self.alike: frozenset[int] = frozenset()
+        self.closed: set[str] = set()
         self.uses_dynamic = False
         self._classes: set[tuple[int, str]] = set()
 
@@ -205,7 +211,7 @@ class Heap:
     def _left_open(self, node: Node, path: str) -> frozenset[int] | None:
         """Give symbols to the lifted extents of a tensor; return which these are, None if it is all fixed."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
-        found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
+        found = [d for d, n in extents if liftable(n, False) and self._opens(extent_path(path, d), n)]
         lies_open = strides_path(path) in self.lifted and not node.pinned
         if not (found or lies_open) or not may_be_left_open(node.obj):
             return None
@@ -217,6 +223,9 @@ class Heap:
             self.guard.check(f"{node.var}.is_contiguous()", f"{path} is contiguous")
         self.shapes.lift(node.var, node.obj, names)
         return frozenset(found)
+
+    def _opens(self, path: str, extent: int) -> bool:
+        return path in self.lifted or (extent in self.alike and path not in self.closed)
 
     def fix_shapes(self, why: str) -> None:
         """Guard that all extents which were left open are those of this run."""

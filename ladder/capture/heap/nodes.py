@@ -129,6 +129,12 @@ class Dynamic:
         self.symbol = symbol
 
 
+class Text(str):
+    """A string made of the values of tensors: matched runs make it anew, if anything uses it."""
+
+    __slots__ = ()
+
+
 def dynamic_parts(value: Any) -> list[Dynamic]:
     """Return the dynamic scalars that `value` is, or a tuple of which it is."""
     if type(value) is Dynamic:
@@ -140,7 +146,8 @@ def dynamic_parts(value: Any) -> list[Dynamic]:
 class Check:
     """One line of the guard: `text` binds a variable, or is a condition that must hold.
 
-    `holds`: the id of the object that must be where it was. `number`: it asks a number to be what it was.
+    `holds`: the id of the object that must be where it was. `number`: it asks of numbers, or of
+    extents that are left open, what they must be.
     """
 
     __slots__ = ("binds", "holds", "number", "path", "text", "why")

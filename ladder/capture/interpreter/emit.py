@@ -49,7 +49,22 @@ def _no_collection() -> Iterator[None]:
 
 @_no_collection()
 def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None) -> Record:
-    """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one."""
+    """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one.
+
+    Raises
+    ------
+    CaptureError
+        Where there can be none.
+    """
+    try:
+        return _emitted(vm, ending, graph_break)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(tolerated(error, "what was recorded is dropped")) from error
+
+
+def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) -> Record:
     heap, trace, point = vm.heap, vm.trace, vm.point
     guard = heap.guard
     assert point is not None
@@ -57,11 +72,11 @@ def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None)
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
     _copy_inputs(heap, trace, needed)
-    point.unliftable |= heap.unliftable
+    heap.closed |= heap.unliftable
     asking, learning = tensor_lines(heap)
     computing, module = _graph_lines(vm, needed)
     for text in heap.shapes.conditions():
-        guard.check(text, text)  # what the backend decided about symbols is among them
+        guard.check_extents(text)  # what the backend decided about symbols is among them
     guarding, learning = guard_lines(heap, asking, learning)
     lines = [*guarding, *computing, *(step.text for step in steps), *ending.lines]
     roots = ", ".join(f"r{at}" for at in range(vm.roots))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.heap import Heap
-from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Text
 from ladder.capture.python.frames import Frame, Through, place_of, user_line
 from ladder.capture.records import Record, ResumePoint, Store
 from ladder.capture.trace.trace import Trace
@@ -110,8 +110,11 @@ class Interpreter:
             if self.recording:
                 self.heap.fix(value)
             return value.value
-        if not (self.heap.uses_dynamic or self.used_dynamic):
-            return value
+        if type(value) is Text:
+            return value if self.recording else str(value)
+        return self._plain_parts(value) if self.heap.uses_dynamic or self.used_dynamic else value
+
+    def _plain_parts(self, value: Any) -> Any:
         if type(value) is DynamicSize:
             return torch.Size(map(self.plain, value))
         if type(value) is Growing:
@@ -212,4 +215,4 @@ def _holds_dynamic(value: Any) -> bool:
         return any(map(_holds_dynamic, value))
     if type(value) is slice:
         return any(map(_holds_dynamic, parts(value)))
-    return type(value) is Dynamic
+    return type(value) in (Dynamic, Text)

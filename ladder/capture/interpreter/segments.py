@@ -36,7 +36,9 @@ def frame_pairs(graph_break: GraphBreak) -> list[tuple[Frame, Layout]]:
 def begin_segment(vm: Interpreter, point: ResumePoint, roots: list[Any], names: list[str]) -> list[Any]:
     """Begin a segment at `point`; return `roots`, with lifted scalars made dynamic."""
     vm.point = point
-    vm.begin(point.lifted - point.unliftable)
+    closed = point.unliftable(roots)
+    vm.begin(point.lifted - closed)
+    vm.heap.alike, vm.heap.closed = point.alike(roots), closed
     vm.roots = len(roots)
     vm.heap.guard.meet_state()
     vm.recording = not modes_are_active()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import functools
 import types
@@ -41,8 +42,18 @@ _PLAIN_HOMES = frozenset(
     }
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
-_FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
+_FUNCTION_NAMES = {"__name__", "__qualname__", "__annotations__", "__type_params__"}
+"""What a function says of itself, and may be told, as by `functools.wraps`."""
+_FUNCTION_FIELDS = {
+    "__code__",
+    "__defaults__",
+    "__kwdefaults__",
+    "__closure__",
+    "__globals__",
+    *_FUNCTION_NAMES,
+}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
+_TRACEBACK: Any = BaseException.__dict__["__traceback__"]
 _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
@@ -293,14 +304,17 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
 
 
 def _native_field(vm: Interpreter, value: Any, name: str) -> Any:
-    node = vm.heap.node(value)
-    return vm.heap.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
+    node, inside = vm.heap.node(value), getattr(value, name)
+    if not node.external and not is_constant(inside) and vm.heap.find(inside) is None:
+        vm.heap.fresh(inside, f"{node.var}.{name}", {node.var})
+    return vm.heap.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
 
 
 def _error_field(vm: Interpreter, found: Any, value: Any, name: str) -> Any:
-    inside, node = found.__get__(value), vm.heap.find(value)
-    if node is None or not node.external:
+    inside = found.__get__(value)
+    if not _is_external(vm, value):
         return inside
+    node = vm.heap.node(value)
     return vm.heap.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
 
 
@@ -361,12 +375,20 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     if type(found) is property and found.fset is not None:
         call_in_statement(vm, pinned_part(vm, found.fset), (value, item))
         return
+    if found is _TRACEBACK and not _is_external(vm, value):
+        setter(value, name, item)  # where an error made here has been is no part of what is made again
+        return
     slot = type(found) is types.MemberDescriptorType
-    if found is not NULL and _is_data(type(found)) and not slot:
+    field = slot or (is_a(value, types.FunctionType) and name in _FUNCTION_NAMES)
+    if found is not NULL and _is_data(type(found)) and not field:
         raise CaptureError(f"the data descriptor {name} is set")
     inside = instance_dict(value)
-    node = vm.heap.node(value) if slot or inside is NULL else dict_node(vm, value, inside)
+    node = vm.heap.node(value) if field or inside is NULL else dict_node(vm, value, inside)
     item = settled(vm, item, keep=True)
+    if _is_hidden_manager(vm, value, item):
+        setter(value, name, vm.unlifted(item))
+        node.wrote(found if slot else name, item)
+        return
     uses: set[str] = set()
     owner = vm.heap.reference(value, uses)
     text = f"{vm.heap.constant(setter)}({owner}, {name!r}, "
@@ -377,6 +399,24 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     setter(value, name, vm.unlifted(item))
     node.wrote(found if slot else name, item)
     vm.heap.change(text, targets, uses)
+
+
+def _is_external(vm: Interpreter, value: Any) -> bool:
+    node = vm.heap.find(value)
+    return node is not None and node.external
+
+
+def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:
+    """Say whether `value` is a context manager of this segment over a generator, which is or holds `item`.
+
+    No step can make it again, so what changes in it makes no step.
+    """
+    if not is_a(value, contextlib._GeneratorContextManagerBase):
+        return False
+    node, held = vm.heap.node(value), vm.heap.nodes.get(id(item))
+    if not node.external and held is not None and not held.recordable:
+        node.recordable, node.origin = False, held.origin
+    return not node.recordable
 
 
 def delete_attr(vm: Interpreter, value: Any, name: str) -> None:
@@ -409,6 +449,10 @@ def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
     if instance_item(vm, value, name) is NULL:
         delattr(value, name)  # raises
     node = dict_node(vm, value, inside)
+    if _is_hidden_manager(vm, value):
+        object.__delattr__(value, name)
+        node.wrote(name)
+        return
     uses: set[str] = set()
     owner = vm.heap.reference(value, uses)
     vm.heap.keep_entry(node, name)

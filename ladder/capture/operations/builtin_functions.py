@@ -31,6 +31,9 @@ _HOOK_OWNERS = frozenset({"collections.abc", "abc", "contextlib", "os", "importl
 
 def _identity(vm: Interpreter, value: Any) -> int:
     """Return ``id(value)`` for looking it up: which objects are distinct is guarded, not the number."""
+    if vm.heap.find(value) is None and is_constant(value):
+        vm.heap.guard.keep.append(value)
+        return id(value)
     vm.heap.node(value)
     vm.heap.distinct.add(type(value))
     return id(value)
@@ -180,6 +183,9 @@ def _iter(vm: Interpreter, value: Any, *sentinel: Any) -> Any:
 def _next(vm: Interpreter, iterator: Any, *default: Any) -> Any:
     iterator = vm.plain(iterator)
     hidden = is_hidden(vm, iterator)
+    if hidden and not default:
+        with vm.barrier():
+            return next(iterator)  # a generator's end has a value
     node = vm.heap.find(iterator)
     known = type(iterator) in natives.ITERATORS and node is not None
     if known and not hidden:

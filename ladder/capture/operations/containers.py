@@ -64,9 +64,10 @@ def container_method(
 
 
 def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
-    path = vm.heap.guard.paths.get(vm.heap.node(owner).var)
+    if not is_a(owner, tuple | frozenset):  # these are made again of their parts
+        vm.heap.node(owner)
     # Where it keeps growing, what is in it is not read.
-    if name not in natives.BLIND or f"len({path})" not in vm.heap.lifted:
+    if name not in natives.BLIND or not _keeps_growing(vm, owner):
         _admit_method(vm, owner, name, rest, kwargs)
     indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
     if indexed and rest and not is_constant(rest[0]):
@@ -78,11 +79,14 @@ def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any
     return result
 
 
+def _keeps_growing(vm: Interpreter, owner: Any) -> bool:
+    return f"len({vm.heap.guard.paths.get(vm.heap.node(owner).var)})" in vm.heap.lifted
+
+
 def _admit_method(
     vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     looking = name in natives.LOOKING and not is_a(owner, dict)
-    vm.heap.node(owner)
     if is_a(owner, set) and name in ("add", "discard", "remove") and identity_key(vm, owner, rest[0]):
         return
     vm.heap.touch(owner, 8 if looking else 1)

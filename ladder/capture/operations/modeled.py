@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 
-from ladder.capture.heap.nodes import CaptureError, MockStep
+from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations.objects import identify, perform, pinned_part
+from ladder.capture.operations.replay import is_hidden
 from ladder.capture.operations.symbolic import settle_extents
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
-from ladder.capture.python.prescan import frame_names
+from ladder.capture.python.prescan import frame_names, only_computes
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 
@@ -69,7 +70,18 @@ def reset_variable(vm: Interpreter, variable: contextvars.ContextVar[Any], token
     perform(vm, contextvars.ContextVar.reset, (variable, token), {}, changes)
 
 
+def step_generator(vm: Interpreter, generator: Any, name: str, *args: Any) -> Any:
+    """Go on with a generator of this segment, whose frame is interpreted."""
+    if not is_hidden(vm, generator):
+        raise CaptureError("a generator from outside")
+    with vm.barrier():
+        return getattr(generator, name)(*args)
+
+
 METHODS: dict[tuple[type, str], Callable[..., Any]] = {
+    (types.GeneratorType, "send"): lambda vm, owner, *args: step_generator(vm, owner, "send", *args),
+    (types.GeneratorType, "throw"): lambda vm, owner, *args: step_generator(vm, owner, "throw", *args),
+    (types.GeneratorType, "close"): lambda vm, owner, *args: step_generator(vm, owner, "close", *args),
     (contextvars.ContextVar, "get"): get_variable,
     (contextvars.ContextVar, "set"): set_variable,
     (contextvars.ContextVar, "reset"): reset_variable,
@@ -131,6 +143,12 @@ def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     node = heap.node(function)
     if vm.store.counts_cached_calls:
         raise CaptureError("a cached function whose calls are counted")
+    if (
+        node.stable
+        and any(map(dynamic_parts, (*args, *kwargs.values())))
+        and _is_followed(vm, function, args, kwargs)
+    ):
+        return vm.call_function(pinned_part(vm, function.__wrapped__), args, kwargs)
     heap.guard.calls_cached = True
     args, kwargs = vm.plain_given(args, kwargs)
     given = (*args, *kwargs.values())
@@ -138,7 +156,25 @@ def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
         raise CaptureError("a cached function of objects that come and go")
     result = function(*args, **kwargs)
     text = heap.call_text(node.var, args, kwargs, uses)
-    return heap.meet(result, heap.guard.bind(text, text), text, stable=False)
+    # An object that the cache keeps is the same one in every run, so that others may be looked up by it.
+    stays = not is_plain(result) and not is_a(result, torch.Tensor) and function(*args, **kwargs) is result
+    return heap.meet(result, heap.guard.bind(text, text), text, stable=stays)
+
+
+def _is_followed(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a cached function of open numbers may be interpreted, which makes its result anew.
+
+    It may where it only computes what nobody can change, or where those who ask are known not to.
+    """
+    wrapped = function.__wrapped__
+    if type(wrapped) is not types.FunctionType:
+        return False
+    if (wrapped.__module__, wrapped.__qualname__) in ONLY_READ:
+        return True
+    given = [vm.unlifted(item) for item in args]
+    named = {key: vm.unlifted(item) for key, item in kwargs.items()}
+    computes = is_constant((*given, *named.values())) and only_computes(wrapped)
+    return computes and is_constant(function(*given, **named))
 
 
 def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -168,6 +204,8 @@ FUNCTIONS: dict[Any, Call] = {
     torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
 }
 """Python functions that are not interpreted -> ``call(vm, function, args, kwargs)``."""
+ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}
+"""(module, qualified name) of cached functions whose results, lists among them, no caller changes."""
 NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
 }

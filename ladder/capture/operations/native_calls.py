@@ -82,16 +82,32 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
         return perform(vm, kind, args, kwargs, [])
     if kind is reversed and len(args) == 1 and not kwargs and _indexed(vm, args[0]):
         return vm.call_function(pinned_part(vm, polyfills.reversed_), args, kwargs)
-    if kind in natives.STRUCTURE or kind in natives.DATA:
-        return replay(vm, kind, args, kwargs, looking=kind in natives.DATA)
-    if kind is functools.partial:
-        return replay(vm, kind, args, kwargs, looking=False)
+    if kind in natives.STRUCTURE or kind in natives.DATA or kind is functools.partial:
+        return _replayed(vm, kind, args, kwargs)
     meta_call = heap.class_attribute(type(kind), "__call__")
     if is_a(meta_call, types.FunctionType):
         return vm.call_function(meta_call, (kind, *args), kwargs)
     if meta_call is not type.__call__:
         raise CaptureError("a native metaclass __call__")
     return construct(vm, kind, args, kwargs)
+
+
+def _replayed(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kind is functools.partial:  # it asks nothing of what it is given
+        given = vm.plain_given(args, kwargs)
+        return recorded(vm, perform, (kind, *given, []), (kind, *given))
+    if kind is str and len(args) == 1 and _says_its_arguments(vm, args[0]):
+        return str(args[0])
+    return replay(vm, kind, args, kwargs, looking=kind in natives.DATA)
+
+
+def _says_its_arguments(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is an error of this segment whose text follows from its constant arguments."""
+    if not is_a(value, BaseException) or not is_constant(value.args):
+        return False
+    node = vm.heap.find(value)
+    own = is_a(vm.heap.class_attribute(type(value), "__str__"), types.FunctionType)
+    return not own and (node is None or not node.external)
 
 
 def _indexed(vm: Interpreter, value: Any) -> bool:

@@ -88,7 +88,11 @@ def _tensor_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right
 
 def _container_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
     for item in (left, right):
-        if type(item) not in natives.METHODS and not is_constant(item):
+        if (
+            type(item) not in natives.METHODS
+            and not is_constant(item)
+            and not _is_plain_tuple(vm, symbol, item)
+        ):
             raise CaptureError("arithmetic of a container subclass")
     looking = symbol in COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
     for item in (left, right):
@@ -96,6 +100,14 @@ def _container_binary(vm: Interpreter, symbol: str, function: Any, left: Any, ri
     in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
     changes = [vm.heap.node(left)] if in_place and type(left) in (list, set, dict) else []
     return perform(vm, function, (left, right), {}, changes)
+
+
+def _is_plain_tuple(vm: Interpreter, symbol: str, value: Any) -> bool:
+    """Say whether `symbol` compares a tuple of a class of its own, such as a named one, as any tuple."""
+    if symbol not in COMPARE or not is_a(value, tuple):
+        return False
+    kind, names = type(value), (f"__{name}__" for name in COMPARE.values())
+    return all(vm.heap.class_attribute(kind, name) is getattr(tuple, name) for name in names)
 
 
 def unary(vm: Interpreter, symbol: str, value: Any) -> Any:

@@ -158,7 +158,8 @@ def admit(vm: Interpreter, value: Any, looking: bool) -> None:
     if (is_constant(value) and vm.heap.find(value) is None) or is_hidden(vm, value):
         return
     kind = type(value)
-    if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
+    parts = list(value) if kind in natives.VIEWS or is_a(value, tuple) else value
+    if looking and not is_plain(parts):
         raise CaptureError(f"a native that looks into {kind.__qualname__}")
     if is_a(value, list | tuple | dict | set | frozenset | deque):
         check_not_overridden(kind)

@@ -7,6 +7,7 @@ the stand-ins of all interpreted frames, so that they find what they would find 
 
 from __future__ import annotations
 
+import builtins
 import gc
 import inspect
 from collections.abc import Callable, Generator, Sequence
@@ -145,11 +146,41 @@ def make_generator(frame: Frame, resume: Callable[[Frame, Any, bool], Any]) -> G
 
 
 def guards_yields(code: CodeType) -> bool:
-    """Say whether a generator stops inside ``try`` or ``with``: it goes on there when it is dropped."""
+    """Say whether a generator stops inside ``try`` or ``with`` that goes on there when it is dropped."""
     program = program_of(code)
     stops = [at for at, item in enumerate(program.instructions) if item.op == "YIELD_VALUE"]
-    handlers = [handler for at in stops if (handler := program.handler_of(at)) is not None]
-    return any(program.instructions[handler.target].op != "CALL_INTRINSIC_1" for handler in handlers)
+    return any(_handles_dropping(program, at) for at in stops)
+
+
+def _handles_dropping(program: Program, index: int) -> bool:
+    """Say whether a handler of an instruction does something with a `GeneratorExit`.
+
+    One that is for exceptions of the language only raises it again.
+    """
+    handler = program.handler_of(index)
+    if handler is None:
+        return False
+    at = handler.target
+    while (item := program.instructions[at]).op != "RERAISE":
+        if item.op == "LOAD_GLOBAL" and _is_language_exception(item.value):
+            matching = [each.op for each in program.instructions[at + 1 : at + 3]]
+            if matching != ["CHECK_EXC_MATCH", "POP_JUMP_IF_FALSE"]:
+                return True
+            at = program.instructions[at + 2].value
+        elif item.op in PASSING_ON:
+            at += 1
+        else:
+            return True
+    return _handles_dropping(program, at)
+
+
+PASSING_ON = frozenset({"PUSH_EXC_INFO", "COPY", "POP_EXCEPT", "NOP", "CALL_INTRINSIC_1"})
+"""Instructions of handlers that raise again what they do not handle."""
+
+
+def _is_language_exception(name: str) -> bool:
+    found = getattr(builtins, name, None)
+    return isinstance(found, type) and issubclass(found, Exception)
 
 
 def closes(value: Any, depth: int = 4) -> bool:

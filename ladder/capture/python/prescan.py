@@ -1,4 +1,4 @@
-"""What is left to Python from the start: functions that look at frames, generators, coroutines."""
+"""What code tells before it runs: that it looks at frames, is a generator or coroutine, or only computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 
 from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.natives import FRAME_FUNCTIONS, FRAME_NAMES
+from ladder.capture.python.words import words
 
+COMPUTING = frozenset(
+    words("range len min max sum int float abs tuple list round divmod sorted enumerate zip bool reversed")
+)
+"""Builtins that, given numbers and containers of them, do nothing but compute."""
+_REACHING_OUT = frozenset(
+    words("LOAD_ATTR LOAD_METHOD STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL IMPORT_NAME")
+)
 _NOT_CALLS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -33,6 +41,15 @@ def frame_names(code: types.CodeType) -> frozenset[str]:
         return FRAME_NAMES.intersection(code.co_names)
     called = {item.value for item in program_of(code).instructions if item.op in ("LOAD_GLOBAL", "LOAD_NAME")}
     return FRAME_NAMES.intersection(code.co_names) | FRAME_FUNCTIONS.intersection(called)
+
+
+def only_computes(function: types.FunctionType) -> bool:
+    """Say whether `function`, given constants, reads and changes nothing else."""
+    if function.__code__.co_freevars or not COMPUTING.isdisjoint(function.__globals__):
+        return False
+    instructions = [item for code in _codes(function.__code__) for item in program_of(code).instructions]
+    named = {item.value for item in instructions if item.op in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return named <= COMPUTING and _REACHING_OUT.isdisjoint(item.op for item in instructions)
 
 
 def _code_of(function: Any) -> types.CodeType | None:

@@ -9,7 +9,7 @@ of the guard. Anything that does not go through fixes the extents after all: not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,9 @@ class Growing:
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.items = list(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
 
 
 class Walk:
@@ -283,11 +286,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def without_base(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is no view: fakes of views have symbols for the extents of what they show."""
-    if not tensor._is_view():
+    """Return a tensor that is no view and lies at the beginning of its memory.
+
+    Fakes of others have symbols for the extents of what they show, and for where they begin.
+    """
+    if not tensor._is_view() and not tensor.storage_offset():
         return tensor
     with torch.no_grad():
-        place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        place = tensor.untyped_storage(), 0, tensor.shape, tensor.stride()
         found = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*place)
     return found.requires_grad_(tensor.requires_grad)
 

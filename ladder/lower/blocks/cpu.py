@@ -7,7 +7,7 @@ LLVM backend knows, not to match hand-written kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,39 +56,46 @@ def emit(
             f"blocks run on one CPU thread each: BlockSchedule() is their schedule, not {schedule}"
         )
     with b.function(name) as result:
-        CpuBlock(BlockProgram.of(block)).emit()
+        program = BlockProgram.of(block)
+        graph = program.block
+        nodes = [*graph.inputs, *(graph.producer(output) for output in graph.outputs)]
+        tensors = {node.name: _declared(node, program.operand) for node in nodes}
+        with I.parallel(0, program.blocks) as index:
+            CpuBlock(program, tensors, GridPlace(graph, index)).emit()
     return result.func
 
 
 class CpuBlock:
-    """One function being emitted."""
+    """One block of a function being emitted.
 
-    def __init__(self, program: BlockProgram) -> None:
+    Parameters
+    ----------
+    program
+        The block graph.
+    tensors
+        Arguments of the function.
+    place
+        Where the block's tiles begin.
+    """
+
+    def __init__(self, program: BlockProgram, tensors: Mapping[str, Any], place: GridPlace) -> None:
         self.program, self.block = program, program.block
+        self.tensors, self.place = tensors, place
         self.values: dict[str, At] = {}
         self.buffers: dict[str, Any] = {}
 
     def emit(self) -> None:
         """Emit the whole body."""
-        nodes = [*self.block.inputs, *(self.block.producer(output) for output in self.block.outputs)]
-        self.tensors = {node.name: self._declare(node) for node in nodes}
-        with I.parallel(0, self.program.blocks) as index:
-            self.place = GridPlace(self.block, index)
-            self._allocate()
-            self._run(BEFORE, None)
-            if self.program.accumulators:
+        self._allocate()
+        self._run(BEFORE, None)
+        if self.program.accumulators:
+            for node in self.program.accumulators:
+                self._begin(node)
+            with b.loop(self.program.steps) as step:
+                self._run(LOOP, step)
                 for node in self.program.accumulators:
-                    self._begin(node)
-                with b.loop(self.program.steps) as step:
-                    self._run(LOOP, step)
-                    for node in self.program.accumulators:
-                        self._accumulate(node)
-            self._run(AFTER, None)
-
-    def _declare(self, node: Node) -> Any:
-        if node.tile.ttype.is_block:
-            return PackedMatrix.declare(node, self.program.operand)
-        return b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
+                    self._accumulate(node)
+        self._run(AFTER, None)
 
     def _allocate(self) -> None:
         """Allocate buffers for what is stored: products, reductions, accumulators, maxima, shared values."""
@@ -301,6 +308,13 @@ def _columns(count: int) -> Iterator[Expr]:
         return
     with b.loop(count // VECTOR) as chunk, b.vector(VECTOR) as lane:
         yield chunk * VECTOR + lane
+
+
+def _declared(node: Node, operand: str) -> Any:
+    """Declare an argument."""
+    if node.tile.ttype.is_block:
+        return PackedMatrix.declare(node, operand)
+    return b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
 
 
 def _elements(node: Node) -> int:

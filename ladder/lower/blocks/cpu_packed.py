@@ -1,4 +1,4 @@
-"""Quantized weights in block graphs on CPUs: elements by the type's decode expression."""
+"""Quantized weights in block graphs on CPUs, decoded element by element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import gemm_of
-from ladder.lower.cpu.layout import LANES, ROWS, UNIT, cpu_layout
+from schedules.cpu_layout import LANES, ROWS, UNIT, cpu_layout
 from tile_types import TirOps, get_type
 
 Expr = Any

@@ -1,4 +1,4 @@
-"""How a quantized tile lies in shared memory: packed words, scales and zero points."""
+"""Layout of a quantized tile in shared memory: packed words, scales and zero points."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.groups import Groups
+from schedules.footprint import scale_span
 from schedules.layouts import TILE
-from schedules.legal import scale_span
 from tile_types.errors import ScheduleError
 
 Expr = Any

@@ -16,7 +16,7 @@ from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
-    from ladder.lower.chain.puts import Chain
+    from ladder.lower.chain.scatter import Chain
     from ladder.movement.graph import MovementGraph
     from ladder.movement.mapping import Mapping
     from targets import TileDevice
@@ -41,14 +41,14 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     """
     if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")
-    from ladder.lower.chain.puts import Chain
+    from ladder.lower.chain.scatter import Chain
 
     return NESTS[device.kind](Chain.of(graph), device, name, mapping)
 
 
 def movement_of(graph: Graph, target: str) -> MovementGraph:
     """Return the movement graph that the model ranks first for a chain on a GPU: what moves, and where."""
-    from ladder.lower.chain.puts import Chain
+    from ladder.lower.chain.scatter import Chain
     from ladder.movement.choose import ranked
     from ladder.movement.machines import machine_of
     from targets import get_device
@@ -78,7 +78,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     plain = replace(chain, graph=contracted(graph) if cheap else graph)
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
     wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
-    if chain.puts:
+    if chain.scatters:
         wanted = [candidate for candidate in wanted if not candidate.tile[0]]
     for number, candidate in enumerate(wanted):
         try:

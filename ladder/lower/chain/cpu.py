@@ -13,7 +13,7 @@ from ladder.lower.chain.cpu_lanes import Lanes, columns_beside
 from ladder.lower.chain.cpu_nest import LANES, CpuNest
 from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
 from tile_types.tile import Extent
@@ -42,7 +42,7 @@ class CpuChain(CpuNest):
         """Return how many trailing axes run as one: those of short rows that lie together everywhere."""
         shapes = {self.graph.tile(value).shape for value in self.graph.outputs}
         reduced = any(node.operator in REDUCTIONS for node in self.graph.nodes)
-        if reduced or self.puts or len(shapes) > 1:
+        if reduced or self.scatters or len(shapes) > 1:
             return 1
         (shape,) = shapes
         merged = 1

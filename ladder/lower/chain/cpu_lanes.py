@@ -1,4 +1,4 @@
-"""Reductions of CPUs' chains that run beside one another: each lane of a vector sums a column of its own.
+"""Vectorized reductions of CPU chains: each lane of a vector reduces one column.
 
 Where every result depends on the last axis and reductions run along others (windows of an image with
 channels last, means over its places), neighbouring columns read neighbouring elements. So a block of columns
@@ -201,7 +201,7 @@ def columns_beside(nest: CpuNest) -> int:
     shapes = {nest.graph.tile(value).shape for value in nest.graph.outputs}
     reduced = any(node.operator in REDUCTIONS for node in nest.graph.nodes)
     shape = next(iter(shapes))
-    if not reduced or nest.puts or len(shapes) > 1 or nest.rows != len(shape):
+    if not reduced or nest.scatters or len(shapes) > 1 or nest.rows != len(shape):
         return 0
     extent = shape[-1] if shape else 1
     empty = any(0 in node.tile.shape for node in nest.graph.nodes)

@@ -19,10 +19,10 @@ from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, nearest, through_bfloat16
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import round_through
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.activations import as_float
+from ladder.lower.cpu.vectors import as_float
 from ladder.movement.choose import bound
 from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping

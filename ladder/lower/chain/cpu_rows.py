@@ -21,7 +21,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.panels import LANES, ROWS, panel_vectors
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
 from ladder.movement.decompose import decompose
 from tile_types.tile import Tile

@@ -1,4 +1,4 @@
-"""Tiles that CPUs turn in registers: read along one axis, used along another.
+"""Register transposes of CPU chains: tiles are read along one axis and used along another.
 
 A chain whose input is contiguous along an axis that is not its result's last one (a transpose lies between)
 would touch a line of memory per element. Here `SIDE` rows by `SIDE` columns are read in vectors along the
@@ -77,7 +77,7 @@ class CpuTiles:
         """Return the tiles of a chain with the most axes as rows; None if it has none."""
         shapes = {nest.graph.tile(value).shape for value in nest.graph.outputs}
         reduced = any(node.operator in REDUCTIONS for node in nest.graph.nodes)
-        if reduced or nest.puts or len(shapes) > 1:
+        if reduced or nest.scatters or len(shapes) > 1:
             return None
         lasts = range(len(shapes.pop()) - 2, -1, -1)
         for axes in ((first, last) for last in lasts for first in range(last + 1)):

@@ -72,7 +72,7 @@ class CudaDialect(Dialect):
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
 
-    def exchange(self, value: Expr, distance: int, thread: Expr) -> Expr:
+    def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, self.wave, self.wave)
 
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:

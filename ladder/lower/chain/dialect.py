@@ -1,4 +1,4 @@
-"""What GPUs differ in where chains are concerned: launches, accesses, exchanges between lanes, 16-bit floats.
+"""Interface to GPU-specific code of chains: launches, accesses, lane shuffles, 16-bit floats.
 
 A vendor's table of these is a `Dialect`; `ladder.lower.chain.gpu` emits the same loop nest in each.
 """
@@ -72,7 +72,7 @@ class Dialect(ABC):
 
     # ---- between lanes -------------------------------------------------------------------------------
     @abstractmethod
-    def exchange(self, value: Expr, distance: int, thread: Expr) -> Expr:
+    def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         """Return the 32-bit value of the lane at a distance, a power of two below the wave.
 
         Where all lanes of each half hold the same, as in a reduction from distance 1 on, it may be another

@@ -1,19 +1,20 @@
 """The loop nest of a chain on GPUs, as its `Mapping` says and a `Dialect` spells it.
 
-What lies in memory along another axis than the result goes through shared memory (`exchange`). Threads alone
-take vectors of neighbouring elements of any row (`gpu_vectors`); means over images have blocks of their own
-(`means`); else teams of lanes take rows (`gpu_rows`).
+Inputs whose memory runs along another axis than the result's are transposed in shared memory
+(`shared_transpose`). Threads that work alone take vectors of neighbouring elements of any row
+(`gpu_vectors`); sums over image positions have blocks of their own (`spatial_sums`); else teams of lanes take
+rows (`gpu_rows`).
 """
 
 from __future__ import annotations
 
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.chain.exchange import emit_tiles
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.gpu_vectors import VectorLoops
-from ladder.lower.chain.means import Means
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
+from ladder.lower.chain.shared_transpose import emit_tiles
+from ladder.lower.chain.spatial_sums import SpatialSums
 from ladder.movement.mapping import Mapping
 
 
@@ -30,7 +31,7 @@ class GpuChain:
             emit_tiles(nest)
         elif nest.lanes == 1:
             VectorLoops(nest).emit()
-        elif (means := Means.of(nest)) is not None:
-            means.emit()
+        elif (sums := SpatialSums.of(nest)) is not None:
+            sums.emit()
         else:
             RowLoops(nest).emit()

@@ -22,9 +22,9 @@ from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
-from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.stencils import reduce_vectors, stencil_width
+from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import WIDE, Vectors
+from ladder.lower.chain.window_reductions import reduce_vectors, window_width
 from ladder.movement.mapping import Mapping
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
@@ -58,8 +58,8 @@ class GpuNest(Nest):
         self.values.lowerings = {**dialect.functions, **(dialect.cheap if cheap else {})}
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.alone = False
-        widths = {stencil_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
-        self.stencil_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
+        widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
+        self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
         """Neighbouring elements of the results of windows that a thread has."""
         tiles = {node.name: node.tile for node in graph.inputs}
         self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
@@ -164,7 +164,7 @@ class GpuNest(Nest):
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""
         found = []
-        if len(places) > 1 and self.stencil_width > 1:
+        if len(places) > 1 and self.window_width > 1:
             reduce_vectors(self, self.vectors, value, places)
         for lane, place in enumerate(places):
             self.vectors.lane = lane
@@ -295,7 +295,7 @@ class GpuNest(Nest):
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all lanes of a row found, on each of them."""
         wave, shared = self.dialect.wave, self.dialect.shared
-        value = self.exchanged(it, value, min(self.lanes, wave))
+        value = self.shuffled(it, value, min(self.lanes, wave))
         warps = self.lanes // wave
         if warps <= 1:
             return value
@@ -305,13 +305,13 @@ class GpuNest(Nest):
             b.store(shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, wave))
         self.dialect.sync()
         read = b.bind(T.reinterpret(it.dtype, shared[place + tirx.floormod(self.lane, warps)]))
-        return self.exchanged(it, read, warps)
+        return self.shuffled(it, read, warps)
 
-    def exchanged(self, it: Reduction, value: Expr, lanes: int) -> Expr:
+    def shuffled(self, it: Reduction, value: Expr, lanes: int) -> Expr:
         """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
         value, distance = b.bind(value), 1
         while distance < lanes:
-            other = self.dialect.exchange(value, distance, self.thread)
+            other = self.dialect.shuffle(value, distance, self.thread)
             value = b.bind(it.combine(value, other))
             distance *= 2
         return value

@@ -43,7 +43,7 @@ class VectorLoops:
         dtype = stored_type(self.nest.graph.tile(value).ttype.name)
         best, cost = (1, 1), float("inf")
         widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
-        if value in self.nest.puts:  # rows that are put lie apart
+        if value in self.nest.scatters:  # scattered rows lie apart
             widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.nest.rows if self.nest.lanes > 1 else 0
         most = 1 if self.nest.mapping.spread > 1 else len(shape) - axes
@@ -143,7 +143,7 @@ class VectorLoops:
         if not self.has_columns(value):
             return [(value, 1, 1, 0, 1)]
         if self.nest.reductions() and len(shape) == self.nest.rows:
-            return [(value, 1, self.nest.stencil_width, 0, shape[-1])]
+            return [(value, 1, self.nest.window_width, 0, shape[-1])]
         merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
         if merged > 1:
             return [
@@ -169,7 +169,7 @@ class VectorLoops:
 
     def has_columns(self, value: str) -> bool:
         shape = self.nest.graph.tile(value).shape
-        alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows and self.nest.stencil_width == 1
+        alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows and self.nest.window_width == 1
         return bool(shape) and not alone
 
     def flat_item(

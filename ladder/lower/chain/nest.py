@@ -1,4 +1,4 @@
-"""What the loop nests of all targets share: arguments, ranges, where loops are cut, reductions in order."""
+"""Base of all loop nests of chains: arguments, ranges, loop splitting and reductions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import Values
 from ladder.partition.rows import loop_axes
 from tile_types.errors import ScheduleError
@@ -48,7 +48,7 @@ class Nest(ABC):
     """
 
     def __init__(self, chain: Chain, align: int = 0) -> None:
-        graph, self.puts = chain.graph, chain.puts
+        graph, self.scatters = chain.graph, chain.scatters
         rows = loop_axes(graph, graph.outputs)
         if rows is None:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
@@ -74,24 +74,24 @@ class Nest(ABC):
 
     def stored_tile(self, value: str) -> Tile:
         """Return the tile of the tensor that a result is written to."""
-        put = self.puts.get(value)
-        return self.graph.tile(value) if put is None else put.base
+        scatter = self.scatters.get(value)
+        return self.graph.tile(value) if scatter is None else scatter.base
 
     @contextmanager
     def placed(self, value: str, places: Sequence[Index]) -> Iterator[Sequence[Index]]:
         """Open what stores elements of one row of a result: yields where they lie in its tensor.
 
-        A row that is put beyond the tensor's end is not stored; numbers below 0 count from there.
+        A row that is scattered beyond the tensor's end is not stored; negative numbers count from the end.
         """
-        put = self.puts.get(value)
-        if put is None:
+        scatter = self.scatters.get(value)
+        if scatter is None:
             yield places
             return
-        extent = self.extent(put.base.shape[put.axis])
-        number = T.Cast("int32", self.buffers[put.ids][places[0][put.axis]])
+        extent = self.extent(scatter.base.shape[scatter.axis])
+        number = T.Cast("int32", self.buffers[scatter.ids][places[0][scatter.axis]])
         row = b.bind(T.Select(number < 0, number + extent, number))
         with b.when(tirx.And(row >= 0, row < extent)):
-            yield [(*place[: put.axis], row, *place[put.axis + 1 :]) for place in places]
+            yield [(*place[: scatter.axis], row, *place[scatter.axis + 1 :]) for place in places]
 
     def _load(self, name: str, index: Index) -> Expr:
         if not self.values.looking:

@@ -40,7 +40,7 @@ QUAD_PAIRS, QUAD_HALVES, HALF_MIRROR, MIRROR = 0xB1, 0x4E, 0x141, 0x140
 MOVES = {1: QUAD_PAIRS, 2: QUAD_HALVES, 4: HALF_MIRROR, 8: MIRROR}
 """Distance -> a control that brings a value of the other half of twice as many lanes.
 
-The mirrors bring another lane than the one at the distance, which `Dialect.exchange` allows.
+The mirrors bring another lane than the one at the distance, which `Dialect.shuffle` allows.
 """
 
 LEAST_EXPONENT, LEAST_NORMAL = -126.0, 2.0**-126
@@ -146,7 +146,7 @@ class RocmDialect(Dialect):
         value = d.as_type(d.vector(list(words)), dtype if width == 1 else f"{dtype}x{width}")
         b.store(buffer, value, *index[:-1], d.lanes(index[-1], width))
 
-    def exchange(self, value: Expr, distance: int, thread: Expr) -> Expr:
+    def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         dtype = str(value.ty.dtype)
         if distance not in MOVES:
             return d.shuffle_xor(value, dtype, thread, distance)

@@ -1,4 +1,4 @@
-"""Vectors of neighbouring elements in a GPU thread's registers: loads, stores, and what is cheap on them."""
+"""Vectors of neighbouring elements in a GPU thread's registers: loads and stores."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Vectors:
         self.lane = 0
         """Which of them."""
         self.words: dict[Any, Any] = {}
-        self.exchanged: dict[Any, Shared] = {}
+        self.transposed: dict[Any, Shared] = {}
         """Vectors that lie in shared memory, by input, width and address less lane."""
 
     def load(self, name: str, index: Index) -> Expr:
@@ -106,8 +106,8 @@ class Vectors:
         base = self.values.simplified(self.address(name, index) - self.lane)
         hashed = base if isinstance(base, int) else tvm_ffi.structural_hash(base)
         key = (name, self.width, hashed, *map(tvm_ffi.structural_hash, guards))
-        if key in self.exchanged:
-            return element(self.exchanged[key].load(), self.lane, dtype)
+        if key in self.transposed:
+            return element(self.transposed[key].load(), self.lane, dtype)
         if key not in self.words:
             if self.lane or not self.is_aligned(name, base, self.width):
                 return None

@@ -1,8 +1,9 @@
-"""The CPU pipeline: one packed layout, one loop nest, any type of weight.
+"""What CPU kernels share: the packed weight, 512-bit values in TIR, quantization of activations, LLVM.
 
-Codes stay packed until they sit in a register. With AVX-512 one permutation of a 32-entry
-table turns 32 codes of up to five bits into bfloat16 values, whatever the type; other
-machines evaluate the type's decode expression in vectorised loops. Call order of an entry:
+Products are emitted by `ladder.lower.skeletons.loopnest`. Codes stay packed until they sit in a
+register. With AVX-512 one permutation of a 32-entry table turns 32 codes of up to five bits into
+bfloat16 values, whatever the type; other machines evaluate the type's decode expression in
+vectorised loops. Call order of an entry:
 ``(x, words, scales?, zeros?, row_scale, token_scale?, bias?, y)``.
 May import ``tile_types``, ``targets``, ``schedules``, ``ladder.ir`` and ``ladder.lower.builder``.
 """
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.lower.cpu.layout import CpuLayout, cpu_layout
 from ladder.lower.cpu.pack import pack, unpack
+from schedules.cpu_layout import CpuLayout, cpu_layout
 from targets import TileDevice
 
 __all__ = ["CpuLayout", "cpu_layout", "emit_quantize", "pack", "unpack"]

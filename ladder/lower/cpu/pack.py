@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cpu.layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
+from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
 from tile_types import TType, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ShapeError

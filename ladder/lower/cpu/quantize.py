@@ -10,8 +10,7 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.activations import as_float
-from ladder.lower.cpu.arguments import BYTES
+from ladder.lower.cpu.vectors import BYTES, as_float
 from targets import TileDevice
 
 Expr = Any

@@ -11,8 +11,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from tile_types import TirOps, get_type
+
 Expr = Any
 """A TIR expression (TVM ships no type stubs)."""
+
+BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
+"""Alignment of elements; 1 for those that are not named."""
 
 DPBF16 = "ladder_dpbf16"
 
@@ -132,3 +137,19 @@ def prefetch(address: Expr) -> None:
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     """Return ``a * b + c``, float32x16, with one rounding where the machine has such an instruction."""
     return T.call_llvm_pure_intrin("float32x16", "llvm.fmuladd", a, b, c)
+
+
+def bits_of(value: Expr, activation: str) -> Expr:
+    """Return the bits of one activation as an unsigned integer of its width."""
+    width = {"float32": 32, "float16": 16, "bfloat16": 16}.get(activation, 8)
+    return T.reinterpret(f"uint{width}", value)
+
+
+def as_float(value: Expr, activation: str) -> Expr:
+    """Widen one activation to float32, exactly."""
+    if activation in ("float32", "float16", "int8"):
+        return T.Cast("float32", value)
+    code = T.Cast("uint32", bits_of(value, activation))
+    if activation == "bfloat16":
+        return T.reinterpret("float32", T.shift_left(code, T.uint32(16)))
+    return T.Cast("float32", get_type(activation).evaluate(code, TirOps()))

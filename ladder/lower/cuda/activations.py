@@ -18,7 +18,7 @@ Index = Any
 """A Python integer or a TIR expression."""
 
 SPAN_STEPS = 2
-"""Steps that one ``ldmatrix.x4`` feeds: 64 bytes of K for eight tokens."""
+"""Steps that one ``ldmatrix.x4`` feeds: 64 bytes of K for eight activation rows."""
 
 SPAN_CHUNKS = SPAN_STEPS * STEP_BYTES // CHUNK_BYTES
 
@@ -29,22 +29,22 @@ LOAD_SPAN = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
 def matrix_source(lane: Index) -> tuple[Index, Index]:
-    """Return ``(token, chunk)`` whose address lane ``lane`` gives to the ``ldmatrix.x4`` of a span.
+    """Return ``(activation row, chunk)`` whose address lane ``lane`` gives to the ``ldmatrix.x4`` of a span.
 
-    Matrix i holds eight tokens of chunk i, so the four results are b0, b1 of the first step
+    Matrix i holds eight activation rows of chunk i, so the four results are b0, b1 of the first step
     and b0, b1 of the second (PTX ISA, ldmatrix).
     """
     return lane % 8, lane // 8
 
 
 def word_source(lanes: LaneMap, lane: Index, index: int) -> tuple[Index, Index, Index]:
-    """Return ``(token, chunk, word)`` of register ``index`` of a span, for lanes without ldmatrix."""
-    token, word = lanes.operand(lane)
-    return token, index, word
+    """Return ``(row, chunk, word)`` of register ``index`` of a span, for lanes without ldmatrix."""
+    row, word = lanes.operand(lane)
+    return row, index, word
 
 
 class SpanLoader:
-    """Emits loads of the B operands of a span: four registers per eight tokens.
+    """Emits loads of the B operands of a span: four registers per eight activation rows.
 
     Parameters
     ----------
@@ -61,22 +61,22 @@ class SpanLoader:
     def __init__(self, lanes: LaneMap, lane: Index, tile: ActivationTile, last: Index | None = None) -> None:
         self.lanes, self.lane, self.tile, self.last = lanes, lane, tile, last
 
-    def _row(self, token: Index) -> Index:
-        return token if self.last is None else T.min(token, self.last)
+    def _row(self, row: Index) -> Index:
+        return row if self.last is None else T.min(row, self.last)
 
-    def load(self, shared: Any, base: list[Index], first_token: Index, chunk: Index, out: Any) -> None:
-        """Emit the loads of tokens ``first_token..+8`` and chunks ``chunk..+4`` into ``out[0:4]``.
+    def load(self, shared: Any, base: list[Index], first_row: Index, chunk: Index, out: Any) -> None:
+        """Emit the loads of activation rows ``first_row..+8`` and chunks ``chunk..+4`` into ``out[0:4]``.
 
         ``shared`` is a uint32 buffer; ``base`` holds its leading indices.
         """
         if self.lanes.partial_lanes:
             for i in range(4):
-                token, piece, word = word_source(self.lanes, self.lane, i)
-                at = self.tile.word(self._row(first_token + token), chunk + piece) + word
+                row, piece, word = word_source(self.lanes, self.lane, i)
+                at = self.tile.word(self._row(first_row + row), chunk + piece) + word
                 b.store(out, shared[(*base, at)], i)
             return
-        token, piece = matrix_source(self.lane)
-        at = self.tile.word(self._row(first_token + token), chunk + piece)
+        row, piece = matrix_source(self.lane)
+        at = self.tile.word(self._row(first_row + row), chunk + piece)
         b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), shared.ptr_to([*base, at]))
 
 
@@ -91,8 +91,8 @@ class RunLoader:
     ----------
     lanes, lane, tile, last
         As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
-    token_blocks
-        Blocks of eight tokens.
+    blocks
+        Blocks of eight activation rows.
     shared
         The uint32 buffer that holds the tile.
     aligned
@@ -104,7 +104,7 @@ class RunLoader:
         lanes: LaneMap,
         lane: Index,
         tile: ActivationTile,
-        token_blocks: int,
+        blocks: int,
         last: Index,
         shared: Any,
         *,
@@ -112,8 +112,8 @@ class RunLoader:
     ) -> None:
         self.general = SpanLoader(lanes, lane, tile, b.keep(last))
         self.shared, self.start = shared, b.Variable("int32", 0)
-        token, piece = matrix_source(lane)
-        rows = (T.min(block * 8 + token, last) for block in range(token_blocks if aligned else 0))
+        row, piece = matrix_source(lane)
+        rows = (T.min(block * 8 + row, last) for block in range(blocks if aligned else 0))
         self.rows = [b.keep(tile.word(row, piece)) for row in rows]
         self.addresses = [b.Variable("uint32", T.uint32(0)) for _ in self.rows]
 
@@ -131,7 +131,7 @@ class RunLoader:
             address.set(address.value + T.uint32(chunks * CHUNK_BYTES))
 
     def load(self, block: int, chunk: int, out: Any) -> None:
-        """Emit the loads of a token block and of chunks ``chunk..+4`` of the run."""
+        """Emit the loads of a block along M and of chunks ``chunk..+4`` of the run."""
         if not self.addresses:
             self.general.load(self.shared, [], block * 8, self.start.value + chunk, out)
             return

@@ -11,8 +11,8 @@ from tvm.script import tirx as T
 from ladder.ir.attention import CODES, Attention
 from ladder.lower import builder as b
 from ladder.lower.blocks.fragments import pack
-from ladder.lower.gpu.decode import Proven, proven_recipes
 from ladder.lower.gpu.emission import TirMachine, helper
+from ladder.lower.gpu.proven import Proven, proven_recipes
 from ladder.lower.gpu.recipes import Conversion, Lanes16
 from schedules.codes import LARGEST_GAIN
 from schedules.layouts import Field

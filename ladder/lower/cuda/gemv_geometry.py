@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from ladder.lower.gpu.accumulators import SUM_TILES
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
-from ladder.lower.gpu.groups import SUM_TILES, Groups
+from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import MatrixStep
-from schedules.layouts import TILE
-from schedules.legal import (
+from schedules.footprint import (
     RESIDENT_THREADS,
     SPARE_REGISTERS,
-    TOKEN_BUFFERS,
-    TOKEN_BYTES,
+    X_BUFFER_BYTES,
+    X_BUFFERS,
     block_rows,
     block_threads,
-    least_token_bytes,
+    least_x_bytes,
     registers_per_thread,
 )
+from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -69,17 +70,23 @@ class Geometry(Slices):
     table_bytes: int = 0
 
     def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
-        check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 tokens per block, got tile_m={plan.tile_m}")
+        s = self.schedule
         check(
-            plan.warps % plan.split_k == 0 and plan.warps <= 32,
-            f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
-            f" split_k={plan.split_k}",
+            s.tile_n == TILE,
+            f"gemv works on the packed tile's {TILE} rows, got tile_n={s.tile_n}",
         )
         check(
-            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
-            f"{plan.tile_m} tokens of {plan.split_k} slices of K do not fit a buffer of x of"
+            s.tile_m in (8, 16),
+            f"gemv serves 8 or 16 rows of x per block, got tile_m={s.tile_m}",
+        )
+        check(
+            s.warps % s.split_k == 0 and s.warps <= 32,
+            f"gemv takes as many warps for each slice of K and at most 32, got warps={s.warps},"
+            f" split_k={s.split_k}",
+        )
+        check(
+            self.unit_chunks * s.tile_m <= self.buffer_chunks,
+            f"{s.tile_m} rows of x, {s.split_k} slices of K do not fit a buffer of x of"
             f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
         )
         check(
@@ -90,7 +97,7 @@ class Geometry(Slices):
         most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
         check(
             self.registers <= most + SPARE_REGISTERS,
-            f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
+            f"{s.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {most} of {self.threads} threads; use fewer stages",
         )
 
@@ -108,7 +115,7 @@ class Geometry(Slices):
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that registers and shared memory are meant for."""
         fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
-        least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
+        least = self.table_bytes + least_x_bytes(self.groups.gemm, self.schedule)
         sharing = self.device.shared_per_unit // (least + 1024)
         most = min(self.device.max_blocks_per_unit, RESIDENT_THREADS // self.threads)
         return max(1, min(fitting, sharing, most))
@@ -117,7 +124,7 @@ class Geometry(Slices):
     def run(self) -> int:
         """Neighbouring tiles that a slice takes at once: a divisor of ``stages``.
 
-        The largest for which the buffers of x hold a unit of rounds for ``tile_m`` tokens.
+        The largest for which the buffers of x hold a unit of rounds for ``tile_m`` activation rows.
         """
         stages, room = self.schedule.stages, self.buffer_chunks // self.schedule.tile_m
         sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
@@ -135,7 +142,7 @@ class Geometry(Slices):
 
     @property
     def tile_chunks(self) -> int:
-        """16-byte chunks per token of one packed tile."""
+        """16-byte chunks per activation row of one packed tile."""
         return TILE * self.step.element_bytes // CHUNK_BYTES
 
     @property
@@ -147,26 +154,26 @@ class Geometry(Slices):
         return 2 if run * self.schedule.split_k * self.tile_chunks % 8 else 1
 
     def _unit_chunks(self, run: int) -> int:
-        """Return the 16-byte chunks per token of a unit of rounds."""
+        """Return the 16-byte chunks per activation row of a unit of rounds."""
         return self._unit(run) * run * self.schedule.split_k * self.tile_chunks
 
     @property
     def unit_chunks(self) -> int:
-        """16-byte chunks per token of a unit of rounds."""
+        """16-byte chunks per activation row of a unit of rounds."""
         return self._unit_chunks(self.run)
 
     @property
     def buffer_chunks(self) -> int:
-        """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
+        """16-byte chunks of one of the `X_BUFFERS` of x: as many as resident blocks leave room for."""
         device = self.device
         room = min(
-            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
+            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, X_BUFFER_BYTES
         )
-        return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
+        return (room - self.table_bytes) // (X_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
     def least_units(self) -> int:
-        """Units of rounds of one token that are copied together at least."""
+        """Units of rounds of one activation row that are copied together at least."""
         return LEAST_COPY // (self.unit_chunks * CHUNK_BYTES)
 
     @property
@@ -183,12 +190,12 @@ class Geometry(Slices):
 
     @property
     def pitch(self) -> int:
-        """Words between tokens of the reduction buffer; 4 more than the rows avoids bank conflicts."""
+        """Words between activation rows of the reduction buffer; 4 more avoid bank conflicts."""
         return self.rows + 4
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
+        x = X_BUFFERS * self.buffer_chunks * CHUNK_WORDS
         sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
-        return max(self.table_bytes + 4 * tokens, 4 * sums)
+        return max(self.table_bytes + 4 * x, 4 * sums)

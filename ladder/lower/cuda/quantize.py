@@ -1,4 +1,4 @@
-"""Quantisation of tokens by CUDA kernels: PTX loads and conversions, early launch."""
+"""Quantisation of activation rows by CUDA kernels: PTX loads and conversions, early launch."""
 
 from __future__ import annotations
 

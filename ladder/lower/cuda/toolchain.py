@@ -21,7 +21,7 @@ from typing import Any
 
 from ladder.lower.cuda.toolkit import CUDA_RUNTIME, REMEDY, find_tool, nvcc, runtime_libraries
 from ladder.lower.passes import pipeline
-from ladder.lower.turn import yielded_turn
+from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
 from tile_types.errors import CompilerError, MissingToolError
 
@@ -285,7 +285,7 @@ def _compile_source(code: str, *_: Any) -> bytes:
     if _running.overlapping:
         code = code.replace(" __restrict__ ", " ")
     try:
-        with yielded_turn():
+        with tvm_unlocked():
             binary, log = run_nvcc(code, device, "cubin")
     except (CompilerError, MissingToolError) as error:
         _running.failure = error
@@ -318,7 +318,7 @@ def _callback(device: TileDevice, overlapping: bool) -> Iterator[Compilation]:
 def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
     """Compile PrimFuncs and export one shared library with an entry for each.
 
-    If the caller holds `ladder.lower.turn.tvm_turn`, other threads get it while nvcc runs.
+    If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it while nvcc runs.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Where tiles of x lie in shared memory: the XOR swizzle, and how threads share pieces of a copy.
 
-Rows are tokens; a row is a run of 16-byte chunks along K. The swizzle spreads the chunks that
-eight lanes of neighbouring tokens read at once over all 32 banks. Index functions work on Python
+Rows are activation rows; a row is a run of 16-byte chunks along K. The swizzle spreads the chunks that
+eight lanes of neighbouring activation rows read at once over all 32 banks. Index functions work on Python
 integers and on TIR expressions alike.
 """
 
@@ -21,7 +21,7 @@ CHUNK_WORDS = 4
 
 @dataclass(frozen=True)
 class ActivationTile:
-    """Where the chunks of a tile ``[tokens, chunks]`` lie in shared memory.
+    """Where the chunks of a tile ``[activation rows, chunks]`` lie in shared memory.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class ActivationTile:
         return self.place(row, chunk) * CHUNK_WORDS
 
     def words(self, rows: int) -> Index:
-        """Return the words of a tile of ``rows`` tokens."""
+        """Return the words of a tile of ``rows`` activation rows."""
         return rows * self.chunks * CHUNK_WORDS
 
 

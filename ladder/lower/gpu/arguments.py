@@ -7,8 +7,8 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from schedules.footprint import streams_exponents
 from schedules.layouts import lane_of
-from schedules.legal import streams_exponents
 from tile_types import get_type
 
 Expr = Any
@@ -37,7 +37,7 @@ class Arguments:
     groups
         Rows of ``scales`` and ``zeros``.
     x, words, scales, zeros, row_scale, token_scale, bias, y
-        See `schedules.layouts` and `ladder.ir.gemm.Gemm`. With experts, what belongs to the weight
+        See `schedules.fragments` and `ladder.ir.gemm.Gemm`. With experts, what belongs to the weight
         has a leading axis of experts.
     image
         Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
@@ -46,7 +46,7 @@ class Arguments:
     residual
         Tensor ``[M, N]`` that is added.
     experts, ranges, masked
-        Number of experts, int32 offsets ``[E + 1]`` of their tokens or, if ``masked``, counts ``[E]``;
+        Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, if ``masked``, counts ``[E]``;
         None without experts.
     """
 

@@ -20,9 +20,9 @@ from ladder.lower.gpu.recipes import (
     Recipe,
     lane_recipes,
 )
-from schedules.crossed import CROSSED
 from schedules.layouts import SPREAD
 from schedules.spread import SIGN, spread
+from schedules.xor_packing import XOR_PACKINGS
 from tile_types.forms import Wiring, wirings
 
 
@@ -73,7 +73,7 @@ class Crossed:
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values, less ``zero``."""
-        crossing = CROSSED[self.order]
+        crossing = XOR_PACKINGS[self.order]
         word = words[index // 4]
         moved = [
             m.shift(word, left) if left >= 0 else m.rotate(word, -left) for left in crossing.shifts[index % 4]
@@ -155,7 +155,7 @@ def propose_wired(conversion: Conversion) -> Iterator[Recipe]:
 
 
 def _crossed(conversion: Conversion) -> Iterator[Crossed]:
-    crossing = CROSSED[conversion.order]
+    crossing = XOR_PACKINGS[conversion.order]
     placed = (*((crossing.place + bit, bit) for bit in range(3)), (crossing.sign, 3))
     for core, recipe in _wired(conversion):
         fits = core == conversion.operand
@@ -183,12 +183,12 @@ def propose_raw_spread(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning
         yield replace(recipe, wiring=replace(recipe.wiring, gain=1.0)), Meaning(gains=(gain, gain))
 
 
-def propose_crossed(conversion: Conversion) -> Iterator[Recipe]:
+def propose_xor(conversion: Conversion) -> Iterator[Recipe]:
     """Propose masked sums of shifted words for small floats in a crossed order."""
     yield from _crossed(conversion)
 
 
-def propose_raw_crossed(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+def propose_raw_xor(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
     """Propose the same whose power of two is left to scales or to the accumulator."""
     for recipe in _crossed(conversion):
         yield replace(recipe, factor=1.0), Meaning(gains=(recipe.factor, recipe.factor))

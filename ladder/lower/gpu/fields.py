@@ -1,6 +1,6 @@
 """Where the bits of packed codes lie in a thread's words, and moving them in few instructions.
 
-The layout is `schedules.layouts.FragmentLayout`, `fields` says where it has the bits of a register.
+The layout is `schedules.fragments.FragmentLayout`, `fields` says where it has the bits of a register.
 """
 
 from __future__ import annotations

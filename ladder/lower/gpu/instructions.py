@@ -1,6 +1,6 @@
 """Matrix instructions as a table: how one step of a 16-row fragment runs on each NVIDIA generation.
 
-A *step* multiplies 16 weight rows by 8 tokens over 32 bytes of K (16 elements of 16 bits or
+A *step* multiplies 16 weight rows by 8 activation rows over 32 bytes of K (16 elements of 16 bits or
 32 of 8 bits): ``acc[16, 8] += W[16, k] · x[8, k]^T``. W is the A operand in four registers
 ``a0..a3``, x the B operand in two, ``b0`` and ``b1``, in the fragment order of
 ``mma.m16n8k16`` / ``m16n8k32``, which is also the order of the packed words
@@ -23,8 +23,8 @@ from tile_types.errors import DeviceError
 Index = Any
 """A Python integer or a TIR expression."""
 
-STEP_TOKENS = 8
-"""Tokens of one step."""
+STEP_COLUMNS = 8
+"""Activation rows of one step."""
 
 STEP_BYTES = 32
 """Bytes along K of one step."""
@@ -74,16 +74,16 @@ class LaneMap:
         return lane // 4 + 8 * slot
 
     def sum_source(self, index: int) -> int:
-        """Return an accumulator that has the same token as ``index``, if W is all ones."""
+        """Return an accumulator that has the same activation row as ``index``, if W is all ones."""
         return index
 
-    def token(self, lane: Index, index: int) -> Index:
-        """Return the token of 0..7 of accumulator ``index``."""
+    def column(self, lane: Index, index: int) -> Index:
+        """Return the activation row of 0..7 of accumulator ``index``."""
         return lane % 4 * 2 + index % 2
 
     def position(self, lane: Index, index: int) -> tuple[Index, Index]:
-        """Return ``(row, token)`` of accumulator ``index``."""
-        return self.slot_row(lane, self.row_slot(index)), self.token(lane, index)
+        """Return ``(row, column)`` of accumulator ``index``."""
+        return self.slot_row(lane, self.row_slot(index)), self.column(lane, index)
 
     def is_first(self, lane: Index) -> Index:
         """Return whether a lane is the first of those that share sums (always, where none do)."""
@@ -110,7 +110,7 @@ class QuadPairMap(LaneMap):
     def is_first(self, lane: Index) -> Index:
         return lane // 4 % 4 == 0
 
-    def token(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Index, index: int) -> Index:
         return index // 4 % 2 * 4 + lane // 2 % 2 * 2 + index % 2
 
 
@@ -151,8 +151,8 @@ class MatrixStep:
         Type of the accumulator registers (PTX takes s32 in uint32 registers).
     promote
         Elements of K after which partial sums must move to float32 registers; 0 for never.
-    tokens
-        Tokens of a step.
+    activation rows
+        Activation rows of a step.
     steps
         Steps that an instruction takes at once: it then has four registers of W and two of x for each.
     parts
@@ -166,7 +166,7 @@ class MatrixStep:
     lanes: LaneMap = WARP_MAP
     carrier: str = "float32"
     promote: int = 0
-    tokens: int = STEP_TOKENS
+    columns: int = STEP_COLUMNS
     steps: int = 1
     parts: int = 1
 

@@ -1,6 +1,6 @@
-"""Dynamic activations: 8-bit codes and one scale per token, or per token and group of K.
+"""Dynamic activations: 8-bit codes and one scale per row of x, or per row and group of K.
 
-A block owns a token. Each thread keeps its chunks of the row in registers between the search
+A block owns a row. Each thread keeps its chunks of the row in registers between the search
 for the largest magnitude and the rounding, so that x is read once; what a longer row has beyond
 the registers is read again, from L2. Magnitudes compare as bit patterns: those of infinity and
 NaN are above every finite one, so the largest tells whether the row is finite.
@@ -197,11 +197,11 @@ class Quantizer(ABC):
 
     def emit(self) -> None:
         """Emit the whole body."""
-        self.warp_largest = self.share(WARP)
+        shared = self.share(WARP)
         if self.plan.group:
             self._each_chunk(self._quantize_group)
         else:
-            self._quantize_row()
+            self._quantize_row(shared)
 
     # ---- walks over the row -----------------------------------------------------------
     def _column(self, turn: Expr) -> Expr:
@@ -215,8 +215,11 @@ class Quantizer(ABC):
             self._load(self.values[0], column)
             body(self.values[0], column)
 
-    def _quantize_row(self) -> None:
-        """Find the row's scale and round, keeping what fits into registers in between."""
+    def _quantize_row(self, shared: Any) -> None:
+        """Find the row's scale and round, keeping what fits into registers in between.
+
+        ``shared`` has room for the largest magnitude of each warp.
+        """
         plan, step = self.plan, self.plan.threads * CHUNK
         best = b.Variable("uint32", T.uint32(0))
         for index, values in enumerate(self.values):
@@ -229,7 +232,7 @@ class Quantizer(ABC):
         with b.loop(turns, plan.chunks) as turn:
             self._load(rest, self._column(turn))
             best.set(self._largest(rest, best.value))
-        scale, inverse = self._scale(self._over_block(best.value))
+        scale, inverse = self._scale(self._over_block(best.value, shared))
         with b.when(self.thread == 0):
             b.store(self.scales, scale, self.row)
         for index, values in enumerate(self.values):
@@ -307,7 +310,7 @@ class Quantizer(ABC):
             best = T.max(best, b.bind(bits & T.uint32(MAGNITUDE)))
         return b.bind(best)
 
-    def _over_block(self, best: Expr) -> Expr:
+    def _over_block(self, best: Expr, shared: Any) -> Expr:
         """Return the largest of all threads."""
         best = self._over_lanes(best, self.warp)
         warps = self.plan.threads // self.warp
@@ -315,9 +318,9 @@ class Quantizer(ABC):
             return best
         lane = b.bind(self.thread % self.warp)
         with b.when(lane == 0):
-            b.store(self.warp_largest, best, self.thread // self.warp)
+            b.store(shared, best, self.thread // self.warp)
         self.sync()
-        return self._over_lanes(b.bind(self.warp_largest[lane % warps]), 1 << (warps - 1).bit_length())
+        return self._over_lanes(b.bind(shared[lane % warps]), 1 << (warps - 1).bit_length())
 
     def _scale(self, largest: Expr) -> tuple[Expr, Expr]:
         """Return the scale for a largest magnitude's bits, and its reciprocal."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.lower import builder as b
+from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.emission import SharedTable
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters
+from ladder.lower.gpu.groups import GroupRegisters
 
 Expr = Any
 
@@ -29,11 +30,11 @@ class TileMultiplier:
         self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
         self.parts = accumulators.step.parts
-        self.word_blocks, self.token_blocks = accumulators.row_blocks * self.parts, accumulators.token_blocks
+        self.word_blocks, self.m_blocks = accumulators.row_blocks * self.parts, accumulators.m_blocks
         self.span = 2 * 4
         self.operands = b.local(self.word_blocks * self.span, "uint32")
-        held = self.token_blocks if self.word_blocks > 1 and self.token_blocks == 2 else 1
-        self.tokens = [b.local(4 * self.parts, "uint32") for _ in range(held)]
+        held = self.m_blocks if self.word_blocks > 1 and self.m_blocks == 2 else 1
+        self.x = [b.local(4 * self.parts, "uint32") for _ in range(held)]
 
     def emit(
         self,
@@ -51,22 +52,22 @@ class TileMultiplier:
         group_registers
             Scales and zero points of each row block.
         load_activations
-            ``load_activations(token_block, span, out)`` emits the loads of B operands, four for each part.
+            ``load_activations(m_block, span, out)`` emits the loads of B operands, four for each part.
         flush
             Whether partial sums are flushed at the tile's last granule.
         """
         for span in range(self.groups.lane // self.span):
-            if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
+            if len(self.x) == self.m_blocks and len(self._granules(span)) == 1:
                 self._by_rows(words, group_registers, load_activations, span, flush)
                 continue
             for block in range(self.word_blocks):
                 self._decode(words, group_registers, block, span)
-            for token_block in range(self.token_blocks):
-                load_activations(token_block, span, self._loaded(token_block))
+            for m_block in range(self.m_blocks):
+                load_activations(m_block, span, self._loaded(m_block))
                 for granule in self._granules(span):
                     for block in range(self.word_blocks):
-                        self._multiply(block, token_block, span, granule)
-                    self._flush(group_registers, token_block, span, granule, flush)
+                        self._multiply(block, m_block, span, granule)
+                    self._flush(group_registers, m_block, span, granule, flush)
 
     def emit_flushing(
         self,
@@ -91,14 +92,14 @@ class TileMultiplier:
     ) -> None:
         """Emit a span that lies in one granule so that the operands of one row block live at a time."""
         (granule,) = self._granules(span)
-        for token_block, tokens in enumerate(self.tokens):
-            load_activations(token_block, span, tokens)
+        for m_block, x in enumerate(self.x):
+            load_activations(m_block, span, x)
         for block in range(self.word_blocks):
             self._decode(words, group_registers, block, span)
-            for token_block in range(self.token_blocks):
-                self._multiply(block, token_block, span, granule)
-        for token_block in range(self.token_blocks):
-            self._flush(group_registers, token_block, span, granule, flush)
+            for m_block in range(self.m_blocks):
+                self._multiply(block, m_block, span, granule)
+        for m_block in range(self.m_blocks):
+            self._flush(group_registers, m_block, span, granule, flush)
 
     def _granules(self, span: int) -> range:
         """Return the granules that a span touches."""
@@ -122,42 +123,42 @@ class TileMultiplier:
                 at=registers.exponent_at(granule),
             )
 
-    def _multiply(self, block: int, token_block: int, span: int, granule: int) -> None:
+    def _multiply(self, block: int, m_block: int, span: int, granule: int) -> None:
         """Emit a granule's steps of one row block within a span, or of a part of it."""
         low = granule * self.groups.registers - span * self.span
-        loaded, (row_block, part) = self._loaded(token_block), divmod(block, self.parts)
+        loaded, (row_block, part) = self._loaded(m_block), divmod(block, self.parts)
         together = self.accumulators.step.steps
         for step in range(0, 2, together):
             registers = range(4 * step, 4 * (step + together))
             inside = [low <= r < low + self.groups.registers for r in registers]
             if not any(inside):
                 continue
-            tokens = [loaded[4 * part + r] for r in range(2 * step, 2 * (step + together))]
+            x = [loaded[4 * part + r] for r in range(2 * step, 2 * (step + together))]
             first = block * self.span
             a = [self.operands[first + r] if yes else None for r, yes in zip(registers, inside, strict=True)]
-            self.accumulators.multiply(row_block * self.token_blocks + token_block, a, tokens)
+            self.accumulators.multiply(row_block * self.m_blocks + m_block, a, x)
             if row_block == 0:
-                self.accumulators.add_tokens(token_block, a, tokens)
+                self.accumulators.add_x(m_block, a, x)
 
-    def _loaded(self, token_block: int) -> Any:
-        """Return the registers that hold a token block's operands."""
-        return self.tokens[token_block % len(self.tokens)]
+    def _loaded(self, m_block: int) -> Any:
+        """Return the registers that hold a block along M's operands."""
+        return self.x[m_block % len(self.x)]
 
     def _flush(
         self,
         group_registers: list[GroupRegisters],
-        token_block: int,
+        m_block: int,
         span: int,
         granule: int,
         flush: bool,
     ) -> None:
-        """Emit a token block's flush if the granule ends within the span."""
+        """Emit a block along M's flush if the granule ends within the span."""
         ends = (granule + 1) * self.groups.registers <= (span + 1) * self.span
         inner = self.groups.per_tile > 1 and self.accumulators.flushes_granules
         if self.accumulators.flushes and ends and (flush or inner):
-            self.accumulators.flush(token_block, granule, group_registers)
+            self.accumulators.flush(m_block, granule, group_registers)
 
     def flush_all(self, group_registers: list[GroupRegisters]) -> None:
         """Emit the flush of every fragment with the tile's last granule."""
-        for token_block in range(self.token_blocks):
-            self.accumulators.flush(token_block, self.groups.per_tile - 1, group_registers)
+        for m_block in range(self.m_blocks):
+            self.accumulators.flush(m_block, self.groups.per_tile - 1, group_registers)

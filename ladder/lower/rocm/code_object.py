@@ -61,15 +61,6 @@ def code_object_version(binary: bytes) -> int:
     return binary[ABI_VERSION_AT] + 2
 
 
-def with_version(binary: bytes, version: int) -> bytes:
-    """Return an object file marked with another code object version.
-
-    Version 6 differs from version 5 in nothing but generic targets, which Ladder does not compile for;
-    ROCm 6.0 to 6.2 load version 5 only.
-    """
-    return binary[:ABI_VERSION_AT] + bytes([version - 2]) + binary[ABI_VERSION_AT + 1 :]
-
-
 def require_loadable(binary: bytes, arch: str, version: int) -> None:
     """Check what ROCm's loader checks of a code object.
 

@@ -1,4 +1,4 @@
-"""The end of AMD kernels: runs of outputs of a token, finished and stored as one vector."""
+"""The end of AMD kernels: runs of outputs of an activation row, finished and stored as one vector."""
 
 from __future__ import annotations
 

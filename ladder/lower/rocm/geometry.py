@@ -35,7 +35,7 @@ class WaveTile(ActivationTile):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule of `schedules.legal.WAVES`."""
+    """Sizes that follow from a problem, a device and a schedule of `schedules.footprint.WAVES`."""
 
     groups: Groups
     step: WaveStep
@@ -43,12 +43,12 @@ class Geometry:
     schedule: GpuSchedule
 
     def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.stages == 2, f"x has two stages in LDS, got stages={plan.stages}")
+        s = self.schedule
+        check(s.stages == 2, f"x has two stages in LDS, got stages={s.stages}")
         check(
-            bool(waves.divisions(plan)),
-            f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m}"
-            f" x {waves.tile_rows(plan)}",
+            bool(waves.divisions(s)),
+            f"{s.warps} waves, {s.split_k} slices of K, do not divide a tile of {s.tile_m}"
+            f" x {waves.tile_rows(s)}",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,
@@ -80,12 +80,12 @@ class Geometry:
     @property
     def wave_m(self) -> int:
         """Activation rows of a wave."""
-        return self.schedule.tile_m // waves.division(self.schedule).token_waves
+        return self.schedule.tile_m // waves.division(self.schedule).m_waves
 
     @property
     def m_blocks(self) -> int:
         """Steps along M of a wave."""
-        return self.wave_m // self.step.tokens
+        return self.wave_m // self.step.columns
 
     # ---- stages ---------------------------------------------------------------------
     @property

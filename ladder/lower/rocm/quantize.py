@@ -1,4 +1,4 @@
-"""Quantisation of tokens by AMD kernels: vector accesses, V_PERM, and conversions to fp8.
+"""Quantisation of activation rows by AMD kernels: vector accesses, V_PERM, and conversions to fp8.
 
 CDNA3 converts to fnuz types, whose codes mean half of what the same bits mean in the OCP types that
 x is quantised to: half the values are converted there. -0 becomes 0.

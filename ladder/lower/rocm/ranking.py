@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ladder.lower.gpu.decode import NEEDS, Proven, proven_recipes, table_bytes
 from ladder.lower.gpu.machine import REFERENCE_COST, Machine, Word
 from ladder.lower.gpu.proof import NumpyMachine, Words, lanes, prove
+from ladder.lower.gpu.proven import NEEDS, Proven, proven_recipes, table_bytes
 from ladder.lower.gpu.recipes import Conversion, Recipe
 from ladder.lower.rocm.machine import Form, bitwise
 from schedules.codes import LARGEST_GAIN

@@ -2,7 +2,7 @@
 
 The 64 lanes of a wave hold what two NVIDIA warps hold (`schedules.layouts`): lane l takes the packed
 words of thread ``owner(l)``, whose registers a0, a2 are row g and a1, a3 row g+8. MFMA 16x16 takes
-16 rows at once, so a step is two of them. D holds row ``4 * (l // 16) + i`` and token ``l % 16``
+16 rows at once, so a step is two of them. D holds row ``4 * (l // 16) + i`` and activation row ``l % 16``
 (AMD Instinct MI300 ISA, "MFMA register layouts"). Which columns of K a lane holds does not matter as
 long as x agrees: lane l takes the words of column group ``l // 16``.
 """
@@ -18,18 +18,18 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, lanes, vector
-from schedules.waves import STEP_ROWS, STEP_TOKENS
+from schedules.waves import STEP_COLUMNS, STEP_ROWS
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
 Index = Any
 
 RUN = 4
-"""Neighbouring rows of a token that a lane of D holds."""
+"""Neighbouring rows of an activation row that a lane of D holds."""
 
 
 class WaveMap(LaneMap):
-    """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one token."""
+    """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one activation row."""
 
     def operand(self, lane: Index) -> tuple[Index, Index]:
         return lane // 8 % 2 * 16 + lane % 8, lane // 16
@@ -46,12 +46,12 @@ class WaveMap(LaneMap):
     def slot_row(self, lane: Index, slot: int) -> Index:
         return lane // 32 * 16 + lane // 16 % 2 * 4 + slot % 4 + slot // 4 * 8
 
-    def token(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Index, index: int) -> Index:
         return lane % 16
 
 
 class DotMap(WaveMap):
-    """Who holds what where lanes multiply for themselves: rows g and g+8 of a token, a part of K."""
+    """Who holds what where lanes multiply for themselves: two weight rows, a part of K."""
 
     def half(self, slot: int) -> int:
         return slot
@@ -59,7 +59,7 @@ class DotMap(WaveMap):
     def slot_row(self, lane: Index, slot: int) -> Index:
         return self.operand(lane)[0] + 8 * slot
 
-    def token(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Index, index: int) -> Index:
         return 0
 
     def is_first(self, lane: Index) -> Index:
@@ -84,7 +84,7 @@ class WideMap(WaveMap):
         run = slot % 16 // 4
         return run // 2 * 32 + run % 2 * 16 + lane // 32 * 4 + slot % 4 + slot // 16 * 8
 
-    def token(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Index, index: int) -> Index:
         return lane % 32
 
 
@@ -129,13 +129,13 @@ class WaveStep(MatrixStep):
     run: int = RUN
     rows: int = STEP_ROWS
 
-    def column(self, lane: Index, part: int) -> Index:
+    def k_group(self, lane: Index, part: int) -> Index:
         """Return which group of four columns of K, of those of a thread, a lane multiplies."""
         return lane // 16
 
     def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
         """Return whose packed words a lane takes: which 32-row block of the step, which thread of 64."""
-        return 0, lane // 8 % 2 * 32 + lane % 8 * 4 + self.column(lane, part)
+        return 0, lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
 
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
@@ -149,11 +149,11 @@ def _matrix(
     """Emit an MFMA."""
     kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
     at = lanes(totals[0], len(totals))
-    weights, tokens = (as_type(vector(registers), step.operand) for registers in (a, x))
+    weights, activations = (as_type(vector(registers), step.operand) for registers in (a, x))
     name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
     zeros = [T.int32(0)] * 3  # cbsz, abid, blgp: no broadcast
     sums = as_type(acc[at], kind)
-    total = cross_lane(kind, name, weights, tokens, sums, *zeros)
+    total = cross_lane(kind, name, weights, activations, sums, *zeros)
     b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
 
 
@@ -164,16 +164,16 @@ class WideStep(WaveStep):
     parts: int = 2
     rows: int = 2 * STEP_ROWS
 
-    def column(self, lane: Index, part: int) -> Index:
+    def k_group(self, lane: Index, part: int) -> Index:
         return 2 * part + lane // 32
 
     def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
-        return lane // 16 % 2, lane // 8 % 2 * 32 + lane % 8 * 4 + self.column(lane, part)
+        return lane // 16 % 2, lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
 
 
 @dataclass(frozen=True)
 class DotStep(WaveStep):
-    """A step of dot products within lanes, for few tokens: no row of a matrix core goes unused."""
+    """A step of dot products within lanes, for few activation rows: no row of a matrix core goes unused."""
 
     run: int = 1
 
@@ -184,13 +184,13 @@ class DotStep(WaveStep):
 
 
 def _dots(step: DotStep, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
-    """Emit the products of registers of one row with those of a token, one after the other."""
+    """Emit the products of registers of one row with those of an activation row, one after the other."""
     kind = "int32" if step.carrier == "uint32" else "float32"
     total = as_type(acc[at], kind)
-    for weights, tokens in zip(a, x, strict=True):
+    for weights, activations in zip(a, x, strict=True):
         if getattr(weights, "value", None) == 0:  # takes no part
             continue
-        operands = (as_type(register, step.operand) for register in (weights, tokens))
+        operands = (as_type(register, step.operand) for register in (weights, activations))
         total = intrinsic(kind, step.spelling, *operands, total, T.bool(False))
     b.store(acc, as_type(total, str(acc.dtype)), at)
 
@@ -199,14 +199,14 @@ LLVM_FP8 = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
 
 MFMA = "llvm.amdgcn.mfma."
 
-WIDE_TOKENS = 32
-"""Tokens of a step of MFMA 32x32."""
+WIDE_COLUMNS = 32
+"""Activation rows of a step of MFMA 32x32."""
 
 
 def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WaveStep:
     return WaveStep(
         activation, (0, 0), MFMA + name, **{"issues": PAIRS, **other},
-        lanes=WAVE_MAP, tokens=STEP_TOKENS, feature=feature, operand=operand,
+        lanes=WAVE_MAP, columns=STEP_COLUMNS, feature=feature, operand=operand,
     )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def _wide(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
 def _mfma32(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WideStep:
     issues = _wide(other.pop("issues", PAIRS))
     return WideStep(
-        activation, (0, 0), MFMA + name, issues, lanes=WIDE_MAP, tokens=WIDE_TOKENS, feature=feature,
+        activation, (0, 0), MFMA + name, issues, lanes=WIDE_MAP, columns=WIDE_COLUMNS, feature=feature,
         operand=operand, **other,
     )  # fmt: skip
 
@@ -250,7 +250,7 @@ WIDE_STEPS: tuple[WideStep, ...] = (
     _mfma32("fp8_e4m3", "f32.32x32x16.{w}.fp8", "int64", "mfma.fp8"),
     _mfma32("fp8_e5m2", "f32.32x32x16.{w}.bf8", "int64", "mfma.fp8"),
 )
-"""The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 rows and 32 tokens."""
+"""The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 x 32."""
 
 
 def _dot(activation: str, name: str, operand: str, carrier: str = "float32") -> DotStep:
@@ -295,5 +295,5 @@ def _best(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> Wav
 
 
 def dot_step(device: TileDevice, activation: str) -> WaveStep:
-    """Return the step for few tokens, of dot products; the rest as for `select_step`."""
+    """Return the step for few activation rows, of dot products; the rest as for `select_step`."""
     return _best(DOTS, device, activation)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ladder.lower.rocm.code_object import read_resources, require_loadable
-from ladder.lower.turn import yielded_turn
+from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
 from tile_types.errors import CompilerError, MissingToolError
 
@@ -178,7 +178,7 @@ def close_workers() -> None:
 def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
     """Compile PrimFuncs and export one shared library with an entry for each.
 
-    If the caller holds `ladder.lower.turn.tvm_turn`, other threads get it while the worker compiles.
+    If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it while the worker compiles.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def _compiled(
         tir.write_text(tvm.ir.save_json(tvm.IRModule(dict(functions))))
         paths = {"tir": str(tir), "code_object": str(binary)}
         whole = {**request, **paths, "target": device.tvm_target, "abi": CODE_OBJECT - 2}
-        with yielded_turn():
+        with tvm_unlocked():
             log = _ask_one(whole, device)
         return binary.read_bytes(), log
 

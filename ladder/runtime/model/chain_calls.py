@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ladder.ir.build import bind
-from ladder.partition.puts import numbered, written
+from ladder.partition.scatter import numbered, written
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import evaluator

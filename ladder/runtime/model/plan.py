@@ -11,11 +11,14 @@ from typing import Any
 
 from ladder.ir.graph import Graph
 from ladder.lower.chain.symbols import size_names
-from ladder.partition import Part
-from ladder.partition.puts import written
+from ladder.partition import Subgraph
+from ladder.partition.scatter import written
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
+
+COMPUTES = ("aten.", "ladder.")
+"""How the names of operators begin that have no effect but on their operands."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Step:
         Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
     """
 
-    part: Part
+    part: Subgraph
     executor: str
     entry: str = ""
     constant: bool = False
@@ -67,6 +70,12 @@ class Plan:
     last_use: Mapping[str, int] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
 
+    def is_pure(self) -> bool:
+        """Say whether all that steps call are operators of torch and of Ladder, which only compute."""
+        nodes = (node for step in self.steps for node in step.part.graph.nodes)
+        targets = (str(dict(node.attributes).get("target", COMPUTES[0])) for node in nodes)
+        return all(target.startswith(COMPUTES) for target in targets)
+
     def table(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, executor, operators, why it ends there) per step, for people."""
         return [(s.part.kind, s.executor, " ".join(s.part.operators), s.part.reason) for s in self.steps]
@@ -80,7 +89,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], family: str) -> Plan:
+def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str], family: str) -> Plan:
     """Return the plan of parts.
 
     Parameters
@@ -108,7 +117,7 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place)
 
 
-def _gemm_title(part: Part, entry: str, family: str) -> str:
+def _gemm_title(part: Subgraph, entry: str, family: str) -> str:
     assert part.gemm is not None  # that is what a gemm part has
     after = " ".join(part.gemm.epilogue)
     layout = layout_of(part.gemm, family).split(" scale=")[0].replace("=", " ")
@@ -128,7 +137,7 @@ _EXECUTORS: Mapping[str, Any] = {
 """Kind of part -> title of what executes it."""
 
 
-def _tiles(graph: Graph, parts: Sequence[Part]) -> dict[str, Tile]:
+def _tiles(graph: Graph, parts: Sequence[Subgraph]) -> dict[str, Tile]:
     wanted = [node.name for node in graph.inputs] + [v for part in parts for v in part.outputs]
     return {value: replace(graph.tile(value), layout=None) for value in wanted}
 

@@ -45,9 +45,12 @@ class Launch:
 class Host(Translator):
     """Follows the host's part of a function and notes what it launches."""
 
-    def note_launches(self, name: str) -> list[Launch]:
-        """Return all launches of the function called ``name``."""
-        self.name, self.found = name, list[Launch]()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.found: list[Launch] = []
+
+    def launches(self) -> list[Launch]:
+        """Return all launches of the function."""
         self.node()
         return self.found
 
@@ -79,8 +82,7 @@ def launches(function: Any, device: TileDevice, arrays: Sequence[Array | int]) -
         for parameter, array in zip(host.params, arrays, strict=True)
         if not isinstance(array, int)
     }
-    translator = Host(host, values, tensors, calls_for(device.arch), kernels)
-    return translator.note_launches(str(function.attrs["global_symbol"]))
+    return Host(host, values, tensors, calls_for(device.arch), kernels).launches()
 
 
 def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) -> list[Report]:
@@ -96,10 +98,10 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
         If it cannot be compiled.
     """
     from ladder.lower.rocm.toolchain import compile_functions
-    from ladder.lower.turn import tvm_turn
+    from ladder.lower.tvm_lock import tvm_lock
 
     name = str(function.attrs["global_symbol"])
-    with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_turn():
+    with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_lock():
         compiled = compile_functions({name: function}, device, Path(folder) / "kernel.so")
     found = launches(function, device, arrays)
     for launch in found:

@@ -193,13 +193,13 @@ class LocalMemory:
 
     def __init__(self, size: int) -> None:
         self.bytes = np.full(size, 0xFF, np.uint8)
-        self.new_epoch()
+        count = -(-size // 4)
+        self.writer, self.reader = np.full(count, -1, np.int16), np.full(count, -1, np.int16)
 
     def new_epoch(self) -> None:
         """Forget who touched what: all waves have passed a barrier."""
-        count = -(-self.bytes.size // 4)
-        self.writer = np.full(count, -1, np.int16)
-        self.reader = np.full(count, -1, np.int16)
+        self.writer[:] = -1
+        self.reader[:] = -1
 
     def touch(self, wave: int, at: Array, is_write: bool) -> bool:
         """Note the bytes that a wave accesses; return whether another wave's access is unordered to it."""

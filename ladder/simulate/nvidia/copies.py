@@ -22,7 +22,7 @@ from ladder.simulate.order import Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, WITHIN, Array
-from schedules.windows import IM2COL
+from schedules.im2col import IM2COL
 
 BULK_UNIT = 16
 TENSOR_ALIGNMENT = 128

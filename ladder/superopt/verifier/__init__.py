@@ -92,7 +92,8 @@ Sizes. The test holds for the extents it is run with. `shrink` states when small
 from __future__ import annotations
 
 from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
-from ladder.superopt.verifier.equivalence import DELTA, Certificate, agree_at_once, refusal, verify_equal
+from ladder.superopt.verifier.certificate import DELTA, Certificate
+from ladder.superopt.verifier.equivalence import agree_at_once, refusal, verify_equal
 from ladder.superopt.verifier.shrink import verify_for_all_extents
 from ladder.superopt.verifier.stability import SLACK, SUBTRACTS, Stability, check_stability, subtracted_degree
 

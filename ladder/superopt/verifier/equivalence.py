@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,22 @@ import numpy as np
 
 from ladder.ir.finite import Field, Known, Relations, Residues, RootLog, Unknowns
 from ladder.ir.graph import Graph
-from ladder.ir.interpret import NUMERIC, interpret, lax_classes
+from ladder.ir.interpret import NUMERIC, interpret
 from ladder.ir.modular import UndefinedResidueError, draw_large_prime, draw_prime
 from ladder.ir.quantized_values import Components
-from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
+from ladder.superopt.verifier.bound import Bound, bound_of
+from ladder.superopt.verifier.certificate import (
+    DELTA,
+    EXPONENTIALS,
+    FREE,
+    NO_PRODUCTS,
+    ROOTS,
+    Certificate,
+    Mode,
+    has_classes,
+    modes_of,
+    most_telling,
+)
 from ladder.superopt.verifier.coverage import require_complete, signatures_differ
 from ladder.superopt.verifier.domains import conditions, require_defined
 from ladder.superopt.verifier.forms import Bounding, Forms
@@ -27,7 +39,6 @@ from ladder.superopt.verifier.values import Conversions, domain_of
 from tile_types.errors import VerificationError
 from tile_types.tile import Tile
 
-DELTA = 2.0**-64
 SEED_BITS = 128
 """Of the seeds that the verifier draws."""
 
@@ -40,7 +51,6 @@ QUICK_DRAWS = 64
 PROOF_DRAWS = 64
 """Draws in which the radicands must prove independent."""
 
-NO_PRODUCTS = "no root is a product of others"
 
 MOST_RECOGNISED = 64
 """Pairs of values at most of which it is proved that they are equal, to see where programs are defined."""
@@ -50,100 +60,6 @@ _OMEGA = 4
 
 Entropy = tuple[int, ...]
 """A seed, and which of the tests that it serves."""
-
-
-@dataclass(frozen=True)
-class Mode:
-    """What of the programs is interpreted: all else are unknown functions of equal operands.
-
-    Parameters
-    ----------
-    name
-        For reasons.
-    uninterpreted
-        Which of ``exp``, ``sqrt`` and ``reduce_max`` are such functions.
-    related
-        Whether it is found out which roots are products of others.
-    """
-
-    name: str
-    uninterpreted: frozenset[str]
-    related: bool = False
-
-
-FREE = Mode("functions", frozenset({"exp", "sqrt", "reduce_max"}))
-EXPONENTIALS = Mode("roots", frozenset({"sqrt"}))
-ROOTS = Mode("functions", frozenset())
-RELATED = (Mode("roots", frozenset({"sqrt"}), related=True), Mode("functions", frozenset(), related=True))
-
-
-def modes_of(*graphs: Graph) -> tuple[Mode, ...]:
-    """Return how programs are tried, cheapest first; the last one interprets most."""
-    exponentials, roots = (_has((lax,), *graphs) for lax in ("exp", "root"))
-    more = [FREE, *([EXPONENTIALS] if exponentials else []), *([ROOTS, *RELATED] if roots else [])]
-    return tuple(more)
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Result of `verify_equal`.
-
-    Parameters
-    ----------
-    verdict
-        ``"equal"``: the second program is defined, and equal, wherever all values of the first are finite.
-        ``"different"``: the evaluations differ, which is a proof unless a square stands under a root, as in
-        ``sqrt((x * x + 1) ** 2)``. Programs with unknown functions are ``different`` if float64 says so,
-        too: they are equal only if they are whatever the functions are. ``"refused"``: nothing is decided.
-        ``"replayed"``: equal in the draws of a seed that the caller gave, which proves nothing.
-    reason
-        Why, if not equal.
-    delta
-        Bound on the probability of the verdict ``equal`` for this pair if it were unequal, added up over
-        all tests that were made; 0 for ``different`` and ``refused``, 1 for a replay.
-    bound
-        Degree, terms and coefficient sizes that delta follows from.
-    rounds, draws
-        Rounds passed, and draws they took.
-    seed
-        Of all draws, to repeat them.
-    """
-
-    verdict: str
-    reason: str = ""
-    delta: Fraction = Fraction(0)
-    bound: Bound | None = None
-    rounds: int = 0
-    draws: int = 0
-    seed: int = 0
-
-    @property
-    def equal(self) -> bool:
-        """Whether the programs were proved equal, up to ``delta``."""
-        return self.verdict == "equal"
-
-    @property
-    def error(self) -> float:
-        """``delta`` as a float that is no less."""
-        return rounded_up(self.delta)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what a report shows."""
-        sizes = {} if self.bound is None else {
-            "degree": self.bound.degree, "terms": self.bound.terms, "bits": self.bound.bits,
-            "radicands": self.bound.radicands, "epsilon": rounded_up(self.bound.epsilon),
-        }  # fmt: skip
-        return {
-            "verdict": self.verdict, "reason": self.reason, "delta": self.error, **sizes,
-            "rounds": self.rounds, "draws": self.draws, "seed": str(self.seed),
-        }  # fmt: skip
-
-    def seeded(self, seed: int, *, own: bool) -> Certificate:
-        """Return it with its seed; of a caller's seed, equality is a replay."""
-        if own or not self.equal:
-            return replace(self, seed=seed)
-        reason = "a replay of a given seed proves nothing: programs may be made to fit it"
-        return replace(self, verdict="replayed", reason=reason, delta=Fraction(1), seed=seed)
 
 
 def verify_equal(
@@ -223,13 +139,6 @@ def refusal(graph: Graph) -> str:
     return found.reason if found.verdict == "refused" else ""
 
 
-def most_telling(failed: Sequence[Certificate]) -> Certificate:
-    """Return a proof that programs differ, or else the last reason why nothing is decided."""
-    different = [found for found in failed if found.verdict == "different"]
-    reasons = [found for found in failed if found.reason != NO_PRODUCTS]
-    return different[0] if different else (reasons or failed)[-1]
-
-
 def _defined(test: _Test, delta: Fraction, entropy: Entropy) -> Fraction:
     """Check where the programs are defined; first with all functions unknown, then by proofs."""
     try:
@@ -296,10 +205,6 @@ def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
     return False
 
 
-def _has(classes: Sequence[str], *graphs: Graph) -> bool:
-    return any(not lax_classes(graph).isdisjoint(classes) for graph in graphs)
-
-
 def forms_of(graph: Graph, bounding: Bounding) -> tuple[Forms, ...]:
     """Return the forms of a graph's outputs."""
     operands = [_operand(node.tile, bounding.variables) for node in graph.inputs]
@@ -324,11 +229,11 @@ class _Test:
         self.generator = np.random.default_rng(entropy)
         self.draws = 0
         self.conversions = [Conversions.of(graph) for graph in self.graphs]
-        self.exponents = _has(("exp",), first, second) and "exp" not in mode.uninterpreted
-        self.maxima = _has(("maximum",), first, second) or _rescales(first) or _rescales(second)
+        self.exponents = has_classes(("exp",), first, second) and "exp" not in mode.uninterpreted
+        self.maxima = has_classes(("maximum",), first, second) or _rescales(first) or _rescales(second)
         converted = any(each.unknown or each.rounded for each in self.conversions)
         free = ["exp"] if "exp" in mode.uninterpreted else []
-        self.unknown = converted or _has(("other", "root", *free), first, second)
+        self.unknown = converted or has_classes(("other", "root", *free), first, second)
         self.boundings = tuple(Bounding(mode.uninterpreted) for _ in self.graphs)
         self.plans: list[Plan] | None = None
 

@@ -1,10 +1,10 @@
-"""What a program's values look like: the degrees, term counts and coefficient sizes behind the error bound.
+"""Degrees, term counts and coefficient sizes of a program's values, for the error bound.
 
 Every element of every value of a LAX program is a fraction N / D. N and D are sums of terms
 ``f · exp(h)``: f a polynomial in the inputs (over Z_p) and in the square roots that the program
 takes, h = u / v a fraction of polynomials in the inputs' exponent parts (over Z_q). This module
 computes upper bounds for such fractions, element by element, by running the *same* finite-field
-column of the operator table (`ladder.ir.finite`) with `Forms` for residues: what is bounded is
+column of the operator table (`ladder.ir.finite_rows`) with `Forms` for residues: what is bounded is
 what is evaluated.
 
 A polynomial with dyadic coefficients is bounded by

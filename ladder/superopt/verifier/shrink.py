@@ -56,21 +56,18 @@ from functools import partial
 from ladder.ir.build import bind
 from ladder.ir.graph import Graph
 from ladder.superopt.verifier.bound import Bound, bound_of
-from ladder.superopt.verifier.equivalence import (
+from ladder.superopt.verifier.certificate import (
     DELTA,
     EXPONENTIALS,
     FREE,
     RELATED,
     ROOTS,
-    SEED_BITS,
     Certificate,
-    Entropy,
     Mode,
-    certify,
-    forms_of,
     modes_of,
     most_telling,
 )
+from ladder.superopt.verifier.equivalence import SEED_BITS, Entropy, certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.symbols import Findings, Symbols, examine, symbols_of
 from tile_types.errors import VerificationError

@@ -21,6 +21,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.operator import Operator
 from ladder.ir.ops import get_operator
+from ladder.superopt.verifier.sums import PLAIN, Sums, sum_of_add, sum_of_div, sum_of_mul
 from ladder.superopt.verifier.values import COMPOSED, Conversions
 from tile_types.errors import VerificationError
 from tile_types.tile import Extent, Tile
@@ -31,68 +32,6 @@ DIGIT = "@"
 
 Axes = tuple[tuple[Extent, ...], ...]
 """The extents that are joined along each axis; one, unless it is a concatenation."""
-
-
-@dataclass(frozen=True)
-class Sums:
-    """How a value is made of sums over one symbol.
-
-    Parameters
-    ----------
-    low, high
-        Fewest and most sums that a term of its numerator multiplies.
-    under_low, under_high
-        The same of its denominator.
-    divided
-        Whether the denominator varies with the symbol: sums over it then have no common one.
-    """
-
-    low: int = 0
-    high: int = 0
-    under_low: int = 0
-    under_high: int = 0
-    divided: bool = False
-
-    def plus(self, other: Sums) -> Sums:
-        """Of a sum, over the product of both denominators."""
-        return Sums(
-            min(self.low + other.under_low, other.low + self.under_low),
-            max(self.high + other.under_high, other.high + self.under_high),
-            self.under_low + other.under_low,
-            self.under_high + other.under_high,
-            self.divided or other.divided,
-        )
-
-    def times(self, other: Sums) -> Sums:
-        """Of a product."""
-        return Sums(
-            self.low + other.low,
-            self.high + other.high,
-            self.under_low + other.under_low,
-            self.under_high + other.under_high,
-            self.divided or other.divided,
-        )
-
-    def inverted(self, varies: bool) -> Sums:
-        """Of 1 / value; ``varies``: whether the value varies with the symbol."""
-        return Sums(self.under_low, self.under_high, self.low, self.high, self.divided or varies)
-
-    def either(self, other: Sums) -> Sums:
-        """Of a concatenation."""
-        return Sums(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            min(self.under_low, other.under_low),
-            max(self.under_high, other.under_high),
-            self.divided or other.divided,
-        )
-
-    def summed(self) -> Sums:
-        """Of the sum over the symbol."""
-        return replace(self, low=self.low + 1, high=self.high + 1)
-
-
-PLAIN = Sums()
 
 
 @dataclass(frozen=True)
@@ -476,25 +415,9 @@ _RULES: Mapping[str, Any] = {
 }  # fmt: skip
 """Operators that are not element-wise -> how symbols pass them; all others are refused."""
 
-_Operands = Sequence[tuple[Sums, bool]]
-"""Sums of each operand over one symbol, and whether it varies with the symbol."""
-
-
-def _of_add(operands: _Operands) -> Sums:
-    return operands[0][0].plus(operands[1][0])
-
-
-def _of_mul(operands: _Operands) -> Sums:
-    return operands[0][0].times(operands[1][0])
-
-
-def _of_div(operands: _Operands) -> Sums:
-    (a, _), (b, varies) = operands
-    return a.times(b.inverted(varies))
-
 
 _COMPOSED: Mapping[str, Any] = {
-    "add": _of_add, "sub": _of_add, "mul": _of_mul, "div": _of_div,
+    "add": sum_of_add, "sub": sum_of_add, "mul": sum_of_mul, "div": sum_of_div,
     "neg": lambda operands: operands[0][0], "square": lambda operands: operands[0][0].times(operands[0][0]),
 }  # fmt: skip
 """Element-wise operators that are fractions of their operands; others are functions."""

@@ -1,0 +1,225 @@
+"""Pattern match of attention, ``softmax(q kᵀ · scale + mask) v``, written as several operators.
+
+Scores that are replaced by the least number of their type count as keys that are not seen: softmax gives them
+no weight. That holds where each row sees a key (in a row of replaced scores alone all would weigh the same),
+so which are replaced must be known while compiling: masks made of counters, not those that are inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ladder.ir.build import node_attributes
+from ladder.ir.common import softmax_maximum
+from ladder.ir.constant import constant_value
+from ladder.ir.graph import Node
+from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from tile_types.library import get_type
+
+FLOAT_MASKS = ("float16", "bfloat16", "float32")
+
+
+@dataclass
+class Scores:
+    """What is known of the scores while their computation is followed back."""
+
+    scale: float = 1.0
+    mask: str | None = None
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which keys are seen: a truth value that broadcasts to the scores."""
+
+    value: str
+    array: npt.NDArray[np.float64]
+
+    def everything(self) -> bool:
+        """Tell whether all are."""
+        return bool(self.array.all())
+
+    def causal(self, tokens: Any, keys: Any) -> bool:
+        """Tell whether row s sees the keys ``t <= s``."""
+        rows = self.array.reshape(-1, *self.array.shape[-2:])
+        square = self.array.shape[-2:] == (tokens, keys) and tokens == keys
+        return square and all(bool((row == np.tri(tokens)).all()) for row in rows)
+
+
+def _is_float(match: Match, value: str) -> bool:
+    return match.builder.tile(value).ttype.name in FLOAT_MASKS
+
+
+def _plain(match: Match, value: str) -> Node:
+    """Return the node that computes a value, conversions between floats left out."""
+    node = match.builder.node(value)
+    while node.operator == "convert" and _is_float(match, node.inputs[0]) and _is_float(match, node.name):
+        node = match.builder.node(node.inputs[0])
+    return node
+
+
+def _number(match: Match, value: str) -> float | None:
+    node = match.builder.node(value)
+    return float(node_attributes(node)["value"]) if node.operator == "constant" else None
+
+
+def _spread_number(match: Match, value: str) -> float | None:
+    """Return the number that all elements of a value are."""
+    node = match.builder.node(value)
+    while node.operator in ("reshape", "broadcast", "convert"):
+        node = match.builder.node(node.inputs[0])
+    return _number(match, node.name)
+
+
+def _before_softmax(match: Match, value: str) -> str | None:
+    """Return s where a value is ``softmax(s)`` along the last axis."""
+    ratio = _plain(match, value)
+    if ratio.operator != "div":
+        return None
+    most = softmax_maximum(match.builder, *ratio.inputs)
+    if most is None:
+        return None
+    given, last = node_attributes(most), len(ratio.tile.shape) - 1
+    return most.inputs[0] if given["keep"] and given["axis"] % (last + 1) == last else None
+
+
+def _product_of(match: Match, value: str, found: Scores) -> Node | None:
+    """Follow scores back to the product; notes the scale, and the masks that are applied after it."""
+    shape = match.builder.tile(value).shape
+    node = _plain(match, value)
+    if node.operator == "select" and found.seen is None:
+        return _chosen(match, node, found)
+    if node.operator == "add":
+        for inner, mask in (node.inputs, node.inputs[::-1]):
+            product = _scaled(match, inner, found)
+            if product is not None and _is_mask(match, mask, shape):
+                found.mask = _narrow(match, mask)
+                return product
+        return None
+    return _scaled(match, node.name, found)
+
+
+def _chosen(match: Match, node: Node, found: Scores) -> Node | None:
+    """Follow scores of which some are replaced by the least number of their type."""
+    condition, *branches = node.inputs
+    array = constant_value(match.builder.node, condition)
+    lead = len(node.tile.shape) - len(match.builder.tile(condition).shape)
+    if array is None or lead < 0:
+        return None
+    for kept, (scores, fill) in ((True, branches), (False, branches[::-1])):
+        number = _spread_number(match, fill)
+        if number is None or number > least_number(node.tile.ttype.name):
+            continue
+        if match.builder.tile(scores).shape != node.tile.shape:
+            return None
+        truth = array != 0
+        seen = truth if kept else ~truth
+        if not seen.any(-1).all():
+            return None  # a row that sees nothing
+        value = condition if kept else match.builder.add("negation", condition)
+        found.seen = Seen(value, seen)
+        return _product_of(match, scores, found)
+    return None
+
+
+def least_number(ttype: str) -> float:
+    """Return the least finite number of a type."""
+    values = get_type(ttype).probe_values() if get_type(ttype).elem_bits <= 16 else np.finfo(np.float32).min
+    values = np.asarray(values, np.float64)
+    return float(values[np.isfinite(values)].min())
+
+
+def _masked(match: Match, found: Scores, ttype: str, tokens: Any, keys: Any) -> dict[str, Any]:
+    """Return the masks of attention: its operand ``mask`` if any, and attributes."""
+    if found.seen is None or found.seen.everything():
+        return {} if found.mask is None else {"mask": found.mask}
+    if found.mask is None:
+        causal = found.seen.causal(tokens, keys)
+        return {"causal": True} if causal else {"mask": found.seen.value, "choose": True}
+    builder = match.builder
+    added = found.mask
+    if builder.tile(added).ttype.name != ttype:
+        added = builder.add("convert", added, type=ttype)
+    least = builder.add("constant", value=least_number(ttype), type=ttype, name="least")
+    return {"mask": builder.add("select", found.seen.value, added, least)}
+
+
+def _scaled(match: Match, value: str, found: Scores) -> Node | None:
+    """Return the product that a value is, up to one factor."""
+    node, scale = _plain(match, value), 1.0
+    if node.operator in ("mul", "div"):
+        number = _number(match, node.inputs[1])
+        if number is None or number == 0.0:
+            return None
+        scale = number if node.operator == "mul" else 1.0 / number
+        node = _plain(match, node.inputs[0])
+    node = _plain(match, node.inputs[0]) if node.operator == "reshape" else node
+    if node.operator != "matmul" or len(node.tile.shape) < 3:
+        return None
+    found.scale = scale
+    return node
+
+
+def _is_mask(match: Match, value: str, shape: Any) -> bool:
+    """Tell whether a value spreads over batch, heads or tokens of scores, with a number per key."""
+    own = match.builder.tile(value).shape
+    lead = (1,) * (len(shape) - len(own)) + tuple(own)
+    fits = len(lead) == len(shape) and lead[-1] == shape[-1]
+    return fits and all(a in (1, b) for a, b in zip(lead, shape, strict=True)) and _is_float(match, value)
+
+
+def _narrow(match: Match, value: str) -> str:
+    """Return a mask as it was before it was widened."""
+    node = match.builder.node(value)
+    if node.operator == "convert" and _is_float(match, node.inputs[0]):
+        before, after = (match.builder.tile(x).ttype for x in (node.inputs[0], value))
+        if before.elem_bits <= after.elem_bits:
+            return node.inputs[0]
+    return value
+
+
+def _four_axes(match: Match, value: str, lead: Any) -> str | None:
+    """Return the operand of a product of stacked matrices with its own axes of batch and heads."""
+    tile = match.builder.tile(value)
+    if len(tile.shape) == 4:
+        return value if tile.shape[:2] == tuple(lead) else None
+    return match.builder.add("reshape", value, shape=(*lead, *tile.shape[-2:]))
+
+
+def _matched(match: Match) -> str | None:
+    """``reshape(softmax(q kᵀ · scale + mask) v)`` -> attention."""
+    product = match.node("product")
+    shape = match.root.tile.shape
+    weights = match.builder.node(product.inputs[0])
+    weights = match.builder.node(weights.inputs[0]) if weights.operator == "reshape" else weights
+    if len(shape) != 4 or len(weights.tile.shape) != 4 or node_attributes(product)["transpose_b"]:
+        return None
+    scores, found = _before_softmax(match, weights.name), Scores()
+    inner = None if scores is None else _product_of(match, scores, found)
+    lead = shape[:2]
+    if inner is None or weights.tile.shape[:2] != lead or weights.tile.shape[2] != shape[2]:
+        return None
+    q, k = (_four_axes(match, value, lead) for value in inner.inputs)
+    v = _four_axes(match, product.inputs[1], lead)
+    if q is None or k is None or v is None or match.builder.tile(q).shape[:-1] != shape[:-1]:
+        return None
+    if not node_attributes(inner)["transpose_b"]:
+        k = match.builder.add("transpose", k, permutation=(0, 1, 3, 2))
+    types = {match.builder.tile(value).ttype.name for value in (q, k, v)} | {match.root.tile.ttype.name}
+    if len(types) > 1:
+        return None
+    (ttype,) = types
+    given = _masked(match, found, ttype, shape[-2], match.builder.tile(k).shape[-2])
+    masks = [given.pop("mask")] if "mask" in given else []
+    extras = ("mask",) * len(masks)
+    return match.builder.add("attention", q, k, v, *masks, scale=found.scale, extras=extras, **given)
+
+
+ATTENTION_PATTERNS: Rules = (
+    Rule("match attention", pattern("reshape", pattern("matmul", name="product")), _matched),
+)
+"""For targets that have attention in one kernel."""

@@ -1,0 +1,337 @@
+"""Shared-memory transpose: a block reads a tile along one axis and uses it along another.
+
+A chain whose input is contiguous along an axis that is not its result's last one (a transpose lies between)
+would touch a line of memory per element. A block reads the tile in vectors along the input's axis, puts it
+into shared memory transposed, and goes on as if the input lay as the result does. Columns are swizzled so
+that neither side has bank conflicts: 16-byte chunk c of row r lies at ``c ^ (r / V * S) % 8 ^ r % 2 * 4``.
+V is the elements of a vector along rows; S spreads the few vectors of a low tile over all eight chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+from ladder.ir.extents import product
+from ladder.lower import builder as b
+from ladder.lower.chain.dialect import joined
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import GpuNest
+from ladder.lower.chain.gpu_rows import RowLoops
+from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import BYTES
+from ladder.lower.chain.vectors import Shared, element
+from schedules.schedule import check
+from tile_types.errors import ScheduleError
+
+Expr = Any
+
+CHUNK = 4
+"""32-bit words of a chunk: what one lane reads from shared memory at once."""
+
+CHUNKS = 8
+"""Chunks that all banks hold once."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One read that goes through shared memory.
+
+    Parameters
+    ----------
+    position
+        Which of the reads of an element it is.
+    name, dtype
+        The input and its type in memory.
+    first
+        The tile's first word in shared memory.
+    """
+
+    position: int
+    name: str
+    dtype: str
+    first: int
+
+
+class SharedTranspose:
+    """The tiles of one kernel.
+
+    Parameters
+    ----------
+    nest
+        The kernel.
+    axes
+        (first, last) of the result's axes that count as a tile's rows.
+    """
+
+    def __init__(self, nest: GpuNest, axes: tuple[int, int]) -> None:
+        self.nest, self.values, self.axes = nest, nest.values, axes
+        self.value = nest.graph.outputs[0]
+        shape = nest.shape(self.value)
+        self.group = shape[axes[0] : axes[1] + 1]
+        self.outer = [*shape[: axes[0]], *shape[axes[1] + 1 : -1]]
+        self.columns = shape[-1]
+        self.rows = nest.extent(product(nest.graph.tile(self.value).shape[axes[0] : axes[1] + 1]))
+        self.tile_rows, self.tile_columns = nest.mapping.tile
+        self.span, found = self.find()
+        """Elements of a vector along rows."""
+        dtypes = [stored_type(nest.graph.tile(name).ttype.name) for _, name in found]
+        sizes = [self.tile_rows * self.pitch(dtype) for dtype in dtypes]
+        self.staged = [
+            Staged(position, name, dtype, sum(sizes[:at]))
+            for at, ((position, name), dtype) in enumerate(zip(found, dtypes, strict=True))
+        ]
+        self.words = sum(sizes)
+        """Of shared memory."""
+
+    def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
+        """Return an element's index."""
+        group = self.nest.unravelled(row, self.group)
+        return (*outer[: self.axes[0]], *group, *outer[self.axes[0] :], column)
+
+    def find(self) -> tuple[int, list[tuple[int, str]]]:
+        """Return the widest vectors that reads along rows can have, and these reads as `along_rows` does."""
+        for span in (8, 4, 2):
+            if found := self.along_rows(span):
+                return span, found
+        raise ScheduleError("nothing of this chain lies along the tile's rows")
+
+    def pitch(self, dtype: str) -> int:
+        """Return the words of a tile's row in shared memory: whole groups of eight chunks."""
+        return -(-self.tile_columns * BYTES[dtype] // (32 * CHUNK)) * 32
+
+    def along_rows(self, span: int) -> list[tuple[int, str]]:
+        """Return (position, input) of the reads whose neighbours along rows are neighbours in memory."""
+        nest = self.nest
+        if isinstance(self.rows, int | tirx.IntImm) and int(self.rows) % span:
+            return []
+        outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
+        chunk = nest.probe("rows", tirx.floordiv(self.rows, span))
+        column = nest.probe("column", self.columns)
+        reads: list[list[tuple[str, Expr]]] = []
+        with self.values.only_loads():
+            for lane in range(span):
+                at = self.place(outer, chunk * span + lane, column)
+                reads.append(
+                    [(name, nest.address(name, index)) for name, index in nest.reads(self.value, at)]
+                )
+                self.values.forget()
+        found = []
+        for position, column_reads in enumerate(zip(*reads, strict=False)):
+            name, base = column_reads[0]
+            size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 0)
+            steps = [self.values.simplified(at - base) for _, at in column_reads]
+            along = all(step == lane for lane, step in enumerate(steps))
+            if along and span * size <= 16 and nest.vectors.is_aligned(name, base, span):
+                found.append((position, name))
+        return found
+
+    # into shared memory ------------------------------------------------------------------------------
+    def fill(
+        self, outer: Sequence[Expr], first_row: Expr, first_column: Expr, thread: Expr, threads: int
+    ) -> None:
+        """Emit the reads of a tile along its rows, and its transposition; a barrier follows."""
+        for staged in self.staged:
+            self.fill_one(staged, outer, first_row, first_column, thread, threads)
+        self.nest.dialect.sync()
+
+    def fill_one(
+        self, staged: Staged, outer: Sequence[Expr], row: Expr, column: Expr, thread: Expr, threads: int
+    ) -> None:
+        per_word = 4 // BYTES[staged.dtype]
+        groups = self.tile_rows // self.span
+        items = groups * (self.tile_columns // per_word)
+        loaded = []
+        for first in range(0, items, threads):
+            item = b.bind(first + thread)
+            self.nest.within(item, -(-items // threads) * threads)
+            group, word = b.bind(tirx.floormod(item, groups)), b.bind(tirx.floordiv(item, groups))
+            self.nest.within(group, groups)
+            self.nest.within(
+                word, -(-items // threads) * threads // groups if items % threads else items // groups
+            )
+            inside = self.inside(row + group * self.span, column + word * per_word, item, items)
+            registers = [b.local(self.span * BYTES[staged.dtype] // 4, "uint32") for _ in range(per_word)]
+            with nullcontext() if inside is None else b.when(inside):
+                for at in range(per_word):
+                    self.load(
+                        staged, outer, row + group * self.span, column + word * per_word + at, registers[at]
+                    )
+            loaded.append((group, word, inside, registers))
+        for group, word, inside, registers in loaded:
+            with nullcontext() if inside is None else b.when(inside):
+                for lane in range(self.span):
+                    self.put(staged, group, lane, word, [element(r, lane, staged.dtype) for r in registers])
+
+    def inside(self, row: Expr, column: Expr, item: Expr, items: int) -> Expr | None:
+        """Return whether a vector of a tile is one of the result's; None if all are."""
+        conditions = []
+        for position, boundary in ((row, self.rows), (column, self.columns), (item, items)):
+            if self.values.is_below(position, boundary) is not True:
+                conditions.append(position < boundary)
+        whole = conditions[0] if conditions else None
+        for condition in conditions[1:]:
+            whole = tirx.And(whole, condition)
+        return whole
+
+    def load(self, staged: Staged, outer: Sequence[Expr], row: Expr, column: Expr, registers: Any) -> None:
+        """Emit one vector along rows into registers."""
+        with self.values.only_loads():
+            _, index = self.nest.reads(self.value, self.place(outer, row, column))[staged.position]
+        self.nest.vectors.fetch(staged.name, index, registers, self.span)
+
+    def put(self, staged: Staged, group: Expr, lane: int, word: Expr, elements: Sequence[Expr]) -> None:
+        """Store neighbouring columns of one row as a word."""
+        value = elements[0] if len(elements) == 1 else joined(*elements)
+        chunk, within = tirx.floordiv(word, CHUNK), tirx.floormod(word, CHUNK)
+        at = self.word(staged, group * self.span + lane, group, chunk) + within
+        b.store(self.nest.dialect.shared, value, at)
+
+    def word(self, staged: Staged, row: Expr, group: Expr, chunk: Expr) -> Expr:
+        """Return the first word of a chunk."""
+        spread = max(1, CHUNKS * self.span // self.tile_rows)
+        places = tirx.bitwise_xor(
+            tirx.floormod(group * spread, CHUNKS), tirx.floormod(row, 2) * (CHUNKS // 2)
+        )
+        swizzled = tirx.bitwise_xor(chunk, self.values.simplified(places))
+        return staged.first + row * self.pitch(staged.dtype) + swizzled * CHUNK
+
+    # out of it ---------------------------------------------------------------------------------------
+    def offer(self, places: Sequence[Index], row: Expr, column: Expr) -> None:
+        """Let vectors at ``places``, which lie at a row and column of the tile, come from shared memory.
+
+        Parameters
+        ----------
+        places
+            The elements' indices.
+        row, column
+            Of the first one, within the tile.
+        """
+        vectors = self.nest.vectors
+        with self.values.only_loads():
+            reads = []
+            for place in places:
+                reads.append(self.nest.reads(self.value, place))
+                self.values.forget()
+        for staged in self.staged:
+            shared = self.shared_vector(staged, row, column, len(places))
+            for lane, row_reads in enumerate(reads):
+                base = self.values.simplified(self.nest.address(*row_reads[staged.position]) - lane)
+                vectors.transposed[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
+
+    def shared_vector(self, staged: Staged, row: Expr, column: Expr, width: int) -> Shared:
+        words = width * BYTES[staged.dtype] // 4
+        per_word = 4 // BYTES[staged.dtype]
+        first = self.values.simplified(tirx.floordiv(column, per_word))
+        group = tirx.floordiv(row, self.span)
+        places = []
+        for access in range(0, words, CHUNK):
+            chunk = self.values.simplified(tirx.floordiv(first + access, CHUNK))
+            within = self.values.simplified(tirx.floormod(first + access, CHUNK))
+            places.append(self.word(staged, row, group, chunk) + within)
+        return Shared(self.nest.dialect, words, tuple(places))
+
+
+def row_axes_of_tile(nest: GpuNest) -> tuple[int, int]:
+    """Return the axes that count as a tile's rows: along which inputs lie; as many as can."""
+    rank = len(nest.graph.tile(nest.graph.outputs[0]).shape)
+    best: tuple[int, tuple[int, int]] | None = None
+    lasts = [rank - 2] if nest.lanes > 1 else range(rank - 2, -1, -1)
+    for last in lasts:
+        for first in [0] if nest.lanes > 1 else range(last + 1):
+            try:
+                span = SharedTranspose(nest, (first, last)).span
+            except ScheduleError:
+                continue
+            if best is None or span > best[0]:
+                best = (span, (first, last))
+    check(best is not None, "nothing of this chain lies along other axes than its result")
+    assert best is not None
+    return best[1]
+
+
+def emit_tiles(nest: GpuNest) -> None:
+    """Emit a kernel whose blocks take tiles."""
+    transpose = SharedTranspose(nest, row_axes_of_tile(nest))
+    (_emit_rows if nest.lanes > 1 else _emit_vectors)(nest, transpose)
+
+
+def _emit_vectors(nest: GpuNest, transpose: SharedTranspose) -> None:
+    """Emit tiles of a chain without reductions: every thread takes vectors of the tile."""
+    rows, columns = nest.mapping.tile
+    threads, values = nest.mapping.threads, nest.values
+    outputs = nest.graph.outputs
+    check(len({nest.graph.tile(v).shape for v in outputs}) == 1, "results of a tile differ in shape")
+    across = tirx.floordiv(transpose.columns + columns - 1, columns)
+    down = tirx.floordiv(transpose.rows + rows - 1, rows)
+    total: Expr = across * down
+    for extent in transpose.outer:
+        total = total * extent
+    block, thread = nest.start(total, threads, transpose.words)
+    nest.within(thread, threads)
+    along = nest.bound_index(block, [*transpose.outer, down, across])
+    outer, first_row, first_column = along[:-2], along[-2] * rows, along[-1] * columns
+    transpose.fill(outer, first_row, first_column, thread, threads)
+    width = min(8, max(16 // BYTES.get(stored_type(nest.graph.tile(v).ttype.name), 16) for v in outputs))
+    while width > 1 and (not isinstance(transpose.columns, int) or transpose.columns % width):
+        width //= 2
+    check(width > 1, "rows of an odd number of columns")
+    nest.alone = True
+    for first in range(0, rows * columns // width, threads):
+        item = b.bind(first + thread)
+        nest.within(item, first + threads)
+        row = b.bind(tirx.floordiv(item, columns // width))
+        column = b.bind(tirx.floormod(item, columns // width))
+        nest.within(row, rows if rows * columns // width % threads == 0 else first + threads)
+        nest.within(column, columns // width)
+        inside = transpose.inside(
+            first_row + row, first_column + column * width, item, rows * columns // width
+        )
+        with nullcontext() if inside is None else b.when(inside):
+            at = first_column + column * width
+            places = [transpose.place(outer, first_row + row, at + lane) for lane in range(width)]
+            nest.vectors.words.clear()
+            nest.vectors.transposed.clear()
+            transpose.offer(places, row, column * width)
+            for value in outputs:
+                nest.vectors.width = width
+                nest.store_vector(value, places)
+                nest.vectors.width = 1
+        values.forget()
+
+
+def _emit_rows(nest: GpuNest, transpose: SharedTranspose) -> None:
+    """Emit tiles of whole rows: teams of lanes take the tile's rows in turns."""
+    rows, teams, lanes = nest.mapping.tile[0], nest.mapping.teams, nest.lanes
+    wave, lines = nest.dialect.wave, RowLoops(nest)
+    check(lanes <= wave and nest.mapping.num > 0, "rows of a tile belong to one warp, which holds them")
+    check(rows % teams == 0, "a tile has the same number of rows for each team")
+    check(isinstance(nest.count, int) and nest.count % rows == 0, "the last tile is not whole")
+    block, thread = nest.start(tirx.floordiv(nest.count, rows), teams * lanes, transpose.words)
+    nest.within(thread, teams * lanes)
+    nest.within(block, nest.count // rows)
+    transpose.fill((), block * rows, 0, thread, teams * lanes)
+    nest.lane = b.bind(tirx.floormod(thread, lanes))
+    team = b.bind(tirx.floordiv(thread, lanes))
+    nest.within(nest.lane, lanes)
+    nest.within(team, teams)
+    with b.loop(rows // teams) as turn:
+        nest.within(turn, rows // teams)
+        local = b.bind(turn * teams + team)
+        nest.within(local, rows)
+        lines.row(b.bind(block * rows + local), partial(_offer_row, nest, transpose, local))
+
+
+def _offer_row(nest: GpuNest, transpose: SharedTranspose, local: Expr, index: Index) -> None:
+    """Let a whole row come from shared memory."""
+    width = nest.width()
+    check(width > 1, "rows of an odd number of columns")
+    for number, _ in nest.unrolled(tirx.floordiv(transpose.columns, width)):
+        places = [(*index, number * width + lane) for lane in range(width)]
+        transpose.offer(places, local, number * width)

@@ -1,0 +1,62 @@
+"""Reductions over windows (pooling, depthwise convolution) on vectors of channels in one thread.
+
+Elements of a window are taken one after the other, unrolled: each is a vector of neighbouring channels, so
+that conditions and addresses are worked out once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import BYTES, Nest, Reduction
+from ladder.lower.chain.vectors import WIDE, Vectors
+from ladder.partition.rows import REDUCTIONS
+
+Expr = Any
+
+LEAST_THREADS = 132 * 512
+"""Threads below which vectors are shorter: each multiprocessor has work for a quarter of its own."""
+
+
+def window_width(graph: Graph, value: str) -> int:
+    """Return how many neighbouring channels a thread takes of a result of reductions."""
+    shape = graph.tile(value).shape
+    if not any(node.operator in REDUCTIONS for node in graph.nodes) or not isinstance(shape[-1], int):
+        return 1
+    width = WIDE // BYTES.get(stored_type(graph.tile(value).ttype.name), WIDE)
+    count = product(shape)
+    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < LEAST_THREADS)):
+        width //= 2
+    return width
+
+
+def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
+    """Emit the reductions that neighbouring elements of a value need."""
+    needed = [nest.values.needed(value, place) for place in places]
+    for together in zip(*needed, strict=True):
+        node = together[0][0]
+        _reduce(nest, vectors, node, [index for _, index in together])
+
+
+def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) -> None:
+    parts = [Reduction(nest, node, index) for index in indices]
+    totals = [b.Variable(it.dtype, it.neutral) for it in parts]
+    for position in range(int(parts[0].extent)):
+        places = [it.at(position) for it in parts]
+        reduce_vectors(nest, vectors, parts[0].operand, places)
+        for lane, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
+            vectors.lane = lane
+            with nest.values.keeping(nest.register):
+                found = nest.values.at(it.operand, place)
+            total.set(it.combine(total.value, found))
+        vectors.lane = 0
+        vectors.words.clear()
+        nest.values.forget()
+    for index, total in zip(indices, totals, strict=True):
+        nest.keep_cell(node, index, b.bind(total.value))

@@ -1,0 +1,47 @@
+"""What is decided about a kernel of the pipeline ``wgmma`` before any of it is emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder, byte_decoder, scaled_decoder
+from ladder.lower.cuda.wgmma_geometry import Geometry
+from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The problem, the device, the schedule, the sizes that follow, and how weights become operands."""
+
+    gemm: Gemm
+    device: TileDevice
+    schedule: GpuSchedule
+    geo: Geometry
+    decoder: ScaledDecoder
+
+    @property
+    def integer(self) -> bool:
+        """Whether sums are integers; TIR types those of wgmma as untyped 32-bit registers."""
+        return self.gemm.activation == "int8"
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return self.geo.m64 * self.geo.accumulators
+
+
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
+    """Return the sizes and the decoder of a kernel.
+
+    Raises
+    ------
+    ScheduleError
+        If the device has no wgmma or the schedule does not fit.
+    """
+    check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
+    geo, limit = Geometry(gemm, schedule), device.shared_per_block
+    check(geo.shared_bytes <= limit, f"{geo.shared_bytes} bytes of shared memory exceed {limit}")
+    choose = byte_decoder if geo.lane == 8 else scaled_decoder
+    return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))

@@ -1,0 +1,287 @@
+"""Proven recipes: the ways to decode a type that passed their proof, and the cheapest of them.
+
+`STRATEGIES` propose recipes from the values of the type alone; of the recipes that `proof.prove`
+accepts, the cheapest (`machine.Cost`) is used. So a new type needs no entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.gpu.decode_codebook import propose_lookup
+from ladder.lower.gpu.decode_float import (
+    propose_raw_spread,
+    propose_raw_wired,
+    propose_raw_xor,
+    propose_spread,
+    propose_through_bfloat,
+    propose_wired,
+    propose_xor,
+)
+from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
+from ladder.lower.gpu.decode_raw import propose_placed
+from ladder.lower.gpu.decode_signed import propose_signed
+from ladder.lower.gpu.decode_table import Table, propose_table
+from ladder.lower.gpu.machine import Cost, CountingMachine
+from ladder.lower.gpu.proof import prove
+from ladder.lower.gpu.recipes import (
+    PLAIN,
+    Conversion,
+    Meaning,
+    Recipe,
+    propose_pass_through,
+    propose_reference,
+)
+from schedules.codes import LARGEST_GAIN
+from schedules.fragments import FragmentLayout
+from schedules.layouts import SIGN_PLACES, SPREAD, lane_of, orders
+from schedules.xor_packing import XOR_PACKINGS
+from tile_types import TType, get_type, representable, require_representable
+from tile_types.errors import ConversionError, VerificationError
+
+Expr = Any
+
+Propose = Callable[[Conversion], Iterator[Recipe]]
+
+ProposeRaw = Callable[[Conversion], Iterator[tuple[Recipe, Meaning]]]
+
+STRATEGIES: dict[str, Propose] = {
+    "pass-through": propose_pass_through,
+    "magic": propose_magic,
+    "split magic": propose_split_magic,
+    "wired": propose_wired,
+    "crossed": propose_xor,
+    "spread": propose_spread,
+    "through bfloat16": propose_through_bfloat,
+    "bytes": propose_bytes,
+    "lookup": propose_lookup,
+    "table": propose_table,
+    "reference": propose_reference,
+}
+"""Ways to decode; of equally cheap ones the first is used."""
+
+RAW_STRATEGIES: dict[str, ProposeRaw] = {
+    "placed": propose_placed,
+    "wired, unscaled": propose_raw_wired,
+    "crossed, unscaled": propose_raw_xor,
+    "spread, unscaled": propose_raw_spread,
+    "signed": propose_signed,
+}
+"""Further ways where raw numbers will do."""
+
+LANES = ("lanes", "dense")
+
+BY_LANE = (*LANES, "bytes", *SIGN_PLACES)
+
+STRATEGY_ORDERS = {
+    "pass-through": ("lanes",),
+    "magic": BY_LANE,
+    "wired": BY_LANE,
+    "wired, unscaled": BY_LANE,
+    "through bfloat16": BY_LANE,
+    "reference": BY_LANE,
+    "lookup": (*LANES, "pairs"),
+    "table": (*LANES, "bytes", "pairs"),
+    "crossed": tuple(XOR_PACKINGS),
+    "spread": tuple(SPREAD),
+    "spread, unscaled": tuple(SPREAD),
+    "crossed, unscaled": tuple(XOR_PACKINGS),
+}
+"""Orders of packed bits that a strategy can read; the others read `LANES`."""
+
+NEEDS = {"through bfloat16": (8, 0)}
+"""Least compute capability of strategies that not every device with the operand type can run."""
+
+OFFSET_CLOCKS = 4.0
+"""Clocks per tile that an offset costs a kernel which sums x once for all rows."""
+
+FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
+"""fp8 tensor cores take operands of two different fp8 types."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A recipe that passed its proof.
+
+    Parameters
+    ----------
+    strategy
+        Its row in `STRATEGIES`.
+    recipe
+        The steps.
+    meaning
+        What the registers' numbers stand for.
+    cost
+        Cost of all operand registers of a thread's share of a tile, without scales.
+    """
+
+    strategy: str
+    recipe: Recipe
+    meaning: Meaning
+    cost: Cost
+
+    def weight(self, offset_clocks: float = OFFSET_CLOCKS) -> float:
+        """Return what recipes are ranked by; an offset is taken from sums, which costs something too."""
+        return self.cost.weight + (offset_clocks if any(self.meaning.offsets) else 0.0)
+
+
+PROVEN_FOR = ("operand", "zero", "raw", "order")
+"""What of a conversion, beside its type, proofs are kept by."""
+
+_proven: dict[tuple[Any, ...], list[Proven]] = {}
+
+
+def proven_recipes(conversion: Conversion) -> list[Proven]:
+    """Return every recipe that is proven for a conversion, cheapest first.
+
+    Raises
+    ------
+    VerificationError
+        If no recipe passes.
+    """
+    ttype = conversion.ttype
+    values = ttype.probe_values().tobytes()
+    key = (ttype.name, ttype.elem_bits, values, *(getattr(conversion, x) for x in PROVEN_FOR))
+    if key not in _proven:
+        _proven[key] = _prove_all(conversion)
+    return _proven[key]
+
+
+def _proposals(conversion: Conversion) -> Iterator[tuple[str, Recipe, Meaning]]:
+    raw = RAW_STRATEGIES if conversion.raw else {}
+    for strategy in (*raw, *STRATEGIES):
+        if conversion.order not in STRATEGY_ORDERS.get(strategy, LANES):
+            continue
+        if strategy in raw:
+            yield from ((strategy, *proposal) for proposal in raw[strategy](conversion))
+        else:
+            yield from ((strategy, recipe, PLAIN) for recipe in STRATEGIES[strategy](conversion))
+
+
+def _prove_all(conversion: Conversion) -> list[Proven]:
+    found: list[Proven] = []
+    failures: list[str] = []
+    for strategy, recipe, meaning in _proposals(conversion):
+        if strategy == "reference" and any(map(_runs_anywhere, found)):
+            break
+        try:
+            prove(recipe, conversion, meaning)
+        except VerificationError as error:
+            failures.append(f"{strategy}: {error}")
+            continue
+        found.append(Proven(strategy, recipe, meaning, count(recipe, conversion)))
+    if not found:
+        raise VerificationError(
+            f"no decode of {conversion.ttype.name} to {conversion.operand} passes its proof: "
+            + "; ".join(failures)
+        )
+    return sorted(found, key=Proven.weight)
+
+
+def _runs_anywhere(proven: Proven) -> bool:
+    """Tell whether a recipe needs neither a device's instructions nor a table."""
+    return proven.strategy not in NEEDS and not table_bytes(proven.recipe)
+
+
+def cheapest(
+    conversion: Conversion,
+    capability: tuple[int, int],
+    table: int = 0,
+    offset_clocks: float = OFFSET_CLOCKS,
+) -> Proven:
+    """Return the cheapest proven recipe that a compute capability can run.
+
+    Parameters
+    ----------
+    table
+        Bytes of shared memory that the kernel has for a table.
+    offset_clocks
+        Clocks per tile that an offset costs the kernel.
+    """
+    found = [
+        x
+        for x in proven_recipes(conversion)
+        if usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
+    ]
+    return min(found, key=lambda x: x.weight(offset_clocks))
+
+
+def usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
+    """Tell whether a compute capability runs a recipe, with ``table`` bytes for its table."""
+    return capability >= NEEDS.get(proven.strategy, (0, 0)) and table_bytes(proven.recipe) <= table
+
+
+def table_bytes(recipe: Recipe) -> int:
+    """Return the shared memory that a recipe's table takes."""
+    return recipe.bytes if isinstance(recipe, Table) else 0
+
+
+def table_sizes(gemm: Gemm) -> list[int]:
+    """Return the bytes of shared memory that tables of a problem's decoders take, largest first."""
+    element = get_type(gemm.weight).element_type
+    order = packed_order(element, gemm.activation)
+    found = proven_recipes(Conversion(element, operand_type(gemm), order=order))
+    sizes = {table_bytes(proven.recipe) for proven in found if proven.strategy != "reference"}
+    return sorted(sizes or {0}, reverse=True)
+
+
+def packed_order(ttype: TType, core: str) -> str:
+    """Return the order of packed bits in which a type decodes cheapest for activations of type ``core``."""
+    found = orders(ttype.elem_bits, lane_of(core))
+    if len(found) == 1:
+        return found[0]
+    operand = _operand(ttype, core, "none")
+    conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
+    return min(filter(_decodable, conversions), key=lambda x: proven_recipes(x)[0].weight()).order
+
+
+def _decodable(conversion: Conversion) -> bool:
+    """Tell whether any recipe reads a type in an order."""
+    return any(True for _ in _proposals(conversion))
+
+
+def packed_layout(ttype: TType, core: str) -> FragmentLayout:
+    """Return the layout of a type's packed codes for activations of type ``core``."""
+    return FragmentLayout(ttype.elem_bits, lane_of(core), packed_order(ttype, core))
+
+
+def count(recipe: Recipe, conversion: Conversion) -> Cost:
+    """Return the cost of decoding a thread's share of a tile (32 codes)."""
+    m = CountingMachine()
+    words = [m.input(None) for _ in range(conversion.bits)]
+    zero = m.input(None) if conversion.zero == "integer" else None
+    for register in range(conversion.lane):
+        recipe.register(m, words, register, zero)
+    return m.cost
+
+
+def operand_type(gemm: Gemm) -> str:
+    """Return the operand type that weights are decoded to: that of the activations.
+
+    Tensor cores take two different fp8 types, so the other one serves if only it fits.
+
+    Raises
+    ------
+    ConversionError
+        If the type does not fit without loss (names a core that does), or if real zero points
+        meet an 8-bit core.
+    """
+    if gemm.zero == "float" and lane_of(gemm.activation) == 8:
+        raise ConversionError(
+            f"real zero points cannot be subtracted on the 8-bit core {gemm.activation};"
+            " use float16 or bfloat16"
+        )
+    return _operand(get_type(gemm.weight), gemm.activation, gemm.zero)
+
+
+def _operand(ttype: TType, core: str, zero: str) -> str:
+    """Return what a type is decoded to."""
+    if core in FP8_OPERANDS:
+        for operand in (core, *FP8_OPERANDS):
+            if representable(ttype, operand, zero):
+                return operand
+    require_representable(ttype, core, zero)
+    return core

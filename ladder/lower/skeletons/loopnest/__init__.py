@@ -1,0 +1,28 @@
+"""The skeleton of CPU kernels: the loops of a tile program, with vectors or tile registers inside."""
+
+from __future__ import annotations
+
+from ladder.ir.program import TileProgram, verify_program
+from ladder.lower.cpu import vectors as v
+from ladder.lower.skeletons.loopnest.amx import TileNest
+from ladder.lower.skeletons.loopnest.arguments import declare_arguments
+from ladder.lower.skeletons.loopnest.dots import VectorNest
+from ladder.lower.skeletons.loopnest.nest import kernel_of
+from schedules.instructions import INSTRUCTIONS
+
+__all__ = ["emit"]
+
+
+def emit(program: TileProgram) -> None:
+    """Emit the body of a kernel.
+
+    Raises
+    ------
+    VerificationError
+        If the program is not complete.
+    """
+    verify_program(program)
+    nest = TileNest if INSTRUCTIONS[program.product[0].by].tiles else VectorNest
+    args = declare_arguments(program)
+    with v.helpers():
+        nest(kernel_of(program, args)).emit()

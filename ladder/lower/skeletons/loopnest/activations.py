@@ -1,0 +1,179 @@
+"""Activations as kernels read them: words of one step, rows side by side, padded with zeros.
+
+``words[block][step][row]`` holds 32 bits of one row: a float32, a bfloat16 pair or four
+int8, so that a multiply takes its operand by a broadcast from consecutive memory. Columns follow
+the packed weight, including the padding of groups. ``sums[block][group][row]`` are the sums of
+x over a group, which zero points and offsets multiply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+from ladder.lower.cpu.vectors import as_float, bits_of
+from schedules.cpu_layout import UNIT, CpuLayout
+
+Expr = Any
+
+WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
+"""Columns in one 32-bit word of each operand type."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The prepared activations of a number of blocks of rows.
+
+    Parameters
+    ----------
+    layout
+        The packed weight's layout, which the columns follow.
+    operand
+        ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+    activation
+        Element type of x.
+    rows
+        Rows per block, a power of two up to 16.
+    x
+        The argument ``[M, K]``.
+    m, k, units, groups
+        Extents: rows and columns of x, packed units and groups of the weight.
+    words, sums
+        Where they are kept; ``sums`` is None where nothing needs it.
+    """
+
+    layout: CpuLayout
+    operand: str
+    activation: str
+    rows: int
+    x: Any
+    m: Expr
+    k: Expr
+    units: Expr
+    groups: Expr
+    words: Any
+    sums: Any
+
+    @property
+    def columns(self) -> int:
+        """Columns per word."""
+        return WORD_COLUMNS[self.operand]
+
+    @property
+    def chunk(self) -> int:
+        """Columns prepared at a time: they never cross a group."""
+        return min(UNIT, self.layout.padded_group or UNIT)
+
+    def word(self, block: Expr, step: Expr, local: int) -> Expr:
+        """Return one word of row ``local`` of a block; ``step`` counts words along K."""
+        return self.words[(block * self.steps + step) * self.rows + local]
+
+    @property
+    def steps(self) -> Expr:
+        """Words of one row."""
+        return self.units * (UNIT // self.columns)
+
+    def sum(self, block: Expr, group: Expr, local: int) -> Expr:
+        """Return the sum of a row of x over a group, int32 for int8, else float32."""
+        return self.sums[(block * self.groups + group) * self.rows + local]
+
+    def prepare(self, block: Expr, first: Expr) -> None:
+        """Emit the preparation of one block, whose first row is ``first``."""
+        with b.loop(self.rows) as local, b.loop(self.units * (UNIT // self.chunk)) as chunk:
+            self._chunk(block, first + local, local, chunk)
+        if self.sums is not None:
+            with b.loop(self.groups) as group:
+                self._sum_group(block, group)
+
+    def _chunk(self, block: Expr, row: Expr, local: Expr, chunk: Expr) -> None:
+        """Emit the words of one row and chunk."""
+        start, limit = self._source(chunk)
+        count = self.chunk // self.columns
+        target = (block * self.steps + chunk * count) * self.rows + local
+        index = T.ramp(target, self.rows, count)
+        whole = tirx.And(row < self.m, start + self.chunk <= limit)
+
+        def guarded() -> None:
+            with b.loop(count) as step:
+                column = start + step * self.columns
+                parts = [self._guarded(row, column + e, limit) for e in range(self.columns)]
+                b.store(self.words, self._join(parts), target + step * self.rows)
+
+        b.either(whole, lambda: b.store(self.words, self._vector(row, start, count), index), guarded)
+
+    def _source(self, chunk: Expr) -> tuple[Expr, Expr]:
+        """Return the first column of x of a chunk and the column before which its group ends."""
+        if self.layout.group == 0:
+            return chunk * self.chunk, self.k
+        per_group = self.layout.padded_group // self.chunk
+        group = chunk // per_group
+        start = group * self.layout.group + (chunk % per_group) * self.chunk
+        return start, tirx.min(self.k, (group + 1) * self.layout.group)
+
+    def _guarded(self, row: Expr, column: Expr, limit: Expr) -> Expr:
+        """Return the operand bits of one element, 0 outside x."""
+        inside = tirx.And(row < self.m, column < limit)
+        return T.if_then_else(inside, self._element(self.x[row, column]), T.uint32(0))
+
+    def _element(self, value: Expr) -> Expr:
+        """Return the operand bits of one element as uint32."""
+        if self.operand == "int8" or (self.operand, self.activation) == ("bfloat16", "bfloat16"):
+            return T.Cast("uint32", bits_of(value, self.activation))
+        bits = T.reinterpret("uint32", as_float(value, self.activation))
+        return T.shift_right(bits, T.uint32(16)) if self.operand == "bfloat16" else bits
+
+    def _join(self, parts: list[Expr]) -> Expr:
+        """Return one word of the elements of a step."""
+        width = 32 // self.columns
+        result = parts[0]
+        for position, part in enumerate(parts[1:], 1):
+            result = T.bitwise_or(result, T.shift_left(part, T.uint32(width * position)))
+        return result
+
+    def _vector(self, row: Expr, start: Expr, count: int) -> Expr:
+        """Return ``count`` words of a chunk that lies inside x."""
+        if self.operand == self.activation:
+            return v.as_type(self.x[row, v.lanes(start, self.chunk)], f"uint32x{count}")
+        words = v.scratch(count, "uint32")
+        with b.vector(count) as step:
+            column = start + step * self.columns
+            parts = [self._element(self.x[row, column + e]) for e in range(self.columns)]
+            b.store(words, self._join(parts), step)
+        return words[v.lanes(0, count)]
+
+    def _sum_group(self, block: Expr, group: Expr) -> None:
+        """Emit the sums of one group for all rows: lane ``i`` holds row ``i % rows``."""
+        dtype = "int32" if self.operand == "int8" else "float32"
+        steps = (self.layout.padded_group or UNIT) // self.columns
+        width = min(16, steps * self.rows)
+        vectors = steps * self.rows // width * (self.units if self.layout.group == 0 else 1)
+        start = (block * self.steps + group * steps) * self.rows
+        total = v.scratch(width, dtype)
+        b.store(total, v.constant(0, dtype, width), v.lanes(0, width))
+        with b.loop(vectors) as index:
+            words = b.bind(self.words[v.lanes(start + index * width, width)])
+            b.store(total, total[v.lanes(0, width)] + self._values(words, width), v.lanes(0, width))
+        for local in range(self.rows):
+            result = total[local]
+            for lane in range(local + self.rows, width, self.rows):
+                result = result + total[lane]
+            b.store(self.sums, result, (block * self.groups + group) * self.rows + local)
+
+    def _values(self, words: Expr, width: int) -> Expr:
+        """Return the sum of the elements of every word."""
+        if self.operand == "float32":
+            return v.as_type(words, f"float32x{width}")
+        if self.operand == "bfloat16":
+            low = v.shifted(words, -16, "uint32", width)
+            high = v.masked(words, 0xFFFF0000, "uint32", width)
+            return v.as_type(low, f"float32x{width}") + v.as_type(high, f"float32x{width}")
+        signed = v.as_type(words, f"int32x{width}")
+        total = v.shifted(signed, 24, "int32", width)
+        for left in (8, 16, 24):
+            total = total + v.shifted(v.shifted(signed, -left, "int32", width), 24, "int32", width)
+        return total

@@ -1,0 +1,116 @@
+"""Nests whose sums stay in vector registers: weights are decoded next to the multiply.
+
+A thread keeps the sums of one register tile, walks a group of K, and adds the scaled group to float32
+totals; for the next rows of the turn it decodes the same weights again, now from cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+from ladder.lower.skeletons.loopnest.nest import At, Nest
+from schedules.cpu_layout import LANES, ROWS, UNIT
+
+Expr = Any
+
+
+class VectorNest(Nest):
+    """A kernel on vector registers."""
+
+    def inner_rows(self, loop: Loop, at: At) -> None:
+        """Emit the loop over the blocks of the turn: a register tile has the rows of one."""
+        with b.loop(at.here) as block:
+            self.body(loop.body, replace(at, block=block))
+
+    def fill(self, fill: Fill, at: At) -> At:
+        """Emit the beginning of the totals in memory, or of sums in registers."""
+        if fill.target.tile.level == "cache":
+            at = self.allocate(at)
+            self.clear(fill, at)
+            return at
+        count = self.kernel.panels * self.kernel.rows
+        sums = v.scratch(count * LANES, self.kernel.accumulator)
+        for index in range(count):
+            b.store(sums, v.constant(0, self.kernel.accumulator), v.lanes(index * LANES))
+        return replace(at, tiles={**at.tiles, fill.target.name: sums})
+
+    def copy(self, copy: Copy, at: At) -> None:
+        """Emit nothing: words are loaded and decoded step by step, where they are multiplied."""
+
+    def groups(self, loop: Loop, at: At) -> None:
+        """Emit the loop over groups, over units that hold two, or over these two."""
+        padded = self.kernel.layout.padded_group
+        if loop.over == "unrolled" and padded:
+            for half in range(UNIT // padded):
+                group = at.unit * (UNIT // padded) + half
+                self.body(loop.body, replace(at, group=group, half=half))
+        elif loop.over == "unrolled":
+            self.body(loop.body, replace(at, extent=self.args.units))
+        elif loop.step > 1:
+            with b.loop(self.args.units) as unit:
+                self.body(loop.body, replace(at, unit=unit))
+        else:
+            units = padded // UNIT if padded else self.args.units
+            with b.loop(self.args.groups) as group:
+                self.body(loop.body, replace(at, group=group, unit=group * units, extent=units))
+
+    def depth(self, loop: Loop, at: At) -> None:
+        """Emit the loop over the units of a group, if there are several."""
+        if at.half >= 0 or (isinstance(at.extent, int) and at.extent == 1):
+            self.body(loop.body, at)
+            return
+        with b.loop(at.extent) as unit:
+            self.body(loop.body, replace(at, unit=at.unit + unit))
+
+    def multiply(self, product: Multiply, at: At) -> None:
+        """Emit the steps of one unit: decode each panel, multiply by every row of x."""
+        kernel = self.kernel
+        sources = [kernel.source(at.tile, panel, at.unit) for panel in range(kernel.panels)]
+        words_per_unit, steps = UNIT // kernel.x.columns, kernel.layout.steps
+        words_per_step = words_per_unit // steps
+        some = range(steps) if at.half < 0 else range(at.half * steps // 2, (at.half + 1) * steps // 2)
+        for step in some:
+            weights = [kernel.decode(source, step) for source in sources]
+            for part in range(words_per_step):
+                position = at.unit * words_per_unit + step * words_per_step + part
+                for row in range(kernel.rows):
+                    word = kernel.x.word(at.block, position, row)
+                    self._multiply_word(product, at, row, word, [panel[part] for panel in weights])
+
+    def _multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
+        """Emit the products of one word of x with every panel."""
+        x, sums = v.splat(b.bind(word) if self.kernel.panels > 1 else word), at.tiles[product.total]
+        for panel, weight in enumerate(weights):
+            place = v.lanes((panel * self.kernel.rows + row) * LANES)
+            b.store(sums, INSTRUCTIONS[product.by](sums[place], weight, x), place)
+
+    def add(self, add: AddGroup, at: At) -> None:
+        """Emit the addition of a group for the whole register tile."""
+        for panel in range(self.kernel.panels):
+            columns = v.lanes((at.tile * self.kernel.panels + panel) * ROWS)
+            for row in range(self.kernel.rows):
+                place = v.lanes((panel * self.kernel.rows + row) * LANES)
+                value = at.tiles[add.value][place]
+                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), columns)
+
+    def store(self, store: Store, at: At) -> None:
+        """Emit the output of a register tile."""
+        with b.loop(self.kernel.rows) as row:
+            self.store_row(store, at, row, (at.first + at.block) * self.kernel.rows + row)
+
+
+def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
+    return v.fma(weights, v.as_type(x, "float32x16"), total)
+
+
+INSTRUCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
+    "avx512_bf16": v.dot_bf16,
+    "avx512_vnni": v.dot_int8,
+    "fma": _fma,
+}
+"""Instruction -> what emits ``total`` plus the products of one step."""

@@ -1,0 +1,305 @@
+"""What the nests of vectors and of tile registers share: rows are prepared, columns spread over threads.
+
+A nest walks the statements of its program in order. Loops over the rows and columns, the preparation of x
+and the output are emitted here; what is inside the loop over columns differs by the kind of registers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.ir.program import (
+    AddGroup,
+    Copy,
+    Fill,
+    Loop,
+    Multiply,
+    Operand,
+    Statement,
+    Store,
+    Sum,
+    TileProgram,
+)
+from ladder.ir.program.model import made_by, walk
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
+from ladder.lower.skeletons.loopnest.arguments import Arguments
+from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
+from ladder.lower.skeletons.loopnest.epilogue import store_rows
+from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is emitted, as values that every part of a nest reads.
+
+    Parameters
+    ----------
+    program
+        The tile program.
+    layout
+        Where codes lie.
+    args
+        Tensors and extents.
+    rows, panels
+        Rows of x, and panels of 16 columns of the result, of a register tile.
+    blocks
+        Blocks of prepared rows in all.
+    x
+        Prepared activations.
+    decode
+        Codes to multiplicands.
+    """
+
+    program: TileProgram
+    layout: CpuLayout
+    args: Arguments
+    rows: int
+    panels: int
+    blocks: Expr
+    x: Activations
+    decode: Decoder
+
+    @property
+    def accumulator(self) -> str:
+        """Element type of the running sum of one group."""
+        return self.program.operand("acc").ttype
+
+    def source(self, tile: Expr, panel: int, unit: Expr) -> Unit:
+        """Return the packed words of one panel and unit."""
+        return Unit(self.layout, self.args["w"], tile * self.panels + panel, unit, units_ahead(self.program))
+
+
+def kernel_of(program: TileProgram, args: Arguments) -> Kernel:
+    """Read from a program what its parts share, and allocate prepared activations."""
+    product, loops = program.product
+    rows = [loop.step for loop in loops if loop.axis == "m"]
+    weight, x = program.operand("w"), program.operand(product.left)
+    group = program.operand("x").extent("k")
+    layout = CpuLayout(
+        weight.tile.ttype.elem_bits, weight.tile.layout.parameters[0], group if isinstance(group, int) else 0
+    )
+    (words,) = x.tile.layout.parameters
+    tiles = (args.m + rows[-1] - 1) // rows[-1]
+    blocks = b.bind(tiles * (rows[-1] // words))
+    prepared = _activations(program, layout, args, words, b.bind(tirx.min(blocks, rows[0] // words)))
+    columns = program.operand(product.total).fixed("n") // ROWS
+    return Kernel(program, layout, args, rows[-1], columns, blocks, prepared, decoder_for(program, layout))
+
+
+def _activations(
+    program: TileProgram, layout: CpuLayout, args: Arguments, words: int, blocks: Expr
+) -> Activations:
+    """Allocate the prepared activations of ``blocks`` blocks of ``words`` rows."""
+    x = program.operand(program.product[0].left)
+    memory = v.scratch(blocks * args.units * (UNIT // WORD_COLUMNS[x.ttype]) * words, "uint32")
+    sums = None
+    if program.has("x.sum"):
+        sums = v.scratch(blocks * args.groups * words, program.operand("x.sum").ttype)
+    stored = program.operand("x").ttype
+    return Activations(
+        layout, x.ttype, stored, words, args["x"], args.m, args.k, args.units, args.groups, memory, sums
+    )
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in the nest emission stands; each loop replaces what it determines.
+
+    Parameters
+    ----------
+    first, here
+        First block of prepared rows of this turn, and their number.
+    tile, block
+        Which columns, and which prepared rows: in blocks of the turn, or in rows for tile registers.
+    group
+        Which group.
+    unit, extent
+        First packed unit of the group or of the piece, and their number.
+    half
+        Which half of the unit, where it holds two groups; else -1.
+    chunk, start
+        Which piece of K, and its first step.
+    part
+        Which multiply of the piece.
+    tiles
+        Memory by the names of tiles.
+    """
+
+    first: Expr = 0
+    here: Expr = 0
+    tile: Expr = None
+    block: Expr = 0
+    group: Expr = 0
+    unit: Expr = 0
+    extent: Expr = 0
+    half: int = -1
+    chunk: Expr = None
+    start: Expr = 0
+    part: Expr = 0
+    tiles: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Nest(ABC):
+    """One kernel being emitted.
+
+    Parameters
+    ----------
+    kernel
+        What to emit.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.program, self.args = kernel, kernel.program, kernel.args
+
+    def emit(self) -> None:
+        """Emit the whole body."""
+        self.body(self.program.body, At())
+
+    def body(self, statements: tuple[Statement, ...], at: At) -> None:
+        """Emit statements in order."""
+        for statement in statements:
+            at = self._statement(statement, at) or at
+
+    def _statement(self, statement: Statement, at: At) -> At | None:
+        """Emit one statement; returns where emission stands if that made memory."""
+        if isinstance(statement, Fill):
+            return self.fill(statement, at)
+        if isinstance(statement, Sum):
+            return None  # rows are summed while they are prepared
+        emitters: dict[type, Callable[[Any, At], None]] = {
+            Loop: self._loop,
+            Copy: self._copy,
+            Multiply: self.multiply,
+            AddGroup: self.add,
+            Store: self.store,
+        }
+        emitters[type(statement)](statement, at)
+        return None
+
+    def _copy(self, copy: Copy, at: At) -> None:
+        (self._rows if copy.source == "x" else self.copy)(copy, at)
+
+    def _loop(self, loop: Loop, at: At) -> None:
+        """Emit a loop: over turns of rows, columns, rows of a turn, groups, or columns of a group."""
+        rows = self._turns if at.tile is None else self.inner_rows
+        {"n": self._columns, "m": rows, "g": self.groups, "k": self.depth}[loop.axis](loop, at)
+
+    def _turns(self, loop: Loop, at: At) -> None:
+        """Emit the loop over turns, whose prepared rows stay in cache."""
+        limit = loop.step // self.kernel.x.rows
+        with b.loop((self.kernel.blocks + limit - 1) // limit) as turn:
+            first = b.bind(turn * limit)
+            here = b.bind(tirx.min(limit, self.kernel.blocks - first))
+            self.body(loop.body, replace(at, first=first, here=here))
+
+    def _rows(self, copy: Copy, at: At) -> None:
+        """Emit the preparation of the rows of a turn."""
+        with v.parallel(at.here) if copy.by == "threads" else b.loop(at.here) as block:
+            self.kernel.x.prepare(block, (at.first + block) * self.kernel.x.rows)
+
+    def _columns(self, loop: Loop, at: At) -> None:
+        """Emit the loop over tiles of columns."""
+        count = self.args.blocks // (loop.step // ROWS)
+        with v.parallel(count) if loop.over == "threads" else b.loop(count) as tile:
+            self.kernel.decode.begin()
+            self.body(loop.body, replace(at, tile=tile))
+
+    def allocate(self, at: At) -> At:
+        """Allocate the memory that begins at a sum over groups: its own, and that of what is inside."""
+        inside = [made for made in map(made_by, (s for s, _ in walk(self.program.body))) if made is not None]
+        names = {"x.cache", "x.sum", *at.tiles}
+        wanted = {made.name: made for made in inside if made.tile.level == "cache" and made.name not in names}
+        return replace(at, tiles={**at.tiles, **{name: self._scratch(tile) for name, tile in wanted.items()}})
+
+    def _scratch(self, operand: Operand) -> Any:
+        count = operand.fixed("m") * operand.fixed("n") * operand.fixed("k")
+        if operand.name == "w.cache":
+            return v.scratch(count // self.kernel.layout.elements, "uint32")
+        return v.scratch(count, operand.ttype)
+
+    def clear(self, fill: Fill, at: At) -> None:
+        """Emit zeros into a sum over groups."""
+        count = fill.target.fixed("m") * fill.target.fixed("n") // LANES
+        with b.loop(count) as index:
+            b.store(at.tiles[fill.target.name], v.constant(0, "float32"), v.lanes(index * LANES))
+
+    def add_group(
+        self,
+        add: AddGroup,
+        totals: Any,
+        value: Expr,
+        place: Expr,
+        source: tuple[Expr, Expr, Expr],
+        columns: Expr,
+    ) -> None:
+        """Emit ``totals[place] += scale * (value - zero * sum of x)`` for one row and panel.
+
+        ``source`` is (block of prepared rows, group, row of the block).
+        """
+        value = T.Cast("float32x16", self._without_zero(add, value, source, columns))
+        if add.scale:
+            b.store(totals, v.fma(value, self.args[add.scale][source[1], columns], totals[place]), place)
+        else:
+            b.store(totals, value + totals[place], place)
+
+    def _without_zero(
+        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
+    ) -> Expr:
+        """Subtract what zero points, or the offset alone, contributed."""
+        if not add.sums:
+            return value
+        total = v.splat(self.kernel.x.sum(*source))
+        if not add.zero:
+            return value + total * v.constant(add.offset, self.kernel.accumulator)
+        zeros = self.args[add.zero][source[1], columns]
+        if self.kernel.accumulator == self.program.operand(add.zero).ttype == "int32":
+            return value - zeros * total
+        wide = [T.Cast("float32x16", x) for x in (value, zeros, total)]
+        return wide[0] - wide[1] * wide[2]
+
+    def store_row(self, store: Store, at: At, local: Expr, row: Expr) -> None:
+        """Emit the output of one row unless it is beyond M."""
+        with b.when(row < self.args.m):
+            store_rows(self.program, store, self.args, at.tiles[store.source], local, row, at.tile)
+
+    @abstractmethod
+    def fill(self, fill: Fill, at: At) -> At | None:
+        """Emit the beginning of a sum."""
+
+    @abstractmethod
+    def copy(self, copy: Copy, at: At) -> None:
+        """Emit what brings weights or sums to another level."""
+
+    @abstractmethod
+    def inner_rows(self, loop: Loop, at: At) -> None:
+        """Emit the loop over register tiles of the rows of a turn."""
+
+    @abstractmethod
+    def groups(self, loop: Loop, at: At) -> None:
+        """Emit the loop over groups."""
+
+    @abstractmethod
+    def depth(self, loop: Loop, at: At) -> None:
+        """Emit a loop over columns of a group."""
+
+    @abstractmethod
+    def multiply(self, product: Multiply, at: At) -> None:
+        """Emit the product of the innermost pieces."""
+
+    @abstractmethod
+    def add(self, add: AddGroup, at: At) -> None:
+        """Emit the addition of a group's sum to the total."""
+
+    @abstractmethod
+    def store(self, store: Store, at: At) -> None:
+        """Emit the output of a tile."""

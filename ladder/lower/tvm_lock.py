@@ -1,0 +1,36 @@
+"""The lock around TVM: one thread at a time emits and lowers kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ladder.forks import renewed
+
+_lock = renewed(threading.Lock())
+_mine = threading.local()
+
+
+@contextmanager
+def tvm_lock() -> Iterator[None]:
+    """Hold the lock: emission and passes of two kernels never run at once."""
+    with _lock:
+        _mine.held = True
+        try:
+            yield
+        finally:
+            _mine.held = False
+
+
+@contextmanager
+def tvm_unlocked() -> Iterator[None]:
+    """Release the lock, if this thread holds it, while it waits for a device compiler."""
+    held = getattr(_mine, "held", False)
+    if held:
+        _lock.release()
+    try:
+        yield
+    finally:
+        if held:
+            _lock.acquire()

@@ -1,0 +1,101 @@
+"""Scatters of rows into an argument of the model: the chain that computes the rows writes them there.
+
+A cache of keys or values that the model updates (``cache.index_copy_(2, position, k)``) is a ``put`` node
+whose result the argument takes. If nothing reads the old argument, only the new rows are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.partition.rows import row_axes
+from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.views import inlined_chain
+from tile_types.tile import Extent
+
+Users = Mapping[str, list[Node | None]]
+
+
+def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Node]:
+    """Return the ``put`` nodes that may write into an argument.
+
+    Parameters
+    ----------
+    updated
+        Result of the graph -> the input that takes it.
+    """
+    found = []
+    for node in graph.nodes:
+        if node.operator != "put" or updated.get(node.name) != node.inputs[0]:
+            continue
+        last = len(node.tile.shape) - 1
+        if users[node.inputs[0]] == [node] and node_attributes(node)["axis"] != last:
+            found.append(node)
+    return found
+
+
+def with_scatters(
+    graph: Graph, users: Users, chains: Sequence[Subgraph], scatters: Sequence[Node]
+) -> list[Subgraph]:
+    """Return the chains with every ``put`` in the one that computes its rows, or in one that copies them."""
+    parts = list(chains)
+    for node in scatters:
+        rows = node.inputs[2]
+        views, source = inlined_chain(graph, rows)
+        at = next((at for at, part in enumerate(parts) if source in part.outputs), None)
+        extended = (
+            None if at is None or source is None else _extended(graph, users, parts[at], views, source, node)
+        )
+        if extended is not None and at is not None:
+            parts[at] = extended
+        else:
+            parts.append(_part(graph, {*views, node.name}, (node.name,), "rows are written in place"))
+    return parts
+
+
+def _extended(
+    graph: Graph, users: Users, part: Subgraph, views: Sequence[str], source: str, node: Node
+) -> Subgraph | None:
+    """Return a chain that also scatters rows, or None if that is no loop over rows."""
+    members = {n.name for n in part.graph.nodes if n.operator != "input"} | {*views, node.name}
+    if graph.producer(node.inputs[1]).name in members:
+        return None  # where rows go is read from memory
+    inside = all(reader is not None and reader.name in members for reader in users[source])
+    outputs = [value for value in part.outputs if value != source or not inside]
+    if not _is_chain(graph, members, [*outputs, node.inputs[2]], node.name):
+        return None
+    return _part(graph, members, (*outputs, node.name), part.reason)
+
+
+def _is_chain(graph: Graph, members: set[str], outputs: Sequence[str], put: str) -> bool:
+    computed = members - {put}
+    computed -= {name for name in members if graph.producer(name).operator == "put"}
+    values = [graph.producer(v).inputs[2] if graph.producer(v).operator == "put" else v for v in outputs]
+    return row_axes(extract(graph, computed, values, "chain"), values) is not None
+
+
+def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str) -> Subgraph:
+    region = extract(graph, members, outputs, "chain")
+    return Subgraph("chain", region, outside_inputs(graph, members), outputs, reason)
+
+
+def written(part: Subgraph) -> dict[str, str]:
+    """Return result -> the value of the model in whose memory it is written."""
+    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
+    return {node.name: outside[node.inputs[0]] for node in puts}
+
+
+def numbered(part: Subgraph) -> dict[str, Extent]:
+    """Return the values of the model that say where rows go -> the rows that there are."""
+    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
+    found: dict[str, Extent] = {}
+    for node in puts:
+        extent = node.tile.shape[node_attributes(node)["axis"]]
+        known = found.get(outside[node.inputs[1]])
+        smaller = isinstance(known, int) and isinstance(extent, int) and known < extent
+        found[outside[node.inputs[1]]] = known if smaller and known is not None else extent
+    return found

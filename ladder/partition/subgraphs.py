@@ -1,0 +1,96 @@
+"""`Subgraph`: connected nodes of a model that one kernel or call computes, and their extraction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from tile_types.tile import Tile
+
+KINDS = ("gemm", "rows", "chain", "attention", "product", "library", "view", "torch")
+"""``gemm``: a quantized product by a kernel of ours; ``rows``: one of rows with a float matrix by one;
+``attention``: attention by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours
+but has none, node by node; the others as `ladder.ir.operator.ENGINES`."""
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """Connected nodes of a model, and what executes them.
+
+    Parameters
+    ----------
+    kind
+        One of `KINDS`.
+    graph
+        Its tile graph: the inputs are values of the model, under their names there.
+    inputs, outputs
+        Values of the model that it reads and makes.
+    reason
+        Why what follows it is not part of it.
+    gemm
+        Of a gemm: the problem.
+    roles
+        Of a gemm: which input is what (``A``, ``B``, ``bias``, ``token_scale``).
+    """
+
+    kind: str
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reason: str = ""
+    gemm: Gemm | None = None
+    roles: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def shares(self) -> bool:
+        """Whether its results may lie in the memory of what it reads."""
+        return self.kind in ("view", "torch") or "call" in self.operators
+
+    @cached_property
+    def operators(self) -> tuple[str, ...]:
+        """What it computes: operators without numbers and inputs."""
+        return tuple(
+            node.operator for node in self.graph.nodes if node.operator != "input" and engine(node) != "leaf"
+        )
+
+
+def engine(node: Node) -> str:
+    """Return what executes a node: inputs are ``input``, else the table's column."""
+    row = get_operator(node.operator)
+    return "input" if row.role == "input" else row.engine
+
+
+def extract(graph: Graph, members: Collection[str], outputs: Sequence[str], name: str = "part") -> Graph:
+    """Return the subgraph of the nodes ``members``; what they read from outside becomes inputs."""
+    inside = _inside(graph, members)
+    made = {value for node in inside for value in node.values}
+    read = dict.fromkeys(value for node in inside for value in node.inputs if value not in made)
+    inputs = tuple(Node(_input_name(value), "input", (), (), (_plain(graph.tile(value)),)) for value in read)
+    renamed = {value: _input_name(value) for value in read}
+    nodes = tuple(replace(n, inputs=tuple(renamed.get(v, v) for v in n.inputs)) for n in inside)
+    return Graph(name, "kernel", (*inputs, *nodes), tuple(outputs))
+
+
+def outside_inputs(graph: Graph, members: Collection[str]) -> tuple[str, ...]:
+    """Return the values that members read from outside, in the order of `extract`'s inputs."""
+    inside = _inside(graph, members)
+    made = {value for node in inside for value in node.values}
+    return tuple(dict.fromkeys(value for node in inside for value in node.inputs if value not in made))
+
+
+def _inside(graph: Graph, members: Collection[str]) -> list[Node]:
+    """Return the nodes of some names, in the order of the graph."""
+    return [graph.nodes[at] for at in sorted(graph.positions[name] for name in members)]
+
+
+def _input_name(value: str) -> str:
+    """Return a name for an input; further results of a node have a dot."""
+    return value.replace(".", "_result_")
+
+
+def _plain(tile: Tile) -> Tile:
+    return replace(tile, layout=None)

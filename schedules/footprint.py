@@ -1,0 +1,344 @@
+"""What a block of a GPU kernel takes: rows, bytes of shared memory, registers and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+
+from ladder.ir.gemm import Gemm
+from schedules.codes import table_bytes, weight_bits
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
+from schedules.schedule import GpuSchedule
+from schedules.waves import WAVE, lds_bytes, tile_rows, wave_registers
+from targets import TileDevice
+
+WARP = 32
+
+SWIZZLE_ROW = 128
+"""Bytes of A in one row of the 128-byte swizzle that wgmma and TMA use (PTX ISA)."""
+
+CHUNK_BYTES = 16
+"""Bytes that a thread copies at once."""
+
+STAGED_COLUMNS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
+"""Activation rows of an output type that a wgmma epilogue stages through shared memory at a time."""
+
+PRODUCER_REGISTERS = 40
+"""Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
+
+X_BUFFERS = 3
+"""Buffers in which gemv passes A through shared memory."""
+
+RESIDENT_THREADS = 1024
+"""Threads per multiprocessor that gemv's registers and buffers of A are meant for."""
+
+SPARE_REGISTERS = 12
+"""Registers by which gemv's estimate may exceed the limit: so many values wait in memory for the rare
+turn that copies A."""
+
+X_SUMS = 1024
+"""Sums of A over a tile of K that gemv keeps for each of its buffers, four bytes each."""
+
+X_BUFFER_BYTES = 216 * 1024
+"""All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
+
+WAVES = ("mfma", "mfma32", "dot")
+"""Pipelines of waves of 64 lanes."""
+
+SLICED = ("gemv", "digits")
+"""Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
+
+DIGIT_CHUNK_TILES = 512
+"""Tiles of K whose digits shared memory holds at most: sums of 8-bit products stay within int32."""
+
+FP8_INTERVAL = 512
+"""Elements of K after which wgmma's fp8 sums move to float32, where no scale makes them move earlier.
+
+Measured on an H200, relative Frobenius error of e4m3 sums of that many products each, rounding to
+float16 included, for K from 4096 to 28672, x of both signs or of one: 128: 2.4e-4, 512: 4.0e-4,
+1024: 5.9e-4, 2048: 8.9e-4, 4096: 1.34e-3, 8192: 2.04e-3. Where x and weight are both of one sign the
+core's truncation adds up: sums of 1003 products are 1.5 % too small. Longer intervals save nothing.
+"""
+
+PARTIAL_COLUMNS = 64
+"""Activation rows of one of wgmma's two sets of partial sums at most."""
+
+CARRY_INTERVAL = 2048
+"""As `FP8_INTERVAL`, for tiles whose sums carry into 16 bits: longer, since that costs more.
+
+Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, whose truncation adds up, are
+3.3 % too small (cuBLASLt with fast accumulation: 2.1e-3 to 4.7e-3, and 13 % at K = 8192).
+"""
+
+PROMOTED_COLUMNS = 128
+"""Activation rows of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one block takes.
+
+    Parameters
+    ----------
+    shared
+        Bytes of shared memory.
+    stage
+        Bytes of one pipeline stage, in flight while another is consumed.
+    registers
+        Estimated 32-bit registers per computing thread.
+    threads
+        Threads, producers included.
+    blocks_per_unit
+        Blocks that fit on one SM at once.
+    """
+
+    shared: int
+    stage: int
+    registers: int
+    threads: int
+    blocks_per_unit: int
+
+
+def operand_bytes(gemm: Gemm) -> int:
+    """Return the bytes of one activation element on the tensor core."""
+    return lane_of(gemm.activation) // 8
+
+
+def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether partial sums move to a second set of accumulators: group scales there, or fp8.
+
+    Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
+    """
+    flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
+    return schedule.placement == "accumulator" and flushed
+
+
+def promotes_rarely(gemm: Gemm) -> bool:
+    """Whether nothing but the length of sums makes wgmma promote them."""
+    return not gemm.scale and not gemm.token_group
+
+
+def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
+    plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_COLUMNS
+    return wide and plain and promotes_rarely(gemm)
+
+
+def k_blocks(schedule: GpuSchedule) -> int:
+    """Return the blocks that share K: wgmma's slices, or the blocks of a cluster of gemv or digits."""
+    if schedule.pipeline in SLICED:
+        return schedule.cluster
+    return schedule.split_k if schedule.pipeline == "wgmma" else 1
+
+
+def k_slices(schedule: GpuSchedule) -> int:
+    """Return the parts into which K is split, among blocks and among warps of a block."""
+    return schedule.split_k * (schedule.cluster if schedule.pipeline in SLICED else 1)
+
+
+def block_rows(schedule: GpuSchedule) -> int:
+    """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a slice of K."""
+    if schedule.pipeline in SLICED:
+        return schedule.warp_rows * schedule.warps // schedule.split_k
+    return tile_rows(schedule)
+
+
+def streams_exponents(gemm: Gemm) -> bool:
+    """Whether kernels read exponents of group scales, four to a word, instead of the scales."""
+    return (
+        gemm.power_scales
+        and gemm.zero == "none"
+        and lane_of(gemm.activation) == 16
+        and packed_group(gemm.group_size, gemm.k) == EXPONENT_GROUP
+    )
+
+
+def scale_span(gemm: Gemm) -> int:
+    """Return the elements of K that one element of the scale array serves; 0 where one serves the row."""
+    if gemm.group_size >= gemm.k:
+        return 0
+    return EXPONENTS * EXPONENT_GROUP if streams_exponents(gemm) else packed_group(gemm.group_size, gemm.k)
+
+
+def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the bytes of one pipeline stage: packed weights, activations, scales and zeros."""
+    weights = schedule.tile_n * schedule.tile_k * weight_bits(gemm) // 8
+    if schedule.pipeline in SLICED:  # weights go straight to registers, split_k slices at once
+        return schedule.split_k * block_rows(schedule) * schedule.tile_k * weight_bits(gemm) // 8
+    activations = schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
+    return weights + activations + scale_bytes(gemm, schedule.tile_n, staged_groups(gemm, schedule))
+
+
+def scale_bytes(gemm: Gemm, rows: int, groups: int) -> int:
+    """Return the bytes of packed scales and zeros of ``rows`` x ``groups``."""
+    wide = lane_of(gemm.activation) == 16
+    scale = (2 if wide and not streams_exponents(gemm) else 4) if gemm.scale else 0
+    zero = {"none": 0, "integer": 2 if wide else 1, "float": 4}[gemm.zero]
+    return rows * groups * (scale + zero)
+
+
+def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the scale rows of a stage: one if a group covers it, else one per run that never straddles."""
+    if gemm.group_size >= gemm.k:
+        return 1
+    return schedule.tile_k // gcd(scale_span(gemm), schedule.tile_k)
+
+
+def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the shared memory of one block."""
+    if schedule.pipeline == "gemv":
+        sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
+        return max(table_bytes(gemm) + least_x_bytes(gemm, schedule), sums)
+    if schedule.pipeline == "digits":
+        sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
+        return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
+    if schedule.pipeline in WAVES:
+        return lds_bytes(gemm, schedule)
+    if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
+        ring = schedule.stages * (stage_bytes(gemm, schedule) + 16) + table_bytes(gemm)
+        return max(ring, schedule.tile_m * schedule.tile_n * 4)
+    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm)
+
+
+def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the shared memory of a wgmma block without its decode table."""
+    ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
+    return ring + _staging_bytes(gemm, schedule) + 3 * 1024
+
+
+def least_x_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the least bytes of gemv's buffers of A: one tile of K per slice, or two of 8-bit cores."""
+    tokens = X_BUFFERS * schedule.tile_m * schedule.split_k
+    return tokens * max(schedule.tile_k * operand_bytes(gemm), SWIZZLE_ROW)
+
+
+def digit_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the columns of a block's products: four digits of a row of 16-bit x, one of int8."""
+    return schedule.tile_m * (4 if lane_of(gemm.activation) == 16 else 1)
+
+
+def digit_tile_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the bytes of shared memory that a tile of K of split activations takes, starts and units too."""
+    columns = digit_columns(gemm, schedule)
+    return 64 * columns + 64 * -(-columns // 8) + 4 * schedule.tile_m
+
+
+def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
+    together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
+    row = together if gemm.output == "float32" else 32
+    staged = schedule.warps * min(schedule.tile_m, STAGED_COLUMNS[gemm.output]) * row
+    units = -(-schedule.tile_n // 16 // schedule.split_k)
+    return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
+
+
+def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Estimate the registers of one computing thread: sums, operands, packed words, addresses."""
+    bits = weight_bits(gemm)
+    if schedule.pipeline == "gemv":
+        return _gemv_registers(gemm, schedule)
+    if schedule.pipeline == "digits":
+        return _digits_registers(gemm, schedule)
+    if schedule.pipeline in WAVES:
+        return wave_registers(gemm, schedule, promoted=promotes(gemm, schedule))
+    sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
+    if schedule.pipeline == "mma":
+        # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
+        halves = promotes(gemm, schedule) and gemm.scale and packed_group(gemm.group_size, gemm.k) == 16
+        return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40 + halves * schedule.tile_k
+    return math_register_estimate(gemm, schedule)
+
+
+def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers below which ptxas spills, roughly; neighbouring tiles share scales."""
+    group = scale_span(gemm) or gemm.k
+    values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
+    shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
+    fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
+    # Either scales that were multiplied out, or a second set of sums.
+    sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
+    operands = schedule.warp_rows // 2 + schedule.tile_m // 2
+    return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
+
+
+def _digits_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers below which ptxas spills, roughly."""
+    fragments = -(-digit_columns(gemm, schedule) // 8)
+    classes = 1 if lane_of(gemm.activation) == 16 or weight_bits(gemm) == 4 else 2
+    fetched = schedule.stages * weight_bits(gemm)
+    scales = -(-schedule.stages // 2) * -(-schedule.warp_rows // 32) if gemm.scale else 0
+    sums = 4 * fragments * (1 + classes)
+    rest = 28 if lane_of(gemm.activation) == 16 else 22
+    return rest + 8 * fragments + scales + schedule.warp_rows // 16 * (sums + fetched)
+
+
+def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
+    row_tiles = schedule.tile_n // (16 * schedule.warps)
+    sums = row_tiles * schedule.tile_m // 2
+    if carries(gemm, schedule):
+        # Sums, half as many registers of heads, operands of a slab.
+        return sums * 3 // 2 + row_tiles * 16 + 8
+    if promotes(gemm, schedule):
+        # One set of partial sums, or two small ones. Bytes that go to the core as they are need
+        # little else; close to the limit ptxas makes do with this many (measured).
+        plain = weight_bits(gemm) == 8 and not gemm.scale
+        parted = schedule.tile_m > PROMOTED_COLUMNS
+        partial = max(min(schedule.tile_m, PROMOTED_COLUMNS) // 2, min(schedule.tile_m, PARTIAL_COLUMNS))
+        # A tile in parts decodes nothing ahead.
+        rest = 16 + (8 if plain else 16) if parted else 32 + (8 if plain else 28)
+        return sums + partial + rest + (row_tiles - 1) * 32
+    # ptxas gives each slab of a turn of the loop operand registers of its own.
+    slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
+    return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
+
+
+def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers of a row tile's packed words, scales and zero points of one slab."""
+    wide = lane_of(gemm.activation) == 16
+    group = gemm.k if gemm.group_size >= gemm.k else packed_group(gemm.group_size, gemm.k)
+    rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
+    fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
+    factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
+    return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
+
+
+def launch_registers(warps: int) -> int:
+    """Return the registers per thread at launch if ``warps`` warps share a multiprocessor.
+
+    Each of its four schedulers has 16 Ki registers for its share of the warps.
+    """
+    return min(255, 65536 // (WARP * -(-warps // 4) * 4) // 8 * 8)
+
+
+def math_registers(warps: int) -> int:
+    """Return the most registers of a wgmma math thread if one block fills a multiprocessor.
+
+    The producer's warpgroup hands over what it does not need.
+    """
+    if warps == 4:
+        return 240
+    pool = (warps + 4) * launch_registers(warps + 4)
+    return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
+
+
+def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
+    """Return what one block of ``schedule`` takes on ``device``."""
+    threads = block_threads(schedule)
+    shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
+    by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
+    reserved = 1024 if device.vendor == "nvidia" else 0  # the driver's, of every block
+    by_shared = device.shared_per_unit // (shared + reserved)
+    blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
+    if schedule.pipeline in SLICED:
+        blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
+    return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
+
+
+def block_threads(schedule: GpuSchedule) -> int:
+    """Return the threads of a block: computing warps, and one producer warp for wgmma."""
+    if schedule.pipeline in WAVES:
+        return WAVE * schedule.warps
+    return WARP * (schedule.warps + (schedule.pipeline == "wgmma"))

@@ -1,0 +1,87 @@
+"""Instructions that transform `use` may name: what they multiply, and the nest of slices that hosts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """``acc[m, n] += x[m, k] · w[n, k]`` on one register tile.
+
+    Parameters
+    ----------
+    operand, weight, accumulator
+        Types of x, w and the sum.
+    rows, columns, depth
+        Extents m, n and k of one instruction.
+    nest
+        Axes of the slices around it, outermost first.
+    tiles
+        Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
+        registers, of which the device says how many bytes there are.
+    skeleton
+        What emits its nest (`ladder.lower.build.SKELETONS`).
+    """
+
+    operand: str
+    weight: str
+    accumulator: str
+    rows: int
+    columns: int
+    depth: int
+    nest: str
+    tiles: bool = False
+    skeleton: str = "cpu"
+
+
+_DOT, _TILES = "m n m g k", "m n g k m k"
+
+INSTRUCTIONS: Mapping[str, Instruction] = {
+    "amx_int8": Instruction("int8", "uint8", "int32", 16, 16, 64, _TILES, tiles=True),
+    "amx_bf16": Instruction("bfloat16", "bfloat16", "float32", 16, 16, 32, _TILES, tiles=True),
+    "avx512_vnni": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT),
+    "avx512_bf16": Instruction("bfloat16", "bfloat16", "float32", 1, 16, 2, _DOT),
+    "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
+}
+"""By the names that devices give their cores; 16 columns are what narrower machines split."""
+
+SUM_TILES, OPERAND_TILES = 4, 2
+"""Tile registers for sums, and for each operand."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How codes become values.
+
+    Parameters
+    ----------
+    results
+        Types that it makes.
+    most_bits
+        Widest code that it takes.
+    lanes
+        Bits of an element of the packed layout that it reads.
+    features
+        What the device must have.
+    cost
+        Vector operations per 32-bit word of operands, besides extracting each plane of bits.
+    """
+
+    results: tuple[str, ...]
+    most_bits: int
+    lanes: tuple[int, ...]
+    features: frozenset[str] = frozenset()
+    cost: float = 0.0
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "mask": Recipe(("uint8",), 8, (8,)),
+    "lookup": Recipe(("bfloat16", "float32"), 8, (16,), frozenset({"avx512f", "avx512bw"}), 1.0),
+    "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
+}
+"""Conversions of weights: shifts and masks, a table in registers, the type's decode expression."""
+
+PLANE_OPERATIONS = 1.5
+"""Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

@@ -1,0 +1,198 @@
+"""Tiles of GPU schedules, grown from the core outwards and aligned to the hint of the device.
+
+Source: Ladder (OSDI 2024), section 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from math import gcd
+
+from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Windows
+from schedules.cost_model import is_tight
+from schedules.footprint import (
+    SLICED,
+    SWIZZLE_ROW,
+    k_blocks,
+    k_slices,
+    operand_bytes,
+    stage_bytes,
+)
+from schedules.hint import Hint, device_hint
+from schedules.layouts import lane_of, padded
+from schedules.legal import cuts_groups, is_legal, placement_for
+from schedules.rules import AXES, RULES
+from schedules.schedule import GpuSchedule
+from targets import TileDevice
+
+CHANNEL_PIECES = 128
+"""Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
+
+DEPTHS: Mapping[str, tuple[int, ...]] = {
+    "gemv": (2, 4, 8),
+    "digits": (2, 4, 8),
+    "mma": (2, 3, 4),
+    "wgmma": (4, 6, 8),
+    "mfma": (2,),
+    "mfma32": (2,),
+    "dot": (2,),
+}
+"""Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
+
+MOST_GEMV_M = 32
+"""M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
+
+MOST_DIGIT_M = 8
+"""M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
+
+MOST_DOT_M = 4
+"""M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
+
+MOST_SLICES = 4
+"""Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
+
+
+def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[str, ...]:
+    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong."""
+    if device.vendor == "cpu":
+        return ("cpu",)
+    if device.vendor == "amd":
+        return ("dot", "mfma") if m <= MOST_DOT_M else ("mfma",)
+    large = "wgmma" if "wgmma" in device.features else "mma"
+    gemv = "ldmatrix" in device.features
+    few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_M else ("gemv",)
+    if full:
+        return (*few, large) if gemv and m <= MOST_GEMV_M else (large,)
+    if gemv and m <= 8:
+        return few
+    return ("gemv", large) if gemv and m <= 16 else (large,)
+
+
+def aligned(hint: Hint, gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether the weight operand of every block step consists of whole hint tiles."""
+    return hint.divides(schedule.tile_n, schedule.tile_k * operand_bytes(gemm))
+
+
+def tilings(
+    gemm: Gemm, device: TileDevice, pipeline: str, m: int, *, full: bool = False
+) -> Iterator[GpuSchedule]:
+    """Yield legal schedules of ``pipeline``, grown from the core's tile to the block's.
+
+    Parameters
+    ----------
+    gemm, device
+        The problem and where it runs.
+    pipeline
+        A key of `schedules.rules.RULES`.
+    m
+        Rows of A: tiles of M beyond the next size up only add padding.
+    full
+        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
+        of K that still find idle multiprocessors and tiles that leave ptxas some registers.
+    """
+    column = _column(gemm, pipeline)
+    tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
+    useful = _useful_m(RULES[pipeline].tile_m, m)
+    if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
+        useful = _useful_m(tuple(sorted({tile.tile_m for tile in tiles})), m)
+    for schedule in tiles:
+        if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
+            continue
+        if full:
+            depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
+            yield from (deep for deep in depths if is_legal(gemm, device, deep))
+        elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
+            if schedule not in deeper:
+                deeper[schedule] = tuple(_depths(column, device, schedule))
+            yield from deeper[schedule]
+
+
+def _column(gemm: Gemm, pipeline: str) -> Gemm:
+    """Return a problem of the same legal schedules: N does not count, for some pipelines nor does K."""
+    plain = replace(gemm, n=1, bias=False, epilogue=(), residual=False, factor=False)
+    if pipeline not in ("wgmma", "mma"):
+        return plain
+    windows = Windows((1, 1), (2, 2)) if gemm.windows else None
+    channels = gcd(gemm.channels, CHANNEL_PIECES) if windows else CHANNEL_PIECES
+    grouped = gemm.group_size < gemm.k
+    k = channels * (2 * gemm.group_size + 1 if grouped else 3)  # an odd multiple: divisible by no more
+    return replace(plain, k=k, group_size=gemm.group_size if grouped else k, windows=windows)
+
+
+@lru_cache(maxsize=256)
+def _known_depths(
+    gemm: Gemm, device: TileDevice, pipeline: str
+) -> dict[GpuSchedule, tuple[GpuSchedule, ...]]:
+    """Return what `_depths` gave so far, for `tilings` at every M."""
+    return {}
+
+
+@lru_cache(maxsize=256)
+def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
+    """Return every tile at the first of the two smallest depths that is legal. N does not count."""
+    rule = RULES[pipeline]
+    hint = device_hint(device, device.core_for(gemm.activation, pipeline))
+    choices = {name: getattr(rule, name) for name in AXES if name != "stages"}
+    choices["placement"] = choices.get("placement") or (placement_for(gemm),)
+    found = []
+    for values in product(*choices.values()):
+        tile = GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
+        depths = (replace(tile, stages=stages) for stages in rule.stages[:2])
+        if aligned(hint, gemm, tile):
+            found += [deep for deep in depths if is_legal(gemm, device, deep)][:1]
+    return tuple(found)
+
+
+def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
+    """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
+
+    Those of `DEPTHS`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
+    take room from other blocks. Shallower ones replace them for the smallest step of K alone:
+    a longer step with so few buffers was never measured.
+    """
+    dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
+    wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
+    until_enough, used = schedule.pipeline in ("wgmma", "digits"), int(schedule.pipeline == "wgmma")
+    found = None
+    for stages in DEPTHS[schedule.pipeline]:
+        deep = replace(schedule, stages=stages)
+        if not is_legal(gemm, device, deep):
+            break
+        if found and not until_enough:
+            yield found
+        found = deep
+        if until_enough and (stages - used) * stage >= wanted:
+            break
+    if found:
+        yield found
+    elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
+        shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
+        yield from (deep for deep in shallow if is_legal(gemm, device, deep))
+
+
+def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
+    """Return the smallest tile along M that holds ``m`` and the next smaller one."""
+    limit = next((tile for tile in tiles if tile >= m), tiles[-1])
+    return tuple(tile for tile in tiles if tile <= limit)[-2:]
+
+
+def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
+    """Whether K is not split, or its slices still find multiprocessors with few blocks."""
+    blocks = -(-m // tile.tile_m) * -(-gemm.n // tile.tile_n)
+    return tile.split_k == 1 or blocks * tile.split_k <= MOST_SLICES * device.units
+
+
+def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
+    """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
+    long_enough = k_slices(tile) == 1 or padded(gemm.k) // 64 // k_slices(tile) >= 4
+    small = m * gemm.n <= device.units * 128 * 128
+    # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
+    busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
+    # Digits of two rows of 16-bit x take longer than gemv (H200); int8 needs no decomposition.
+    digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
+    whole = not cuts_groups(gemm, tile)
+    return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)
