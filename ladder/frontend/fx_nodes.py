@@ -1,4 +1,4 @@
-"""What an ATen graph says of its nodes: types, extents, strides and random numbers."""
+"""Types, extents, strides and random draws of the nodes of an ATen graph."""
 
 from __future__ import annotations
 

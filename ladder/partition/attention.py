@@ -1,4 +1,4 @@
-"""Attention as a part: by a kernel of ours where that is predicted to be at least as fast as torch's."""
+"""Attention subgraphs: a kernel of ours where it is predicted to be at least as fast as torch's."""
 
 from __future__ import annotations
 

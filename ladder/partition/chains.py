@@ -1,4 +1,4 @@
-"""Memory-bound chains: nodes join the chains of what they read while the whole stays a loop over rows."""
+"""Fusion of memory-bound nodes with their producers, as long as the chain stays a loop over rows."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Chains:
         return False
 
     def later(self, name: str) -> list[str]:
-        """Return the nodes that must run after one: its readers, and who draws random numbers next."""
+        """Return the nodes that must run after one: its readers, and the next random draw."""
         following = self.draws_next.get(name)
         return [*self.readers(name), *([] if following is None else [following])]
 

@@ -1,4 +1,4 @@
-"""Convolutions as parts: by a kernel of ours or a function of torch, with what follows them.
+"""Convolution subgraphs with their epilogues, for a kernel of ours or a function of torch.
 
 Which of both, and how much of what follows, is decided by predicted times: the reason of the part has them.
 """

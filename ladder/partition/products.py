@@ -1,4 +1,4 @@
-"""Products with what follows them: quantized ones as far as `as_gemm` recognises, others with a bias."""
+"""Matrix products with their epilogues: quantized ones as `as_gemm` matches them, others with a bias."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Products:
     weights
         Inputs that are packed quantized weights, and the vectors that are packed with them.
     device
-        What computes them: decides who convolves.
+        The device: decides what computes convolutions.
     packable
         Inputs that are weights of convolutions, and may be packed.
     choose
@@ -97,7 +97,7 @@ class Products:
         Raises
         ------
         LadderError
-            If not even the spelt-out product is one: the importer made it from a GEMM.
+            If not even the product as the importer wrote it is one.
         """
         members = {node.name}
         self.behind(node.inputs[1], members)
@@ -119,7 +119,7 @@ class Products:
             if found is None:
                 reason = f"{following.operator} is no epilogue"
             elif best is None or self.bits(value) <= self.bits(best.outputs[0]):
-                best, reason = found, ""  # what only widens is left to who reads it
+                best, reason = found, ""  # a mere conversion to a wider type is left to its reader
         if best is None:
             raise LadderError(f"the quantized product %{node.name} is no GEMM")
         return replace(best, reason=reason)

@@ -1,4 +1,4 @@
-"""Products of rows with matrices that stay, by kernels of ours on CPUs, with what follows them."""
+"""Products of rows with constant matrices on CPUs, with their epilogues."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scatters of rows into an argument of the model: the chain that computes the rows writes them there.
 
 A cache of keys or values that the model updates (``cache.index_copy_(2, position, k)``) is a ``put`` node
-whose result the argument takes. If nobody reads the argument as it was, nothing but the new rows is written.
+whose result the argument takes. If nothing reads the old argument, only the new rows are written.
 """
 
 from __future__ import annotations

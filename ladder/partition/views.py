@@ -1,4 +1,4 @@
-"""Views: chains of nodes that only rename positions, and whether they cost nothing."""
+"""Views: chains of nodes that only change indices, and whether they need a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch computes of a model: products, convolutions, attention, embedding, any ATen call, views."""
+"""Steps that torch computes: products, convolutions, attention, embeddings, ATen calls, views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is made of, before kernels: an imported program, simplified, and its parts; kept on disk.
+"""A simplified program and its subgraphs before kernels are built; the plan cache stores it on disk.
 
 Import and partition depend on the graph and the device alone. So a new process that compiles a model again
 reads the result (`ladder.runtime.cache` keeps it as a note) and imports, traces and partitions nothing.

@@ -1,4 +1,4 @@
-"""What each step of a plan moves and computes, the least time for that, and the time that it takes."""
+"""Profile of a plan: bytes and operations of each step, their roofline time and the measured time."""
 
 from __future__ import annotations
 
