@@ -160,6 +160,31 @@ def test_integers() -> None:
     assert_equal(twice(ladder.compile(program), low, small), program(low, small))
 
 
+LARGE = 2**53 + 1
+"""A whole number that is no float64."""
+WITH_CONSTANTS: dict[str, Callable[[Any], Any]] = {
+    "filled": lambda x: torch.full((7,), LARGE) + x,
+    "chosen": lambda x: torch.where(x > 0, LARGE, x),
+    "masked": lambda x: x.masked_fill(x > 0, -LARGE),
+    "padded": lambda x: F.pad(x, (1, 1), value=LARGE) * 3,
+    "largest": lambda x: torch.full((7,), 2**63 - 1) * x,
+    "least": lambda x: torch.full((7,), -(2**63)) + x,
+    "compared": lambda x: x * (2**40 + 1) > LARGE,
+    "less zero": lambda x: (torch.arange(7) - 0) * x,
+    "from zero": lambda x: (0 - torch.arange(7)) + x,
+    "one counter": lambda x: (torch.arange(1) - 0) * x,
+    "zeros": lambda x: torch.zeros(7, dtype=torch.int64) - x,
+    "counted in large steps": lambda x: (torch.arange(7) * LARGE >= LARGE) & (x > 0),
+}
+
+
+@pytest.mark.parametrize("name", WITH_CONSTANTS)
+def test_integers_with_constants(name: str) -> None:
+    """None goes through a float; those that are 0 have bits, too."""
+    x = torch.tensor([[0, 1, -1, 2**53, -(2**53), LARGE, 5]])
+    assert_equal(twice(ladder.compile(WITH_CONSTANTS[name]), x), WITH_CONSTANTS[name](x))
+
+
 @pytest.mark.parametrize("name", ["int32", "int64"])
 def test_integers_wrap_around(name: str) -> None:
     """Also where a comparison with an operand would say that they cannot."""
