@@ -112,6 +112,7 @@ def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _deepcopy_object(value: Any, kind: Any, memo: dict[int, Any], key: int) -> Any:
+    made: Any
     if kind is set or kind is frozenset:
         made = memo[key] = kind([deepcopy_(item, memo) for item in value])
         return made
