@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from ladder.capture.values.shapes import LEAST, MOST, extent_path
-from ladder.frontend.torch_fx import extent_of
+from ladder.frontend.fx_nodes import extent_of
 from ladder.runtime.model.whole import Limits
 from tile_types.errors import LadderError, ShapeError, unknown_name
 

@@ -15,13 +15,13 @@ from ladder.api.superopt_calls import Contract
 from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
 from ladder.api.tensor_program import (
     Recorded,
-    Tracer,
     packed_types,
     require_precision,
     step_of,
     target_of,
     translated,
 )
+from ladder.api.tracer import Tracer
 from ladder.ir.ops import get_operator
 from ladder.superopt.partition import OUTSIDE, Operation, pieces
 from ladder.superopt.verifier import Certificate, Stability

@@ -81,7 +81,7 @@ def match_functions(module: torch.fx.GraphModule) -> None:
 
 
 def drop_unused(graph: torch.fx.Graph) -> None:
-    """Remove what nobody reads, but not what draws random numbers: later draws depend on it."""
+    """Remove unused nodes, except random draws: later draws depend on them."""
     graph.eliminate_dead_code(lambda node: node.is_impure())
 
 

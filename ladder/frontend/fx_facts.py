@@ -1,4 +1,4 @@
-"""All that decides what an fx graph becomes, as JSON-able data: equal facts, equal tile graphs.
+"""Cache key of an fx graph: all facts that decide its import, as JSON-able data.
 
 Facts are for graphs as capture makes them: operators of torch and of Ladder on tensors and numbers. What
 cannot be named in another process (functions of a program, tensors held by the graph) has no facts. Symbolic

@@ -1,4 +1,4 @@
-"""What every importer of operators needs: a builder with types, numbers, axes and reductions."""
+"""Base of the importers: a graph builder with types, numbers, axes and reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of one value with several weights: found in an ATen graph, so that they become one product.
+"""Horizontal fusion of products: products of one value with several weights become one product.
 
 ``x · Aᵀ`` and ``x · Bᵀ`` are columns of ``x · [A; B]ᵀ``: one launch that reads as many bytes. The joined
 weight is laid side by side once (`ladder.runtime.model.joined`).

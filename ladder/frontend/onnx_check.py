@@ -1,4 +1,4 @@
-"""What an ONNX model must keep to before it is imported: the standard's checker and limits of our own.
+"""Checks of an ONNX model before import: the standard's checker and limits of our own.
 
 The checker sees the model without its large tensors, as inputs of the same types and shapes in their place:
 it checks structure (names, operand counts, attributes of the stated version) and infers all shapes and types.

@@ -1,4 +1,4 @@
-"""Opening ONNX models: what can be wrong with a file is said here, before anything is imported."""
+"""Opening of ONNX models: errors of a file are reported here, before the import."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class Walk:
         if not isinstance(value, Late):
             return self.piece.tensor(value)
         tile = value.tile
-        assert tile is not None  # whoever asks has looked
+        assert tile is not None  # callers have checked
         if isinstance(value, LateOfPiece):
             value.piece.wanted[value.name] = value.value
         return self.piece.enter(value.name, tile.ttype, tile.shape, identifier(value.name))

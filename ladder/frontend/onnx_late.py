@@ -1,4 +1,4 @@
-"""Values of ONNX models that only a call knows in full, and the standard's shape rules for one node.
+"""Values of ONNX models with data-dependent shapes, and the standard's shape inference of one node.
 
 A `Late` value is computed between plans, or is an input of a type that plans have no tensors of. Its extents
 that no rule gives are sizes of their own: what follows is compiled for any.

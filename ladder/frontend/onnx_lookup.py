@@ -1,4 +1,4 @@
-"""Which row of a table is for a node: by its operator and version."""
+"""Lookup of a node's table row by operator and version."""
 
 from __future__ import annotations
 

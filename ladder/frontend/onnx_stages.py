@@ -1,4 +1,4 @@
-"""An ONNX model as stages: plans of tile graphs, and nodes between them whose shapes only a call knows.
+"""Stages of an ONNX model: plans of tile graphs, and nodes between them with data-dependent shapes.
 
 Most models are one plan. A node is a stage of its own where the shape of a result depends on values of the
 inputs, where a type is none of a plan's, or where it runs graphs of its own (If, Loop, Scan).

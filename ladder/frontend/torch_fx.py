@@ -10,22 +10,35 @@ import operator
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 import torch
 import torch._dispatch.python
 import torch.fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ladder import faults
 from ladder.frontend.aten_graphs import to_aten
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
+from ladder.frontend.fx_nodes import (
+    CARRIED,
+    LAID_OUT,
+    STRIDED,
+    TYPES,
+    depends_on_strides,
+    draws,
+    first_result,
+    is_open,
+    is_whole,
+    shows_copy,
+    size_of,
+    tensors_around,
+    type_and_shape,
+    used_results,
+)
 from ladder.frontend.importer import Importer
 from ladder.frontend.joined import (
     HALVES,
-    MOVES,
     PARAMETER,
     Serves,
     dense_gemm,
@@ -37,7 +50,7 @@ from ladder.frontend.joined import (
 )
 from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.convolution_gemm import insert_convolution
-from ladder.ir.extents import canonical, product
+from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import insert_gemm, weight_type
 from ladder.ir.graph import Graph
@@ -90,83 +103,6 @@ def import_fx(
     walk = _Walk(traced, name, join, served_on(packed_for))
     walk.im.precise = precise
     return walk.program()
-
-
-TYPES = {
-    **{getattr(torch, name): name for name in ("float32", "float16", "bfloat16", "float64")},
-    **{getattr(torch, name): name for name in ("int64", "int32", "int8", "uint8", "bool")},
-    torch.float8_e4m3fn: "fp8_e4m3",
-    torch.float8_e5m2: "fp8_e5m2",
-}
-"""torch's dtype -> name of the type, of tensors that rows take."""
-
-CARRIED = {
-    getattr(torch, name): name
-    for name in ("int16", "uint16", "uint32", "uint64", "complex32", "complex64", "complex128")
-}
-"""torch's dtype -> name of the type, of tensors that only calls of torch take."""
-
-
-def _first_result(node: torch.fx.Node) -> Any:
-    value = node.meta["val"]
-    return value[0] if isinstance(value, list | tuple) else value
-
-
-def _tensors_around(node: torch.fx.Node) -> list[torch.Tensor]:
-    """Return what a node takes and gives of tensors, without values."""
-    values = [node.meta.get("val"), *(other.meta.get("val") for other in node.all_input_nodes)]
-    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
-    return [value for value in flat if isinstance(value, torch.Tensor)]
-
-
-def _is_open(node: torch.fx.Node) -> bool:
-    """Tell whether sizes around a node are symbols."""
-    sizes = (size for tensor in _tensors_around(node) for size in tensor.shape)
-    numbers = (other.meta.get("val") for other in node.all_input_nodes)
-    return any(isinstance(size, torch.SymInt) for size in (*sizes, *numbers))
-
-
-def _used_results(node: torch.fx.Node) -> frozenset[int]:
-    """Return which results of a node are used; an operator with one has result 0."""
-    parts: set[Any] = {user.args[1] for user in node.users if user.target is operator.getitem}
-    return frozenset(parts or {0})
-
-
-STRIDED: tuple[Any, ...] = tuple(
-    getattr(torch.ops.aten, name).default
-    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
-)
-"""Operators that read the memory of a tensor without regard to its axes."""
-
-LAID_OUT = "ladder.laid_out.default"
-
-
-def depends_on_strides(node: torch.fx.Node) -> bool:
-    """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
-    own = str(node.target).startswith("ladder.")
-    return node.target in STRIDED or (draws(node) and not own)
-
-
-def shows_copy(node: torch.fx.Node) -> bool:
-    """Tell whether a value lies in a copy that lies otherwise: plans drop copies on which calls may rely."""
-    while str(node.target) in MOVES or str(node.target) in ("aten.unsqueeze.default", "aten.squeeze.dim"):
-        node = node.args[0]  # type: ignore[assignment]
-    if str(node.target) != "aten.clone.default":
-        return False
-    before, after = (other.meta["val"].stride() for other in (node.args[0], node))  # type: ignore[union-attr]
-    return [*map(str, before)] != [*map(str, after)]
-
-
-def draws(node: torch.fx.Node) -> bool:
-    """Tell whether an operator draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def is_whole(value: torch.Tensor) -> bool:
-    """Tell whether the elements of a tensor are all that is in its memory."""
-    nbytes = value.numel() * value.element_size()
-    dense = torch._prims_common.is_non_overlapping_and_dense_or_false(value)
-    return bool(dense and not value.storage_offset() and value.untyped_storage().nbytes() == nbytes)
 
 
 class _Walk:
@@ -228,7 +164,7 @@ class _Walk:
         value = node.meta.get("val")
         shown = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
         for axis, size in shown:
-            if isinstance(size, torch.SymInt) and str(extent := _extent(size)).isidentifier():
+            if isinstance(size, torch.SymInt) and str(extent := size_of(size)).isidentifier():
                 self.sizes.setdefault(str(extent), (at, axis))
         return self._input(node, Source("argument", (at,)))
 
@@ -248,7 +184,7 @@ class _Walk:
             return self.extent(value)
         if value.dtype not in TYPES and value.dtype not in CARRIED:
             return None  # an array of a packed weight; any other use of it is refused
-        name = self.im.g.input(node.name, *_type_and_shape(value))
+        name = self.im.g.input(node.name, *type_and_shape(value))
         self.sources[name] = source
         return name
 
@@ -272,20 +208,20 @@ class _Walk:
     def _by_row(self, node: torch.fx.Node, name: str) -> Any:
         """Return what the row of an operator makes of it; without one, the call of the operator itself."""
         row = ROWS.get(name) or MODEL_ROWS.get(name)
-        if row is None or not all(value.dtype in TYPES for value in _tensors_around(node)):
+        if row is None or not all(value.dtype in TYPES for value in tensors_around(node)):
             return self.call(node)
-        self.im.used = _used_results(node)
-        self.im.stated = tuple(_extent(size) for size in _first_result(node).shape)
+        self.im.used = used_results(node)
+        self.im.stated = tuple(size_of(size) for size in first_result(node).shape)
         try:
             arguments = [self.argument(value) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
-            found = row(self.im, TYPES[_first_result(node).dtype], *arguments, **keywords)
+            found = row(self.im, TYPES[first_result(node).dtype], *arguments, **keywords)
             if found is not None and self._gives_all(found) and self._is_as_stated(node, found):
                 return found
         except ImportRefused:
             raise
         except Exception as error:
-            if not _is_open(node):  # what is open may be more than rows can tell
+            if not is_open(node):  # what is open may be more than rows can tell
                 faults.tolerated(error, f"{node.target} runs in torch")
         return self.call(node)
 
@@ -305,10 +241,10 @@ class _Walk:
         for value, stated in zip(found if isinstance(found, tuple) else (found,), values, strict=False):
             if value is None or not isinstance(stated, torch.Tensor):
                 continue
-            tile, (ttype, shape) = self.im.tile(value), _type_and_shape(stated)
+            tile, (ttype, shape) = self.im.tile(value), type_and_shape(stated)
             if (tile.ttype.name, tile.shape) == (ttype, shape):
                 continue
-            if not _is_open(node):
+            if not is_open(node):
                 raise ShapeError(
                     f"{node.target} gives {ttype}{list(shape)}, its row {tile.ttype}{list(tile.shape)}"
                 )
@@ -334,7 +270,7 @@ class _Walk:
         if isinstance(value, torch.fx.Node):
             return self.values[value] if value in self.values else self.extent(value.meta["val"])
         if isinstance(value, torch.SymInt):
-            return _extent(value)
+            return size_of(value)
         if isinstance(value, torch.SymFloat | torch.SymBool):
             raise ImportRefused(f"a number depends on sizes: {value}")
         return value
@@ -350,7 +286,7 @@ class _Walk:
         values = stated if isinstance(stated, list | tuple) else (stated,)
         if not all(isinstance(value, torch.Tensor) for value in values):
             raise ImportRefused(f"{node.target} returns {stated!r}")
-        tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(_type_and_shape, values)]
+        tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(type_and_shape, values)]
         added = self.im.call(str(node.target), arguments, keywords, inputs, tiles, draws(node))
         return added.values if isinstance(stated, list | tuple) else added.name
 
@@ -373,9 +309,9 @@ class _Walk:
     def _of_strides(self, target: str, source: torch.fx.Node, *rest: Any) -> str:
         """Return what an operator of ours makes of a value and its strides in the program."""
         value = source.meta["val"]
-        extents = [_extent(step) for step in value.stride()]
+        extents = [size_of(step) for step in value.stride()]
         steps = tuple(("extent", step) if isinstance(step, str) else step for step in extents)
-        ttype, shape = _type_and_shape(value)
+        ttype, shape = type_and_shape(value)
         arguments, tiles = (("%", 0), steps, *rest), [Tile(get_type(ttype), shape)]
         random = target != LAID_OUT
         return self.im.call(target, arguments, (), [self.values[source]], tiles, random).name
@@ -469,7 +405,7 @@ class _Walk:
     def plain_products(self, nodes: Sequence[torch.fx.Node]) -> str:
         """Return the product of one value with the weights of all nodes side by side."""
         x, last = nodes[0].args[-2:]
-        value, out = self.values[x], _type_and_shape(nodes[0].meta["val"])[0]  # type: ignore[index]
+        value, out = self.values[x], type_and_shape(nodes[0].meta["val"])[0]  # type: ignore[index]
         found = [stored_weight(node.args[-1]) for node in nodes]  # type: ignore[arg-type]
         stored, turned = [[weight[0]] for weight in found if weight], stored_weight(last)[1]  # type: ignore
         width, depth = sum(map(width_of, nodes)), self.im.shape(value)[-1]
@@ -520,54 +456,6 @@ _SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
     "ladder.convolve.default": _Walk.quantized_convolution,
 }
 """Operators that are more than a row."""
-
-
-def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
-    name = TYPES.get(value.dtype) or CARRIED.get(value.dtype)
-    if name is None or value.layout is not torch.strided:
-        raise DTypeError(f"tile graphs have no type for {value.dtype}, {value.layout}")
-    return name, tuple(_extent(size) for size in value.shape)
-
-
-def _extent(size: Any) -> Extent:
-    """Return a size as an extent; sympy's spelling of divisions becomes ours."""
-    if isinstance(size, int):
-        return size
-    if free_unbacked_symbols(size):
-        raise ImportRefused(f"the size {size} depends on values")
-    return extent_of(size.node.expr)
-
-
-def extent_of(expression: Any) -> Extent:
-    """Return an expression of sympy as an extent.
-
-    Raises
-    ------
-    ImportRefused
-        If it is no polynomial of sizes and `ladder.ir.extents.FUNCTIONS` of them.
-    """
-    import sympy  # type: ignore[import-untyped, unused-ignore]
-
-    def text(part: Any) -> str:
-        if isinstance(part, sympy.Integer | sympy.Symbol):
-            return str(part)
-        if isinstance(part, sympy.Add):
-            return "(" + " + ".join(map(text, part.args)) + ")"
-        if isinstance(part, sympy.Mul):
-            return "*".join(map(text, part.args))
-        if isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0:
-            return "*".join([text(part.base)] * int(part.exp))
-        name, arguments = type(part).__name__, [text(argument) for argument in part.args]
-        if name in ("FloorDiv", "CleanDiv"):
-            return f"floordiv({', '.join(arguments)})"
-        if name in ("Mod", "PythonMod"):
-            return f"({arguments[0]} - {arguments[1]}*floordiv({', '.join(arguments)}))"
-        if name in ("Max", "Min"):
-            function = name.lower()
-            return reduce(lambda found, argument: f"{function}({found}, {argument})", arguments)
-        raise ImportRefused(f"the size {expression} is no polynomial of sizes")
-
-    return canonical(text(expression))
 
 
 def _pruned(builder: GraphBuilder, outputs: Sequence[str]) -> Graph:

@@ -1,4 +1,4 @@
-"""Values that read no input, as arrays: masks that a program builds of counters and comparisons."""
+"""Constant folding of values that read no input, such as masks made of counters and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finite-field semantics: the ``finite`` column of the operator table.
+"""Arithmetic on residues: finite fields in which programs are compared.
 
 A value is a pair of residues (Mirage, OSDI'25, §5): in Z_p, and in Z_q, q | p - 1, for use
 as an exponent. ``exp`` maps the exponent part x to omega**x, omega of order q, and has no

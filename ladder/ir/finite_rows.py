@@ -1,4 +1,4 @@
-"""What operators do with residues: the column of the operator table for finite fields.
+"""Finite-field semantics of operators: the ``finite`` column of the operator table.
 
 Functions take an `Arithmetic`: fields, forms of polynomials and signs share them.
 """

@@ -36,7 +36,7 @@ CONTEXT = {
     "begin": "load, store: offsets of the tile at this grid and loop index",
     "extent": "accumulate: number of loop iterations",
 }
-"""Attributes that are not written in the graph: whoever walks it adds them."""
+"""Attributes that are not written in the graph: walks of the graph add them."""
 
 
 @dataclass(frozen=True)

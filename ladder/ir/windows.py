@@ -1,4 +1,4 @@
-"""Which elements of an image a convolution multiplies: windows, gathered while they are read."""
+"""Windows of an image for implicit GEMM: which elements a convolution multiplies."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ KERNELS = {
     "digits": "ladder.lower.cuda.digits:Digits",
     "mma": "ladder.lower.cuda.mma:Mma",
     "wgmma": "ladder.lower.cuda.wgmma:Wgmma",
-    "mfma": "ladder.lower.rocm.gemm:Kernel",
-    "mfma32": "ladder.lower.rocm.gemm:Kernel",
-    "dot": "ladder.lower.rocm.gemm:Kernel",
+    "mfma": "ladder.lower.rocm.gemm:WaveGemm",
+    "mfma32": "ladder.lower.rocm.gemm:WaveGemm",
+    "dot": "ladder.lower.rocm.gemm:WaveGemm",
 }
 """Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
 

@@ -1,4 +1,4 @@
-"""From a chain's tile graph to a movement graph: a template per operator, a sync of the device between them.
+"""Translation of a chain's tile graph into a movement graph: one template per operator.
 
 Every operator reads device memory, computes in lanes and writes device memory; a reduction first adds what
 each lane has, passes that on, and adds over lanes. `rewrite` then removes what need not move.

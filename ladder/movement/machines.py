@@ -1,4 +1,4 @@
-"""What moves cost on the GPUs that chains are lowered for."""
+"""Costs of moves on the GPUs that chains are lowered for."""
 
 from __future__ import annotations
 

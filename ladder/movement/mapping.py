@@ -1,4 +1,4 @@
-"""How the elements of a chain lie over blocks, warps and lanes, and which mappings are worth trying."""
+"""Mappings of a chain's elements to blocks, warps and lanes, and the candidates to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a movement graph costs: bytes per level, syncs, launches, and the time that they take."""
+"""Cost model of movement graphs: bytes per memory level, synchronizations, launches and time."""
 
 from __future__ import annotations
 

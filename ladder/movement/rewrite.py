@@ -1,4 +1,4 @@
-"""Greedy rewriting of movement graphs to a fixed point: what need not move does not.
+"""Greedy rewriting of movement graphs to a fixed point: redundant moves are removed.
 
 Rules, each a function from a graph to a rewritten one, or None where it applies nowhere:
 
@@ -6,7 +6,7 @@ Rules, each a function from a graph to a rewritten one, or None where it applies
 * what all lanes of a row have, they do not read again: it is a broadcast;
 * element-wise operators go forward over moves: what they read is moved instead of what they make, and two
   moves in a row become one;
-* moves of the same tensor in the same pattern become one; what nobody reads is not computed;
+* moves of the same tensor in the same pattern become one; unused results are not computed;
 * parts of a reduction pass through the nearest level that its lanes share (shuffles, shared memory);
 * reads along another axis than the result's pass through shared memory, where the mapping has tiles;
 * a sync waits for the smallest scope that something crosses, or goes.
@@ -306,7 +306,7 @@ def read_once(graph: MovementGraph) -> MovementGraph | None:
 
 
 def remove_dead(graph: MovementGraph) -> MovementGraph | None:
-    """Drop steps whose result nobody reads."""
+    """Drop steps whose result is unused."""
     needed, kept = set(graph.outputs), []
     for step in reversed(graph.steps):
         if isinstance(step, Sync) or step.result in needed:

@@ -1,6 +1,6 @@
 """From the tile graph of a model to connected subgraphs, each with what executes it.
 
-`partition` gives `Part` values in an order in which they can run: quantized products with what follows
+`partition` gives `Subgraph` values in an order in which they can run: quantized products with what follows
 them (`products`), memory-bound chains (`chains`), library calls and views. A part's graph is a tile graph
 of its own, so other compilers of chains (data movement, superoptimisation) take it as it is. May import
 ``ladder.ir`` and what lies below.
@@ -9,6 +9,6 @@ of its own, so other compilers of chains (data movement, superoptimisation) take
 from __future__ import annotations
 
 from ladder.partition.partition import partition, simplify
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 
-__all__ = ["Part", "partition", "simplify"]
+__all__ = ["Subgraph", "partition", "simplify"]

@@ -1,4 +1,4 @@
-"""Attention as a part: by a kernel of ours where that is predicted to be at least as fast as torch's."""
+"""Attention subgraphs: a kernel of ours where it is predicted to be at least as fast as torch's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 from ladder.ir.attention import Attention, as_attention, open_extents
 from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
-from ladder.partition.parts import Part, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
 from schedules.attention import PROBES, AttentionSchedule, Choice, choose, serving
 from targets import TileDevice
 from tile_types.errors import LadderError
@@ -23,14 +23,14 @@ def has_kernels(device: TileDevice | None) -> bool:
     return device is not None and device.kind == "cuda" and device.compute_capability >= CAPABILITY
 
 
-def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Part:
+def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     """Return the part of an ``attention`` node: kind ``attention``, or ``library`` and why it is torch's."""
     reason = refusal(graph, node, device)
     region = extract(graph, {node.name}, node.values)
     kind, text = ("library", f"torch's: {reason}") if reason else ("attention", "")
     if kind == "attention" and device is not None:
         text = OPEN if is_open(graph, node) else chosen(graph, node, device)[1].reason
-    return Part(kind, region, outside_inputs(graph, {node.name}), node.values, text)
+    return Subgraph(kind, region, outside_inputs(graph, {node.name}), node.values, text)
 
 
 def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:

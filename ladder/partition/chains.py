@@ -1,4 +1,4 @@
-"""Memory-bound chains: nodes join the chains of what they read while the whole stays a loop over rows."""
+"""Fusion of memory-bound nodes with their producers, as long as the chain stays a loop over rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from ladder.ir.build import draws
 from ladder.ir.graph import Graph, Node
-from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.rows import row_axes
+from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_inlined
 
 LONGEST = 96
@@ -45,7 +45,7 @@ class Chains:
         self.members: dict[int, set[str]] = {}
         self.reasons: dict[int, str] = {}
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Subgraph]:
         """Return the chains as parts."""
         for node in self.graph.nodes:
             if engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken:
@@ -108,7 +108,7 @@ class Chains:
         return False
 
     def later(self, name: str) -> list[str]:
-        """Return the nodes that must run after one: its readers, and who draws random numbers next."""
+        """Return the nodes that must run after one: its readers, and the next random draw."""
         following = self.draws_next.get(name)
         return [*self.readers(name), *([] if following is None else [following])]
 
@@ -183,12 +183,12 @@ class Chains:
             ahead += self.users[reader.name]
         return False
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> Subgraph:
         """Return a chain as a part."""
         region, outputs = self.region(self.members[number])
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)
-        return Part("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
+        return Subgraph("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
 
 
 def joins_nested(graph: Graph) -> int:
@@ -200,7 +200,7 @@ def joins_nested(graph: Graph) -> int:
     return max(passed.values(), default=0)
 
 
-def absorb_copies(graph: Graph, parts: Sequence[Part]) -> list[Part]:
+def absorb_copies(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
     """Let chains write what only copies of their results are read for in the order in which it is read.
 
     A part that reads one result of a chain and only renames its positions becomes part of that chain; the
@@ -218,12 +218,12 @@ def absorb_copies(graph: Graph, parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def _only_moves(graph: Graph, part: Part) -> bool:
+def _only_moves(graph: Graph, part: Subgraph) -> bool:
     nodes = [node for node in part.graph.nodes if node.operator != "input"]
     return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
 
 
-def _joined(graph: Graph, parts: Sequence[Part], maker: Part, copy: Part) -> Part | None:
+def _joined(graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subgraph) -> Subgraph | None:
     """Return a chain with a copy of its result; None if the two are no loop over rows."""
     (value,) = copy.inputs
     others = [part for part in parts if part is not copy]

@@ -1,4 +1,4 @@
-"""Convolutions as parts: by a kernel of ours or a function of torch, with what follows them.
+"""Convolution subgraphs with their epilogues, for a kernel of ours or a function of torch.
 
 Which of both, and how much of what follows, is decided by predicted times: the reason of the part has them.
 """
@@ -15,7 +15,7 @@ from ladder.ir.convolution import FusedConvolution, as_fused_convolution
 from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 from schedules.policy import Candidate, choose
 from targets import TileDevice
 from tile_types.errors import LadderError, ShapeError
@@ -63,13 +63,13 @@ class Way:
         Predicted time.
     """
 
-    part: Part
+    part: Subgraph
     us: float
 
 
 def convolution_part(
-    regions: Sequence[Part], device: TileDevice | None, packable: Collection[str], choose: Choose
-) -> Part:
+    regions: Sequence[Subgraph], device: TileDevice | None, packable: Collection[str], choose: Choose
+) -> Subgraph:
     """Return the part that is predicted to be the fastest.
 
     Parameters
@@ -92,7 +92,7 @@ def convolution_part(
     return best_way(ways, device) if ways else regions[0]
 
 
-def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None) -> list[Way]:
+def library_ways(form: FusedConvolution, region: Subgraph, device: TileDevice | None) -> list[Way]:
     """Return the functions of torch that compute a region in one launch."""
     kind = "llvm" if device is None else device.kind
     key = (bool(form.bias), bool(form.residual), form.functions)
@@ -106,7 +106,7 @@ def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None
 
 
 def kernel_ways(
-    form: FusedConvolution, region: Part, device: TileDevice, packable: Collection[str], choose: Choose
+    form: FusedConvolution, region: Subgraph, device: TileDevice, packable: Collection[str], choose: Choose
 ) -> list[Way]:
     """Return the region as a product by a kernel of ours, if one computes it."""
     graph = region.graph
@@ -153,7 +153,7 @@ def best_candidate(gemm: Gemm, device: TileDevice, rows: int) -> Candidate:
     return choose(gemm, device, rows)
 
 
-def best_way(ways: Sequence[Way], device: TileDevice | None) -> Part:
+def best_way(ways: Sequence[Way], device: TileDevice | None) -> Subgraph:
     """Return the fastest of ways; those that take in less than the first need a chain more."""
     most = len(ways[0].part.operators)
     behind = [0.0 if len(w.part.operators) == most else chain_us(w.part.graph, device) for w in ways]

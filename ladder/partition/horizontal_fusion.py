@@ -9,8 +9,8 @@ from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.partition.chains import LONGEST
-from ladder.partition.parts import Part, extract, outside_inputs
 from ladder.partition.rows import REDUCTIONS
+from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
 
 MOST_INPUTS = 24
 """Tensors that one kernel reads at most."""
@@ -19,7 +19,7 @@ FEW = 64
 """Elements of results so small that a launch costs more than all of their work."""
 
 
-def fuse_horizontally(graph: Graph, parts: Sequence[Part]) -> list[Part]:
+def fuse_horizontally(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
     """Return parts, in an order in which they can run, with chains fused horizontally.
 
     Only chains without reductions: their results are computed one after the other by the same threads, so
@@ -37,14 +37,14 @@ def fuse_horizontally(graph: Graph, parts: Sequence[Part]) -> list[Part]:
     return with_readers(graph, parts)
 
 
-def with_readers(graph: Graph, parts: Sequence[Part]) -> list[Part]:
+def with_readers(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
     """Return parts with each chain in the one that alone reads it, where that computes no element twice."""
     found = list(parts)
-    readers: dict[str, list[Part | None]] = {value: [None] for value in graph.outputs}
+    readers: dict[str, list[Subgraph | None]] = {value: [None] for value in graph.outputs}
     for part in parts:
         for value in part.inputs:
             readers.setdefault(value, []).append(part)
-    merged: dict[int, Part] = {}
+    merged: dict[int, Subgraph] = {}
     for part in parts:
         now = merged.get(id(part), part)
         users = {id(user): user for value in now.outputs for user in readers.get(value, [])}
@@ -64,13 +64,13 @@ def with_readers(graph: Graph, parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def _elements(graph: Graph, part: Part) -> float:
+def _elements(graph: Graph, part: Subgraph) -> float:
     """Return how many elements a chain writes; infinity if that depends on sizes."""
     counts = [product(graph.tile(value).shape) for value in part.outputs]
     return sum(count if isinstance(count, int) else math.inf for count in counts)
 
 
-def _mate(graph: Graph, parts: Sequence[Part], at: int) -> int | None:
+def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> int | None:
     """Return a later chain that goes with this one and reads nothing that is made from it on.
 
     That is one that reads what this one reads, or of as few elements.
@@ -91,7 +91,7 @@ def _mate(graph: Graph, parts: Sequence[Part], at: int) -> int | None:
     return None
 
 
-def _changing(parts: Sequence[Part]) -> set[str]:
+def _changing(parts: Sequence[Subgraph]) -> set[str]:
     """Return the values that are computed from call to call."""
     made: set[str] = set()
     constant: set[str] = set()
@@ -101,12 +101,12 @@ def _changing(parts: Sequence[Part]) -> set[str]:
     return made
 
 
-def _is_short(a: Part, b: Part) -> bool:
+def _is_short(a: Subgraph, b: Subgraph) -> bool:
     """Tell whether a chain of two is not too long for one kernel."""
     return len({node.name for part in (a, b) for node in part.graph.nodes}) <= LONGEST
 
 
-def _are_tiny(graph: Graph, a: Part, b: Part) -> bool:
+def _are_tiny(graph: Graph, a: Subgraph, b: Subgraph) -> bool:
     """Tell whether all results of two chains have the same few elements, and none is written in place."""
     shapes = {graph.tile(value).shape for value in (*a.outputs, *b.outputs)}
     count = product(next(iter(shapes)))
@@ -114,7 +114,7 @@ def _are_tiny(graph: Graph, a: Part, b: Part) -> bool:
     return len(shapes) == 1 and isinstance(count, int) and count <= FEW and not in_place
 
 
-def _is_plain(part: Part) -> bool:
+def _is_plain(part: Subgraph) -> bool:
     """Tell whether a part is a chain of neither reductions nor windows, nor of random numbers."""
     nodes = part.graph.nodes
     return (
@@ -124,7 +124,7 @@ def _is_plain(part: Part) -> bool:
     )
 
 
-def _joined(graph: Graph, a: Part, b: Part, outputs: tuple[str, ...]) -> Part:
+def _joined(graph: Graph, a: Subgraph, b: Subgraph, outputs: tuple[str, ...]) -> Subgraph:
     members = {n.name for part in (a, b) for n in part.graph.nodes if n.operator != "input"}
     region = extract(graph, members, outputs, "chain")
-    return Part("chain", region, outside_inputs(graph, members), outputs, a.reason or b.reason)
+    return Subgraph("chain", region, outside_inputs(graph, members), outputs, a.reason or b.reason)

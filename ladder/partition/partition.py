@@ -14,15 +14,15 @@ from ladder.ir.common import merge_all_but_windows, merge_equal
 from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
-from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING, ROUND_TRIPS
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.horizontal_fusion import fuse_horizontally
-from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.scatter import in_place, with_scatters
+from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -30,6 +30,7 @@ from tile_types.errors import VerificationError
 FIRST = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
+    rewriting("round there and back", ROUND_TRIPS),
     rewriting("heads that share keys", GROUPED_ATTENTION),
 )
 
@@ -82,7 +83,7 @@ def partition(
     device: TileDevice | None = None,
     packable: Collection[str] = (),
     choose: Choose = best_candidate,
-) -> list[Part]:
+) -> list[Subgraph]:
     """Divide a model into parts, in an order in which they can run.
 
     Parameters
@@ -132,7 +133,7 @@ def readers(graph: Graph) -> dict[str, list[Node | None]]:
     return found
 
 
-def _members(graph: Graph, part: Part, users: Users) -> set[str]:
+def _members(graph: Graph, part: Subgraph, users: Users) -> set[str]:
     """Return the nodes of the model that only this part computes: not what others inline as well."""
     names = {node.name for node in part.graph.nodes if node.operator != "input"}
     return {name for name in names if not _is_shared(graph.producer(name), names, users)}
@@ -144,19 +145,19 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
     return bool(others) and node.operator == "convert" and not set(node.inputs) & members
 
 
-def _library(graph: Graph, node: Node) -> Part:
+def _library(graph: Graph, node: Node) -> Subgraph:
     region = extract(graph, {node.name}, node.values)
     target = str(dict(node.attributes).get("target", node.operator))
     reason = "" if target.startswith("ladder.") else f"{target} has no kernel of ours"
-    return Part("library", region, outside_inputs(graph, {node.name}), node.values, reason)
+    return Subgraph("library", region, outside_inputs(graph, {node.name}), node.values, reason)
 
 
-def _views(graph: Graph, parts: list[Part], library: list[Node]) -> list[Part]:
+def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Subgraph]:
     """Return the parts that give other parts, and the caller, views of what is computed."""
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
     wanted += [value for node in library for value in node.inputs]
-    found: dict[str, Part] = {}
+    found: dict[str, Subgraph] = {}
     for value in wanted:
         if value in made or value in found or graph.producer(value).operator == "call":
             continue
@@ -168,7 +169,7 @@ def _views(graph: Graph, parts: list[Part], library: list[Node]) -> list[Part]:
     return list(found.values())
 
 
-def _materialise(graph: Graph, value: str) -> list[Part]:
+def _materialise(graph: Graph, value: str) -> list[Subgraph]:
     """Return what makes a view or a number available: nothing but an address, or a copy."""
     members, source = inlined_chain(graph, value)
     if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
@@ -184,18 +185,18 @@ def _materialise(graph: Graph, value: str) -> list[Part]:
     return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
 
 
-def _part(graph: Graph, members: list[str], value: str, kind: str, reason: str) -> Part:
+def _part(graph: Graph, members: list[str], value: str, kind: str, reason: str) -> Subgraph:
     region = extract(graph, members, [value])
-    return Part(kind, region, outside_inputs(graph, members), (value,), reason)
+    return Subgraph(kind, region, outside_inputs(graph, members), (value,), reason)
 
 
-def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
+def ordered(graph: Graph, parts: list[Subgraph]) -> list[Subgraph]:
     """Return parts so that every value is made before it is read; random draws keep their order."""
     position = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
     inorder = sorted(parts, key=lambda part: max(position[value] for value in part.outputs))
     needs = _needs(inorder)
     begun: set[int] = set()
-    placed: dict[int, Part] = {}
+    placed: dict[int, Subgraph] = {}
     for first in inorder:
         ahead = [first]
         while ahead:
@@ -211,8 +212,8 @@ def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
     return list(placed.values())
 
 
-def _needs(parts: Sequence[Part]) -> dict[int, list[Part]]:
-    """Return what must run before each part: what makes its inputs, and who draws random numbers before."""
+def _needs(parts: Sequence[Subgraph]) -> dict[int, list[Subgraph]]:
+    """Return what must run before each part: the producers of its inputs, and earlier random draws."""
     maker = {value: part for part in parts for value in part.outputs}
     found = {id(part): [maker[value] for value in part.inputs if value in maker] for part in parts}
     random = [part for part in parts if any(map(draws, part.graph.nodes))]

@@ -1,4 +1,4 @@
-"""Products with what follows them: quantized ones as far as `as_gemm` recognises, others with a bias."""
+"""Matrix products with their epilogues: quantized ones as `as_gemm` matches them, others with a bias."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.partition.convolutions import Choose, best_candidate, convolution_part
-from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.row_products import rows_part
+from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from targets import TileDevice
 from tile_types.errors import LadderError
 
@@ -32,7 +32,7 @@ class Products:
     weights
         Inputs that are packed quantized weights, and the vectors that are packed with them.
     device
-        What computes them: decides who convolves.
+        The device: decides what computes convolutions.
     packable
         Inputs that are weights of convolutions, and may be packed.
     choose
@@ -56,7 +56,7 @@ class Products:
         self.taken: set[str] = set()
         self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Subgraph]:
         """Return one part per product; what one takes in, a later one cannot."""
         found = []
         for node in self.graph.nodes:
@@ -65,7 +65,7 @@ class Products:
                 self.taken.update(n.name for n in found[-1].graph.nodes if n.operator != "input")
         return found
 
-    def part(self, node: Node) -> Part:
+    def part(self, node: Node) -> Subgraph:
         """Return the part of a product."""
         if self.is_quantized(node):
             return self.quantized(node)
@@ -91,13 +91,13 @@ class Products:
                 todo += node.inputs
         return found
 
-    def quantized(self, node: Node) -> Part:
+    def quantized(self, node: Node) -> Subgraph:
         """Grow the region along single readers; keep the largest that is a GEMM.
 
         Raises
         ------
         LadderError
-            If not even the spelt-out product is one: the importer made it from a GEMM.
+            If not even the product as the importer wrote it is one.
         """
         members = {node.name}
         self.behind(node.inputs[1], members)
@@ -119,7 +119,7 @@ class Products:
             if found is None:
                 reason = f"{following.operator} is no epilogue"
             elif best is None or self.bits(value) <= self.bits(best.outputs[0]):
-                best, reason = found, ""  # what only widens is left to who reads it
+                best, reason = found, ""  # a mere conversion to a wider type is left to its reader
         if best is None:
             raise LadderError(f"the quantized product %{node.name} is no GEMM")
         return replace(best, reason=reason)
@@ -154,7 +154,7 @@ class Products:
                 found.add(operand.name)
         return found
 
-    def as_part(self, members: set[str], output: str) -> Part | None:
+    def as_part(self, members: set[str], output: str) -> Subgraph | None:
         """Return the region as a GEMM, or None."""
         region = extract(self.graph, members, [output])
         try:
@@ -163,7 +163,7 @@ class Products:
         except LadderError:
             return None
         inputs = outside_inputs(self.graph, members)
-        return Part("gemm", region, inputs, (output,), "", gemm, self.roles(gemm, region))
+        return Subgraph("gemm", region, inputs, (output,), "", gemm, self.roles(gemm, region))
 
     def roles(self, gemm: Gemm, region: Graph) -> tuple[tuple[str, str], ...]:
         """Return role -> input, from where each input is read."""
@@ -186,12 +186,12 @@ class Products:
             return "factor" if gemm.factor and node.tile.ttype.name == "float32" else "bias"
         return "residual" if gemm.residual else "token_scale"
 
-    def convolution(self, node: Node) -> Part:
+    def convolution(self, node: Node) -> Subgraph:
         """Take a convolution with as much of what follows as pays."""
         rows = rows_part(self.graph, self.spread(node), self.device)
         return rows or convolution_part(self.regions(node), self.device, self.packable, self.choose)
 
-    def regions(self, node: Node) -> list[Part]:
+    def regions(self, node: Node) -> list[Subgraph]:
         """Return a product, then with more and more of what is made of it element by element."""
         members, value = {node.name}, node.name
         regions = [self.part_of(members, value)]
@@ -208,7 +208,7 @@ class Products:
                 regions.append(self.part_of(members, value))
         return regions
 
-    def spread(self, node: Node) -> Iterator[Part]:
+    def spread(self, node: Node) -> Iterator[Subgraph]:
         """Yield a product, then with more and more of what reads it: all that has one result for the rest."""
         members = {node.name}
         yield self.part_of(members, node.name)
@@ -228,7 +228,7 @@ class Products:
         elementwise = get_operator(node.operator).elementwise or node.operator == "convert"
         return elementwise and not is_exact(node) and node.name not in self.taken
 
-    def plain(self, node: Node) -> Part:
+    def plain(self, node: Node) -> Subgraph:
         """Take a product: by a kernel of ours with what follows, by torch with the vector added to it."""
         rows = rows_part(self.graph, self.spread(node), self.device)
         if rows is not None:
@@ -271,10 +271,12 @@ class Products:
             and (node.tile.ttype == product.tile.ttype)
         )
 
-    def part_of(self, members: set[str], output: str) -> Part:
+    def part_of(self, members: set[str], output: str) -> Subgraph:
         """Return a part that torch computes."""
         region = extract(self.graph, members, [output])
-        return Part("product", region, outside_inputs(self.graph, members), (output,), "computed by torch")
+        return Subgraph(
+            "product", region, outside_inputs(self.graph, members), (output,), "computed by torch"
+        )
 
 
 def is_exact(node: Node) -> bool:

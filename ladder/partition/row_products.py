@@ -1,4 +1,4 @@
-"""Products of rows with matrices that stay, by kernels of ours on CPUs, with what follows them."""
+"""Products of rows with constant matrices on CPUs, with their epilogues."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ladder.ir.graph import Graph
 from ladder.ir.row_product import RowProduct, as_row_product
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
@@ -23,7 +23,7 @@ MOST_PRODUCTS = 12_000_000
 """Of a convolution up to which what follows, and a short call, outweigh that oneDNN multiplies faster."""
 
 
-def rows_part(graph: Graph, regions: Iterable[Part], device: TileDevice | None) -> Part | None:
+def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | None) -> Subgraph | None:
     """Return the largest of the regions that a kernel of ours computes; None if it computes none.
 
     Parameters
@@ -37,7 +37,7 @@ def rows_part(graph: Graph, regions: Iterable[Part], device: TileDevice | None) 
     """
     if device is None or device.kind != "llvm" or FEATURE not in device.features:
         return None
-    found: Part | None = None
+    found: Subgraph | None = None
     for region in regions:
         form = _form(region)
         if form is None and found is None:
@@ -47,11 +47,11 @@ def rows_part(graph: Graph, regions: Iterable[Part], device: TileDevice | None) 
         outside = dict(zip((node.name for node in region.graph.inputs), region.inputs, strict=True))
         if graph.producer(outside[form.matrix]).operator != "input":
             return None
-        found = Part("rows", region.graph, region.inputs, region.outputs)
+        found = Subgraph("rows", region.graph, region.inputs, region.outputs)
     return found
 
 
-def _form(region: Part) -> RowProduct | None:
+def _form(region: Subgraph) -> RowProduct | None:
     try:
         form = as_row_product(region.graph)
     except ShapeError:

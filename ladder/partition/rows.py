@@ -1,4 +1,4 @@
-"""Which chains are loops over rows: the one form of loop nest that chains are lowered to.
+"""Test whether a chain is a loop over rows, the form of loop nest that chains are lowered to.
 
 A row is what one task computes alone: all its reductions, then all its results. The first ``rows`` axes of
 every result count rows, the others are its columns. A chain has that form if no reduction is computed

@@ -1,7 +1,7 @@
 """Scatters of rows into an argument of the model: the chain that computes the rows writes them there.
 
 A cache of keys or values that the model updates (``cache.index_copy_(2, position, k)``) is a ``put`` node
-whose result the argument takes. If nobody reads the argument as it was, nothing but the new rows is written.
+whose result the argument takes. If nothing reads the old argument, only the new rows are written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.parts import Part, extract, outside_inputs
 from ladder.partition.rows import row_axes
+from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
 from ladder.partition.views import inlined_chain
 from tile_types.tile import Extent
 
@@ -36,7 +36,9 @@ def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Nod
     return found
 
 
-def with_scatters(graph: Graph, users: Users, chains: Sequence[Part], scatters: Sequence[Node]) -> list[Part]:
+def with_scatters(
+    graph: Graph, users: Users, chains: Sequence[Subgraph], scatters: Sequence[Node]
+) -> list[Subgraph]:
     """Return the chains with every ``put`` in the one that computes its rows, or in one that copies them."""
     parts = list(chains)
     for node in scatters:
@@ -54,8 +56,8 @@ def with_scatters(graph: Graph, users: Users, chains: Sequence[Part], scatters: 
 
 
 def _extended(
-    graph: Graph, users: Users, part: Part, views: Sequence[str], source: str, node: Node
-) -> Part | None:
+    graph: Graph, users: Users, part: Subgraph, views: Sequence[str], source: str, node: Node
+) -> Subgraph | None:
     """Return a chain that also scatters rows, or None if that is no loop over rows."""
     members = {n.name for n in part.graph.nodes if n.operator != "input"} | {*views, node.name}
     if graph.producer(node.inputs[1]).name in members:
@@ -74,19 +76,19 @@ def _is_chain(graph: Graph, members: set[str], outputs: Sequence[str], put: str)
     return row_axes(extract(graph, computed, values, "chain"), values) is not None
 
 
-def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str) -> Part:
+def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str) -> Subgraph:
     region = extract(graph, members, outputs, "chain")
-    return Part("chain", region, outside_inputs(graph, members), outputs, reason)
+    return Subgraph("chain", region, outside_inputs(graph, members), outputs, reason)
 
 
-def written(part: Part) -> dict[str, str]:
+def written(part: Subgraph) -> dict[str, str]:
     """Return result -> the value of the model in whose memory it is written."""
     outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
     puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
     return {node.name: outside[node.inputs[0]] for node in puts}
 
 
-def numbered(part: Part) -> dict[str, Extent]:
+def numbered(part: Subgraph) -> dict[str, Extent]:
     """Return the values of the model that say where rows go -> the rows that there are."""
     outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
     puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]

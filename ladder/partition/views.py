@@ -1,4 +1,4 @@
-"""Views: chains of nodes that only rename positions, and whether they cost nothing."""
+"""Views: chains of nodes that only change indices, and whether they need a copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import Shape, bind_shape, size_names
 from ladder.ir.graph import Graph, Node
-from ladder.partition.parts import engine
+from ladder.partition.subgraphs import engine
 
 
 def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:

@@ -160,7 +160,7 @@ def read(path: Path, key: signing.PublicKey | None = None) -> tuple[dict[str, An
     path
         The file.
     key
-        Who must have signed it; by default anybody or nobody.
+        The key that must have signed it; by default signatures are not required.
 
     Raises
     ------

@@ -192,7 +192,7 @@ def load(
     device
         Where to put the exported weights: by default the CPU or the current GPU.
     verify
-        The Ed25519 key of who must have signed the file, see `ladder.runtime.signing`.
+        The Ed25519 key that must have signed the file, see `ladder.runtime.signing`.
 
     Returns
     -------

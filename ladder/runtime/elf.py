@@ -1,4 +1,4 @@
-"""Functions that loaded libraries take from others: replaced by one that does nothing, in this process.
+"""Patching of imported functions in loaded ELF libraries: a function is replaced by one that returns.
 
 A library in ELF calls functions of others through a table of addresses, the global offset table. Its slots
 are listed among the library's relocations (System V ABI, *Dynamic Linking*; ``link_map`` of ``<link.h>``).

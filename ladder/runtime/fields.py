@@ -1,4 +1,4 @@
-"""What data that came from a file must look like, stated as data.
+"""Schemas of data that is read from files.
 
 A form is a type (``object`` for anything), ``[form]`` for a list, ``(form, form)`` for a list of just these,
 ``{str: form}`` for an object of any names, ``{"name": form}`` for an object of at least these names, or a

@@ -1,4 +1,4 @@
-"""Measure in a process of its own: a kernel that hangs or breaks the GPU's context costs only itself."""
+"""Measurement in a separate process, so that a kernel that hangs or crashes ends only that process."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def dispatch(
     token_scale: torch.Tensor | None,
     request: str,
 ) -> torch.Tensor:
-    """Call the registered operator, so that whoever watches sees it; see the module."""
+    """Call the registered operator, so that torch's dispatch modes see the call; see the module."""
     chosen = _refusing if wants_gradient(x, bias, token_scale) else matmul
     return chosen(x, weight, bias, token_scale, request)
 

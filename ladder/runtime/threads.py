@@ -1,4 +1,4 @@
-"""TVM's thread pool beside torch's: who spins, for how long, and on which core.
+"""TVM's thread pool beside torch's: spinning, its duration, and the cores of both.
 
 Measured on two cores, one of them busy with another process, bursts of 4096 x 4096 int4 (M = 1)
 alternating with torch's:
@@ -91,7 +91,7 @@ def _leave_pool() -> None:
     """Let this thread's exit from a forked child not wait for workers of the parent.
 
     The destructor of TVM's pool wakes and joins its workers, which a child does not have, and that is over
-    at once; but the condition variables on which they waited are destroyed only when nobody waits. Where a
+    at once; but the condition variables on which they waited are destroyed only when no thread waits. Where a
     worker held a lock at the moment of the fork, which it does for a fraction of a microsecond, SIGALRM ends
     the child. What is registered last runs first.
     """

@@ -1,4 +1,4 @@
-"""Dynamic quantization of activations: one scale per row, computed where the row is."""
+"""Dynamic quantization of activation rows: one scale per row, computed on the row's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts a larger program into LAX subprograms of one result, which the search takes, and what is between them.
+"""Partition of a program into LAX subprograms of one result, which are searched, and the rest.
 
 A LAX subprogram has multilinear operators, divisions, roots, maxima and at most one exponential on a path,
 no root after one (Mirage, OSDI'25, §5). Every operation gets a *stage*: that of its operands, or one more if

@@ -15,7 +15,7 @@ from schedules.instructions import RECIPES
 from schedules.transforms.base import Transform
 from schedules.transforms.extents import padding_text
 from targets import TileDevice
-from tile_types import get_type
+from tile_types import get_type, representable
 
 MOST_ROWS = 16
 """Rows of x that one vector of prepared words can interleave."""
@@ -84,7 +84,8 @@ class Convert(Transform):
     rewrite
         ``T.level <- T  ->  T.level <- convert T``; by offset: ``x · w  ->  x · (w - low) + low · sum of x``
     checks
-        the recipe makes the type of such codes on this device; the tile has left memory and is not converted.
+        the type holds every value; the recipe makes it of such codes on this device; the tile has left memory
+        and is not converted.
     """
 
     form = "convert {tile} to {ttype} by {by}"
@@ -112,22 +113,29 @@ class Convert(Transform):
         )
 
     def _check_recipe(self, program: TileProgram, operand: Operand, device: TileDevice) -> None:
+        self.check(operand.ttype != self.ttype, f"{self.tile} is {self.ttype} already")
         if self.tile == "x":
             self.check(self.by == "widening", "activations are converted by widening")
-            self.check(operand.ttype != self.ttype, f"x is {self.ttype} already")
             self.check(
                 self.ttype in ("bfloat16", "float32"), "activations are widened to bfloat16 or float32"
             )
+            self._check_exact(operand)
             return
         self.check(self.by in RECIPES, f"weights are converted by {', '.join(RECIPES)}")
         recipe, layout = RECIPES[self.by], program.operand("w").tile.layout
-        self.check(operand.ttype != self.ttype, f"w is {self.ttype} already")
         self.check(self.ttype in recipe.results, f"{self.by} makes {' or '.join(recipe.results)}")
         self.check(operand.tile.ttype.elem_bits <= recipe.most_bits, f"codes of {operand.ttype} are too wide")
         self.check(layout is not None, "map w to planes before")
         self.check(layout.parameters[0] in recipe.lanes, f"{self.by} does not read {layout}")
+        self._check_exact(operand)
         missing = ", ".join(sorted(recipe.features - device.features))
         self.check(not missing, f"{device.name} lacks {missing}")
+
+    def _check_exact(self, operand: Operand) -> None:
+        ttype = operand.tile.ttype
+        counted = ttype.is_integer and ttype.minimum >= 0  # of at most eight bits: uint8 holds them
+        held = counted if self.ttype == "uint8" else representable(ttype, self.ttype)
+        self.check(held, f"{self.ttype} does not hold every value of {operand.ttype}")
 
     def _by_offset(self, program: TileProgram) -> TileProgram:
         weight = program.operand("w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import Counter, OrderedDict, deque, namedtuple
 
@@ -254,6 +255,22 @@ def named_tuples_compared():
     x = normal(3)
     pairs = (Pair(1, 3), (1, 3)), (Pair(1, 2), Pair(2, 1)), (Pair(1, 3), (1, 2)), (Pair(0, 3), (1, 2))
     return calls(fn, *[lambda pair=pair: pair for pair in pairs])
+
+
+@program
+def copied_deeply():
+    class Config:
+        def __init__(self, names):
+            self.names, self.pair, self.sizes = names, (1, "a"), OrderedDict(b=[1], a=(2, [3]))
+            self.fixed = frozenset({"x"}), {"y": {1, 2}}
+
+    def fn(x, config):
+        other = copy.deepcopy(config)
+        other.names.add("z")
+        other.sizes["a"][1].append(4)
+        return x * len(other.names), other, copy.deepcopy((config.pair, config.pair, 7))
+
+    return calls(fn, *[lambda names=names: (normal(3), Config({*names})) for names in ("ab", "ab", "c")])
 
 
 def _doubled(x):

@@ -21,7 +21,7 @@ from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower.cuda.attention import emit
-from ladder.partition import Part, partition, simplify
+from ladder.partition import Subgraph, partition, simplify
 from ladder.partition.attention import OPEN, chosen, served
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.simulate import simulate_launch
@@ -68,7 +68,7 @@ def arguments(case: str, tokens: int, dtype: torch.dtype = torch.float16) -> tup
     return x, k, v, position, torch.rand(2, 2, KEYS, 1) * 0.03
 
 
-def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Part]]:
+def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Subgraph]]:
     found: list[Graph] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ import ladder
 from ladder import knobs
 from ladder.ir.build import GraphBuilder
 from ladder.ir.graph import Graph
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 from ladder.runtime import archive
 from ladder.runtime.model import saved
 from ladder.runtime.model.saved import save_model
@@ -278,7 +278,7 @@ def test_parts_fit_the_graph() -> None:
         (("float32", (6, 4)), False),
         (("float16", (4, 6)), False),
     ):
-        part = Part("chain", chain("part", *inner), ("x",), whole.outputs)
+        part = Subgraph("chain", chain("part", *inner), ("x",), whole.outputs)
         if fits:
             saved._check_part(whole, part, {"x"}, "part")
             continue

@@ -13,7 +13,7 @@ from test_cuda_mma_emulated import NUMPY, Problem
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
-from ladder.lower.cuda import digit_shape
+from ladder.lower.cuda import digit_geometry
 from ladder.lower.gpu.proven import packed_layout
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
@@ -94,7 +94,7 @@ def test_zero_and_tiny_rows(tmp_path: Path) -> None:
 
 
 def test_x_passes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digit_shape, "DIGIT_CHUNK_TILES", 4)
+    monkeypatch.setattr(digit_geometry, "DIGIT_CHUNK_TILES", 4)
     for index, fields in enumerate((INT2.__dict__, {**INT2.__dict__, "activation": "int8", "scale": False})):
         gemm = Gemm(**{**fields, "k": 900, "group_size": 128 if fields["scale"] else 900})
         folder = tmp_path / str(index)

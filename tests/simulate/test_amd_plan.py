@@ -17,7 +17,7 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition, simplify
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for
 from targets import TileDevice, get_device
@@ -55,7 +55,7 @@ def operands() -> list[torch.Tensor]:
     return [(torch.randn(s) * (0.125 if len(s) == 2 else 1)).to(torch.float16) for s in shapes]
 
 
-def simulated(part: Part, arrays: list[Any], device: TileDevice) -> list[Any]:
+def simulated(part: Subgraph, arrays: list[Any], device: TileDevice) -> list[Any]:
     """Return the results of a chain's kernel."""
     tiles = [part.graph.tile(value) for value in part.graph.outputs]
     results = [np.full(tile.known_shape, np.nan, np.dtype(tile.ttype.name)) for tile in tiles]

@@ -21,7 +21,7 @@ from ladder.ir.program import (
     parse_program,
     verify_program,
 )
-from schedules.cpu_policy import cpu_schedule, tile_program
+from schedules.cpu_policy import cpu_schedule, proposal, tile_program
 from schedules.schedule import TransformList, parse_plan, parse_schedule
 from schedules.transforms import TRANSFORMS, Map, Pad, Place, Slice, apply_all, parse_transform
 from targets import get_device
@@ -127,6 +127,18 @@ def test_registers_are_counted() -> None:
 def test_features_are_asked_for() -> None:
     with pytest.raises(ScheduleError, match="cpu/avx2 lacks avx512bw, avx512f"):
         tile_program(INT4, get_device("cpu/avx2"), SCHEDULE)
+
+
+def test_conversions_are_exact() -> None:
+    """A float16 activation times int4 needs float32, an instruction on bfloat16 is refused."""
+    half = replace(INT4, activation="float16")
+    with pytest.raises(ScheduleError, match="bfloat16 does not hold every value of float16"):
+        tile_program(half, ZEN, proposal(half, ZEN, "avx512_bf16", 2, 16))
+    wide = replace(INT4, weight="int8", zero="none")
+    tile_program(wide, ZEN, proposal(wide, ZEN, "avx512_bf16", 2, 16))
+    steps = (*SCHEDULE.transforms[:4], parse_transform("convert x to bfloat16 by widening"))
+    with pytest.raises(ScheduleError, match="bfloat16 does not hold every value of float16"):
+        apply_all(block_graph(half), steps, ZEN)
 
 
 def test_every_transform_has_a_line_of_its_own() -> None:

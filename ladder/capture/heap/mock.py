@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import MockStep
@@ -10,18 +11,19 @@ from ladder.capture.heap.nodes import MockStep
 
 def live_steps(steps: list[MockStep], wanted: set[str]) -> tuple[list[MockStep], set[str]]:
     """Return the steps whose effect is seen outside or in `wanted`, and all variables they need."""
-    needed = set(wanted)
-    kept: set[int] = set()
-    changed = True
-    while changed:
-        changed = False
-        for number in reversed(range(len(steps))):
-            step = steps[number]
-            if number in kept or not (step.keep or step.var in needed or step.changes & needed):
-                continue
+    serving: dict[str | None, list[int]] = defaultdict(list)
+    for number, step in enumerate(steps):
+        for name in {step.var, *step.changes}:
+            serving[name].append(number)
+    needed, kept, ahead = set(wanted), set[int](), [n for n, step in enumerate(steps) if step.keep]
+    ahead += [number for name in wanted for number in serving.get(name, ())]
+    while ahead:
+        number = ahead.pop()
+        if number not in kept:
             kept.add(number)
-            needed |= step.uses
-            changed = True
+            found = steps[number].uses - needed
+            needed |= found
+            ahead += [serves for name in found for serves in serving.get(name, ())]
     return [step for number, step in enumerate(steps) if number in kept], needed
 
 

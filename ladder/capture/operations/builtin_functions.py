@@ -31,6 +31,9 @@ _HOOK_OWNERS = frozenset({"collections.abc", "abc", "contextlib", "os", "importl
 
 def _identity(vm: Interpreter, value: Any) -> int:
     """Return ``id(value)`` for looking it up: which objects are distinct is guarded, not the number."""
+    if vm.heap.find(value) is None and is_constant(value):
+        vm.heap.guard.keep.append(value)
+        return id(value)
     vm.heap.node(value)
     vm.heap.distinct.add(type(value))
     return id(value)

@@ -10,6 +10,7 @@ import copyreg
 import enum
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -110,7 +111,16 @@ def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
     return made
 
 
-def _deepcopy_object(value: Any, kind: type, memo: dict[int, Any], key: int) -> Any:
+def _deepcopy_object(value: Any, kind: Any, memo: dict[int, Any], key: int) -> Any:
+    made: Any
+    if kind is set or kind is frozenset:
+        made = memo[key] = kind([deepcopy_(item, memo) for item in value])
+        return made
+    if kind is OrderedDict and not value.__dict__:
+        made = memo[key] = OrderedDict()
+        for name, item in value.items():
+            made[deepcopy_(name, memo)] = deepcopy_(item, memo)
+        return made
     copier = getattr(value, "__deepcopy__", None)
     if copier is not None:
         made = memo[key] = copier(memo)

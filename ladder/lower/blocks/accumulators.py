@@ -1,4 +1,4 @@
-"""Loop accumulators: in registers during the loop, joined over groups and blocks after it.
+"""Loop accumulators: held in registers during the loop, combined over groups and blocks after it.
 
 Sums and maxima are joined as they are. ``rescale`` accumulates ``x exp(m - M)``, M being the maximum of all
 m so far (online softmax): parts are scaled to the greatest of their maxima before they are added.
@@ -125,7 +125,7 @@ class Accumulator(Value):
                 self._join(self.each * m + len(part) * n, self._times(own, m, part))
 
     def _exclusive(self) -> bool:
-        """Whether nobody else takes the product, which then is accumulated in place."""
+        """Whether the accumulator is the only user of a product, which then is accumulated in place."""
         alone = len(self.context.program.users[self.source.name]) == 1
         return alone and self.kind in SUMS and not self.is_apart
 
@@ -235,8 +235,8 @@ class RunningMaximum(Value):
 class Merger:
     """Joins the accumulators of all groups that share a loop, through shared memory.
 
-    A warp publishes its fragments, one 16-byte word per lane; whoever finishes a column reads those of all
-    groups, and of all blocks of a cluster (`ladder.lower.cuda.gemv_sums.READ_PEER`).
+    A warp publishes its fragments, one 16-byte word per lane; the group that finishes a column reads the
+    fragments of all groups, and of all blocks of a cluster (`ladder.lower.cuda.gemv_sums.READ_PEER`).
     """
 
     def __init__(self, context: BlockContext) -> None:

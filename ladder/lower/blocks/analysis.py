@@ -1,4 +1,4 @@
-"""What a block graph is to its lowering: matrices in stages, with thread graphs laid open.
+"""Normal form of a block graph for lowering: matrices with stages, thread graphs inlined.
 
 Element-wise chains are fused by the lowering itself, so thread graphs are inlined first.
 """
@@ -145,17 +145,17 @@ class BlockProgram:
 
     @cached_property
     def loads(self) -> tuple[Node, ...]:
-        """Input iterators."""
+        """Loads of tiles."""
         return self._having("load")
 
     @cached_property
     def accumulators(self) -> tuple[Node, ...]:
-        """Loop accumulators."""
+        """Accumulators of the loop."""
         return self._having("accumulate")
 
     @cached_property
     def stores(self) -> tuple[Node, ...]:
-        """Output savers."""
+        """Stores of results."""
         return self._having("store")
 
     def _having(self, role: str) -> tuple[Node, ...]:

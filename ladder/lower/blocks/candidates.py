@@ -1,4 +1,4 @@
-"""Schedules of a block graph that are worth building, best first by `model`: who has the device measures."""
+"""Candidate schedules of a block graph, ranked by the cost model; the device measures the best ones."""
 
 from __future__ import annotations
 

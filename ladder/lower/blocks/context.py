@@ -1,4 +1,4 @@
-"""What the parts of a kernel of a block graph share."""
+"""Context of a kernel being emitted: threads, arguments, shared memory and lane layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized weights in block graphs on CPUs: elements by the type's decode expression."""
+"""Quantized weights in block graphs on CPUs, decoded element by element."""
 
 from __future__ import annotations
 

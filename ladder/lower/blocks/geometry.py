@@ -1,4 +1,4 @@
-"""Sizes that follow from a block graph and its schedule, and where everything lies in shared memory."""
+"""Tile sizes of a scheduled block graph, and the layout of its shared memory."""
 
 from __future__ import annotations
 
@@ -260,8 +260,8 @@ class Geometry:
     def shared_rows(self) -> Mapping[str, bool]:
         """Values of one row that warps share through shared memory; whether as reciprocals.
 
-        What follows element by element from a reduction over rows, of one row itself, is computed by who
-        shares it: once, not by every warp.
+        Element-wise operators on a reduction over rows, of one row itself, are computed once by the warp that
+        shares the row, not by every warp.
         """
         return dict(self._followed(node) for node in self.program.block.nodes if self._reduces_rows(node))
 

@@ -1,4 +1,4 @@
-"""Where the tiles of a block begin in their tensors."""
+"""Offsets of a block's tiles in their tensors."""
 
 from __future__ import annotations
 

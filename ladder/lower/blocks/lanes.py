@@ -1,4 +1,4 @@
-"""How the elements of matrices are spread over the lanes of a group of warps.
+"""Distribution of matrix elements over the lanes of a group of warps.
 
 Block graphs with matrix products follow the matrix instructions (`FragmentLanes`); others give each thread
 runs of a row, so that every access is 16 bytes wide (`FlatLanes`).

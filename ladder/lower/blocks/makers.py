@@ -1,4 +1,4 @@
-"""From the operators of a block graph to values."""
+"""Translation of block graph operators into values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of what a block graph's kernel takes: for choosing what to build, and where nothing can be timed.
+"""Cost model of a block graph's kernel, to rank schedules before or without measuring them.
 
 Bytes from memory, bytes from L2, bytes under way (Little's law) and the work of a warp's steps overlap;
 launching, clusters and joining accumulators come on top, less what kernels one after the other do side by

@@ -1,4 +1,4 @@
-"""Which maxima of a loop the running maximum may stand for, as online softmax has it."""
+"""Check that a running maximum may replace the maximum of each step (online softmax)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order of operators: values that pass through shared memory are computed level by level.
+"""Order of values that pass through shared memory: one barrier per level of dependence.
 
 A warp must wait for the others of its group between writing such a value and reading it. With each value
 computed at its *depth*, the number of such values on the longest path to it, one barrier serves all values

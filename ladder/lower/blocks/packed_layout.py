@@ -1,4 +1,4 @@
-"""How a quantized tile lies in shared memory: packed words, scales and zero points."""
+"""Layout of a quantized tile in shared memory: packed words, scales and zero points."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Pipeline:
         return self.overlap.possible and self.schedule.release != "never"
 
     def prepare_arrivals(self) -> None:
-        """Initialise the barriers of tensor copies before anybody copies or waits."""
+        """Initialise the barriers of tensor copies, before the first copy or wait."""
         arrivals = self.context.shared.arrivals
         if arrivals is None:
             return

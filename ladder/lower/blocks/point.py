@@ -1,4 +1,4 @@
-"""What holds at the point of a kernel that is being emitted."""
+"""State of emission: expressions already computed, the step of the loop, values in shared memory."""
 
 from __future__ import annotations
 

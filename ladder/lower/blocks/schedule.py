@@ -1,4 +1,4 @@
-"""How a block graph is laid over warps: what a search of µGraphs leaves open."""
+"""Schedule of a block graph: division of its work over warps, pipeline stages and clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a 16-bit matrix lies in shared memory."""
+"""Layout of a 16-bit matrix in shared memory: padded rows or swizzled panels."""
 
 from __future__ import annotations
 

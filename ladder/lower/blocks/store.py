@@ -82,7 +82,7 @@ class Store:
                 self._store_run(out, elements[run * size :][:size], begin + row * pitch + column)
 
     def _store_rows(self, node: Node, value: Value) -> None:
-        """Store a value of one column: one of those who have a row stores it."""
+        """Store a value of one column: of the threads that hold a row, one stores it."""
         rows, out, threads = value.shape[0], self.context.tensors[node.name], self.context.threads
         begin, pitch = self.context.place.begin(node, None)
         for m in range(self.context.row_fragments(rows)):

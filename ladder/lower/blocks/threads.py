@@ -1,4 +1,4 @@
-"""Where a thread stands in its block, and which steps of the loop its group takes."""
+"""Thread, warp and group indices of a kernel, and the loop steps of each group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a block graph as code: each hands out the part that its user asks for.
+"""Values of a block graph: each emits the fragments and operands that its users ask for.
 
 A value is a matrix; the warps of a group split its rows. The part that a warp holds consists of
 16 x 8 *fragments* in the accumulator layout of ``mma.m16n8k16`` (`ladder.lower.gpu.instructions`): lane

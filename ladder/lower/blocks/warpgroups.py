@@ -1,4 +1,4 @@
-"""Products of warpgroups (``wgmma``): both operands are read from shared memory, as tensor copies put them.
+"""Products of warpgroups (``wgmma``), whose operands tensor copies have placed in shared memory.
 
 Products of a step run on while the group waits for the next step's tiles, so the tiles of the step before are
 free only after `end_step`, and copies into their place start then.

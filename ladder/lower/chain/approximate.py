@@ -1,4 +1,4 @@
-"""Where a GPU's approximate instructions may compute exponentials, quotients and roots."""
+"""Chains in which approximate GPU instructions may compute exponentials, quotients and roots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one float32 in forms that vectors of CPUs have: the C library would be called lane by lane."""
+"""Vectorizable forms of float32 functions on CPUs: the C library would be called lane by lane."""
 
 from __future__ import annotations
 

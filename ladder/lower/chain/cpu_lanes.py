@@ -1,4 +1,4 @@
-"""Reductions of CPUs' chains that run beside one another: each lane of a vector sums a column of its own.
+"""Vectorized reductions of CPU chains: each lane of a vector reduces one column.
 
 Where every result depends on the last axis and reductions run along others (windows of an image with
 channels last, means over its places), neighbouring columns read neighbouring elements. So a block of columns

@@ -1,4 +1,4 @@
-"""Tiles that CPUs turn in registers: read along one axis, used along another.
+"""Register transposes of CPU chains: tiles are read along one axis and used along another.
 
 A chain whose input is contiguous along an axis that is not its result's last one (a transpose lies between)
 would touch a line of memory per element. Here `SIDE` rows by `SIDE` columns are read in vectors along the

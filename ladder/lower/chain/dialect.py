@@ -1,4 +1,4 @@
-"""What GPUs differ in where chains are concerned: launches, accesses, shuffles between lanes, 16-bit floats.
+"""Interface to GPU-specific code of chains: launches, accesses, lane shuffles, 16-bit floats.
 
 A vendor's table of these is a `Dialect`; `ladder.lower.chain.gpu` emits the same loop nest in each.
 """

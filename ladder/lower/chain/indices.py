@@ -1,4 +1,4 @@
-"""Index arithmetic of a nest: normal forms, and what its loops and branches decide of comparisons."""
+"""Index arithmetic of a loop nest: normal forms, and comparisons decided by loops and branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop nests of all targets share: arguments, ranges, where loops are cut, reductions in order."""
+"""Base of all loop nests of chains: arguments, ranges, loop splitting and reductions."""
 
 from __future__ import annotations
 

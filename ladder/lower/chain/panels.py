@@ -1,4 +1,4 @@
-"""How matrices of floats lie for kernels of rows on CPUs: in panels as wide as a block of registers."""
+"""Panel layout of float matrices for row kernels on CPUs: panels as wide as a register block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The symbolic sizes of a graph: which there are, and their order among a kernel's arguments."""
+"""Symbolic sizes of a graph, in the order of a kernel's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of neighbouring elements in a GPU thread's registers: loads, stores, and what is cheap on them."""
+"""Vectors of neighbouring elements in a GPU thread's registers: loads and stores."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ladder.ir.attention import Attention
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_join import Join
 from ladder.lower.cuda.attention_loads import Keys, Limits, find_limits, load_queries, prefetch
-from ladder.lower.cuda.attention_place import Place, Plan, choose_plan, declare_inputs, find_place
+from ladder.lower.cuda.attention_place import Place, Spec, choose_spec, declare_inputs, find_place
 from ladder.lower.cuda.attention_sums import Sums, raw_scores, seen_scores, weight_operands
 from ladder.lower.cuda.launch import Overlap
 from schedules.attention import AttentionSchedule
@@ -41,25 +41,25 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
         If the head does not divide into fragments.
     """
     with b.function(name, noalias=False) as result:  # nothing may be read before `Overlap.wait`
-        _emit_body(choose_plan(form, device, schedule), Overlap(device))
+        _emit_body(choose_spec(form, device, schedule), Overlap(device))
     return result.func
 
 
-def _emit_body(plan: Plan, overlap: Overlap) -> None:
+def _emit_body(spec: Spec, overlap: Overlap) -> None:
     """Emit the whole body."""
-    inputs = declare_inputs(plan.form)
-    cluster = ["clusterCtaIdx.x"] * (plan.schedule.cluster > 1)
+    inputs = declare_inputs(spec.form)
+    cluster = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
     overlap.declare("blockIdx.x", "blockIdx.y", "blockIdx.z", *cluster, "threadIdx.x")
-    place = find_place(plan, inputs)
-    join = Join(plan, place)
+    place = find_place(spec, inputs)
+    join = Join(spec, place)
     overlap.release()
     if overlap.possible:
-        prefetch(plan, place)
+        prefetch(spec, place)
     overlap.wait()
-    limits = find_limits(plan, place)
-    queries = load_queries(plan, place)
-    sums = Sums(plan)
-    Walk(plan, place, limits, queries, sums, Keys(plan, place, limits.needed)).emit()
+    limits = find_limits(spec, place)
+    queries = load_queries(spec, place)
+    sums = Sums(spec)
+    Walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed)).emit()
     join.finish(sums)
 
 
@@ -69,13 +69,13 @@ class Walk:
 
     Parameters
     ----------
-    plan, place, limits, queries
-        The kernel's plan, where this thread works, which keys count, and the operands of q.
+    spec, place, limits, queries
+        The kernel's spec, where this thread works, which keys count, and the operands of q.
     sums, keys
         The lane's sums, and the registers of a turn's keys.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     limits: Limits
     queries: list[list[Expr]]
@@ -84,10 +84,10 @@ class Walk:
 
     def emit(self) -> None:
         """Emit the loop: the loads of the next turn are in flight while this one is computed."""
-        worker, workers, span = self.place.worker, self.place.workers, self.plan.span
+        worker, workers, span = self.place.worker, self.place.workers, self.spec.span
         turns = b.keep((self.limits.needed + span - 1) // span)
         loads: list[Callable[[Expr], None]] = [self.keys.load_keys, self.keys.load_values]
-        if self.plan.form.mask:
+        if self.spec.form.mask:
             loads.insert(0, self.keys.load_mask)
         with b.when(worker < turns):
             for load in loads:
@@ -106,11 +106,11 @@ class Walk:
 
     def _weights(self, turn: Expr) -> list[list[list[Expr]]]:
         """Turn the keys of a turn into weights, operands by fragment and part; rescale the sums so far."""
-        plan, keys = self.plan, self.keys
-        raw = raw_scores(plan, self.queries, keys.keys)
-        scores = seen_scores(plan, keys, self.limits.rows, self.place.g, turn, raw)
+        spec, keys = self.spec, self.keys
+        raw = raw_scores(spec, self.queries, keys.keys)
+        scores = seen_scores(spec, keys, self.limits.rows, self.place.g, turn, raw)
         self.sums.weigh(scores)
         return [
-            [weight_operands(plan, keys, scores, fragment, part) for part in range(plan.parts)]
-            for fragment in range(plan.schedule.fragments)
+            [weight_operands(spec, keys, scores, fragment, part) for part in range(spec.parts)]
+            for fragment in range(spec.schedule.fragments)
         ]

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.fragments import pack
-from ladder.lower.cuda.attention_place import Place, Plan
+from ladder.lower.cuda.attention_place import Place, Spec
 from ladder.lower.cuda.attention_sums import Sums, over_keys
 from schedules.attention import STEP_ROWS
 from schedules.schedule import check
@@ -44,13 +44,13 @@ class Join:
 
     Parameters
     ----------
-    plan, place
-        The kernel's plan, and where this thread works.
+    spec, place
+        The kernel's spec, and where this thread works.
     """
 
-    def __init__(self, plan: Plan, place: Place) -> None:
-        self.plan, self.place, self.schedule = plan, place, plan.schedule
-        size, schedule = plan.form.size, plan.schedule
+    def __init__(self, spec: Spec, place: Place) -> None:
+        self.spec, self.place, self.schedule = spec, place, spec.schedule
+        size, schedule = spec.form.size, spec.schedule
         pool = b.shared_pool()
         self.sums = pool.alloc((schedule.warps, schedule.rows, size + PAD), "float32", align=16)
         self.states = pool.alloc((schedule.warps, schedule.rows, STATE), "float32", align=16)
@@ -83,9 +83,9 @@ class Join:
 
     def _publish(self, sums: Sums) -> None:
         """Write the warp's sums to shared memory."""
-        place, operands, tiles = self.place, self.plan.operands, self.plan.tiles
+        place, operands, tiles = self.place, self.spec.operands, self.spec.tiles
         width = 4 if operands.value_elements >= 4 else 2
-        for part in range(self.plan.parts):
+        for part in range(self.spec.parts):
             for row in range(2):
                 at = part * STEP_ROWS + 2 * place.c + row
                 total = over_keys(sums.totals[part][row].value, lambda x, y: x + y)
@@ -146,9 +146,9 @@ class Join:
         """Divide by the sum of weights and store; rows that see no key are 0."""
         place, n = self.place, self.place.inputs.numbers
         token, head = place.query(row)
-        scale = T.float32(self.plan.operands.value_gain) / total
+        scale = T.float32(self.spec.operands.value_gain) / total
         scale = b.Variable("float32", T.Select(total > T.float32(0), scale, T.float32(0))).value
-        words = [pack(sums[i] * scale, sums[i + 1] * scale, self.plan.form.ttype) for i in (0, 2)]
+        words = [pack(sums[i] * scale, sums[i + 1] * scale, self.spec.form.ttype) for i in (0, 2)]
         to = place.batch * n["out_b"] + head * n["out_h"] + token * n["out_s"] + at
         b.ptx("st.global.v2.u32", place.inputs.tensors["out"].ptr_to([to]), *words)
 

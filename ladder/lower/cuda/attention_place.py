@@ -25,7 +25,7 @@ ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Spec:
     """What is known about a kernel before it is emitted."""
 
     form: Attention
@@ -55,7 +55,7 @@ class Plan:
         return [(f, p, e) for f in fragments for p in range(self.parts) for e in range(4)]
 
 
-def choose_plan(form: Attention, device: TileDevice, schedule: AttentionSchedule) -> Plan:
+def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule) -> Spec:
     """Return the operands of a kernel.
 
     Raises
@@ -65,7 +65,7 @@ def choose_plan(form: Attention, device: TileDevice, schedule: AttentionSchedule
     """
     check(form.size % 16 == 0 and 16 <= form.size <= 256, f"heads of {form.size} elements have no kernel")
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
-    return Plan(form, schedule, select_step(device, form.ttype), Operands(form, device))
+    return Spec(form, schedule, select_step(device, form.ttype), Operands(form, device))
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ def _begin(inputs: Inputs, batch: Expr, head: Expr, name: str) -> Expr:
     return batch * inputs.numbers[f"{name}_b"] + head * inputs.numbers[f"{name}_h"]
 
 
-def find_place(plan: Plan, inputs: Inputs) -> Place:
+def find_place(spec: Spec, inputs: Inputs) -> Place:
     """Emit which rows of q and which keys this thread works on."""
-    schedule, form, n = plan.schedule, plan.form, inputs.numbers
+    schedule, form, n = spec.schedule, spec.form, inputs.numbers
     total = b.bind(n["tokens"] * form.group)
     tiles = (total + schedule.rows - 1) // schedule.rows
     b.device(schedule.resident)

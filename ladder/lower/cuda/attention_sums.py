@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from ladder.ir.attention import LOG2_E
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_loads import Keys
-from ladder.lower.cuda.attention_place import Plan
+from ladder.lower.cuda.attention_place import Spec
 from schedules.attention import FRAGMENT, WARP
 
 Expr = Any
@@ -27,25 +27,25 @@ def over_keys(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
     return value
 
 
-def multiply(plan: Plan, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr], *, fresh: bool) -> None:
+def multiply(spec: Spec, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr], *, fresh: bool) -> None:
     """Emit ``sums += a · x``, or, if ``fresh``, ``sums = a · x``."""
     registers = [sums[at + i] for i in range(4)]
     start = [T.float32(0)] * 4 if fresh else registers
-    b.ptx(plan.step.spelling, *registers, *a, *x, *start)
+    b.ptx(spec.step.spelling, *registers, *a, *x, *start)
 
 
-def raw_scores(plan: Plan, queries: list[list[Expr]], keys: Any) -> Any:
-    """Return the products of q and the keys of a turn in registers, in the order of `Plan.scores`."""
-    scores = b.local(len(plan.scores), "float32")
+def raw_scores(spec: Spec, queries: list[list[Expr]], keys: Any) -> Any:
+    """Return the products of q and the keys of a turn in registers, in the order of `Spec.scores`."""
+    scores = b.local(len(spec.scores), "float32")
     other = b.local(4, "float32")
-    for fragment in range(plan.schedule.fragments):
-        registers = plan.operands.keys(keys, fragment)
-        for part in range(plan.parts):
-            first = (fragment * plan.parts + part) * 4
+    for fragment in range(spec.schedule.fragments):
+        registers = spec.operands.keys(keys, fragment)
+        for part in range(spec.parts):
+            first = (fragment * spec.parts + part) * 4
             chains = [(scores, first), (other, 0)]
             for step, a in enumerate(registers):
                 sums, at = chains[step % 2]
-                multiply(plan, sums, at, a, queries[part][2 * step : 2 * step + 2], fresh=step < 2)
+                multiply(spec, sums, at, a, queries[part][2 * step : 2 * step + 2], fresh=step < 2)
             for i in range(4 if len(registers) > 1 else 0):
                 b.store(scores, scores[first + i] + other[i], first + i)
     return scores
@@ -56,13 +56,13 @@ class Sums:
 
     Parameters
     ----------
-    plan
-        The kernel's plan.
+    spec
+        The kernel's spec.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        count, parts = plan.parts * plan.tiles * 4, range(plan.parts)
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        count, parts = spec.parts * spec.tiles * 4, range(spec.parts)
         self.values = b.local(count, "float32")
         for index in range(count):
             b.store(self.values, T.float32(0), index)
@@ -71,13 +71,13 @@ class Sums:
 
     def weigh(self, scores: list[Expr]) -> None:
         """Rescale the sums so far to the largest scores; scores become weights."""
-        for part in range(self.plan.parts):
+        for part in range(self.spec.parts):
             for row in range(2):
                 self._rescale(scores, part, row)
 
     def _rescale(self, scores: list[Expr], part: int, row: int) -> None:
         """Find the largest score of a row, and scale what was summed to it; scores become weights."""
-        places = enumerate(self.plan.scores)
+        places = enumerate(self.spec.scores)
         mine = [at for at, (_, p, element) in places if p == part and element % 2 == row]
         running, total = self.maxima[part][row], self.totals[part][row]
         largest: Expr = running.value
@@ -91,29 +91,29 @@ class Sums:
             scores[at] = b.Variable("float32", T.exp2(scores[at] - largest)).value
             added = added + scores[at]
         total.set(added)
-        for tile in range(self.plan.tiles):
+        for tile in range(self.spec.tiles):
             for half in range(2):
-                at = (part * self.plan.tiles + tile) * 4 + 2 * half + row
+                at = (part * self.spec.tiles + tile) * 4 + 2 * half + row
                 b.store(self.values, self.values[at] * shrink, at)
 
     def add(self, weights: list[list[list[Expr]]], values: Any) -> None:
         """Add the values of a turn times their weights, operands by fragment and part."""
-        plan = self.plan
-        for fragment in range(plan.schedule.fragments):
-            for tile, a in enumerate(plan.operands.values(values, fragment)):
-                for part in range(plan.parts):
-                    at = (part * plan.tiles + tile) * 4
-                    multiply(plan, self.values, at, a, weights[fragment][part], fresh=False)
+        spec = self.spec
+        for fragment in range(spec.schedule.fragments):
+            for tile, a in enumerate(spec.operands.values(values, fragment)):
+                for part in range(spec.parts):
+                    at = (part * spec.tiles + tile) * 4
+                    multiply(spec, self.values, at, a, weights[fragment][part], fresh=False)
 
 
 def seen_scores(
-    plan: Plan, keys: Keys, limits: list[list[Expr]], g: Expr, turn: Expr, scores: Any
+    spec: Spec, keys: Keys, limits: list[list[Expr]], g: Expr, turn: Expr, scores: Any
 ) -> list[Expr]:
     """Return the scaled scores of a turn, in powers of two; minus infinity for keys that are masked."""
-    form, factor = plan.form, plan.form.scale * LOG2_E * plan.operands.key_gain
+    form, factor = spec.form, spec.form.scale * LOG2_E * spec.operands.key_gain
     found = []
-    for index, (fragment, part, element) in enumerate(plan.scores):
-        key = turn * plan.span + (fragment * FRAGMENT + 8 * (element // 2)) + g
+    for index, (fragment, part, element) in enumerate(spec.scores):
+        key = turn * spec.span + (fragment * FRAGMENT + 8 * (element // 2)) + g
         value = scores[index] * T.float32(factor)
         if keys.key_scales is not None:
             value = value * keys.key_scales[fragment * 2 + element // 2]
@@ -127,14 +127,14 @@ def seen_scores(
     return found
 
 
-def weight_operands(plan: Plan, keys: Keys, weights: list[Expr], fragment: int, part: int) -> list[Expr]:
+def weight_operands(spec: Spec, keys: Keys, weights: list[Expr], fragment: int, part: int) -> list[Expr]:
     """Return the B operand that weights are, scaled as the values are."""
-    first = (fragment * plan.parts + part) * 4
+    first = (fragment * spec.parts + part) * 4
     words = []
     for half in range(2):
         pair = weights[first + 2 * half : first + 2 * half + 2]
         if keys.value_scales is not None:
             scale = keys.value_scales[fragment * 2 + half]
             pair = [weight * scale for weight in pair]
-        words.append(plan.operands.transposed(*pair))
+        words.append(spec.operands.transposed(*pair))
     return words

@@ -8,8 +8,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.digit_geometry import COLUMNS, Spec
 from ladder.lower.cuda.digit_place import Place
-from ladder.lower.cuda.digit_shape import COLUMNS, Plan
 from schedules.layouts import TILE
 
 Expr = Any
@@ -39,20 +39,20 @@ class Memory:
     slices: Any
 
 
-def allocate(plan: Plan) -> Memory:
+def allocate(spec: Spec) -> Memory:
     """Allocate shared memory."""
-    shape, tile_m = plan.shape, plan.schedule.tile_m
-    periods = shape.chunk_tiles // shape.period
+    geo, tile_m = spec.geo, spec.schedule.tile_m
+    periods = geo.chunk_tiles // geo.period
     pool = b.shared_pool()
     parts = pool.alloc((32, tile_m), "int32", align=128)
-    row_scales = pool.alloc((shape.rows,), "float32", align=128)
+    row_scales = pool.alloc((geo.rows,), "float32", align=128)
     first = pool.offset
-    digits = pool.alloc((shape.chunk_tiles * shape.tile_bytes // 4,), "uint32", align=128)
-    starts = pool.alloc((periods * shape.column_blocks * 16,), "uint32", align=128)
+    digits = pool.alloc((geo.chunk_tiles * geo.tile_bytes // 4,), "uint32", align=128)
+    starts = pool.alloc((periods * geo.column_blocks * 16,), "uint32", align=128)
     units = pool.alloc((periods * tile_m,), "uint32", align=128)
-    pool.alloc((shape.tile_bytes // 4,), "uint32", align=128)  # a tile is read ahead of its use
+    pool.alloc((geo.tile_bytes // 4,), "uint32", align=128)  # a tile is read ahead of its use
     pool.move_base_to(first)
-    slices = pool.alloc((plan.schedule.split_k, tile_m, shape.rows + 4), plan.kind, align=128)
+    slices = pool.alloc((spec.schedule.split_k, tile_m, geo.rows + 4), spec.kind, align=128)
     pool.commit()
     return Memory(parts, row_scales, digits, starts, units, slices)
 
@@ -62,46 +62,46 @@ class Converter:
 
     Parameters
     ----------
-    plan, place, memory
-        The kernel's plan, where this thread works, and the block's shared memory.
+    spec, place, memory
+        The kernel's spec, where this thread works, and the block's shared memory.
     """
 
-    def __init__(self, plan: Plan, place: Place, memory: Memory) -> None:
-        self.plan, self.place, self.memory = plan, place, memory
-        self.words, self.following = (b.local(plan.splitter.words, "uint32") for _ in range(2))
+    def __init__(self, spec: Spec, place: Place, memory: Memory) -> None:
+        self.spec, self.place, self.memory = spec, place, memory
+        self.words, self.following = (b.local(spec.splitter.words, "uint32") for _ in range(2))
 
     def begin(self, first: Expr, m: Expr, items: Expr) -> None:
         """Emit the loads of the first two turns of an activation row's conversion."""
         for turn, words in enumerate((self.words, self.following)):
-            item = self.place.warp.thread + turn * self.plan.shape.threads
+            item = self.place.warp.thread + turn * self.spec.geo.threads
             self._read(words, first, m, item, items)
 
     def convert(self, first: Expr, items: Expr) -> None:
         """Write the digits of a chunk of x; whole periods, zero beyond K. The first loads are under way."""
-        shape, splitter = self.plan.shape, self.plan.splitter
-        turns = b.keep((items + shape.threads - 1) // shape.threads)
+        geo, splitter = self.spec.geo, self.spec.splitter
+        turns = b.keep((items + geo.threads - 1) // geo.threads)
         with b.loop(self.place.m_count, rolled=True) as m:
             total = b.Variable("int32", 0)
             with b.when(m > 0):
                 self.begin(first, m, items)
             with b.loop(turns, rolled=True) as turn:
-                item = b.bind(turn * shape.threads + self.place.warp.thread)
+                item = b.bind(turn * geo.threads + self.place.warp.thread)
                 call = self._convert_item(b.bind(item < items), item, m)
-                if shape.lane == 16:
+                if geo.lane == 16:
                     b.emit(call)
                 else:
                     total.set(total.value + call)
                 for i in range(splitter.words):
                     b.store(self.words, self.following[i], i)
-                self._read(self.following, first, m, item + 2 * shape.threads, items)
-            if not shape.flushes and splitter.offset:
+                self._read(self.following, first, m, item + 2 * geo.threads, items)
+            if not geo.flushes and splitter.offset:
                 self._add_part(total, m, first)
 
     def _read(self, words: Any, first: Expr, m: Expr, item: Expr, items: Expr) -> None:
         """Emit the loads of sixteen elements of a tile, zero where x ends; four items make a tile."""
         args = self.place.args
-        count, tile = self.plan.splitter.words, b.bind(first + item // 4)
-        start = b.bind(tile * TILE + item % 4 * (32 // self.plan.shape.lane))
+        count, tile = self.spec.splitter.words, b.bind(first + item // 4)
+        start = b.bind(tile * TILE + item % 4 * (32 // self.spec.geo.lane))
 
         def load(i: int) -> None:
             place = [self.place.first_m + m, start + i * (TILE // count)]
@@ -120,20 +120,20 @@ class Converter:
         b.either(T.And(item < items, tile * TILE + TILE <= args.k_x), whole, part)
 
     def _convert_item(self, active: Expr, item: Expr, m: Expr) -> Expr:
-        shape, memory = self.plan.shape, self.memory
+        geo, memory = self.spec.geo, self.memory
         tile, column = b.bind(item // 4), b.bind(item % 4)
-        inner, period = b.bind(tile % shape.period), b.bind(tile // shape.period)
+        inner, period = b.bind(tile % geo.period), b.bind(tile // geo.period)
         inside = T.if_then_else(active, tile, 0)
-        digit = inside * (shape.tile_bytes // 4) + m * (16 * shape.digits) + column * 4
-        first = m * shape.digits  # of the row's columns, two share a start
-        at = T.if_then_else(active, period, 0) * (shape.column_blocks * 16) + first // 2 * 4 + first % 2
+        digit = inside * (geo.tile_bytes // 4) + m * (16 * geo.digits) + column * 4
+        first = m * geo.digits  # of the row's columns, two share a start
+        at = T.if_then_else(active, period, 0) * (geo.column_blocks * 16) + first // 2 * 4 + first % 2
         targets = [memory.digits.ptr_to([digit])]
-        if shape.lane == 16:
-            unit = T.if_then_else(active, period, 0) * self.plan.schedule.tile_m + m
+        if geo.lane == 16:
+            unit = T.if_then_else(active, period, 0) * self.spec.schedule.tile_m + m
             targets += [memory.starts.ptr_to([at + column % 2 * 4]), memory.units.ptr_to([unit])]
         else:
             targets += [memory.starts.ptr_to([at])]
-        return self.plan.splitter.emit(self.words, active, column, inner, *targets)
+        return self.spec.splitter.emit(self.words, active, column, inner, *targets)
 
     def _add_part(self, total: b.Variable, m: Expr, first: Expr) -> None:
         """Add a warp's sum of x to its part."""
@@ -164,9 +164,9 @@ class Fragments:
     starts: list[Any]
 
     @classmethod
-    def allocate(cls, plan: Plan) -> Fragments:
+    def allocate(cls, spec: Spec) -> Fragments:
         """Allocate the registers."""
-        blocks = range(plan.shape.column_blocks)
+        blocks = range(spec.geo.column_blocks)
         digits = [[b.local(4, "uint32") for _ in blocks] for _ in range(2)]
         return cls(digits, [b.local(4, "uint32") for _ in blocks])
 
@@ -176,19 +176,19 @@ class FragmentLoader:
 
     Parameters
     ----------
-    plan, memory, fragments
-        The kernel's plan, the block's shared memory, and the registers.
+    spec, memory, fragments
+        The kernel's spec, the block's shared memory, and the registers.
     lane, period
         Lane of the warp, and the first period of the slice.
     """
 
-    def __init__(self, plan: Plan, memory: Memory, fragments: Fragments, lane: Expr, period: Expr) -> None:
-        self.plan, self.fragments = plan, fragments
-        shape = plan.shape
-        word = period * (shape.period * shape.tile_bytes // 4) + lane % shape.lanes * 4
+    def __init__(self, spec: Spec, memory: Memory, fragments: Fragments, lane: Expr, period: Expr) -> None:
+        self.spec, self.fragments = spec, fragments
+        geo = spec.geo
+        word = period * (geo.period * geo.tile_bytes // 4) + lane % geo.lanes * 4
         self.digits_at = _address(memory.digits, word)
-        word = period * (shape.column_blocks * 16) + lane % 4 * 4
-        self.starts_at = _address(memory.starts, word) if shape.flushes else None
+        word = period * (geo.column_blocks * 16) + lane % 4 * 4
+        self.starts_at = _address(memory.starts, word) if geo.flushes else None
 
     def begin(self) -> None:
         """Load what the first tile needs."""
@@ -200,21 +200,21 @@ class FragmentLoader:
         """Emit the loads of where the sums of a period begin, ``index`` periods on."""
         assert self.starts_at is not None
         for block, registers in enumerate(self.fragments.starts):
-            at = self.starts_at.value + T.uint32((index * self.plan.shape.column_blocks + block) * 64)
+            at = self.starts_at.value + T.uint32((index * self.spec.geo.column_blocks + block) * 64)
             b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
 
     def read_digits(self, slot: int) -> None:
         """Emit the loads of the fragments of the tile ``slot`` tiles on."""
         for block, registers in enumerate(self.fragments.digits[slot % 2]):
-            at = self.digits_at.value + T.uint32(slot * self.plan.shape.tile_bytes + block * 64 * COLUMNS)
+            at = self.digits_at.value + T.uint32(slot * self.spec.geo.tile_bytes + block * 64 * COLUMNS)
             b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
 
     def advance(self) -> None:
         """Go on by ``stages`` tiles."""
-        shape, stages = self.plan.shape, self.plan.schedule.stages
-        self.digits_at.set(self.digits_at.value + T.uint32(stages * shape.tile_bytes))
+        geo, stages = self.spec.geo, self.spec.schedule.stages
+        self.digits_at.set(self.digits_at.value + T.uint32(stages * geo.tile_bytes))
         if self.starts_at is not None:
-            step = stages // shape.period * shape.column_blocks * 64
+            step = stages // geo.period * geo.column_blocks * 64
             self.starts_at.set(self.starts_at.value + T.uint32(step))
 
 

@@ -197,13 +197,13 @@ class Splitter:
     def source(self) -> tuple[str, str]:
         """Return name and CUDA text of the helper."""
         step = "down" if self.offset < 0 else "up"
-        shape = f"{self.activation}_{self.bits}_{self.period}_{step}{abs(self.offset)}"
+        geo = f"{self.activation}_{self.bits}_{self.period}_{step}{abs(self.offset)}"
         fields: dict[str, Any] = {"lanes": 4 * self.period, "offset": self.offset, "rows": self.bits}
         fields["magic"] = f"{MAGIC:#x}"
         if self.lane == 8:
-            name = f"ladder_copy_digits_{shape}_{int(self.starts)}"
+            name = f"ladder_copy_digits_{geo}_{int(self.starts)}"
             return name, COPY.format(name=name, starts=str(self.starts).lower(), **fields)
-        name = f"ladder_split_{shape}"
+        name = f"ladder_split_{geo}"
         value = VALUES[self.activation]
         parts = []
         for t, quad in enumerate(quads(self.bits, 16)):

@@ -8,7 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.digit_shape import Plan
+from ladder.lower.cuda.digit_geometry import Spec
 from ladder.lower.cuda.gemv_place import (
     Warp,
     find_warp,
@@ -58,33 +58,33 @@ class Place:
     owner: Expr
 
 
-def find_place(plan: Plan, args: Arguments) -> Place:
+def find_place(spec: Spec, args: Arguments) -> Place:
     """Emit which rows and which part of K this thread works on."""
-    shape, schedule = plan.shape, plan.schedule
+    geo, schedule = spec.geo, spec.schedule
     tile_strips, cluster = TILE // schedule.warp_rows, schedule.cluster
     strips = args.n_tiles * tile_strips
-    b.device(shape.resident_blocks)
-    row_blocks = (strips + shape.row_warps - 1) // shape.row_warps
+    b.device(geo.resident_blocks)
+    row_blocks = (strips + geo.row_warps - 1) // geo.row_warps
     m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
     block, m_tile = b.block_index([row_blocks * cluster, m_tiles])
-    rank, first_tile, end_tile = _share_of_k(plan, args.k_tiles)
+    rank, first_tile, end_tile = _share_of_k(spec, args.k_tiles)
     block = b.bind(block // cluster) if cluster > 1 else block
-    warp = find_warp(shape, block, strips)
-    first_row = b.bind(block * shape.rows)
+    warp = find_warp(geo, block, strips)
+    first_row = b.bind(block * geo.rows)
     first_m = b.bind(m_tile * schedule.tile_m)
     m_count = b.keep(T.min(args.m - first_m, schedule.tile_m))
     column = b.keep(warp.strip * schedule.warp_rows + warp.lane % min(32, schedule.warp_rows))
-    owner = warp.strip % tile_strips * (32 * shape.row_blocks) + warp.lane
+    owner = warp.strip % tile_strips * (32 * geo.row_blocks) + warp.lane
     strip_tile = b.keep(warp.strip // tile_strips * args.k_tiles)
-    owner = b.keep(owner * min(plan.groups.bits, 4))
+    owner = b.keep(owner * min(spec.groups.bits, 4))
     return Place(
         args, warp, rank, first_tile, end_tile, first_row, column, first_m, m_count, strip_tile, owner
     )  # fmt: skip
 
 
-def _share_of_k(plan: Plan, tiles: Expr) -> tuple[Expr, Expr, Expr]:
+def _share_of_k(spec: Spec, tiles: Expr) -> tuple[Expr, Expr, Expr]:
     """Divide K among the blocks of a cluster in whole periods; return rank, first tile and end."""
-    blocks, period = plan.schedule.cluster, plan.shape.period
+    blocks, period = spec.schedule.cluster, spec.geo.period
     if blocks == 1:
         return T.int32(0), T.int32(0), tiles
     rank = b.keep(b.cluster_rank([blocks])[0])
@@ -93,31 +93,31 @@ def _share_of_k(plan: Plan, tiles: Expr) -> tuple[Expr, Expr, Expr]:
     return rank, first, b.keep(T.min(first + share, tiles))
 
 
-def slice_periods(plan: Plan, index: Expr, tiles: Expr) -> tuple[Expr, Expr]:
+def slice_periods(spec: Spec, index: Expr, tiles: Expr) -> tuple[Expr, Expr]:
     """Return the periods of a chunk of ``tiles`` where a slice of K begins and ends."""
-    split = plan.schedule.split_k
-    periods = b.bind((tiles + plan.shape.period - 1) // plan.shape.period)
+    split = spec.schedule.split_k
+    periods = b.bind((tiles + spec.geo.period - 1) // spec.geo.period)
     share = b.bind((periods + split - 1) // split)
     return T.min(index * share, periods), T.min((index + 1) * share, periods)
 
 
-def prefetch(plan: Plan, place: Place, overlap: Overlap) -> None:
+def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     """Bring the first words of every slice, and scales, into L2 while the kernel before still runs.
 
     The words of a packed row of tiles are fetched by the block that has its first strip.
     """
     if not overlap.possible:
         return
-    args, warp, shape, split = place.args, place.warp, plan.shape, plan.schedule.split_k
-    strips = TILE // plan.schedule.warp_rows
+    args, warp, geo, split = place.args, place.warp, spec.geo, spec.schedule.split_k
+    strips = TILE // spec.schedule.warp_rows
     tile = b.bind((warp.first_strip + strips - 1) // strips + warp.thread // split)
-    mine = tile * strips < warp.first_strip + shape.row_warps
+    mine = tile * strips < warp.first_strip + geo.row_warps
     tiles = b.bind(place.end_tile - place.first_tile)
-    begin, stop = slice_periods(plan, warp.thread % split, T.min(shape.chunk_tiles, tiles))
-    own = T.min(stop * shape.period, tiles) - begin * shape.period
-    even = prefetched_words(args.n_tiles, args.k_tiles * plan.tile_words)
-    words = T.min(own * plan.tile_words, even // (split * plan.schedule.cluster) // 4 * 4)
-    first = T.Cast("int64", tile * args.k_tiles + place.first_tile + begin * shape.period)
-    prefetch_words(args, T.And(mine, tile < args.n_tiles), first * T.int64(plan.tile_words), words)
-    if plan.gemm.scale:
+    begin, stop = slice_periods(spec, warp.thread % split, T.min(geo.chunk_tiles, tiles))
+    own = T.min(stop * geo.period, tiles) - begin * geo.period
+    even = prefetched_words(args.n_tiles, args.k_tiles * spec.tile_words)
+    words = T.min(own * spec.tile_words, even // (split * spec.schedule.cluster) // 4 * 4)
+    first = T.Cast("int64", tile * args.k_tiles + place.first_tile + begin * geo.period)
+    prefetch_words(args, T.And(mine, tile < args.n_tiles), first * T.int64(spec.tile_words), words)
+    if spec.gemm.scale:
         prefetch_scales(args, warp.thread, place.first_row)

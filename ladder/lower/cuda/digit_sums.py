@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_activations import Memory
 from ladder.lower.cuda.digit_decomposition import DIGIT_BITS, MAGIC, MAGIC_VALUE
-from ladder.lower.cuda.digit_shape import COLUMNS, Plan
+from ladder.lower.cuda.digit_geometry import COLUMNS, Spec
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_place import Warp
 
@@ -23,22 +23,22 @@ class Sums:
 
     Parameters
     ----------
-    plan, warp
-        The kernel's plan, and this thread's warp.
+    spec, warp
+        The kernel's spec, and this thread's warp.
     """
 
-    def __init__(self, plan: Plan, warp: Warp) -> None:
-        self.plan, self.shape, self.warp = plan, plan.shape, warp
-        self.count = plan.fragments * 4
-        self.running = [b.local(self.count, "uint32") for _ in self.shape.classes]
-        self.totals = b.local(self.count, plan.kind)
+    def __init__(self, spec: Spec, warp: Warp) -> None:
+        self.spec, self.geo, self.warp = spec, spec.geo, warp
+        self.count = spec.fragments * 4
+        self.running = [b.local(self.count, "uint32") for _ in self.geo.classes]
+        self.totals = b.local(self.count, spec.kind)
         for i in range(self.count):
-            b.store(self.totals, T.float32(0) if self.shape.flushes else T.int32(0), i)
+            b.store(self.totals, T.float32(0) if self.geo.flushes else T.int32(0), i)
 
     # ---- running sums ---------------------------------------------------------------
     def clear(self) -> None:
         """Clear integer sums before a chunk."""
-        if not self.shape.flushes:
+        if not self.geo.flushes:
             for sums in self.running:
                 for i in range(self.count):
                     b.store(sums, T.uint32(0), i)
@@ -54,12 +54,12 @@ class Sums:
     # ---- totals ---------------------------------------------------------------------
     def keep_integers(self) -> None:
         """Move integer sums of a chunk to the totals; what places of codes add to them divides them."""
-        if self.shape.flushes:
+        if self.geo.flushes:
             return
         for i in range(self.count):
-            down = self.plan.groups.bits * (i % 4 // 2)
+            down = self.spec.groups.bits * (i % 4 // 2)
             total = self.totals[i]
-            for (exponent, _), sums in zip(self.shape.classes, self.running, strict=True):
+            for (exponent, _), sums in zip(self.geo.classes, self.running, strict=True):
                 total = total + (T.Cast("int32", sums[i]) >> T.int32(exponent + down))
             b.store(self.totals, total, i)
 
@@ -68,29 +68,29 @@ class Sums:
 
         ``scales`` are the registers of the lane's scales, None where there are none.
         """
-        shape = self.shape
-        for column_block in range(shape.column_blocks):
-            unit = self._unit(memory, period, column_block) if shape.lane == 16 else None
+        geo = self.geo
+        for column_block in range(geo.column_blocks):
+            unit = self._unit(memory, period, column_block) if geo.lane == 16 else None
             own = [] if scales is None else self._own_scales(scales, unit)
-            for row_block in range(shape.row_blocks):
+            for row_block in range(geo.row_blocks):
                 for half in range(2):
                     factor = self._factor(own, row_block, half, unit)
                     for i in (2 * half, 2 * half + 1):
-                        at = (row_block * shape.column_blocks + column_block) * 4 + i
+                        at = (row_block * geo.column_blocks + column_block) * 4 + i
                         b.store(self.totals, self.totals[at] + self._as_float(at) * factor, at)
 
     def _unit(self, memory: Memory, period: Expr, column_block: int) -> Expr:
-        tile_m = self.plan.schedule.tile_m
-        m = (column_block * COLUMNS + self.warp.lane % 4 * 2) // self.shape.digits % tile_m
+        tile_m = self.spec.schedule.tile_m
+        m = (column_block * COLUMNS + self.warp.lane % 4 * 2) // self.geo.digits % tile_m
         return b.bind(T.reinterpret(memory.units[period * tile_m + m], dtype="float32"))
 
     @property
     def _one_unit(self) -> bool:
-        return self.plan.schedule.tile_m == 1
+        return self.spec.schedule.tile_m == 1
 
     def _own_scales(self, scales: Any, unit: Expr | None) -> list[Expr]:
         """Return the scales that this lane has, times the unit of x if all columns have the same."""
-        own = [T.Cast("float32", scales[i]) for i in range(self.plan.scale_parts)]
+        own = [T.Cast("float32", scales[i]) for i in range(self.spec.scale_parts)]
         return [b.bind(x * unit if self._one_unit and unit is not None else x) for x in own]
 
     def _factor(self, scales: list[Expr], row_block: int, half: int, unit: Expr | None) -> Expr:
@@ -105,7 +105,7 @@ class Sums:
     def _as_float(self, at: int) -> Expr:
         """Return a fragment's finished sum as float32."""
         value: Expr = None
-        for (exponent, _), sums in zip(self.shape.classes, self.running, strict=True):
+        for (exponent, _), sums in zip(self.geo.classes, self.running, strict=True):
             own = T.reinterpret(sums[at], dtype="float32") - T.float32(MAGIC_VALUE)
             own = own if exponent == 0 else own * T.float32(2.0**-exponent)
             value = own if value is None else value + own
@@ -114,15 +114,15 @@ class Sums:
     # ---- results --------------------------------------------------------------------
     def leave(self, memory: Memory) -> None:
         """Join the digits and leave the sums of the slice in shared memory."""
-        shape, warp = self.shape, self.warp
-        if not shape.flushes and self.plan.splitter.offset:
+        geo, warp = self.geo, self.warp
+        if not geo.flushes and self.spec.splitter.offset:
             self._add_offsets(memory.parts)
-        for row_block in range(shape.row_blocks):
-            for column_block in range(shape.column_blocks):
-                at = (row_block * shape.column_blocks + column_block) * 4
+        for row_block in range(geo.row_blocks):
+            for column_block in range(geo.column_blocks):
+                at = (row_block * geo.column_blocks + column_block) * 4
                 for half in range(2):
-                    row = warp.row_warp * self.plan.schedule.warp_rows + row_block * STRIP + warp.lane // 4
-                    if shape.lane == 16:
+                    row = warp.row_warp * self.spec.schedule.warp_rows + row_block * STRIP + warp.lane // 4
+                    if geo.lane == 16:
                         self._leave_digits(memory.slices, at + 2 * half, column_block, row + 8 * half, half)
                     else:
                         self._leave_integers(memory.slices, at + 2 * half, row + 8 * half, half)
@@ -134,31 +134,31 @@ class Sums:
         upper = T.float32(2.0 ** (2 * DIGIT_BITS))
         low = b.Variable("float32", low * T.if_then_else(lane % 2 == 0, T.float32(1), upper)).value
         other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), low, 1, 32, 32)
-        gain = T.float32(self.plan.form.factor * 2.0 ** (-self.plan.groups.bits * half))
+        gain = T.float32(self.spec.form.factor * 2.0 ** (-self.spec.groups.bits * half))
         value = b.bind((low + other) * gain)
         m = column_block * 2 + lane % 4 // 2
-        with b.when(T.And(lane % 2 == 0, m < self.plan.schedule.tile_m)):
+        with b.when(T.And(lane % 2 == 0, m < self.spec.schedule.tile_m)):
             b.store(slices, value, self.warp.slice, m, row)
 
     def _leave_integers(self, slices: Any, at: int, row: Expr, half: int) -> None:
         for i in range(2):
             m = self.warp.lane % 4 * 2 + i
             value = self.totals[at + i]
-            if self.shape.flushes:
-                value = value * T.float32(self.plan.form.factor * 2.0 ** (-self.plan.groups.bits * half))
-            with b.when(m < self.plan.schedule.tile_m):
+            if self.geo.flushes:
+                value = value * T.float32(self.spec.form.factor * 2.0 ** (-self.spec.groups.bits * half))
+            with b.when(m < self.spec.schedule.tile_m):
                 b.store(slices, value, self.warp.slice, m, row)
 
     def _add_offsets(self, parts: Any) -> None:
         """Add what the offset of the type makes of the sums of x to the integer sums of the first slice."""
-        schedule = self.plan.schedule
+        schedule = self.spec.schedule
         for i in range(2):
             m = T.min(self.warp.lane % 4 * 2 + i, schedule.tile_m - 1)
             with b.when(self.warp.slice == 0):
                 total: Expr = parts[0, m]
                 for warp in range(1, schedule.warps):
                     total = total + parts[warp, m]
-                shift = b.keep(total * self.plan.splitter.offset)
-                for fragment in range(self.plan.fragments * 2):
+                shift = b.keep(total * self.spec.splitter.offset)
+                for fragment in range(self.spec.fragments * 2):
                     at = 2 * fragment + i
                     b.store(self.totals, self.totals[at] + shift, at)

@@ -26,8 +26,8 @@ from ladder.lower.cuda.digit_activations import (
     Memory,
     allocate,
 )
+from ladder.lower.cuda.digit_geometry import Spec, choose_spec
 from ladder.lower.cuda.digit_place import Place, find_place, prefetch, slice_periods
-from ladder.lower.cuda.digit_shape import Plan, choose_plan
 from ladder.lower.cuda.digit_sums import Sums
 from ladder.lower.cuda.digit_weights import Weights
 from ladder.lower.cuda.gemv_sums import SliceSums
@@ -74,7 +74,7 @@ class Walk:
 class Turn:
     """Multiplies ``stages`` tiles of a slice and refills their registers."""
 
-    plan: Plan
+    spec: Spec
     memory: Memory
     weights: Weights
     sums: Sums
@@ -84,37 +84,37 @@ class Turn:
 
     def emit(self, *, guarded: bool) -> None:
         """Emit a turn; guards keep both its tiles and its loads within the slice."""
-        shape, stages, walk = self.plan.shape, self.plan.schedule.stages, self.walk
-        for first in range(0, stages, shape.period):
-            index = first // shape.period
+        geo, stages, walk = self.spec.geo, self.spec.schedule.stages, self.walk
+        for first in range(0, stages, geo.period):
+            index = first // geo.period
             with b.when(walk.period.value + index < walk.stop if guarded else True):
-                for slot in range(first, first + shape.period):
-                    self._multiply(slot, fresh=shape.flushes and slot == first)
-                    if shape.flushes and slot == first:
+                for slot in range(first, first + geo.period):
+                    self._multiply(slot, fresh=geo.flushes and slot == first)
+                    if geo.flushes and slot == first:
                         self.loader.read_starts(index + 1)
-                if shape.flushes:
-                    scales = self.weights.scales[index] if self.plan.gemm.scale else None
+                if geo.flushes:
+                    scales = self.weights.scales[index] if self.spec.gemm.scale else None
                     self.sums.flush(self.memory, scales, walk.period.value + index)
-                for slot in range(first, first + shape.period):
+                for slot in range(first, first + geo.period):
                     self.weights.load(slot, slot + stages, walk.tile.value, walk.end, guarded=guarded)
         self.weights.advance()
         walk.tile.set(walk.tile.value + stages)
-        walk.period.set(walk.period.value + stages // shape.period)
+        walk.period.set(walk.period.value + stages // geo.period)
         self.loader.advance()
 
     def _multiply(self, slot: int, *, fresh: bool) -> None:
         """Emit the products of a tile; ``fresh`` ones start from what the period says."""
-        shape = self.plan.shape
+        geo = self.spec.geo
         self.loader.read_digits(slot + 1)
         for row_block, words in enumerate(self.weights.words[slot]):
             codes = [self.weights.codes(words, half, t) for t in range(4) for half in range(2)]
             for column_block, registers in enumerate(self.fragments.digits[slot % 2]):
-                for place, (_, steps) in enumerate(shape.classes):
+                for place, (_, steps) in enumerate(geo.classes):
                     for step, (first, second) in enumerate(steps):
                         a = (*codes[2 * first : 2 * first + 2], *codes[2 * second : 2 * second + 2])
                         x = (registers[first], registers[second])
                         start = self.fragments.starts[column_block] if fresh and step == 0 else None
-                        fragment = row_block * shape.column_blocks + column_block
+                        fragment = row_block * geo.column_blocks + column_block
                         self.sums.multiply(place, fragment, a, x, start)
 
 
@@ -122,23 +122,23 @@ class Digits:
     """Emits one kernel."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.plan, self.overlap = choose_plan(gemm, device, schedule), Overlap(device)
+        self.spec, self.overlap = choose_spec(gemm, device, schedule), Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
-        plan, overlap = self.plan, self.overlap
-        args = declare_arguments(plan.gemm)
-        shared = ["clusterCtaIdx.x"] * (plan.schedule.cluster > 1)
+        spec, overlap = self.spec, self.overlap
+        args = declare_arguments(spec.gemm)
+        shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
         overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
-        place = find_place(plan, args)
+        place = find_place(spec, args)
         words_at = b.Variable("int64", T.int64(0))
         overlap.release()
-        memory = allocate(plan)
-        converter, weights = Converter(plan, place, memory), Weights(plan, place, words_at)
+        memory = allocate(spec)
+        converter, weights = Converter(spec, place, memory), Weights(spec, place, words_at)
         kernel = Body(
-            plan, place, memory, converter, weights, Sums(plan, place.warp), Fragments.allocate(plan)
+            spec, place, memory, converter, weights, Sums(spec, place.warp), Fragments.allocate(spec)
         )  # fmt: skip
-        prefetch(plan, place, overlap)
+        prefetch(spec, place, overlap)
         overlap.wait()
         kernel.emit()
 
@@ -147,7 +147,7 @@ class Digits:
 class Body:
     """What a kernel does once the kernel before has ended."""
 
-    plan: Plan
+    spec: Spec
     place: Place
     memory: Memory
     converter: Converter
@@ -157,7 +157,7 @@ class Body:
 
     def emit(self) -> None:
         """Emit the walk over the chunks of K, and the stores."""
-        place, size = self.place, self.plan.shape.chunk_tiles
+        place, size = self.place, self.spec.geo.chunk_tiles
         # Also where nothing is left of K for this block: it finishes its share of the outputs.
         chunks = b.keep(T.max((place.end_tile - place.first_tile + size - 1) // size, 1))
         with b.loop(chunks, rolled=True) as chunk:
@@ -166,8 +166,8 @@ class Body:
 
     def _chunk(self, first: Expr) -> None:
         """Multiply the tiles of K from ``first`` on that one chunk of x holds."""
-        plan, stages, period = self.plan, self.plan.schedule.stages, self.plan.shape.period
-        tiles = b.keep(T.min(plan.shape.chunk_tiles, self.place.end_tile - first))
+        spec, stages, period = self.spec, self.spec.schedule.stages, self.spec.geo.period
+        tiles = b.keep(T.min(spec.geo.chunk_tiles, self.place.end_tile - first))
         periods = b.keep((tiles + period - 1) // period)
         walk = self._walk(first, tiles)
         self.weights.begin(walk.tile.value)
@@ -182,9 +182,9 @@ class Body:
         self._keep_row_scales(row_scales)
         b.block_sync()
         lane = self.place.warp.lane
-        loader = FragmentLoader(plan, self.memory, self.fragments, lane, walk.period.value)
+        loader = FragmentLoader(spec, self.memory, self.fragments, lane, walk.period.value)
         loader.begin()
-        turn = Turn(plan, self.memory, self.weights, self.sums, self.fragments, loader, walk)
+        turn = Turn(spec, self.memory, self.weights, self.sums, self.fragments, loader, walk)
         count = walk.end - walk.tile.value
         turns = b.keep((count + stages - 1) // stages)
         whole = b.keep(T.max(count // stages - 1, 0))
@@ -197,8 +197,8 @@ class Body:
 
     def _walk(self, first: Expr, tiles: Expr) -> Walk:
         """Find the slice's tiles of the chunk that begins at tile ``first``."""
-        period = self.plan.shape.period
-        begin, stop = slice_periods(self.plan, self.place.warp.slice, tiles)
+        period = self.spec.geo.period
+        begin, stop = slice_periods(self.spec, self.place.warp.slice, tiles)
         begin, stop = b.keep(begin), b.keep(stop)
         end = b.keep(T.min(first + stop * period, self.place.end_tile))
         tile = b.Variable("int32", first + begin * period)
@@ -206,8 +206,8 @@ class Body:
 
     def _read_row_scales(self) -> Any:
         """Load this thread's share of the block's row scales, so that nothing waits for them at the end."""
-        args, threads = self.place.args, self.plan.shape.threads
-        count = -(-self.plan.shape.rows // threads)
+        args, threads = self.place.args, self.spec.geo.threads
+        count = -(-self.spec.geo.rows // threads)
         values, last = b.local(count, "uint32"), args.n_tiles * TILE - 1
         for i in range(count):
             row = T.min(self.place.first_row + self.place.warp.thread + i * threads, last)
@@ -215,7 +215,7 @@ class Body:
         return values
 
     def _keep_row_scales(self, values: Any) -> None:
-        rows, threads = self.plan.shape.rows, self.plan.shape.threads
+        rows, threads = self.spec.geo.rows, self.spec.geo.threads
         for i in range(-(-rows // threads)):
             row = self.place.warp.thread + i * threads
             with b.when(row < rows):
@@ -223,12 +223,12 @@ class Body:
 
     def _finish(self) -> None:
         """Add the slices and store the block's outputs."""
-        plan, place = self.plan, self.place
+        spec, place = self.spec, self.place
         self.sums.leave(self.memory)
         # Sums read row scales from this block's copy.
         args = replace(place.args, row_scale=BlockRows(self.memory.row_scales, place.first_row))
-        gain = 1.0 if plan.shape.flushes else plan.form.factor
+        gain = 1.0 if spec.geo.flushes else spec.form.factor
         SliceSums(
-            plan.gemm, args, plan.shape, place.warp.thread, place.rank, place.first_m, place.m_count,
-            place.first_row, self.memory.slices, plan.kind, gain,
+            spec.gemm, args, spec.geo, place.warp.thread, place.rank, place.first_m, place.m_count,
+            place.first_row, self.memory.slices, spec.kind, gain,
         ).store()  # fmt: skip

@@ -23,7 +23,7 @@ from ladder.lower.cuda.gemv_activations import Activations
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_offset_sums import OffsetSums
 from ladder.lower.cuda.gemv_place import Place, find_place, prefetch
-from ladder.lower.cuda.gemv_plan import Plan, choose_plan
+from ladder.lower.cuda.gemv_spec import Spec, choose_spec
 from ladder.lower.cuda.gemv_sums import SliceSums
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap
@@ -65,15 +65,15 @@ class Memory:
     slices: Any
 
 
-def allocate(plan: Plan, place: Place) -> Memory:
+def allocate(spec: Spec, place: Place) -> Memory:
     """Allocate shared memory and accumulators."""
-    geo, schedule = plan.geo, plan.schedule
+    geo, schedule = spec.geo, spec.schedule
     pool = b.shared_pool()
-    table = allocate_table(pool, plan.decoder.table_words, place.warp.lane)
-    shared_sums = OffsetSums(plan, place.warp, pool) if plan.shares_sums else None
+    table = allocate_table(pool, spec.decoder.table_words, place.warp.lane)
+    shared_sums = OffsetSums(spec, place.warp, pool) if spec.shares_sums else None
     known = None if shared_sums is None else shared_sums.read
     sums = Accumulators(
-        plan.groups, plan.step, plan.decoder.operand, geo.row_blocks, plan.row_blocks, plan.left, known
+        spec.groups, spec.step, spec.decoder.operand, geo.row_blocks, spec.row_blocks, spec.left, known
     )
     x = pool.alloc((X_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
     pool.move_base_to(0)
@@ -86,7 +86,7 @@ def allocate(plan: Plan, place: Place) -> Memory:
 class Turn:
     """Multiplies ``stages`` tiles of a slice of K and refills their registers."""
 
-    plan: Plan
+    spec: Spec
     place: Place
     memory: Memory
     cursor: Cursor
@@ -96,8 +96,8 @@ class Turn:
 
     def emit(self, *, guarded: bool) -> None:
         """Emit a turn; guards keep both its tiles and its loads within K."""
-        geo = self.plan.geo
-        for first in range(0, self.plan.schedule.stages, geo.run):
+        geo = self.spec.geo
+        for first in range(0, self.spec.schedule.stages, geo.run):
             self.x.ensure()
             for index in range(geo.run):
                 self._multiply(first + index, guarded)
@@ -107,7 +107,7 @@ class Turn:
 
     def _multiply(self, slot: int, guarded: bool) -> None:
         """Decode and multiply what a slot holds."""
-        geo, index = self.plan.geo, slot % self.plan.geo.run
+        geo, index = self.spec.geo, slot % self.spec.geo.run
 
         def load_activations(block: int, span: int, out: Any) -> None:
             self.x.loader.load(block, index * geo.tile_chunks + span * SPAN_CHUNKS, out)
@@ -130,38 +130,38 @@ class Gemv:
     """Emits one kernel."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.plan = choose_plan(gemm, device, schedule)
+        self.spec = choose_spec(gemm, device, schedule)
         self.copier, self.overlap = Copier(device), Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
-        plan, overlap = self.plan, self.overlap
-        args = declare_arguments(plan.gemm)
-        shared = ["clusterCtaIdx.x"] * (plan.schedule.cluster > 1)
+        spec, overlap = self.spec, self.overlap
+        args = declare_arguments(spec.gemm)
+        shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
         overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
-        place = find_place(plan, args, overlap)
-        cursor = Cursor(plan, place)
+        place = find_place(spec, args, overlap)
+        cursor = Cursor(spec, place)
         overlap.release()
-        memory = allocate(plan, place)
-        weights = Weights(plan, place, cursor)
-        prefetch(plan, place, overlap)
+        memory = allocate(spec, place)
+        weights = Weights(spec, place, cursor)
+        prefetch(spec, place, overlap)
         overlap.wait()
         with b.when(place.exists):
             self._multiply(place, memory, cursor, weights)
-            _finish(plan, place, memory)
+            _finish(spec, place, memory)
 
     def _multiply(self, place: Place, memory: Memory, cursor: Cursor, weights: Weights) -> None:
         """Emit the walk over K."""
-        plan, geo, thread = self.plan, self.plan.geo, place.warp.thread
+        spec, geo, thread = self.spec, self.spec.geo, place.warp.thread
         weights.fill()
-        x = Activations(plan, place, self.copier, memory.x, memory.offset_sums)
+        x = Activations(spec, place, self.copier, memory.x, memory.offset_sums)
         x.fill()
         if memory.table is not None:  # while loads are in flight; a barrier comes before the first tile
-            plan.decoder.fill_table(memory.table.buffer, thread, geo.threads)
+            spec.decoder.fill_table(memory.table.buffer, thread, geo.threads)
         with b.when(thread < geo.rows):
             b.ptx("prefetch.global.L2", place.args.row_scale.ptr_to([place.first_row + thread]))
-        multiplier = TileMultiplier(plan.decoder, memory.sums, memory.table)
-        turn = Turn(plan, place, memory, cursor, weights, x, multiplier)
+        multiplier = TileMultiplier(spec.decoder, memory.sums, memory.table)
+        turn = Turn(spec, place, memory, cursor, weights, x, multiplier)
         tiles, own = geo.turn_tiles, place.share
         # Counted down: ptxas would compute a bound anew in every turn.
         whole = T.max(own.count // tiles - 1, 0)
@@ -172,19 +172,19 @@ class Gemv:
                 left.set(left.value - 1)
 
 
-def _finish(plan: Plan, place: Place, memory: Memory) -> None:
+def _finish(spec: Spec, place: Place, memory: Memory) -> None:
     """Leave this warp's sums in shared memory, where all slices of K are added and stored."""
-    sums, lanes, warp, schedule = memory.sums, plan.step.lanes, place.warp, plan.schedule
+    sums, lanes, warp, schedule = memory.sums, spec.step.lanes, place.warp, spec.schedule
     sums.join_lanes()
     b.block_sync()
-    for fragment in range(plan.geo.row_blocks * plan.row_blocks):
-        block, m_block = divmod(fragment, plan.row_blocks)
+    for fragment in range(spec.geo.row_blocks * spec.row_blocks):
+        block, m_block = divmod(fragment, spec.row_blocks)
         with b.when(lanes.is_first(warp.lane)):
             for i in range(lanes.accumulators):
                 row, m = lanes.position(warp.lane, i)
                 row = warp.row_warp * schedule.warp_rows + block * STRIP + row
                 b.store(memory.slices, sums.result(fragment, i), warp.slice, m_block * STEP_COLUMNS + m, row)
     SliceSums(
-        plan.gemm, place.args, plan.geo, warp.thread, place.rank, place.first_m, place.m_count,
+        spec.gemm, place.args, spec.geo, warp.thread, place.rank, place.first_m, place.m_count,
         place.first_row, memory.slices, sums.dtype,
     ).store()  # fmt: skip

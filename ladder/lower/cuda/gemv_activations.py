@@ -15,7 +15,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.activations import Copier, RunLoader
 from ladder.lower.cuda.gemv_offset_sums import OffsetSums
 from ladder.lower.cuda.gemv_place import Place
-from ladder.lower.cuda.gemv_plan import Plan
+from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
@@ -44,12 +44,12 @@ class CopyShare:
     piece_step: Expr
 
 
-def copy_share(plan: Plan, place: Place, shift: Expr) -> CopyShare:
+def copy_share(spec: Spec, place: Place, shift: Expr) -> CopyShare:
     """Share activation rows among warps, or warps among rows: all copy however few the rows are.
 
     ``shift`` is the logarithm of the number of rows, rounded up.
     """
-    warps = plan.geo.threads // 32
+    warps = spec.geo.threads // 32
     shared = b.keep(T.min(shift, warps.bit_length() - 1))
     warp, groups = b.bind(place.warp.thread // 32), b.bind(T.int32(warps) >> shared)
     group = b.bind(warp >> shared)
@@ -65,8 +65,8 @@ class Activations:
 
     Parameters
     ----------
-    plan, place
-        The kernel's plan, and where this thread works.
+    spec, place
+        The kernel's spec, and where this thread works.
     copier
         Emits copies.
     shared
@@ -76,10 +76,10 @@ class Activations:
     """
 
     def __init__(
-        self, plan: Plan, place: Place, copier: Copier, shared: Any, sums: OffsetSums | None
+        self, spec: Spec, place: Place, copier: Copier, shared: Any, sums: OffsetSums | None
     ) -> None:
-        self.plan, self.place, self.copier, self.shared, self.sums = plan, place, copier, shared, sums
-        geo, tile_m = plan.geo, plan.schedule.tile_m
+        self.spec, self.place, self.copier, self.shared, self.sums = spec, place, copier, shared, sums
+        geo, tile_m = spec.geo, spec.schedule.tile_m
         # M as the next power of two: shifts instead of divisions by what only the launch knows.
         doublings = (2**i for i in range((tile_m - 1).bit_length()))
         shift = b.keep(sum(T.Cast("int32", place.m_count > count) for count in doublings))
@@ -87,25 +87,25 @@ class Activations:
         self.rounds = b.keep(units * geo.unit_rounds)
         self.row_chunks = b.keep(units * geo.unit_chunks)
         self.tile = ActivationTile(self.row_chunks)
-        self.share = copy_share(plan, place, shift)
+        self.share = copy_share(spec, place, shift)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
         self.next_chunk = b.Variable("int32", place.share.first * geo.tile_chunks)
         self.end_column = b.keep(T.min(place.args.k_x, place.share.end * TILE))
-        lanes = plan.step.lanes
+        lanes = spec.step.lanes
         aligned = geo.run * geo.tile_chunks % 8 == 0 and not lanes.partial_lanes
         last = place.m_count - 1
         self.loader = RunLoader(
-            lanes, place.warp.lane, self.tile, plan.row_blocks, last, shared, aligned=aligned
+            lanes, place.warp.lane, self.tile, spec.row_blocks, last, shared, aligned=aligned
         )
 
     def _units(self, shift: Expr) -> Expr:
         """Return the units of rounds that a buffer holds of each activation row."""
-        geo, tiles = self.plan.geo, self.place.share.count
+        geo, tiles = self.spec.geo, self.place.share.count
         unit = geo.unit_rounds * geo.round_tiles
         fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
         if self.sums is not None:
-            fitting = T.min(fitting, X_SUMS // self.plan.schedule.tile_m // unit)
+            fitting = T.min(fitting, X_SUMS // self.spec.schedule.tile_m // unit)
         needed = (tiles + unit - 1) // unit
         # Long rows of x come in as many pieces as there are buffers: work begins with the first.
         even = T.max((needed + X_BUFFERS - 1) // X_BUFFERS, T.int32(geo.least_units) >> shift)
@@ -123,7 +123,7 @@ class Activations:
 
     def advance(self) -> None:
         """Go to the slice's next run."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         self.loader.advance(geo.round_tiles * geo.tile_chunks)
         if self.sums is not None:
             self.sums.advance()
@@ -131,7 +131,7 @@ class Activations:
 
     def _next_buffer(self) -> None:
         """Wait for a buffer, and start the copy of what follows into the one used before."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         self.copier.wait(X_BUFFERS - 2)
         b.block_sync()
         mine = self.place.warp.slice * (geo.run * geo.tile_chunks)
@@ -147,11 +147,11 @@ class Activations:
 
     @property
     def _chunk_elements(self) -> int:
-        return CHUNK_BYTES // self.plan.step.element_bytes
+        return CHUNK_BYTES // self.spec.step.element_bytes
 
     def _copy(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
-        geo, place, share = self.plan.geo, self.place, self.share
+        geo, place, share = self.spec.geo, self.place, self.share
         first = b.bind(self.next_chunk.value)
         column = b.bind((first + share.first_piece) * self._chunk_elements)
         whole = b.bind((first + self.row_chunks) * self._chunk_elements <= self.end_column)

@@ -70,17 +70,23 @@ class Geometry(Slices):
     table_bytes: int = 0
 
     def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
-        check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 rows of x per block, got tile_m={plan.tile_m}")
+        s = self.schedule
         check(
-            plan.warps % plan.split_k == 0 and plan.warps <= 32,
-            f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
-            f" split_k={plan.split_k}",
+            s.tile_n == TILE,
+            f"gemv works on the packed tile's {TILE} rows, got tile_n={s.tile_n}",
         )
         check(
-            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
-            f"{plan.tile_m} rows of x, {plan.split_k} slices of K do not fit a buffer of x of"
+            s.tile_m in (8, 16),
+            f"gemv serves 8 or 16 rows of x per block, got tile_m={s.tile_m}",
+        )
+        check(
+            s.warps % s.split_k == 0 and s.warps <= 32,
+            f"gemv takes as many warps for each slice of K and at most 32, got warps={s.warps},"
+            f" split_k={s.split_k}",
+        )
+        check(
+            self.unit_chunks * s.tile_m <= self.buffer_chunks,
+            f"{s.tile_m} rows of x, {s.split_k} slices of K do not fit a buffer of x of"
             f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
         )
         check(
@@ -91,7 +97,7 @@ class Geometry(Slices):
         most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
         check(
             self.registers <= most + SPARE_REGISTERS,
-            f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
+            f"{s.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {most} of {self.threads} threads; use fewer stages",
         )
 

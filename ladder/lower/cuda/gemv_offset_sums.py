@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, SpanLoader
 from ladder.lower.cuda.gemv_place import Warp
-from ladder.lower.cuda.gemv_plan import Plan
+from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.accumulators import ONES
 from ladder.lower.gpu.instructions import STEP_COLUMNS, emit_step
 from schedules.footprint import X_BUFFERS, X_SUMS
@@ -29,23 +29,23 @@ class OffsetSums:
 
     Parameters
     ----------
-    plan, warp
-        The kernel's plan and this thread's warp.
+    spec, warp
+        The kernel's spec and this thread's warp.
     pool
         Shared memory.
     """
 
-    def __init__(self, plan: Plan, warp: Warp, pool: Any) -> None:
-        self.plan, self.geo, self.step, self.warp = plan, plan.geo, plan.step, warp
-        self.tile_m = plan.schedule.tile_m
+    def __init__(self, spec: Spec, warp: Warp, pool: Any) -> None:
+        self.spec, self.geo, self.step, self.warp = spec, spec.geo, spec.step, warp
+        self.tile_m = spec.schedule.tile_m
         self.table = pool.alloc((X_BUFFERS * X_SUMS,), self.step.carrier, align=128)
         self.place = b.Variable("uint32", T.uint32(0))
         self.tiles: range = range(0)
 
     def fill(self, loader: SpanLoader, x: Any, buffer: Expr, tiles: Expr) -> None:
         """Emit the sums of the first ``tiles`` tiles of a buffer of ``x``; the block must wait for them."""
-        operand, lane = self.plan.decoder.operand, self.warp.lane
-        blocks, warps = self.plan.row_blocks, self.geo.threads // 32
+        operand, lane = self.spec.decoder.operand, self.warp.lane
+        blocks, warps = self.spec.row_blocks, self.geo.threads // 32
         warp, count = b.bind(self.warp.thread // 32), b.bind(tiles * blocks)
         loaded, sums = b.local(4, "uint32"), b.local(4, self.step.carrier)
         one = T.uint32(ONES[operand])

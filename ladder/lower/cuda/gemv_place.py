@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
-from ladder.lower.cuda.gemv_plan import Plan
+from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import Arguments
@@ -113,9 +113,9 @@ class Place:
     share: Share
 
 
-def find_place(plan: Plan, args: Arguments, overlap: Overlap) -> Place:
+def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     """Emit which rows and which part of K this thread works on."""
-    geo, blocks, tile_m = plan.geo, plan.schedule.cluster, plan.schedule.tile_m
+    geo, blocks, tile_m = spec.geo, spec.schedule.cluster, spec.schedule.tile_m
     strips = args.n_tiles * geo.tile_strips
     b.device(geo.resident_blocks)
     rows = (strips + geo.row_warps - 1) // geo.row_warps * blocks
@@ -123,21 +123,21 @@ def find_place(plan: Plan, args: Arguments, overlap: Overlap) -> Place:
     rank: Expr = b.keep(b.cluster_rank([blocks])[0]) if blocks > 1 else T.int32(0)
     block = b.bind(block // blocks) if blocks > 1 else block
     warp = find_warp(geo, block, strips)
-    row, column = plan.step.lanes.operand(warp.lane)
+    row, column = spec.step.lanes.operand(warp.lane)
     owner = b.bind(warp.strip % geo.tile_strips * (32 * geo.row_blocks) + row * 4 + column)
     first_row = b.bind(block * geo.rows)
     found = find_m_tile(args, m_tile, tile_m, warp.lane, overlap)
     m_count = b.bind(T.min(found.args.m - found.first, tile_m))
-    column = b.keep(warp.strip * plan.schedule.warp_rows)
-    share = _share_of_k(plan, rank, found.args.k_tiles)
+    column = b.keep(warp.strip * spec.schedule.warp_rows)
+    share = _share_of_k(spec, rank, found.args.k_tiles)
     return Place(
         found.args, warp, rank, owner, first_row, column, found.first, m_count, found.exists, share
     )  # fmt: skip
 
 
-def _share_of_k(plan: Plan, rank: Expr, tiles: Expr) -> Share:
+def _share_of_k(spec: Spec, rank: Expr, tiles: Expr) -> Share:
     """Divide K among the blocks of a cluster in whole runs."""
-    blocks, run = plan.schedule.cluster, plan.geo.run
+    blocks, run = spec.schedule.cluster, spec.geo.run
     if blocks == 1:
         return Share(T.int32(0), tiles, tiles, T.int32(0))
     runs = b.keep((tiles + run * blocks - 1) // (run * blocks))
@@ -166,20 +166,20 @@ def prefetch_scales(args: Arguments, thread: Expr, first_row: Expr) -> None:
         b.ptx("prefetch.global.L2", args.scales.ptr_to([thread, first_row]))
 
 
-def prefetch(plan: Plan, place: Place, overlap: Overlap) -> None:
+def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     """Bring the first words and scales into L2 while the kernel before still runs.
 
     The words of a packed row of tiles are fetched by the block that has its first strip.
     """
-    if not overlap.possible or plan.gemm.experts:
+    if not overlap.possible or spec.gemm.experts:
         return
-    args, warp, strips = place.args, place.warp, plan.geo.tile_strips
-    whole = b.keep(args.k_tiles * plan.tile_words)
-    even = prefetched_words(args.n_tiles, whole) // plan.schedule.cluster // 4 * 4
-    words = T.min(place.share.count * plan.tile_words, even)
+    args, warp, strips = place.args, place.warp, spec.geo.tile_strips
+    whole = b.keep(args.k_tiles * spec.tile_words)
+    even = prefetched_words(args.n_tiles, whole) // spec.schedule.cluster // 4 * 4
+    words = T.min(place.share.count * spec.tile_words, even)
     tile = (warp.first_strip + strips - 1) // strips + warp.thread
-    mine = tile * strips < warp.first_strip + plan.geo.row_warps
-    at = tile * whole + place.share.first * plan.tile_words
+    mine = tile * strips < warp.first_strip + spec.geo.row_warps
+    at = tile * whole + place.share.first * spec.tile_words
     prefetch_words(args, T.And(mine, tile < args.n_tiles), at, words)
-    if plan.gemm.scale:
+    if spec.gemm.scale:
         prefetch_scales(args, warp.thread, place.first_row)

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_place import Place
-from ladder.lower.cuda.gemv_plan import Plan
+from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype
 
@@ -29,32 +29,32 @@ class Cursor:
 
     Parameters
     ----------
-    plan, place
-        The kernel's plan, and where this thread works.
+    spec, place
+        The kernel's spec, and where this thread works.
     """
 
-    def __init__(self, plan: Plan, place: Place) -> None:
-        geo, first = plan.geo, place.share.first_run + place.warp.slice
-        self.plan, self.share = plan, place.share
+    def __init__(self, spec: Spec, place: Place) -> None:
+        geo, first = spec.geo, place.share.first_run + place.warp.slice
+        self.spec, self.share = spec, place.share
         self.run = b.Variable("int32", first)
         """The run being multiplied, counted over all slices."""
         tile = place.warp.strip // geo.tile_strips * place.args.k_tiles + first * geo.run
-        start = b.bind(tile * plan.tile_words)
+        start = b.bind(tile * spec.tile_words)
         self.words = {
             width: b.Variable("int64", T.Cast("int64", start + place.owner * width))
-            for _, width in load_order(plan.groups.bits)
+            for _, width in load_order(spec.groups.bits)
         }
         """Width of a load -> where the lane's words of the run start."""
 
     def inside(self, distance: int) -> Expr:
         """Return whether the tile ``distance`` after the first of the current run lies within K."""
-        return self.run.value * self.plan.geo.run + distance < self.share.end
+        return self.run.value * self.spec.geo.run + distance < self.share.end
 
     def advance(self) -> None:
         """Go to the slice's next run."""
-        self.run.set(self.run.value + self.plan.schedule.split_k)
+        self.run.set(self.run.value + self.spec.schedule.split_k)
         for at in self.words.values():
-            at.set(at.value + T.int64(self.plan.geo.round_tiles * self.plan.tile_words))
+            at.set(at.value + T.int64(self.spec.geo.round_tiles * self.spec.tile_words))
 
 
 class Weights:
@@ -62,24 +62,24 @@ class Weights:
 
     Parameters
     ----------
-    plan, place, cursor
-        The kernel's plan, where this thread works, and where its slice of K is.
+    spec, place, cursor
+        The kernel's spec, where this thread works, and where its slice of K is.
     """
 
-    def __init__(self, plan: Plan, place: Place, cursor: Cursor) -> None:
-        self.plan, self.place, self.cursor = plan, place, cursor
-        geo, groups, stages = plan.geo, plan.groups, plan.schedule.stages
+    def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:
+        self.spec, self.place, self.cursor = spec, place, cursor
+        geo, groups, stages = spec.geo, spec.groups, spec.schedule.stages
         self.words = [[b.local(groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(stages)]
         types = (array_dtype(place.args.scales), array_dtype(place.args.zeros))
         self.groups = [
-            [GroupRegisters(groups, plan.step, place.warp.lane, types) for _ in range(geo.row_blocks)]
+            [GroupRegisters(groups, spec.step, place.warp.lane, types) for _ in range(geo.row_blocks)]
             for _ in range(stages // geo.group_tiles)
         ]
 
     def fill(self) -> None:
         """Emit the loads of the first tiles."""
-        geo = self.plan.geo
-        for slot in range(self.plan.schedule.stages):
+        geo = self.spec.geo
+        for slot in range(self.spec.schedule.stages):
             self.load(slot, slot // geo.run * geo.round_tiles + slot % geo.run, guarded=True)
 
     def load(self, slot: int, distance: int, *, guarded: bool) -> None:
@@ -87,7 +87,7 @@ class Weights:
 
         ``distance`` counts tiles from the first of the current run.
         """
-        gemm, group_tiles, inside = self.plan.gemm, self.plan.geo.group_tiles, self.cursor.inside
+        gemm, group_tiles, inside = self.spec.gemm, self.spec.geo.group_tiles, self.cursor.inside
         with b.when(inside(distance) if guarded else True):
             for block, words in enumerate(self.words[slot]):
                 self._load_words(words, block, distance)
@@ -100,19 +100,19 @@ class Weights:
     def _load_words(self, target: Any, block: int, distance: int) -> None:
         """Emit the loads of a thread's words of one fragment's rows of a tile."""
         at = 0
-        for offset, width in load_order(self.plan.groups.bits):
+        for offset, width in load_order(self.spec.groups.bits):
             word = self.cursor.words[width].value
-            word = word + T.int64(distance * self.plan.tile_words + offset + block * 32 * width)
+            word = word + T.int64(distance * self.spec.tile_words + offset + block * 32 * width)
             registers = (target[at + i] for i in range(width))
             b.ptx(LOADS[width], *registers, self.place.args.words.ptr_to([0, 0, word]))
             at += width
 
     def _read_group(self, distance: int, block: int, name: str, granule: int, part: int, row: Expr) -> Expr:
         """Return one scale or zero point of a K tile."""
-        array, length = getattr(self.place.args, name), self.plan.geo.run
+        array, length = getattr(self.place.args, name), self.spec.geo.run
         run = self.cursor.run.value + distance // length
-        group = self.plan.groups.run_row(run, length, distance % length, granule)
+        group = self.spec.groups.run_row(run, length, distance % length, granule)
         column = self.place.column + block * STRIP + row
-        if name == "zeros" and self.plan.gemm.zero == "float":
+        if name == "zeros" and self.spec.gemm.zero == "float":
             return array[group, part, column]
         return array[group, column]

@@ -18,7 +18,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SpanLoader
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.mma_activations import activation_source
-from ladder.lower.cuda.mma_geometry import Plan, choose_plan
+from ladder.lower.cuda.mma_geometry import Spec, choose_spec
 from ladder.lower.cuda.mma_place import Place, find_place
 from ladder.lower.cuda.mma_stages import StageCopies, Stages, allocate_stages
 from ladder.lower.gpu.accumulators import Accumulators
@@ -43,43 +43,43 @@ class Mma:
     """Emits one kernel."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.plan = choose_plan(gemm, device, schedule)
+        self.spec = choose_spec(gemm, device, schedule)
         self.copier, self.overlap = Copier(device), Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body: fill the stages, walk K, store."""
-        plan, overlap = self.plan, self.overlap
-        args = declare_arguments(plan.gemm)
+        spec, overlap = self.spec, self.overlap
+        args = declare_arguments(spec.gemm)
         overlap.declare("blockIdx.x", "threadIdx.x")
-        place = find_place(plan, args, overlap)
+        place = find_place(spec, args, overlap)
         overlap.release()
-        geo, groups = plan.geo, plan.groups
-        sums = Accumulators(groups, plan.step, plan.decoder.operand, geo.row_blocks, geo.m_blocks)
-        stages = allocate_stages(plan, place)
+        geo, groups = spec.geo, spec.groups
+        sums = Accumulators(groups, spec.step, spec.decoder.operand, geo.row_blocks, geo.m_blocks)
+        stages = allocate_stages(spec, place)
         words = [b.local(groups.bits, "uint32") for _ in range(geo.row_blocks)]
         types = (array_dtype(place.args.scales), array_dtype(place.args.zeros))
-        registers = [GroupRegisters(groups, plan.step, place.lane, types) for _ in range(geo.row_blocks)]
-        source = activation_source(plan, place, self.copier, stages.x)
+        registers = [GroupRegisters(groups, spec.step, place.lane, types) for _ in range(geo.row_blocks)]
+        source = activation_source(spec, place, self.copier, stages.x)
         overlap.wait()
         with b.when(place.exists):
-            copies = StageCopies(plan, place, self.copier, stages, source)
-            self._multiply(place, stages, copies, Operands(plan, place, stages, words, registers), sums)
+            copies = StageCopies(spec, place, self.copier, stages, source)
+            self._multiply(place, stages, copies, Operands(spec, place, stages, words, registers), sums)
             self.copier.wait(0)
-            Results(plan, place, stages.results, sums).store()
+            Results(spec, place, stages.results, sums).store()
 
     def _multiply(
         self, place: Place, stages: Stages, copies: StageCopies, operands: Operands, sums: Accumulators
     ) -> None:
         """Emit the walk over K."""
-        plan, count = self.plan, self.plan.schedule.stages
-        turns = b.keep((place.args.k_tiles + plan.geo.stage_tiles - 1) // plan.geo.stage_tiles)
+        spec, count = self.spec, self.spec.schedule.stages
+        turns = b.keep((place.args.k_tiles + spec.geo.stage_tiles - 1) // spec.geo.stage_tiles)
         for turn in range(count - 1):
             with b.when(turns > turn):
                 copies.emit(turn, turn)
             self.copier.commit()
         if stages.table is not None:  # a barrier comes before the first stage is read
-            plan.decoder.fill_table(stages.table.buffer, place.thread, plan.geo.threads)
-        multiplier = TileMultiplier(plan.decoder, sums, stages.table)
+            spec.decoder.fill_table(stages.table.buffer, place.thread, spec.geo.threads)
+        multiplier = TileMultiplier(spec.decoder, sums, stages.table)
         with b.loop(turns) as turn:
             self.copier.wait(count - 2)
             b.block_sync()
@@ -97,13 +97,13 @@ class Operands:
 
     Parameters
     ----------
-    plan, place, stages
-        The kernel's plan, where this thread works, and the stages in shared memory.
+    spec, place, stages
+        The kernel's spec, where this thread works, and the stages in shared memory.
     words, groups
         Registers of packed words, and of scales and zero points, by row block.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     stages: Stages
     words: list[Any]
@@ -111,9 +111,9 @@ class Operands:
 
     def multiply(self, multiplier: TileMultiplier, stage: Expr, turn: Expr) -> None:
         """Emit the products of a stage."""
-        plan, place, geo, sums = self.plan, self.place, self.plan.geo, multiplier.accumulators
+        spec, place, geo, sums = self.spec, self.place, self.spec.geo, multiplier.accumulators
         first_m = b.bind(place.m_warp * geo.warp_m)
-        loader = SpanLoader(plan.step.lanes, place.lane, geo.x_tile)
+        loader = SpanLoader(spec.step.lanes, place.lane, geo.x_tile)
         for step in range(geo.stage_tiles):
             for block in range(geo.row_blocks):
                 self._load(stage, step, block)
@@ -132,9 +132,9 @@ class Operands:
     def _load(self, stage: Expr, step: int, block: int) -> None:
         """Load the thread's words, scales and zero points of one packed tile."""
         place, stages = self.place, self.stages
-        row_tile = b.bind(place.quartet * self.plan.geo.row_blocks + block)
+        row_tile = b.bind(place.quartet * self.spec.geo.row_blocks + block)
         at = 0
-        for offset, width in load_order(self.plan.groups.bits):
+        for offset, width in load_order(self.spec.groups.bits):
             source = stages.words.ptr_to([stage, row_tile, step, offset + place.owner * width])
             registers = [self.words[block][at + i] for i in range(width)]
             b.ptx(f"ld.shared{'' if width == 1 else f'.v{width}'}.u32", *registers, source)
@@ -143,7 +143,7 @@ class Operands:
         def read(name: str, granule: int, part: int, row: Expr) -> Expr:
             buffer = stages.scales if name == "scales" else stages.zeros
             column = row_tile * TILE + place.row_warp * 16 + row
-            return buffer[stage, self.plan.geo.group_row(step, granule), part, column]
+            return buffer[stage, self.spec.geo.group_row(step, granule), part, column]
 
         self.groups[block].fetch(read)
 
@@ -154,20 +154,20 @@ class Results:
 
     Parameters
     ----------
-    plan, place, sums
-        The kernel's plan, where this thread works, and its accumulators.
+    spec, place, sums
+        The kernel's spec, where this thread works, and its accumulators.
     staged
         float32 ``[m][n]`` in shared memory.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     staged: Any
     sums: Accumulators
 
     def store(self) -> None:
         """Emit the stores."""
-        for first in range(0, self.plan.geo.m_blocks, self.plan.geo.staged_blocks):
+        for first in range(0, self.spec.geo.m_blocks, self.spec.geo.staged_blocks):
             b.block_sync()
             self._stage(first)
             b.block_sync()
@@ -175,7 +175,7 @@ class Results:
 
     def _stage(self, first: int) -> None:
         """Write blocks ``first..`` along M of every warp to shared memory, transposed."""
-        lanes, geo, place = self.plan.step.lanes, self.plan.geo, self.place
+        lanes, geo, place = self.spec.step.lanes, self.spec.geo, self.place
         m_row = b.bind(place.m_warp * (geo.staged_blocks * STEP_COLUMNS))
         with b.when(lanes.is_first(place.lane)):
             for block in range(geo.row_blocks):
@@ -189,8 +189,8 @@ class Results:
 
     def _store(self, first: int) -> None:
         """Finish and store runs of outputs along N of the staged activation rows."""
-        geo, place, gemm = self.plan.geo, self.place, self.plan.gemm
-        runs = self.plan.schedule.tile_n // RUN
+        geo, place, gemm = self.spec.geo, self.place, self.spec.gemm
+        runs = self.spec.schedule.tile_n // RUN
         per_warp = geo.staged_blocks * STEP_COLUMNS
 
         def store(piece: Expr) -> None:

@@ -16,7 +16,7 @@ from ladder.ir.windows import Windows
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import Copier
 from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_extents
-from ladder.lower.cuda.mma_geometry import Plan
+from ladder.lower.cuda.mma_geometry import Spec
 from ladder.lower.cuda.mma_place import Place
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, each_piece
 from schedules.layouts import TILE
@@ -38,21 +38,21 @@ class Rows:
 
     Parameters
     ----------
-    plan, place, copier
-        The kernel's plan, where this thread works, and what emits copies.
+    spec, place, copier
+        The kernel's spec, where this thread works, and what emits copies.
     stages
         The stages of x in shared memory.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     copier: Copier
     stages: Any
 
     def copy(self, stage: Expr, tile: Expr) -> None:
         """Copy x; zeros beyond its extents."""
-        args, geo = self.place.args, self.plan.geo
-        layout, per_chunk = geo.x_tile, CHUNK_BYTES // self.plan.step.element_bytes
+        args, geo = self.place.args, self.spec.geo
+        layout, per_chunk = geo.x_tile, CHUNK_BYTES // self.spec.step.element_bytes
 
         def copy(piece: Expr) -> None:
             row, chunk = b.bind(piece // layout.chunks), b.bind(piece % layout.chunks)
@@ -63,7 +63,7 @@ class Rows:
             target = self.stages.ptr_to([stage, layout.word(row, chunk)])
             self.copier.chunk(target, args.x.ptr_to(at), valid)
 
-        each_piece(self.plan.schedule.tile_m * layout.chunks, geo.threads, self.place.thread, copy)
+        each_piece(self.spec.schedule.tile_m * layout.chunks, geo.threads, self.place.thread, copy)
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,20 @@ class Pixel:
 class ImplicitGemm:
     """Windows of an image; the parameters are those of `Rows`, and the windows."""
 
-    def __init__(self, plan: Plan, place: Place, copier: Copier, stages: Any, windows: Windows) -> None:
-        self.plan, self.place, self.copier, self.stages, self.windows = plan, place, copier, stages, windows
-        self.per_chunk = CHUNK_BYTES // plan.step.element_bytes
-        self.chunks, threads, args = plan.geo.x_tile.chunks, plan.geo.threads, place.args
+    def __init__(self, spec: Spec, place: Place, copier: Copier, stages: Any, windows: Windows) -> None:
+        self.spec, self.place, self.copier, self.stages, self.windows = spec, place, copier, stages, windows
+        self.per_chunk = CHUNK_BYTES // spec.step.element_bytes
+        self.chunks, threads, args = spec.geo.x_tile.chunks, spec.geo.threads, place.args
         check(
-            plan.gemm.channels % self.per_chunk == 0,
-            f"the {plan.gemm.channels} channels of a tap are no chunks of {self.per_chunk}; pad them",
+            spec.gemm.channels % self.per_chunk == 0,
+            f"the {spec.gemm.channels} channels of a tap are no chunks of {self.per_chunk}; pad them",
         )
         check(threads % self.chunks == 0, f"{threads} threads for {self.chunks} chunks per activation row")
         self.chunk = b.keep(T.truncmod(place.thread, self.chunks))
         extents = output_extents(windows, args)
         self.group_channels = b.keep(T.truncdiv(args.image[3], windows.groups))
         channel = first_channel(windows, args, place.row_tile * TILE, self.group_channels)
-        per_turn, tile_m = threads // self.chunks, plan.schedule.tile_m
+        per_turn, tile_m = threads // self.chunks, spec.schedule.tile_m
         self.even = tile_m % per_turn == 0
         turns = range(-(-tile_m // per_turn))
         self.pixels = [self._pixel(turn * per_turn, extents, channel) for turn in turns]
@@ -117,7 +117,7 @@ class ImplicitGemm:
 
     def copy(self, stage: Expr, tile: Expr) -> None:
         """Copy the chunks of the taps at hand, then step to those of the next stage."""
-        at, args, layout = self.windows, self.place.args, self.plan.geo.x_tile
+        at, args, layout = self.windows, self.place.args, self.spec.geo.x_tile
         _, height, width, channels = args.image
         down, right = self.tap_row.value, self.tap_column.value
         step = b.keep((down * width + right) * channels + self.channel.value)
@@ -127,12 +127,12 @@ class ImplicitGemm:
             valid = b.bind(T.And(T.And(rows, _within(pixel.column + right, width)), inside))
             source = args.x.ptr_to([0, 0, 0, T.if_then_else(valid, pixel.offset + step, 0)])
             target = self.stages.ptr_to([stage, layout.word(pixel.place, self.chunk)])
-            with b.when(True if self.even else pixel.place < self.plan.schedule.tile_m):
+            with b.when(True if self.even else pixel.place < self.spec.schedule.tile_m):
                 self.copier.chunk(target, source, valid)
         self._advance()
 
     def _advance(self) -> None:
-        at, step = self.windows, self.plan.schedule.tile_k
+        at, step = self.windows, self.spec.schedule.tile_k
         self.channel.set(self.channel.value + step)
         with b.repeat_while(self.channel.value >= self.group_channels):
             self.channel.set(self.channel.value - self.group_channels)
@@ -148,9 +148,9 @@ def _within(index: Expr, extent: Expr) -> Expr:
     return T.reinterpret("uint32", index) < T.reinterpret("uint32", extent)
 
 
-def activation_source(plan: Plan, place: Place, copier: Copier, stages: Any) -> ActivationSource:
+def activation_source(spec: Spec, place: Place, copier: Copier, stages: Any) -> ActivationSource:
     """Return what copies x of a kernel into its stages."""
-    windows = plan.gemm.windows
+    windows = spec.gemm.windows
     if windows is None:
-        return Rows(plan, place, copier, stages)
-    return ImplicitGemm(plan, place, copier, stages, windows)
+        return Rows(spec, place, copier, stages)
+    return ImplicitGemm(spec, place, copier, stages, windows)

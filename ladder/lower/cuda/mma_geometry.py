@@ -32,17 +32,17 @@ class Geometry:
     schedule: GpuSchedule
 
     def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.warps % TILE_WARPS == 0, f"mma warps come in groups of four, got warps={plan.warps}")
-        check(plan.tile_m % STEP_COLUMNS == 0, f"mma takes rows of x by eight, got tile_m={plan.tile_m}")
-        check(plan.stages >= 2, f"mma needs at least 2 stages, got {plan.stages}")
+        s = self.schedule
+        check(s.warps % TILE_WARPS == 0, f"mma warps come in groups of four, got warps={s.warps}")
+        check(s.tile_m % STEP_COLUMNS == 0, f"mma takes rows of x by eight, got tile_m={s.tile_m}")
+        check(s.stages >= 2, f"mma needs at least 2 stages, got {s.stages}")
         check(
-            plan.split_k == 1 and not plan.persistent,
+            s.split_k == 1 and not s.persistent,
             "the mma pipeline neither splits K over blocks nor persists; use split_k=1, persistent=False",
         )
         check(
             bool(self._splits),
-            f"{plan.warps} warps do not divide a tile of {plan.tile_m} x {plan.tile_n}",
+            f"{s.warps} warps do not divide a tile of {s.tile_m} x {s.tile_n}",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,
@@ -182,7 +182,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Spec:
     """What is known about a kernel before it is emitted."""
 
     gemm: Gemm
@@ -193,7 +193,7 @@ class Plan:
     decoder: Decoder
 
 
-def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes and the decoder of a kernel.
 
     Raises
@@ -203,4 +203,4 @@ def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
     """
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
     geo = Geometry(groups, step, device, schedule)
-    return Plan(gemm, schedule, step, groups, geo, make_decoder(gemm, device, table=geo.table_bytes))
+    return Spec(gemm, schedule, step, groups, geo, make_decoder(gemm, device, table=geo.table_bytes))

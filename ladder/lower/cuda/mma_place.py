@@ -8,7 +8,7 @@ from typing import Any
 from ladder.lower import builder as b
 from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.mma_geometry import TILE_WARPS, Plan
+from ladder.lower.cuda.mma_geometry import TILE_WARPS, Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import count_m_tiles
 from ladder.lower.gpu.raster import raster
@@ -48,9 +48,9 @@ class Place:
     owner: Expr
 
 
-def find_place(plan: Plan, args: Arguments, overlap: Overlap) -> Place:
+def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     """Emit which tile this block and which part of it this thread works on."""
-    geo, schedule = plan.geo, plan.schedule
+    geo, schedule = spec.geo, spec.schedule
     rows = (args.n_tiles + geo.row_tiles - 1) // geo.row_tiles
     columns = count_m_tiles(args, schedule.tile_m)
     b.device(1)
@@ -65,7 +65,7 @@ def find_place(plan: Plan, args: Arguments, overlap: Overlap) -> Place:
     row_warp = b.bind(warp % TILE_WARPS)
     quartet = b.bind(warp // TILE_WARPS % geo.row_quartets)
     m_warp = b.bind(warp // TILE_WARPS // geo.row_quartets)
-    row, column = plan.step.lanes.operand(lane)
+    row, column = spec.step.lanes.operand(lane)
     owner = b.bind(row_warp * 32 + row * 4 + column)
     return Place(
         found.args, thread, lane, row_tile, first_m, found.exists, row_warp, quartet, m_warp, owner

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import Copier
 from ladder.lower.cuda.mma_activations import ActivationSource
-from ladder.lower.cuda.mma_geometry import Plan
+from ladder.lower.cuda.mma_geometry import Spec
 from ladder.lower.cuda.mma_place import Place
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, each_piece
 from ladder.lower.gpu.emission import SharedTable, allocate_table
@@ -44,27 +44,27 @@ class Stages:
     results: Any
 
 
-def allocate_stages(plan: Plan, place: Place) -> Stages:
+def allocate_stages(spec: Spec, place: Place) -> Stages:
     """Allocate shared memory."""
-    geo, stages = plan.geo, plan.schedule.stages
+    geo, stages = spec.geo, spec.schedule.stages
     pool = b.shared_pool()
-    table = allocate_table(pool, plan.decoder.table_words, place.lane)
-    x = pool.alloc((stages, geo.x_tile.words(plan.schedule.tile_m)), "uint32", align=128)
+    table = allocate_table(pool, spec.decoder.table_words, place.lane)
+    x = pool.alloc((stages, geo.x_tile.words(spec.schedule.tile_m)), "uint32", align=128)
     extents = (stages, geo.row_tiles, geo.stage_tiles, geo.tile_words)
     words = pool.alloc(extents, "uint32", align=128)
-    scales = _group_rows(plan, pool, 1, array_dtype(place.args.scales))
-    zeros = _group_rows(plan, pool, geo.zero_parts, array_dtype(place.args.zeros))
+    scales = _group_rows(spec, pool, 1, array_dtype(place.args.scales))
+    zeros = _group_rows(spec, pool, geo.zero_parts, array_dtype(place.args.zeros))
     pool.move_base_to(0)
     results = pool.alloc((geo.staged_m, geo.pitch), "float32", align=128)
     pool.commit()
     return Stages(table, x, words, scales, zeros, results)
 
 
-def _group_rows(plan: Plan, pool: Any, parts: int, dtype: str | None) -> Any:
+def _group_rows(spec: Spec, pool: Any, parts: int, dtype: str | None) -> Any:
     """Allocate stages of rows of scales or zero points; None where absent."""
     if dtype is None:
         return None
-    extents = (plan.schedule.stages, plan.geo.group_rows, parts, plan.schedule.tile_n)
+    extents = (spec.schedule.stages, spec.geo.group_rows, parts, spec.schedule.tile_n)
     return pool.alloc(extents, dtype, align=128)
 
 
@@ -74,13 +74,13 @@ class StageCopies:
 
     Parameters
     ----------
-    plan, place, copier, stages
-        The kernel's plan, where this thread works, what emits copies, and their targets.
+    spec, place, copier, stages
+        The kernel's spec, where this thread works, what emits copies, and their targets.
     x
         Copies x.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     copier: Copier
     stages: Stages
@@ -88,11 +88,11 @@ class StageCopies:
 
     def emit(self, stage: Expr, turn: Expr) -> None:
         """Emit the copies of the stage of turn ``turn``."""
-        tile = b.bind(turn * self.plan.geo.stage_tiles)
+        tile = b.bind(turn * self.spec.geo.stage_tiles)
         self.x.copy(stage, tile)
         self._copy_words(stage, tile)
         self._copy_groups(stage, tile, self.place.args.scales, self.stages.scales, 1)
-        self._copy_groups(stage, tile, self.place.args.zeros, self.stages.zeros, self.plan.geo.zero_parts)
+        self._copy_groups(stage, tile, self.place.args.zeros, self.stages.zeros, self.spec.geo.zero_parts)
 
     def _row_tile(self, index: Expr) -> Expr:
         """Return a packed tile along N; tiles beyond N repeat the last one."""
@@ -100,11 +100,11 @@ class StageCopies:
 
     def _k_tile(self, tile: Expr) -> Expr:
         """Return a packed tile along K; tiles beyond K repeat the last one, against zeros of x."""
-        return tile if self.plan.geo.stage_tiles == 1 else T.min(tile, self.place.args.k_tiles - 1)
+        return tile if self.spec.geo.stage_tiles == 1 else T.min(tile, self.place.args.k_tiles - 1)
 
     def _copy_words(self, stage: Expr, tile: Expr) -> None:
         """Copy packed words as they lie."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         per_tile = geo.tile_words // 4
 
         def copy(piece: Expr) -> None:
@@ -119,9 +119,9 @@ class StageCopies:
         """Copy the rows of scales or zero points that serve a stage."""
         if buffer is None:
             return
-        geo, groups = self.plan.geo, self.plan.groups
+        geo, groups = self.spec.geo, self.spec.groups
         per_chunk = CHUNK_BYTES // ELEMENT_BYTES[str(array.dtype)]
-        per_row, per_tile = self.plan.schedule.tile_n // per_chunk, groups.per_tile
+        per_row, per_tile = self.spec.schedule.tile_n // per_chunk, groups.per_tile
 
         def copy(piece: Expr) -> None:
             line, column = b.bind(piece // per_row), b.bind(piece % per_row * per_chunk)

@@ -25,9 +25,9 @@ from ladder.lower.cuda.wgmma_grid import Grid, cut, find_grid
 from ladder.lower.cuda.wgmma_loop import MathLoop, Parts
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, allocate_memory, initialise_barriers
 from ladder.lower.cuda.wgmma_operands import Operands, Registers
-from ladder.lower.cuda.wgmma_plan import Plan, choose_plan
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
+from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
 from ladder.lower.cuda.wgmma_stream import Stream, declare_workspace, divide
 from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread
 from ladder.lower.cuda.wgmma_tiles import Tiles
@@ -44,40 +44,40 @@ class Wgmma:
     """Emits one kernel."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.plan, self.overlap = choose_plan(gemm, device, schedule), Overlap(device)
+        self.spec, self.overlap = choose_spec(gemm, device, schedule), Overlap(device)
 
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
-        plan, overlap = self.plan, self.overlap
-        args = declare_arguments(plan.gemm)
-        x_map = encode_map(plan, args)
-        workspace = declare_workspace(plan) if plan.schedule.stream_k else None
-        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (plan.geo.blocks > 1), "threadIdx.x")
-        b.device(min_blocks=plan.geo.resident_blocks(plan.device))
-        grid = find_grid(plan, args)
-        stream = None if workspace is None else divide(plan, grid, workspace)
+        spec, overlap = self.spec, self.overlap
+        args = declare_arguments(spec.gemm)
+        x_map = encode_map(spec, args)
+        workspace = declare_workspace(spec) if spec.schedule.stream_k else None
+        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (spec.geo.blocks > 1), "threadIdx.x")
+        b.device(min_blocks=spec.geo.resident_blocks(spec.device))
+        grid = find_grid(spec, args)
+        stream = None if workspace is None else divide(spec, grid, workspace)
         overlap.release()
-        memory = allocate_memory(plan, grid, args)
-        block = Block(plan, args, grid, stream, memory, x_map)
+        memory = allocate_memory(spec, grid, args)
+        block = Block(spec, args, grid, stream, memory, x_map)
         block.set_up(overlap)
         overlap.wait()
-        if plan.gemm.experts:
+        if spec.gemm.experts:
             self._emit_expert(block)
         else:
-            block.emit_roles(args, Tiles(plan, grid, stream, args.m))
-        if plan.schedule.cluster > 1:
+            block.emit_roles(args, Tiles(spec, grid, stream, args.m))
+        if spec.schedule.cluster > 1:
             # No block may leave while others still copy to it or arrive at its barriers.
             b.cluster_sync()
 
     def _emit_expert(self, block: Block) -> None:
         """Run the roles with the arguments of the expert whose activation rows the block has, if any."""
-        plan, grid = self.plan, block.grid
-        index = b.keep(cut(plan, grid, grid.first)[1])
+        spec, grid = self.spec, block.grid
+        index = b.keep(cut(spec, grid, grid.first)[1])
         lane = b.bind(grid.thread % 32)
-        found = find_m_tile(block.args, index, plan.schedule.tile_m, lane, self.overlap)
+        found = find_m_tile(block.args, index, spec.schedule.tile_m, lane, self.overlap)
         first_m = b.keep(found.first)
         with b.when(found.exists):
-            block.emit_roles(found.args, Tiles(plan, grid, None, found.args.m, first_m))
+            block.emit_roles(found.args, Tiles(spec, grid, None, found.args.m, first_m))
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Block:
 
     Parameters
     ----------
-    plan, args, grid, stream, memory
-        The kernel's plan, its tensors, the block's place in the grid, its share of tiles that are cut along
+    spec, args, grid, stream, memory
+        The kernel's spec, its tensors, the block's place in the grid, its share of tiles that are cut along
         K, and its shared memory.
     x_map
         The tensor map of x.
     """
 
-    plan: Plan
+    spec: Spec
     args: Arguments
     grid: Grid
     stream: Stream | None
@@ -102,16 +102,16 @@ class Block:
 
     def set_up(self, overlap: Overlap) -> None:
         """Initialise barriers and the decode table, and prefetch the first operands."""
-        plan, grid, memory, stream = self.plan, self.grid, self.memory, self.stream
+        spec, grid, memory, stream = self.spec, self.grid, self.memory, self.stream
         with b.when(grid.thread == 0):
-            initialise_barriers(plan, memory)
+            initialise_barriers(spec, memory)
         if memory.table is not None:
-            plan.decoder.decoder.fill_table(memory.table, grid.thread, plan.geo.threads)
+            spec.decoder.decoder.fill_table(memory.table, grid.thread, spec.geo.threads)
         if overlap.possible:
             with b.when(grid.thread == 32):
                 tile, k_tile = (grid.first, grid.first_tile) if stream is None else stream.first()
-                prefetch(plan, self.args, self.x_map, cut(plan, grid, tile)[0], k_tile)
-        if plan.schedule.cluster > 1:
+                prefetch(spec, self.args, self.x_map, cut(spec, grid, tile)[0], k_tile)
+        if spec.schedule.cluster > 1:
             b.cluster_sync()
         else:
             b.block_sync()
@@ -121,55 +121,55 @@ class Block:
     def emit_roles(self, args: Arguments, tiles: Tiles) -> None:
         """Emit the producer and the math warps."""
         b.either(
-            self.grid.thread >= self.plan.schedule.warps * 32,
+            self.grid.thread >= self.spec.schedule.warps * 32,
             lambda: self._produce(args, tiles),
             lambda: self._compute(args, tiles),
         )
 
     def _produce(self, args: Arguments, tiles: Tiles) -> None:
         """One thread keeps the ring full."""
-        plan, warp = self.plan, self.grid.thread // 32
-        if plan.geo.reallocates:
+        spec, warp = self.spec, self.grid.thread // 32
+        if spec.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
         if self.stream is not None:
-            with b.when(warp == plan.schedule.warps + 1):
+            with b.when(warp == spec.schedule.warps + 1):
                 self.stream.announce()
         # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
-        with b.when(warp == plan.schedule.warps), b.when(T.cuda.elect_sync()):
-            ring = Ring(plan.schedule.stages)
-            tiles.for_each(Producer(plan, args, self.grid, self.memory, self.x_map, ring).fill)
+        with b.when(warp == spec.schedule.warps), b.when(T.cuda.elect_sync()):
+            ring = Ring(spec.schedule.stages)
+            tiles.for_each(Producer(spec, args, self.grid, self.memory, self.x_map, ring).fill)
         if self.memory.cluster_sums is not None:
             self.memory.cluster_sums.meet()
 
     def _compute(self, args: Arguments, tiles: Tiles) -> None:
         """Decode, multiply, and hand finished tiles to the epilogue."""
-        plan, memory = self.plan, self.memory
-        if plan.geo.reallocates:
-            b.ptx("setmaxnreg.inc.sync.aligned.u32", math_registers(plan.schedule.warps))
+        spec, memory = self.spec, self.memory
+        if spec.geo.reallocates:
+            b.ptx("setmaxnreg.inc.sync.aligned.u32", math_registers(spec.schedule.warps))
         who = find_math_thread(self.grid.thread)
         table = None if memory.table is None else SharedTable.of(memory.table, who.lane)
         tiles.for_each(self._loop(args, who, table).tile)
 
     def _loop(self, args: Arguments, who: MathThread, table: SharedTable | None) -> MathLoop:
         """Allocate a math thread's registers and return its loop."""
-        plan, scales = self.plan, self.memory.scales
-        if plan.geo.carries:
-            carried = wgmma_carry.allocate_state(plan)
+        spec, scales = self.spec, self.memory.scales
+        if spec.geo.carries:
+            carried = wgmma_carry.allocate_state(spec)
             return wgmma_carry.CarryLoop(self._parts(args, who, table, carried.weights), carried)
-        if plan.geo.lane == 8:
-            promoted = wgmma8.allocate_state(plan, args, who, scaled=scales is not None)
+        if spec.geo.lane == 8:
+            promoted = wgmma8.allocate_state(spec, args, who, scaled=scales is not None)
             parts = self._parts(args, who, table, promoted.weights)
             return wgmma8.Loop8(parts, promoted, args, scales)
-        state = wgmma16.allocate_state(plan, scaled=scales is not None)
+        state = wgmma16.allocate_state(spec, scaled=scales is not None)
         return wgmma16.Loop16(self._parts(args, who, table, state.weights), state)
 
     def _parts(
         self, args: Arguments, who: MathThread, table: SharedTable | None, registers: Registers
     ) -> Parts:
         """Return the parts of a math loop."""
-        plan, memory = self.plan, self.memory
-        x = Descriptor(plan, memory.x)
-        consumer = Consumer(plan, self.grid, memory, who.lane)
-        operands = Operands(plan, memory, who, consumer.ring, table, registers)
-        epilogue = Epilogue(plan, args, who, memory.staging, memory.cluster_sums, self.stream)
-        return Parts(plan, operands, x, consumer, epilogue)
+        spec, memory = self.spec, self.memory
+        x = Descriptor(spec, memory.x)
+        consumer = Consumer(spec, self.grid, memory, who.lane)
+        operands = Operands(spec, memory, who, consumer.ring, table, registers)
+        epilogue = Epilogue(spec, args, who, memory.staging, memory.cluster_sums, self.stream)
+        return Parts(spec, operands, x, consumer, epilogue)

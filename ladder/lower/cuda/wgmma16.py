@@ -9,7 +9,6 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_loop import Parts
 from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
-from ladder.lower.cuda.wgmma_plan import Plan
 from ladder.lower.cuda.wgmma_products import (
     commit_group,
     open_group,
@@ -17,6 +16,7 @@ from ladder.lower.cuda.wgmma_products import (
     start_product,
     wait_groups,
 )
+from ladder.lower.cuda.wgmma_spec import Spec
 
 Expr = Any
 
@@ -32,10 +32,10 @@ class State:
     weights: Registers
 
 
-def allocate_state(plan: Plan, *, scaled: bool) -> State:
+def allocate_state(spec: Spec, *, scaled: bool) -> State:
     """Allocate a thread's registers; ``scaled``: there are scales within K."""
-    sums = b.local(plan.sums, "float32")
-    return State(sums, allocate_registers(plan, scaled=scaled))
+    sums = b.local(spec.sums, "float32")
+    return State(sums, allocate_registers(spec, scaled=scaled))
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Loop16:
         consumer.await_stage()
         self.parts.operands.fetch(0)
         with b.loop(piece.turns) as turn:
-            for slab in range(self.parts.plan.geo.body):
+            for slab in range(self.parts.spec.geo.body):
                 self._slab(piece, turn, slab)
         wait_groups(0)
-        pin_registers(sums, self.parts.plan.sums)
+        pin_registers(sums, self.parts.spec.sums)
         consumer.release()
         consumer.ring.advance()
         epilogue.finish(piece, held, lambda register: sums[register], sums)
 
     def _slab(self, piece: Piece, turn: Expr, slab: int) -> None:
         """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
-        geo, consumer = self.parts.plan.geo, self.parts.consumer
+        geo, consumer = self.parts.spec.geo, self.parts.consumer
         within = slab % geo.slabs
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
@@ -101,20 +101,20 @@ class Loop16:
 
     def _fetch_next(self, piece: Piece, turn: Expr, slab: int) -> None:
         """Fetch the slab after ``slab``."""
-        geo = self.parts.plan.geo
+        geo = self.parts.spec.geo
         if (slab + 1) % geo.slabs == 0:
             self.parts.consumer.enter_stage(turn, piece.turns, slab + 1)
         self.parts.operands.fetch((slab + 1) % geo.body)
 
     def _start(self, within: int, bank: int, accumulate: Expr) -> None:
         """Start a slab's products; ``accumulate`` says whether the first ones add to the sums."""
-        plan, stage = self.parts.plan, self.parts.consumer.ring.stage.value
+        spec, stage = self.parts.spec, self.parts.consumer.ring.stage.value
         open_group()
         for step in range(STEPS):
-            for m in range(plan.geo.m64):
-                first = m * plan.geo.accumulators
-                sums = [self.state.sums[first + i] for i in range(plan.geo.accumulators)]
+            for m in range(spec.geo.m64):
+                first = m * spec.geo.accumulators
+                sums = [self.state.sums[first + i] for i in range(spec.geo.accumulators)]
                 descriptor = self.parts.x.at(stage, within, step)
                 adds = True if step else accumulate
-                start_product(plan, sums, self.parts.operands.step(bank, m, step), descriptor, adds)
+                start_product(spec, sums, self.parts.operands.step(bank, m, step), descriptor, adds)
         commit_group()

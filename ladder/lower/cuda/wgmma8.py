@@ -2,7 +2,7 @@
 
 Group scales apply to accumulators, and fp8 tensor cores keep few bits of long sums: so
 every interval of K is summed apart and added, scaled, to totals that stay in registers
-(`wgmma8_plan` says which products run when).
+(`wgmma8_units` says which products run when).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
+from ladder.lower.cuda.wgmma8_units import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_epilogue import PerActivationRow
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_loop import Parts
 from ladder.lower.cuda.wgmma_operands import SLAB_REGISTERS, Registers, allocate_registers
-from ladder.lower.cuda.wgmma_plan import Plan
 from ladder.lower.cuda.wgmma_products import (
     commit_group,
     open_group,
@@ -28,6 +27,7 @@ from ladder.lower.cuda.wgmma_products import (
     start_product,
     wait_groups,
 )
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_thread import MathThread
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
@@ -104,28 +104,28 @@ class State:
     turnstile: Turnstile | None
 
 
-def takes_turns(plan: Plan, loop: Loop, units: list[Unit]) -> bool:
+def takes_turns(spec: Spec, loop: Loop, units: list[Unit]) -> bool:
     """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies.
 
     Left alone they fall into step: both wait for products that run at half speed, then both promote.
     It pays (1 to 3 %) where operands are decoded in that time too.
     """
-    decodes = loop.parted and plan.gemm.scale
-    return plan.geo.warpgroups == 2 and decodes and all(unit.done for unit in units)
+    decodes = loop.parted and spec.gemm.scale
+    return spec.geo.warpgroups == 2 and decodes and all(unit.done for unit in units)
 
 
-def allocate_state(plan: Plan, args: Arguments, who: MathThread, *, scaled: bool) -> State:
+def allocate_state(spec: Spec, args: Arguments, who: MathThread, *, scaled: bool) -> State:
     """Allocate a thread's registers; ``scaled``: there are scales within K."""
-    loop = Loop(plan.geo)
-    units, kind = loop.units(), "uint32" if plan.integer else "float32"
+    loop = Loop(spec.geo)
+    units, kind = loop.units(), "uint32" if spec.integer else "float32"
     banks = [b.local(loop.bank_registers, kind) for _ in range(loop.banks)]
-    total = b.local(plan.sums, "float32") if plan.geo.promotes else None
-    weights = allocate_registers(plan, scaled=scaled, sets=loop.operand_sets)
+    total = b.local(spec.sums, "float32") if spec.geo.promotes else None
+    weights = allocate_registers(spec, scaled=scaled, sets=loop.operand_sets)
     pending = b.local(2 * loop.banks, "float32")
-    grouped = 2 if plan.gemm.token_group else 0
+    grouped = 2 if spec.gemm.token_group else 0
     factors = [PerActivationRow(args, who.lane, loop.unit_m) for _ in range(grouped)]
     multiplied = b.Variable("int32", 0)
-    turnstile = Turnstile.open(who.group) if takes_turns(plan, loop, units) else None
+    turnstile = Turnstile.open(who.group) if takes_turns(spec, loop, units) else None
     return State(loop, units, banks, total, weights, pending, factors, multiplied, turnstile)
 
 
@@ -149,9 +149,9 @@ class Loop8:
     scales: Any
 
     @property
-    def plan(self) -> Plan:
-        """The kernel's plan."""
-        return self.parts.plan
+    def spec(self) -> Spec:
+        """The kernel's spec."""
+        return self.parts.spec
 
     def tile(self, piece: Piece) -> None:
         """Sum one tile over K and write it."""
@@ -164,7 +164,7 @@ class Loop8:
         consumer.await_stage()
         self.parts.operands.fetch(0)
         self._decode_share(0, range(self._items))
-        if loop.long and self.plan.geo.promotes:
+        if loop.long and self.spec.geo.promotes:
             count = loop.turns
             with b.loop((piece.turns + count - 1) // count) as interval:
                 self._run(piece, interval * count, T.min(piece.turns - interval * count, count))
@@ -182,11 +182,11 @@ class Loop8:
         if self.state.total is not None:
             return self.state.total[register]
         bank, index = divmod(register, self.state.loop.bank_registers)
-        gain = self.plan.decoder.decoder.gains[index // 2 % 2]
+        gain = self.spec.decoder.decoder.gains[index // 2 % 2]
         return self._as_float(self.state.banks[bank][index]) * T.float32(gain)
 
     def _clear_totals(self) -> None:
-        for index in range(self.plan.sums if self.plan.geo.promotes else 0):
+        for index in range(self.spec.sums if self.spec.geo.promotes else 0):
             b.store(self.state.total, T.float32(0), index)
 
     # ---- turns ----------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Loop8:
 
     def _enter_slab(self, slab: int) -> None:
         """Note from which stage the products of a slab read."""
-        if slab % self.plan.geo.slabs == 0:
+        if slab % self.spec.geo.slabs == 0:
             self.parts.consumer.previous.set(self.state.multiplied.value)
             self.state.multiplied.set(self.parts.consumer.ring.stage.value)
 
@@ -256,7 +256,7 @@ class Loop8:
         """Free the previous stage if it ends with a finished unit, which did run."""
         units = self.state.units
         following = units[(units.index(unit) + 1) % len(units)]
-        if following.slab != unit.slab and following.slab % self.plan.geo.slabs == 0:
+        if following.slab != unit.slab and following.slab % self.spec.geo.slabs == 0:
             with b.when(ran):
                 self.parts.consumer.release()
 
@@ -264,11 +264,11 @@ class Loop8:
     @property
     def _items(self) -> int:
         """Packed tiles of a slab and warpgroup."""
-        return self.plan.geo.m64 * self.plan.geo.tiles_per_slab
+        return self.spec.geo.m64 * self.spec.geo.tiles_per_slab
 
     def _shares(self) -> list[range]:
         """Return which packed tiles of the next slab each unit of a slab decodes."""
-        units, items = len(self.state.units) // self.plan.geo.body, self._items
+        units, items = len(self.state.units) // self.spec.geo.body, self._items
         if self.state.loop.parted:
             return [range(0)] * (units - 1) + [range(items)]
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
@@ -277,7 +277,7 @@ class Loop8:
     def _fetch_share(self, piece: Piece, turn: Expr, slab: int, share: range) -> None:
         if not share:
             return
-        geo, operands = self.plan.geo, self.parts.operands
+        geo, operands = self.spec.geo, self.parts.operands
         if share.start == 0 and slab % geo.slabs == 0:
             self.parts.consumer.enter_stage(turn, piece.turns, slab)
         for item in share:
@@ -290,7 +290,7 @@ class Loop8:
             b.emit(T.cuda.warp_sync())
 
     def _decode_share(self, slab: int, share: range) -> None:
-        geo, bank = self.plan.geo, slab % self.state.loop.operand_sets
+        geo, bank = self.spec.geo, slab % self.state.loop.operand_sets
         for item in share:
             m, tile = divmod(item, geo.tiles_per_slab)
             self.parts.operands.decode(m, tile, bank)
@@ -304,7 +304,7 @@ class Loop8:
         """Start a unit's products as one group; ``number`` counts turns since sums were cleared."""
         loop, bank, turnstile = self.state.loop, self.state.banks[unit.bank], self.state.turnstile
         sums = [bank[i] for i in range(loop.bank_registers)]
-        within, stage = unit.slab % self.plan.geo.slabs, self.state.multiplied.value
+        within, stage = unit.slab % self.spec.geo.slabs, self.state.multiplied.value
         if turnstile is not None:
             turnstile.enter()
         open_group()
@@ -314,7 +314,7 @@ class Loop8:
             if turnstile is not None and step == -(-unit.end // STEP) - 1:
                 commit_group()
             descriptor = self.parts.x.at(stage, within, step, unit.first_m)
-            start_product(self.plan, sums, self._registers(unit, step), descriptor, adds)
+            start_product(self.spec, sums, self._registers(unit, step), descriptor, adds)
         commit_group()
 
     def _registers(self, unit: Unit, step: int) -> list[Expr]:
@@ -331,15 +331,15 @@ class Loop8:
         if self.scales is None or not unit.done:
             return
         for half in (0, 1):
-            gain = T.float32(self.plan.decoder.decoder.gains[half])
+            gain = T.float32(self.spec.decoder.decoder.gains[half])
             b.store(self.state.pending, self._scale(unit, half) * gain, 2 * unit.bank + half)
 
     def _scale(self, unit: Unit, half: int) -> Expr:
         """Return the scale of row g or g+8 that holds at the end of a unit."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         row = (unit.slab % geo.slabs * geo.slab + unit.start) // geo.scale_step
         low = self.parts.operands.first_row(unit.m)
-        return self.scales[self.state.multiplied.value, row * self.plan.schedule.tile_n + low + half * 8]
+        return self.scales[self.state.multiplied.value, row * self.spec.schedule.tile_n + low + half * 8]
 
     def _load_factors(self, piece: Piece, turn: Expr, index: int) -> None:
         """Load the scales of the groups of x of a turn's unit, or of the next turn's first."""
@@ -347,8 +347,8 @@ class Loop8:
         if not state.factors:
             return
         unit = units[index % len(units)]
-        k = (turn + index // len(units)) * state.loop.turn + unit.slab * self.plan.geo.slab + unit.start
-        group = T.truncdiv(piece.first_tile * TILE + k, self.plan.gemm.token_group)
+        k = (turn + index // len(units)) * state.loop.turn + unit.slab * self.spec.geo.slab + unit.start
+        group = T.truncdiv(piece.first_tile * TILE + k, self.spec.gemm.token_group)
         last = self.args.token_scale.shape[1] - 1
         state.factors[index % 2].load(piece.first_m + unit.first_m, b.keep(T.min(group, last)))
 
@@ -360,7 +360,7 @@ class Loop8:
         pin_registers(state.banks[unit.bank], count)
         for factors in state.factors:
             factors.forget()
-        first = unit.m * self.plan.geo.accumulators + unit.first_m // 2
+        first = unit.m * self.spec.geo.accumulators + unit.first_m // 2
         for index in range(count):
             value = state.total[first + index] + self._sum_in(unit, index)
             b.store(state.total, value, first + index)
@@ -375,9 +375,9 @@ class Loop8:
             value = value * state.factors[state.units.index(unit) % 2][index]
         if self.scales is not None:
             return value * state.pending[2 * unit.bank + half]
-        gain = self.plan.decoder.decoder.gains[half]
+        gain = self.spec.decoder.decoder.gains[half]
         return value if gain == 1.0 else value * T.float32(gain)
 
     def _as_float(self, register: Expr) -> Expr:
         """Return a sum as float32."""
-        return T.Cast("float32", T.reinterpret(register, dtype="int32")) if self.plan.integer else register
+        return T.Cast("float32", T.reinterpret(register, dtype="int32")) if self.spec.integer else register

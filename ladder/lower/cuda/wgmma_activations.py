@@ -18,7 +18,7 @@ from ladder.ir.windows import Windows
 from ladder.lower import builder as b
 from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_extents
 from ladder.lower.cuda.wgmma_grid import Piece, rows_per_copy
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.im2col import IM2COL
 from schedules.layouts import TILE
@@ -33,18 +33,18 @@ WINDOW_COPY = "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::c
 MULTICAST = ".multicast::cluster"
 
 
-def encode_map(plan: Plan, args: Arguments) -> Expr:
+def encode_map(spec: Spec, args: Arguments) -> Expr:
     """Encode the tensor map of x on the host; return its handle."""
-    windows, geo = plan.gemm.windows, plan.geo
+    windows, geo = spec.gemm.windows, spec.geo
     if windows is not None:
-        channels = plan.gemm.channels
+        channels = spec.gemm.channels
         check(
             channels % geo.slab == 0,
             f"tensor copies take {geo.slab} channels of a tap, of {channels} some are left; use 'mma'",
         )
     handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-    dtype, element = (plan.gemm.activation if geo.lane == 16 else "uint8"), geo.lane // 8
-    rows = rows_per_copy(plan, args)
+    dtype, element = (spec.gemm.activation if geo.lane == 16 else "uint8"), geo.lane // 8
+    rows = rows_per_copy(spec, args)
     if windows is None:
         call = T.call_packed(
             "runtime.cuTensorMapEncodeTiled",
@@ -88,8 +88,8 @@ class WindowCopies:
 
     Parameters
     ----------
-    plan, args, x_map
-        The kernel's plan, its tensors, and the tensor map.
+    spec, args, x_map
+        The kernel's spec, its tensors, and the tensor map.
     windows
         The windows.
     piece, first_m
@@ -97,9 +97,9 @@ class WindowCopies:
     """
 
     def __init__(
-        self, plan: Plan, args: Arguments, x_map: Expr, windows: Windows, piece: Piece, first_m: Expr
+        self, spec: Spec, args: Arguments, x_map: Expr, windows: Windows, piece: Piece, first_m: Expr
     ) -> None:
-        self.windows, self.x_map, self.slab = windows, x_map, plan.geo.slab
+        self.windows, self.x_map, self.slab = windows, x_map, spec.geo.slab
         self.channels = args.image[3]
         self.corner = find_corner(windows, first_m, output_extents(windows, args))
         self.width = b.keep(T.truncdiv(self.channels, windows.groups))
@@ -146,9 +146,9 @@ class WindowCopies:
                 self.tap_row.set(self.tap_row.value + 1)
 
 
-def begin_copies(plan: Plan, args: Arguments, x_map: Expr, piece: Piece, first_m: Expr) -> TileCopies:
+def begin_copies(spec: Spec, args: Arguments, x_map: Expr, piece: Piece, first_m: Expr) -> TileCopies:
     """Return the copies of a tile, from activation row ``first_m`` on."""
-    windows = plan.gemm.windows
+    windows = spec.gemm.windows
     if windows is None:
         return RowCopies(x_map, first_m)
-    return WindowCopies(plan, args, x_map, windows, piece, first_m)
+    return WindowCopies(spec, args, x_map, windows, piece, first_m)

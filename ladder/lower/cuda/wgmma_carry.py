@@ -13,11 +13,10 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma8_plan import STEP
+from ladder.lower.cuda.wgmma8_units import STEP
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_loop import Parts
 from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
-from ladder.lower.cuda.wgmma_plan import Plan
 from ladder.lower.cuda.wgmma_products import (
     commit_group,
     open_group,
@@ -25,6 +24,7 @@ from ladder.lower.cuda.wgmma_products import (
     start_product,
     wait_groups,
 )
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.decode import load_order
 from schedules.footprint import CARRY_INTERVAL
 
@@ -73,10 +73,10 @@ class State:
     multiplied: b.Variable
 
 
-def allocate_state(plan: Plan) -> State:
+def allocate_state(spec: Spec) -> State:
     """Allocate a thread's registers."""
-    sums, heads = b.local(plan.sums, "float32"), b.local(plan.sums // 2, "uint32")
-    weights = allocate_registers(plan, scaled=False, sets=1)
+    sums, heads = b.local(spec.sums, "float32"), b.local(spec.sums // 2, "uint32")
+    weights = allocate_registers(spec, scaled=False, sets=1)
     return State(sums, heads, weights, b.Variable("int32", 0))
 
 
@@ -94,15 +94,15 @@ class CarryLoop:
     state: State
 
     @property
-    def plan(self) -> Plan:
-        """The kernel's plan."""
-        return self.parts.plan
+    def spec(self) -> Spec:
+        """The kernel's spec."""
+        return self.parts.spec
 
     def tile(self, piece: Piece) -> None:
         """Sum one tile over K, interval by interval, and write it."""
-        for index in range(self.plan.sums // 2):
+        for index in range(self.spec.sums // 2):
             b.store(self.state.heads, T.uint32(0), index)
-        whole = CARRY_INTERVAL // (self.plan.geo.body * self.plan.geo.slab)
+        whole = CARRY_INTERVAL // (self.spec.geo.body * self.spec.geo.slab)
         intervals = b.keep((piece.turns + whole - 1) // whole)
         with b.loop(intervals) as interval:
             first = b.keep(interval * whole)
@@ -118,12 +118,12 @@ class CarryLoop:
         word = self.state.heads[register // 2]
         head = T.bitwise_and(word, T.uint32(HEAD_HIGH)) if register % 2 else T.shift_left(word, T.uint32(16))
         value = self.state.sums[register] + T.reinterpret("float32", head)
-        gain = self.plan.decoder.decoder.gains[register // 2 % 2]
+        gain = self.spec.decoder.decoder.gains[register // 2 % 2]
         return value if gain == 1.0 else value * T.float32(gain)
 
     def _carry(self) -> None:
         """Move the upper half of every sum to its head."""
-        count, state = self.plan.sums, self.state
+        count, state = self.spec.sums, self.state
         source, places = CARRY.format(count=count), (state.sums.ptr_to([0]), state.heads.ptr_to([0]))
         b.emit(b.call_inline(f"ladder_carry{count}", source, "void", *places))
         pin_registers(state.heads, count // 2)
@@ -136,10 +136,10 @@ class CarryLoop:
         for step in range(STEPS - 1):
             self._load_step(step)
         with b.loop(count) as number:
-            for slab in range(self.plan.geo.body):
+            for slab in range(self.spec.geo.body):
                 self._steps(first + number, number, count, slab)
         wait_groups(0)
-        pin_registers(self.state.sums, self.plan.sums)
+        pin_registers(self.state.sums, self.spec.sums)
         consumer.previous.set(self.state.multiplied.value)
         consumer.release()
         consumer.ring.advance()
@@ -162,18 +162,18 @@ class CarryLoop:
 
     def _start_step(self, step: int, adds: Expr) -> None:
         """Start one step's products of all row tiles as one group."""
-        plan, stage = self.plan, self.state.multiplied.value
+        spec, stage = self.spec, self.state.multiplied.value
         open_group()
-        for m in range(plan.geo.m64):
-            first = m * plan.geo.accumulators
-            sums = [self.state.sums[first + i] for i in range(plan.geo.accumulators)]
+        for m in range(spec.geo.m64):
+            first = m * spec.geo.accumulators
+            sums = [self.state.sums[first + i] for i in range(spec.geo.accumulators)]
             registers = self.parts.operands.step(0, m, step)
-            start_product(plan, sums, registers, self.parts.x.at(stage, 0, step), adds)
+            start_product(spec, sums, registers, self.parts.x.at(stage, 0, step), adds)
         commit_group()
 
     def _load_step(self, step: int) -> None:
         """Load a step's operands from the ring's stage: bytes that go to the core as they are."""
-        geo, operands, weights = self.plan.geo, self.parts.operands, self.state.weights
+        geo, operands, weights = self.spec.geo, self.parts.operands, self.state.weights
         tile, part = divmod(step * STEP, geo.slab // geo.tiles_per_slab)
         offset, width = load_order(geo.bits)[part // STEP]
         stage = self.parts.consumer.ring.stage.value
@@ -186,7 +186,7 @@ class CarryLoop:
             every = [words[tile * geo.bits + i] for i in range(geo.bits)]
             first = (m * STEPS + step) * STEP_REGISTERS
             position = part // STEP * STEP_REGISTERS
-            self.plan.decoder.registers(
+            self.spec.decoder.registers(
                 every, position, STEP_REGISTERS, weights.operands, first, None, None, None
             )
             pin_registers(weights.operands, STEP_REGISTERS, first)

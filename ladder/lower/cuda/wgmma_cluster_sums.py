@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
 from ladder.lower.cuda.wgmma_grid import Grid
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_thread import MathThread
 
 Expr = Any
@@ -40,21 +40,21 @@ class ClusterSums:
 
     Parameters
     ----------
-    plan, grid
-        The kernel's plan, and the block's place in the grid.
+    spec, grid
+        The kernel's spec, and the block's place in the grid.
     pool
         Shared memory.
     """
 
-    def __init__(self, plan: Plan, grid: Grid, pool: Any) -> None:
-        self.plan, self.grid, self.geo, self.slices = plan, grid, plan.geo, plan.schedule.split_k
+    def __init__(self, spec: Spec, grid: Grid, pool: Any) -> None:
+        self.spec, self.grid, self.geo, self.slices = spec, grid, spec.geo, spec.schedule.split_k
         extents = (self.geo.owned_units, self.slices - 1, self.geo.accumulators // 4, 32, 4)
         self.sums = pool.alloc(extents, "float32", align=128)
         self.arrived = pool.alloc((self.geo.owned_units,), "uint64", align=8)
 
     def initialise(self) -> None:
         """Let the barrier of every unit of this block expect the other blocks' sums; one thread."""
-        units = self.plan.schedule.tile_n // WARP_ROWS
+        units = self.spec.schedule.tile_n // WARP_ROWS
         for unit in range(self.geo.owned_units):
             barrier = self.arrived.ptr_to([unit])
             size = T.uint32((self.slices - 1) * self.geo.accumulators * 32 * 4)
@@ -87,7 +87,7 @@ class ClusterSums:
         owner = unit % self.slices
         # A block's place among the senders leaves the owner out.
         place = self.grid.slice - T.Cast("int32", self.grid.slice > owner)
-        rank = T.Cast("int32", owner * self.plan.schedule.cluster + self.grid.member)
+        rank = T.Cast("int32", owner * self.spec.schedule.cluster + self.grid.member)
         barrier = self.arrived.ptr_to([unit // self.slices])
         for quad in range(self.geo.accumulators // 4):
             target = self.sums.ptr_to([unit // self.slices, place, quad, lane, 0])

@@ -25,7 +25,7 @@ from ladder.lower.cuda.wgmma_geometry import (
     swizzled_run,
 )
 from ladder.lower.cuda.wgmma_grid import Piece
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_stream import Stream
 from ladder.lower.cuda.wgmma_thread import MathThread
 from ladder.lower.gpu.arguments import Arguments
@@ -115,15 +115,15 @@ class Epilogue:
 
     Parameters
     ----------
-    plan, args, who
-        The kernel's plan, its tensors, and this thread.
+    spec, args, who
+        The kernel's spec, its tensors, and this thread.
     staging
         Where each team transposes its sums.
     cluster_sums, stream
         What adds the sums of a cluster, and of pieces of a tile; None where there are none.
     """
 
-    plan: Plan
+    spec: Spec
     args: Arguments
     who: MathThread
     staging: Any
@@ -132,12 +132,12 @@ class Epilogue:
 
     def load(self, piece: Piece) -> dict[str, Any]:
         """Load what belongs to this thread's rows of both operands, long before it is used."""
-        geo, args = self.plan.geo, self.args
+        geo, args = self.spec.geo, self.args
         wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
         wanted["factor"] = (args.factor, args.n)
         held: dict[str, Any] = {}
-        if args.token_scale is not None and not self.plan.gemm.token_group:
-            held["token_scale"] = PerActivationRow(args, self.who.lane, self.plan.schedule.tile_m)
+        if args.token_scale is not None and not self.spec.gemm.token_group:
+            held["token_scale"] = PerActivationRow(args, self.who.lane, self.spec.schedule.tile_m)
             held["token_scale"].load(piece.first_m)
         for name, (tensor, extent) in wanted.items():
             if tensor is None:
@@ -155,7 +155,7 @@ class Epilogue:
 
     def first_row(self, row_tile: Expr, m: int) -> Expr:
         """Return the first weight row of row tile ``m`` of the warpgroup."""
-        return (row_tile + self.who.group * self.plan.geo.m64 + m) * TILE
+        return (row_tile + self.who.group * self.spec.geo.m64 + m) * TILE
 
     def finish(self, piece: Piece, held: Mapping[str, Any], value: Sum, registers: Any = None) -> None:
         """Write one finished tile.
@@ -177,7 +177,7 @@ class Epilogue:
             return
 
         def whole() -> None:
-            for m in range(self.plan.geo.m64):
+            for m in range(self.spec.geo.m64):
                 store.tile(m, value)
 
         if self.stream is not None:
@@ -190,9 +190,9 @@ class _TeamStore:
     """Stores the rows of each row tile that a team holds: a warpgroup, or a warp."""
 
     def __init__(self, end: Epilogue, held: Mapping[str, Any], piece: Piece) -> None:
-        self.end, self.plan, self.geo, self.who, self.piece = end, end.plan, end.plan.geo, end.who, piece
+        self.end, self.spec, self.geo, self.who, self.piece = end, end.spec, end.spec.geo, end.who, piece
         # A residual is added to what was staged, where threads have whole runs of it.
-        gemm, who, first_m = self.plan.gemm, end.who, piece.first_m
+        gemm, who, first_m = self.spec.gemm, end.who, piece.first_m
         self.gemm = replace(gemm, epilogue=()) if gemm.residual else gemm
         self.args = replace(end.args, residual=None, **held)
         self.wide = self.gemm.output == "float32"
@@ -203,7 +203,7 @@ class _TeamStore:
             self.slot, self.member, self.thread = b.bind(who.group * 4 + who.warp), 0, who.lane
         else:
             self.slot, self.member, self.thread = who.group, who.warp, who.group_thread
-        tile = self.plan.schedule.tile_m
+        tile = self.spec.schedule.tile_m
         # Tiles that are cut at different K round differently: what two of them hold, only one may store.
         self.own = None if end.stream is None else b.keep((first_m + (tile - 1)) // tile * tile)
 
@@ -211,7 +211,7 @@ class _TeamStore:
         """Store row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
         alone = self.who.warp * WARP_ROWS if self.geo.team == 1 else 0
         first_row = b.bind(self.end.first_row(self.piece.row_tile, m) + alone)
-        for first in range(0, self.plan.schedule.tile_m, self.geo.chunk):
+        for first in range(0, self.spec.schedule.tile_m, self.geo.chunk):
             self._chunk(m, first, first_row, value)
 
     def _chunk(self, m: int, first: int, first_row: Expr, value: Sum) -> None:
@@ -294,7 +294,7 @@ class _TeamStore:
             count = T.min(self.run, self.args.n - row)
             with b.when(self._inside(place, first_m)), b.loop(count, rolled=True) as index:
                 value = self.end.staging[self.slot, self._source(place) + index]
-                if self.plan.gemm.residual:
+                if self.spec.gemm.residual:
                     value = self._sum_with(value, self.end.args.residual[first_m + place, row + index])
                 b.store(self.args.y, value, first_m + place, row + index)
 
@@ -306,7 +306,7 @@ class _TeamStore:
 
     def _sum_with(self, value: Expr, added: Expr) -> Expr:
         total = T.Cast("float32", value) + T.Cast("float32", added)
-        return T.Cast(self.gemm.output, activate(self.plan.gemm, total))
+        return T.Cast(self.gemm.output, activate(self.spec.gemm, total))
 
     def _inside(self, place: Expr, first_m: Expr) -> Expr:
         """Whether a staged row of the chunk that begins at row ``first_m`` is this tile's to store."""

@@ -59,40 +59,43 @@ class Geometry:
     schedule: GpuSchedule
 
     def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.warps % 4 == 0, f"wgmma warps come in groups of four, got {plan.warps}")
+        s = self.schedule
+        check(s.warps % 4 == 0, f"wgmma warps come in groups of four, got {s.warps}")
         check(
-            plan.tile_n % (TILE * self.warpgroups) == 0,
-            f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
+            s.tile_n % (TILE * self.warpgroups) == 0,
+            f"tile_n={s.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
-        check(plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no tile of {plan.tile_m} (8 to 256)")
+        check(s.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no tile of {s.tile_m} (8 to 256)")
         check(
-            plan.tile_k % self.slab == 0,
-            f"tile_k={plan.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
+            s.tile_k % self.slab == 0,
+            f"tile_k={s.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
         )
         check(
             self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4"
         )
         check(
-            plan.stages * self.slabs >= LEAST_SLABS,
-            f"{plan.stages} stages of {plan.tile_k} hold no slab that is fetched ahead: the kernel would wait"
+            s.stages * self.slabs >= LEAST_SLABS,
+            f"{s.stages} stages of {s.tile_k} hold no slab that is fetched ahead: the kernel would wait"
             f" for ever; use at least {-(-LEAST_SLABS // self.slabs)} stages",
         )
-        check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
-        alone = not plan.persistent and plan.cluster * plan.split_k == 1
+        check(not (s.persistent and s.split_k > 1), "a persistent kernel does not split K")
+        alone = not s.persistent and s.cluster * s.split_k == 1
         check(alone or not self.gemm.experts, "one expert per block: no clusters, not persistent")
         check(
-            not plan.stream_k or (plan.persistent and plan.cluster == 1 and self.lane == 16),
+            not s.stream_k or (s.persistent and s.cluster == 1 and self.lane == 16),
             "stream_k shares the tiles of a persistent 16-bit kernel without clusters",
         )
         check(
-            plan.cluster * 8 <= plan.tile_m,
-            f"{plan.cluster} blocks cannot share {plan.tile_m} activation rows",
+            s.cluster * 8 <= s.tile_m,
+            f"{s.cluster} blocks cannot share {s.tile_m} activation rows",
         )
-        check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(
-            self.register_estimate <= math_registers(plan.warps),
-            f"about {self.register_estimate} registers per thread, limit {math_registers(plan.warps)}",
+            s.split_k in (1, 2, 4, 8),
+            f"split_k is a cluster size: 1, 2, 4 or 8, got {s.split_k}",
+        )
+        check(
+            self.register_estimate <= math_registers(s.warps),
+            f"about {self.register_estimate} registers per thread, limit {math_registers(s.warps)}",
         )
 
     # ---- operands -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import count_m_tiles
 
@@ -70,22 +70,22 @@ class Piece:
     end: Expr = None
 
 
-def rows_per_copy(plan: Plan, args: Arguments) -> Expr:
+def rows_per_copy(spec: Spec, args: Arguments) -> Expr:
     """Return the activation rows that one block of a cluster copies: its share of a tile, or of M, by eights.
 
     Copying rows beyond M, which are filled with zeros, takes several times as long as rows that exist.
     """
-    whole, each = plan.schedule.tile_m // plan.schedule.cluster, 8 * plan.schedule.cluster
+    whole, each = spec.schedule.tile_m // spec.schedule.cluster, 8 * spec.schedule.cluster
     return T.min(whole, (args.m + each - 1) // each * 8)
 
 
-def find_grid(plan: Plan, args: Arguments) -> Grid:
+def find_grid(spec: Spec, args: Arguments) -> Grid:
     """Place clusters: one per tile (or tiles that share activation rows), or as many as fit."""
-    schedule, geo, blocks = plan.schedule, plan.geo, plan.geo.blocks
+    schedule, geo, blocks = spec.schedule, spec.geo, spec.geo.blocks
     split, cluster = schedule.split_k, schedule.cluster
     rows = geo.row_tiles * cluster
     n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, count_m_tiles(args, schedule.tile_m)
-    walkers = plan.device.units // blocks
+    walkers = spec.device.units // blocks
     (block,) = b.block_index([(walkers if schedule.persistent else n_blocks * m_blocks) * blocks])
     rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
     first = b.bind(block // blocks) if blocks > 1 else block
@@ -96,20 +96,20 @@ def find_grid(plan: Plan, args: Arguments) -> Grid:
     body_tiles = geo.body * geo.tiles_per_slab
     turns = b.bind((args.k_tiles + body_tiles * split - 1) // (body_tiles * split))
     first_tile = b.bind(slice_ * turns * body_tiles) if split > 1 else 0
-    copied_m = b.bind(rows_per_copy(plan, args))
+    copied_m = b.bind(rows_per_copy(spec, args))
     return Grid(thread, first, walkers, slice_, member, n_blocks, m_blocks, turns, first_tile, copied_m)
 
 
-def cut(plan: Plan, grid: Grid, tile: Expr) -> tuple[Expr, Expr]:
+def cut(spec: Spec, grid: Grid, tile: Expr) -> tuple[Expr, Expr]:
     """Return a tile's first packed tile along N and its place along M.
 
     Walk columns of ``raster`` row blocks, M inside, so that neighbours share x and weights in L2.
     """
-    raster = plan.schedule.raster
+    raster = spec.schedule.raster
     width = raster * grid.m_blocks
     column = b.bind(tile // width)
     inside = b.bind(tile % width)
     columns = b.bind(T.min(raster, grid.n_blocks - column * raster))
     row_block = column * raster + inside % columns
-    row_tile = (row_block * plan.schedule.cluster + grid.member) * plan.geo.row_tiles
+    row_tile = (row_block * spec.schedule.cluster + grid.member) * spec.geo.row_tiles
     return row_tile, inside // columns

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_operands import Operands
-from ladder.lower.cuda.wgmma_plan import Plan
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
+from ladder.lower.cuda.wgmma_spec import Spec
 
 Expr = Any
 
@@ -20,8 +20,8 @@ class Parts:
 
     Parameters
     ----------
-    plan
-        The kernel's plan.
+    spec
+        The kernel's spec.
     operands
         Loads and decodes weights.
     x
@@ -32,7 +32,7 @@ class Parts:
         Writes finished tiles.
     """
 
-    plan: Plan
+    spec: Spec
     operands: Operands
     x: Descriptor
     consumer: Consumer

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums
 from ladder.lower.cuda.wgmma_grid import Grid
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 
 Expr = Any
@@ -45,9 +45,9 @@ class Memory:
     empty: Any
 
 
-def allocate_memory(plan: Plan, grid: Grid, args: Arguments) -> Memory:
+def allocate_memory(spec: Spec, grid: Grid, args: Arguments) -> Memory:
     """Allocate shared memory."""
-    geo, stages = plan.geo, plan.schedule.stages
+    geo, stages = spec.geo, spec.schedule.stages
     pool = b.shared_pool()
 
     def rows(stage_bytes: int, element: int, source: Any) -> Any:
@@ -59,10 +59,10 @@ def allocate_memory(plan: Plan, grid: Grid, args: Arguments) -> Memory:
     words = pool.alloc((stages, geo.word_bytes // 4), "uint32", align=128)
     scales = rows(geo.scale_stage_bytes, geo.scale_bytes, args.scales)
     zeros = rows(geo.zero_stage_bytes, geo.zero_bytes, args.zeros)
-    teams = plan.schedule.warps // geo.team
-    staging = pool.alloc((teams, geo.chunk * geo.pitch), plan.gemm.output, align=128)
-    cluster_sums = ClusterSums(plan, grid, pool) if plan.schedule.split_k > 1 else None
-    count = plan.decoder.decoder.table_words
+    teams = spec.schedule.warps // geo.team
+    staging = pool.alloc((teams, geo.chunk * geo.pitch), spec.gemm.output, align=128)
+    cluster_sums = ClusterSums(spec, grid, pool) if spec.schedule.split_k > 1 else None
+    count = spec.decoder.decoder.table_words
     table = pool.alloc((count,), "uint32", align=128) if count else None
     full = pool.alloc((stages,), "uint64", align=8)
     empty = pool.alloc((stages,), "uint64", align=8)
@@ -70,12 +70,12 @@ def allocate_memory(plan: Plan, grid: Grid, args: Arguments) -> Memory:
     return Memory(x, words, scales, zeros, staging, cluster_sums, table, full, empty)
 
 
-def initialise_barriers(plan: Plan, memory: Memory) -> None:
+def initialise_barriers(spec: Spec, memory: Memory) -> None:
     """Emit the initialisation of all barriers, for one thread."""
-    for stage in range(plan.schedule.stages):
+    for stage in range(spec.schedule.stages):
         b.emit(T.ptx.mbarrier.init.shared.b64(memory.full.ptr_to([stage]), T.uint32(1)))
         # One arrival per math warp that reads what this block copies frees a stage.
-        warps = T.uint32(plan.schedule.warps * plan.schedule.cluster)
+        warps = T.uint32(spec.schedule.warps * spec.schedule.cluster)
         b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), warps))
     if memory.cluster_sums is not None:
         memory.cluster_sums.initialise()

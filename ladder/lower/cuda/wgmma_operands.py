@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_thread import MathThread
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
@@ -41,14 +41,14 @@ class Registers:
     zeros: list[Any]
 
 
-def allocate_registers(plan: Plan, *, scaled: bool, sets: int = 2) -> Registers:
+def allocate_registers(spec: Spec, *, scaled: bool, sets: int = 2) -> Registers:
     """Allocate ``sets`` sets of operands, for a slab each, and what is fetched for one slab ahead."""
-    geo = plan.geo
+    geo = spec.geo
     operands = b.local(sets * geo.m64 * SLAB_REGISTERS, "uint32")
     words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
     count = 2 * geo.held_rows
     held = geo.m64 if geo.lane == 16 and scaled else 0
-    scales = [b.local(count * plan.decoder.factors, "uint32") for _ in range(held)]
+    scales = [b.local(count * spec.decoder.factors, "uint32") for _ in range(held)]
     zeros = [b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)]
     return Registers(operands, words, scales, zeros)
 
@@ -59,8 +59,8 @@ class Operands:
 
     Parameters
     ----------
-    plan, memory, who
-        The kernel's plan, the block's shared memory, and this thread.
+    spec, memory, who
+        The kernel's spec, the block's shared memory, and this thread.
     ring
         The math warps' walk around the ring.
     table
@@ -69,7 +69,7 @@ class Operands:
         What loads and decoding fill.
     """
 
-    plan: Plan
+    spec: Spec
     memory: Memory
     who: MathThread
     ring: Ring
@@ -78,7 +78,7 @@ class Operands:
 
     def row_tile(self, m: int) -> Expr:
         """Return row tile ``m`` of the warpgroup, as counted in the block."""
-        return self.who.group * self.plan.geo.m64 + m
+        return self.who.group * self.spec.geo.m64 + m
 
     def first_row(self, m: int) -> Expr:
         """Return the lane's row g of row tile ``m``, as counted in the block."""
@@ -87,14 +87,14 @@ class Operands:
     # ---- loads ----------------------------------------------------------------------
     def fetch(self, slab: int) -> None:
         """Load packed words, scales and zero points of a turn's slab, which the current stage holds."""
-        for m in range(self.plan.geo.m64):
-            for tile in range(self.plan.geo.tiles_per_slab):
+        for m in range(self.spec.geo.m64):
+            for tile in range(self.spec.geo.tiles_per_slab):
                 self.load_words(m, tile, slab)
             self.fetch_rows(m, slab)
 
     def load_words(self, m: int, tile: int, slab: int) -> None:
         """Load this thread's words of a packed tile of a turn's slab."""
-        geo, stage, target = self.plan.geo, self.ring.stage.value, self.registers.words[m]
+        geo, stage, target = self.spec.geo, self.ring.stage.value, self.registers.words[m]
         place = slab % geo.slabs * geo.tiles_per_slab + tile
         base = (self.row_tile(m) * geo.stage_tiles + place) * geo.tile_words
         first = tile * geo.bits
@@ -109,7 +109,7 @@ class Operands:
 
     def fetch_rows(self, m: int, slab: int) -> None:
         """Load the scales and zero points of a turn's slab, unless those of the slab before still hold."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         if slab * geo.slab % geo.held_step == 0:
             if geo.exponents:
                 self._load_exponents(m, slab)
@@ -120,22 +120,22 @@ class Operands:
 
     def _load_exponents(self, m: int, slab: int) -> None:
         """Turn the exponents of a turn's slab into scale operands; turns begin with whole words."""
-        geo, low = self.plan.geo, self.first_row(m)
+        geo, low = self.spec.geo, self.first_row(m)
         for h in (0, 1):
             row = slab % geo.slabs * geo.slab // geo.row_step
             word = b.bind(self._staged(self.memory.scales, row, low + h * 8))
             for row in range(geo.held_rows):
                 at = (slab * geo.held_rows + row) % EXPONENTS
-                self._hold_scale(m, row, h, self.plan.decoder.prepare(word, h, at))
+                self._hold_scale(m, row, h, self.spec.decoder.prepare(word, h, at))
 
     def _load_rows(self, m: int, step: int, row: int) -> None:
         """Load the scale and zero operands of rows g and g+8."""
-        parts, low = self.plan.geo.zero_parts, self.first_row(m)
-        duplicate = pair16 if self.plan.geo.lane == 16 else bytes4
+        parts, low = self.spec.geo.zero_parts, self.first_row(m)
+        duplicate = pair16 if self.spec.geo.lane == 16 else bytes4
         for h in (0, 1):
             if self.registers.scales:
                 scale = duplicate(self._staged(self.memory.scales, step, low + h * 8))
-                self._hold_scale(m, row, h, self.plan.decoder.prepare(scale, h))
+                self._hold_scale(m, row, h, self.spec.decoder.prepare(scale, h))
             for part in range(parts):
                 value = self._staged(self.memory.zeros, step * parts + part, low + h * 8)
                 b.store(self.registers.zeros[m], duplicate(value), (2 * row + h) * parts + part)
@@ -146,12 +146,12 @@ class Operands:
             b.store(self.registers.scales[m], factor, (2 * row + half) * len(factors) + index)
 
     def _staged(self, buffer: Any, row: int, n: Expr) -> Expr:
-        return buffer[self.ring.stage.value, row * self.plan.schedule.tile_n + n]
+        return buffer[self.ring.stage.value, row * self.spec.schedule.tile_n + n]
 
     # ---- decoding -------------------------------------------------------------------
     def decode(self, m: int, tile: int, bank: int) -> None:
         """Decode the fetched words of one packed tile of a slab, whose scales and zero points are held."""
-        geo, own = self.plan.geo, self.registers.words[m]
+        geo, own = self.spec.geo, self.registers.words[m]
         words = [own[tile * geo.bits + i] for i in range(geo.bits)]
         registers = SLAB_REGISTERS // geo.tiles_per_slab
         step = min(geo.scale_step, TILE)
@@ -159,16 +159,16 @@ class Operands:
         for part in range(TILE // step):
             scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
             target = (bank * geo.m64 + m) * SLAB_REGISTERS + tile * registers + part * count
-            self.plan.decoder.registers(
+            self.spec.decoder.registers(
                 words, part * count, count, self.registers.operands, target, scales, zeros, self.table
             )
 
     def _held(self, m: int, row: int) -> tuple[Any, Any]:
         """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
-        parts, registers = self.plan.geo.zero_parts, self.registers
+        parts, registers = self.spec.geo.zero_parts, self.registers
         scales = zeros = None
         if registers.scales:
-            count = self.plan.decoder.factors
+            count = self.spec.decoder.factors
             kept = [registers.scales[m][2 * row * count + index] for index in range(2 * count)]
             scales = (kept[:count], kept[count:])
         if parts:
@@ -178,5 +178,5 @@ class Operands:
 
     def step(self, bank: int, m: int, step: int) -> list[Expr]:
         """Return the four operand registers of a step of a slab."""
-        first = (bank * self.plan.geo.m64 + m) * SLAB_REGISTERS + step * 4
+        first = (bank * self.spec.geo.m64 + m) * SLAB_REGISTERS + step * 4
         return [self.registers.operands[first + i] for i in range(4)]

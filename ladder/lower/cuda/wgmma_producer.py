@@ -16,7 +16,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_activations import TileCopies, begin_copies
 from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.footprint import SWIZZLE_ROW, scale_span
 from schedules.layouts import TILE
@@ -36,15 +36,15 @@ class Producer:
 
     Parameters
     ----------
-    plan, args, grid, memory
-        The kernel's plan, its tensors, the block's place in the grid, and its shared memory.
+    spec, args, grid, memory
+        The kernel's spec, its tensors, the block's place in the grid, and its shared memory.
     x_map
         The tensor map of x.
     ring
         The producer's walk around the ring.
     """
 
-    plan: Plan
+    spec: Spec
     args: Arguments
     grid: Grid
     memory: Memory
@@ -53,9 +53,9 @@ class Producer:
 
     def fill(self, piece: Piece) -> None:
         """Load every stage of one tile of the output."""
-        geo, grid, first_m = self.plan.geo, self.grid, piece.first_m
-        own = first_m if self.plan.schedule.cluster == 1 else first_m + grid.member * grid.copied_m
-        x = begin_copies(self.plan, self.args, self.x_map, piece, own)
+        geo, grid, first_m = self.spec.geo, self.grid, piece.first_m
+        own = first_m if self.spec.schedule.cluster == 1 else first_m + grid.member * grid.copied_m
+        x = begin_copies(self.spec, self.args, self.x_map, piece, own)
         with b.loop(piece.turns * (geo.body // geo.slabs)) as step:
             self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
             self.ring.advance()
@@ -67,7 +67,7 @@ class Producer:
         barrier = memory.full.ptr_to([stage])
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, self._stage_bytes()))
         self._fill_x(x, stage, barrier, k_tile)
-        for index in range(self.plan.geo.row_tiles):
+        for index in range(self.spec.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.
             row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
             self._fill_words(stage, barrier, index, row, k_tile)
@@ -76,14 +76,14 @@ class Producer:
 
     def _stage_bytes(self) -> Expr:
         """Return the bytes of a stage: of x, only rows that are copied."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         rest = geo.stage_bytes - geo.x_bytes
-        rows = self.grid.copied_m * (self.plan.schedule.cluster * geo.slabs)
+        rows = self.grid.copied_m * (self.spec.schedule.cluster * geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
     def _fill_x(self, x: TileCopies, stage: Expr, barrier: Expr, k_tile: Expr) -> None:
         """Copy this block's share of the activation rows, to every block of the cluster that needs it."""
-        geo, grid, schedule = self.plan.geo, self.grid, self.plan.schedule
+        geo, grid, schedule = self.spec.geo, self.grid, self.spec.schedule
         cluster, mask = schedule.cluster, None
         if cluster > 1:
             mask = T.Cast("uint16", ((1 << cluster) - 1) << (grid.slice * cluster))
@@ -94,7 +94,7 @@ class Producer:
 
     def _fill_words(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
         """Copy the packed tiles of one row tile; tiles beyond K repeat the last (x is zero there)."""
-        geo, words, target = self.plan.geo, self.args.words, self.memory.words
+        geo, words, target = self.spec.geo, self.args.words, self.memory.words
         base = index * geo.stage_tiles * geo.tile_words
         size = T.uint32(geo.tile_words * 4)
 
@@ -112,7 +112,7 @@ class Producer:
 
     def _fill_rows(self, stage: Expr, barrier: Expr, row_tile: Expr, k_tile: Expr) -> None:
         """Copy the scales and zero points of all rows of the tile, per scale row."""
-        geo, count = self.plan.geo, self.plan.geo.row_tiles
+        geo, count = self.spec.geo, self.spec.geo.row_tiles
 
         def copy(first: Expr, index: int, tiles: int) -> None:
             for step in range(geo.scale_rows):
@@ -132,7 +132,7 @@ class Producer:
         self, stage: Expr, barrier: Expr, step: int, group: Expr, first: Expr, index: int, tiles: int
     ) -> None:
         """Copy one scale row of ``tiles`` row tiles, the first of them ``first``, to place ``index``."""
-        geo, memory, tile_n = self.plan.geo, self.memory, self.plan.schedule.tile_n
+        geo, memory, tile_n = self.spec.geo, self.memory, self.spec.schedule.tile_n
         if memory.scales is not None:
             target = memory.scales.ptr_to([stage, step * tile_n + index * TILE])
             source = self.args.scales.ptr_to([group, first * TILE])
@@ -144,19 +144,19 @@ class Producer:
             b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.zero_bytes), barrier)
 
     def _zero_index(self, group: Expr, part: int, n: Expr) -> list[Expr]:
-        return [group, part, n] if self.plan.geo.zero_parts == 2 else [group, n]
+        return [group, part, n] if self.spec.geo.zero_parts == 2 else [group, n]
 
     def _group_row(self, k: Expr) -> Expr:
         """Return the scale row of element ``k``; rows beyond K repeat the last."""
-        span = scale_span(self.plan.gemm)
+        span = scale_span(self.spec.gemm)
         return b.bind(T.min(k // span, self.args.groups - 1)) if span else 0
 
 
-def prefetch(plan: Plan, args: Arguments, x_map: Expr, row_tile: Expr, first: Expr) -> None:
+def prefetch(spec: Spec, args: Arguments, x_map: Expr, row_tile: Expr, first: Expr) -> None:
     """Bring the tensor map and a block's first words, from K tile ``first`` on, into caches early."""
-    geo = plan.geo
+    geo = spec.geo
     b.ptx("prefetch.tensormap", T.address_of(x_map))
-    if plan.gemm.experts:
+    if spec.gemm.experts:
         return  # Which expert's words is not known yet.
     most = PREFETCH_BYTES // (geo.row_tiles * geo.tile_words * 4)
     tiles = b.bind(T.min(args.k_tiles - first, most))

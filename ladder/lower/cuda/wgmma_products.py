@@ -10,7 +10,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_activations import SWIZZLE_128
 from ladder.lower.cuda.wgmma_grid import Grid
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.instructions import PTX_FP8
 
 Expr = Any
@@ -43,14 +43,14 @@ class Descriptor:
 
     Parameters
     ----------
-    plan
-        The kernel's plan.
+    spec
+        The kernel's spec.
     x
         The stages of x in shared memory.
     """
 
-    def __init__(self, plan: Plan, x: Any) -> None:
-        self.plan = plan
+    def __init__(self, spec: Spec, x: Any) -> None:
+        self.spec = spec
         descriptor = b.local(1, "uint64")
         b.emit(
             T.cuda.wgmma.encode_matrix_descriptor(
@@ -61,18 +61,18 @@ class Descriptor:
 
     def at(self, stage: Expr, within: int, step: int, m: int = 0) -> Expr:
         """Return the descriptor at a step of slab ``within`` of a stage, from activation row ``m`` on."""
-        start = T.Cast("uint32", stage) * T.uint32(self.plan.geo.x_bytes >> 4)
-        inside = (within * self.plan.schedule.tile_m + m) * 128 + step * 32
+        start = T.Cast("uint32", stage) * T.uint32(self.spec.geo.x_bytes >> 4)
+        inside = (within * self.spec.schedule.tile_m + m) * 128 + step * 32
         low = self.low.value + start + T.uint32(inside >> 4)
         return T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
 
 
 def start_product(
-    plan: Plan, sums: list[Expr], registers: list[Expr], descriptor: Expr, accumulate: Expr
+    spec: Spec, sums: list[Expr], registers: list[Expr], descriptor: Expr, accumulate: Expr
 ) -> None:
     """Start one product; ``accumulate`` says whether it adds to the sums or overwrites them."""
-    activation = plan.gemm.activation
-    operand = PTX_FP8.get(plan.decoder.operand, "")
+    activation = spec.gemm.activation
+    operand = PTX_FP8.get(spec.decoder.operand, "")
     spelling = INSTRUCTIONS[activation].format(n=2 * len(sums), w=operand)
     adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
     b.ptx(spelling, *sums, *registers, descriptor, adds, *MODIFIERS.get(activation, (1, 1)))
@@ -110,15 +110,15 @@ class Consumer:
 
     Parameters
     ----------
-    plan, grid, memory
-        The kernel's plan, the block's place in the grid, and its shared memory.
+    spec, grid, memory
+        The kernel's spec, the block's place in the grid, and its shared memory.
     lane
         Lane of the warp.
     """
 
-    def __init__(self, plan: Plan, grid: Grid, memory: Memory, lane: Expr) -> None:
-        self.plan, self.grid, self.memory, self.lane = plan, grid, memory, lane
-        self.ring = Ring(plan.schedule.stages)
+    def __init__(self, spec: Spec, grid: Grid, memory: Memory, lane: Expr) -> None:
+        self.spec, self.grid, self.memory, self.lane = spec, grid, memory, lane
+        self.ring = Ring(spec.schedule.stages)
         self.previous, self.finished = b.Variable("int32", 0), b.Variable("int32", 0)
         """The stage that is freed next, and the last one whose products were started."""
 
@@ -133,7 +133,7 @@ class Consumer:
         Where the tile ends, the stage at hand is entered again and fetched in vain: in a branch
         ptxas would give registers that products in flight still read to other values.
         """
-        if slab < self.plan.geo.body:
+        if slab < self.spec.geo.body:
             self.ring.advance()
         else:
             self.ring.advance_if(turn + 1 < turns)
@@ -141,7 +141,7 @@ class Consumer:
 
     def release(self) -> None:
         """Tell every producer that writes to this block that this warp left the previous stage."""
-        empty, cluster = self.memory.empty.ptr_to([self.previous.value]), self.plan.schedule.cluster
+        empty, cluster = self.memory.empty.ptr_to([self.previous.value]), self.spec.schedule.cluster
         if cluster == 1:
             with b.when(self.lane == 0):
                 b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))

@@ -33,7 +33,7 @@ from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Grid, Piece
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.shares import WORKSPACE, share_begin, whole_tiles
 
 Expr = Any
@@ -90,10 +90,10 @@ class Workspace:
     flags: int
 
 
-def declare_workspace(plan: Plan) -> Workspace:
+def declare_workspace(spec: Spec) -> Workspace:
     """Ask the host for the workspace; in the host part."""
-    blocks, warps = plan.device.units, plan.schedule.warps
-    sum_bytes = blocks * plan.sums * warps * 32 * 4
+    blocks, warps = spec.device.units, spec.schedule.warps
+    sum_bytes = blocks * spec.sums * warps * 32 * 4
     call = Call(Op.get("tirx.tvm_call_packed"), [WORKSPACE, sum_bytes + blocks * warps * 8], ret_ty="int64")
     return Workspace(I.Bind(call), sum_bytes)
 
@@ -104,8 +104,8 @@ class Stream:
 
     Parameters
     ----------
-    plan, grid, workspace
-        The kernel's plan, the block's place in the grid, and where sums are handed over.
+    spec, grid, workspace
+        The kernel's spec, the block's place in the grid, and where sums are handed over.
     turns
         Turns of a whole tile.
     whole, units, offset
@@ -114,7 +114,7 @@ class Stream:
         The block's share, and its first unit and the one after its last, counted from ``offset``.
     """
 
-    plan: Plan
+    spec: Spec
     grid: Grid
     workspace: Workspace
     turns: Expr
@@ -127,11 +127,11 @@ class Stream:
 
     @property
     def _threads(self) -> int:
-        return self.plan.schedule.warps * 32
+        return self.spec.schedule.warps * 32
 
     @property
     def _turn_tiles(self) -> int:
-        return self.plan.geo.body * self.plan.geo.tiles_per_slab
+        return self.spec.geo.body * self.spec.geo.tiles_per_slab
 
     def first(self) -> tuple[Expr, Expr]:
         """Return the first tile that this block works on, and the packed tile along K where it begins."""
@@ -206,14 +206,14 @@ class Stream:
             begin.set(end)
 
     def _call(self, verb: str, source: str, share: Expr, sums: Any) -> None:
-        count, threads, at = self.plan.sums, self._threads, self.workspace.address
+        count, threads, at = self.spec.sums, self._threads, self.workspace.address
         text = source.format(count=count, threads=threads, raised=hex(RAISED))
         name, flags = f"ladder_{verb}_{count}_{threads}", at + self.workspace.flags
         place = sums.ptr_to([0])
         b.emit(b.call_inline(name, text, "void", at, flags, share, self.grid.thread, place))
 
 
-def divide(plan: Plan, grid: Grid, workspace: Workspace) -> Stream:
+def divide(spec: Spec, grid: Grid, workspace: Workspace) -> Stream:
     """Compute this block's share; in the device part."""
     walkers = grid.walkers
     tiles = b.keep(grid.n_blocks * grid.m_blocks)
@@ -224,4 +224,4 @@ def divide(plan: Plan, grid: Grid, workspace: Workspace) -> Stream:
     share = b.keep(walkers - 1 - grid.first)
     begin = b.keep(share_begin(share, units, walkers))
     end = b.keep(share_begin(share + 1, units, walkers))
-    return Stream(plan, grid, workspace, turns, whole, units, offset, share, begin, end)
+    return Stream(spec, grid, workspace, turns, whole, units, offset, share, begin, end)

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, cut
-from ladder.lower.cuda.wgmma_plan import Plan
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_stream import Stream
 
 Expr = Any
@@ -22,15 +22,15 @@ class Tiles:
 
     Parameters
     ----------
-    plan, grid, stream
-        The kernel's plan, the block's place in the grid, and its share of tiles that are cut along K.
+    spec, grid, stream
+        The kernel's spec, the block's place in the grid, and its share of tiles that are cut along K.
     m
         Activation rows, or the row after the expert's last one.
     expert_m
         First activation row of a grouped GEMM's tile; None otherwise.
     """
 
-    plan: Plan
+    spec: Spec
     grid: Grid
     stream: Stream | None
     m: Expr
@@ -39,7 +39,7 @@ class Tiles:
     def for_each(self, body: Callable[[Piece], None]) -> None:
         """Run ``body`` for every tile of this block, or piece of a tile."""
         grid = self.grid
-        if not self.plan.schedule.persistent:
+        if not self.spec.schedule.persistent:
             self._whole(body, grid.first)
             return
         if self.stream is not None:
@@ -59,8 +59,8 @@ class Tiles:
         The last tile along M ends at M and repeats some rows of the one before (equal values, stored
         twice): a tensor copy is several times slower on rows beyond M than on rows that exist.
         """
-        row_tile, index = cut(self.plan, self.grid, tile)
+        row_tile, index = cut(self.spec, self.grid, tile)
         if self.expert_m is not None:
             return b.keep(row_tile), b.keep(self.expert_m)
-        tile_m = self.plan.schedule.tile_m
+        tile_m = self.spec.schedule.tile_m
         return b.keep(row_tile), b.keep(T.min(index * tile_m, T.max(self.m - tile_m, 0)))

@@ -28,7 +28,7 @@ from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz
 from ladder.lower.rocm.gemm_activations import SPAN_GROUPS, Activations
-from ladder.lower.rocm.gemm_place import Place, Plan, choose_plan, find_place
+from ladder.lower.rocm.gemm_place import Place, Spec, choose_spec, find_place
 from ladder.lower.rocm.gemm_results import Results
 from ladder.lower.rocm.gemm_weights import Weights
 from schedules.schedule import GpuSchedule
@@ -38,28 +38,28 @@ from targets import TileDevice
 Expr = Any
 
 
-class Kernel:
+class WaveGemm:
     """Emits one kernel."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.plan = choose_plan(gemm, device, schedule)
+        self.spec = choose_spec(gemm, device, schedule)
 
     def emit(self) -> None:
         """Emit the whole body."""
-        plan = self.plan
-        place = find_place(plan, declare_arguments(plan.gemm))
-        shared = d.shared(plan.geo.shared_bytes // 4)
-        sums = _accumulators(plan)
-        body = Body(plan, place, shared, sums, Activations(plan, place, shared), Weights(plan, place))
+        spec = self.spec
+        place = find_place(spec, declare_arguments(spec.gemm))
+        shared = d.shared(spec.geo.shared_bytes // 4)
+        sums = _accumulators(spec)
+        body = Body(spec, place, shared, sums, Activations(spec, place, shared), Weights(spec, place))
         with b.when(place.exists):
             body.emit()
 
 
-def _accumulators(plan: Plan) -> Accumulators:
+def _accumulators(spec: Spec) -> Accumulators:
     """Allocate the accumulators of a lane."""
-    geo, activation = plan.geo, plan.gemm.activation
-    left = left_by(plan.decoder, plan.gemm) if plan.raw else left_by_fnuz(plan.device, activation)
-    return Accumulators(plan.groups, plan.step, plan.decoder.operand, geo.row_blocks, geo.m_blocks, left)
+    geo, activation = spec.geo, spec.gemm.activation
+    left = left_by(spec.decoder, spec.gemm) if spec.raw else left_by_fnuz(spec.device, activation)
+    return Accumulators(spec.groups, spec.step, spec.decoder.operand, geo.row_blocks, geo.m_blocks, left)
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class Body:
 
     Parameters
     ----------
-    plan, place
-        The kernel's plan, and where this lane works.
+    spec, place
+        The kernel's spec, and where this lane works.
     shared
         LDS, as uint32 words.
     sums, x, weights
         The lane's accumulators, its copies of x and its weights.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     shared: Any
     sums: Accumulators
@@ -85,7 +85,7 @@ class Body:
 
     def emit(self) -> None:
         """Emit the first stage, the walk over K and the stores."""
-        geo, args = self.plan.geo, self.place.args
+        geo, args = self.spec.geo, self.place.args
         # Two turns at a time: registers and LDS of a stage change places without copies. Were the second
         # conditional, LLVM would sink its loads into it.
         two = 2 * geo.stage_tiles
@@ -93,14 +93,14 @@ class Body:
         self.x.fetch(T.int32(0))
         self.weights.fetch(T.int32(0), 0)
         self.x.write(0, T.int32(0))
-        multiplier = TileMultiplier(self.plan.decoder, self.sums)
+        multiplier = TileMultiplier(self.spec.decoder, self.sums)
         with b.loop(pairs, rolled=True) as pair:
             is_last = pair == pairs - 1
             for half in range(2):
                 self._turn(multiplier, b.bind(2 * pair + half), half, is_last)
         if self.sums.periods == {0}:
             multiplier.flush_all(self.weights.first_groups)
-        Results(self.plan, self.place, self.shared, self.sums).store()
+        Results(self.spec, self.place, self.shared, self.sums).store()
 
     def _turn(self, multiplier: TileMultiplier, turn: Expr, half: int, is_last: Expr) -> None:
         """Multiply a stage, which is in set ``half`` of registers and LDS; fetch the next to the other."""
@@ -117,12 +117,12 @@ class Body:
         self, multiplier: TileMultiplier, turn: Expr, half: int, is_last: Expr, write: Callable[[], None]
     ) -> None:
         """Decode and multiply this wave's tiles of a stage; near its end ``write`` what was fetched."""
-        plan, place, geo, sums = self.plan, self.place, self.plan.geo, self.sums
-        step_m, parts = plan.step.columns, range(plan.step.parts)
+        spec, place, geo, sums = self.spec, self.place, self.spec.geo, self.sums
+        step_m, parts = spec.step.columns, range(spec.step.parts)
         stage, last = half * geo.stage_chunks, (geo.slice_tiles - 1, geo.tile_chunks // SPAN_GROUPS - 1, 0)
         before = place.slice * geo.slice_tiles * geo.tile_chunks
         own = b.bind(place.wave_m + (place.lane % step_m if step_m > 1 else 0))
-        groups = [b.bind(before + plan.step.k_group(place.lane, part)) for part in parts]
+        groups = [b.bind(before + spec.step.k_group(place.lane, part)) for part in parts]
         for step in range(geo.slice_tiles):
             blocks = range(geo.row_blocks)
             registers: list[GroupRegisters] = [self.weights.group(step, block, half) for block in blocks]
@@ -152,8 +152,8 @@ class Body:
 
         Runs begin at multiples of their length: two stages, or one where other waves have what follows.
         """
-        tiles = self.plan.geo.slice_tiles
-        return (half * tiles + step, 2 * tiles) if self.plan.schedule.split_k == 1 else (step, tiles)
+        tiles = self.spec.geo.slice_tiles
+        return (half * tiles + step, 2 * tiles) if self.spec.schedule.split_k == 1 else (step, tiles)
 
     def _due(self, turn: Expr, half: int, step: int, is_last: Expr) -> Expr:
         """Return whether sums must be flushed after a wave's tile ``step`` of a stage.
@@ -161,11 +161,11 @@ class Body:
         Tiles beyond K add nothing and have the scales of the last one. Where K is split, a wave's next
         tile after a stage is in another group, unless groups are longer than a stage.
         """
-        tiles, periods = self.plan.geo.slice_tiles, sorted(self.sums.periods - {0})
+        tiles, periods = self.spec.geo.slice_tiles, sorted(self.sums.periods - {0})
         last, (index, run) = step == tiles - 1, self._place_in_run(half, step)
         if not periods or any((index + 1) % p == 0 for p in periods if run % p == 0):
             return bool(periods)
-        if last and self.plan.schedule.split_k > 1:
+        if last and self.spec.schedule.split_k > 1:
             return True
         tile = self.weights.tile(turn, step)
         due = [(tile + 1) % p == 0 for p in periods if run % p and (last or p % tiles)]

@@ -10,7 +10,7 @@ from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import reads_fnuz, to_fnuz
-from ladder.lower.rocm.gemm_place import Place, Plan
+from ladder.lower.rocm.gemm_place import Place, Spec
 from schedules.layouts import TILE
 
 Expr = Any
@@ -24,25 +24,25 @@ class Activations:
 
     Parameters
     ----------
-    plan, place
-        The kernel's plan, and where this lane works.
+    spec, place
+        The kernel's spec, and where this lane works.
     shared
         LDS, as uint32 words.
     """
 
-    def __init__(self, plan: Plan, place: Place, shared: Any) -> None:
-        self.plan, self.place, self.shared = plan, place, shared
-        self.fetched = b.local(plan.geo.pieces * CHUNK_WORDS, "uint32")
+    def __init__(self, spec: Spec, place: Place, shared: Any) -> None:
+        self.spec, self.place, self.shared = spec, place, shared
+        self.fetched = b.local(spec.geo.pieces * CHUNK_WORDS, "uint32")
 
     def _piece(self, index: int) -> tuple[Expr, Expr]:
         """Return row and chunk of a thread's piece of a stage."""
-        chunks = self.plan.geo.x_tile.chunks
-        piece = b.bind(self.place.thread + index * self.plan.geo.threads)
+        chunks = self.spec.geo.x_tile.chunks
+        piece = b.bind(self.place.thread + index * self.spec.geo.threads)
         return b.bind(piece // chunks), b.bind(piece % chunks)
 
     def fetch(self, turn: Expr) -> None:
         """Emit the loads of this thread's pieces of a stage of x; whatever lies beyond x is in its place."""
-        args, geo, per_chunk = self.place.args, self.plan.geo, CHUNK_BYTES // self.plan.step.element_bytes
+        args, geo, per_chunk = self.place.args, self.spec.geo, CHUNK_BYTES // self.spec.step.element_bytes
         for index in range(geo.pieces):
             row, chunk = self._piece(index)
             m = b.bind(T.min(self.place.first_m + row, args.m - 1))
@@ -57,14 +57,14 @@ class Activations:
         Word c of chunk i of 64 bytes goes to place 4c + i, so that the lanes of column group c find
         their operands of two steps side by side.
         """
-        geo, activation, tile_m = self.plan.geo, self.plan.gemm.activation, self.plan.schedule.tile_m
-        fnuz = reads_fnuz(self.plan.device, activation)
+        geo, activation, tile_m = self.spec.geo, self.spec.gemm.activation, self.spec.schedule.tile_m
+        fnuz = reads_fnuz(self.spec.device, activation)
         stage = half * geo.stage_chunks * CHUNK_WORDS
         for index in range(geo.pieces):
             row, chunk = self._piece(index)
             span = b.bind(chunk // SPAN_GROUPS * SPAN_GROUPS)
             first = b.bind(geo.x_tile.word(row, span) + chunk % SPAN_GROUPS)
-            column = turn * (geo.stage_tiles * TILE) + chunk * (CHUNK_BYTES // self.plan.step.element_bytes)
+            column = turn * (geo.stage_tiles * TILE) + chunk * (CHUNK_BYTES // self.spec.step.element_bytes)
             inside = b.bind(column < self.place.args.k_x)
 
             def write(index: int = index, first: Expr = first, inside: Expr = inside) -> None:

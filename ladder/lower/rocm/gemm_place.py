@@ -1,4 +1,4 @@
-"""The plan of an AMD kernel, which tile of the output a block computes, and which part of it a lane."""
+"""The spec of an AMD kernel, which tile of the output a block computes, and which part of it a lane."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS_OF = {"mfma": select_step, "mfma32": wide_step, "dot": dot_step}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Spec:
     """What is known about a kernel before it is emitted; ``raw``: operands leave offsets to the sums."""
 
     gemm: Gemm
@@ -48,7 +48,7 @@ class Plan:
         return self.step.rows // STEP_ROWS
 
 
-def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the instruction, the sizes and the decoder of a kernel.
 
     Raises
@@ -60,7 +60,7 @@ def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
     """
     step, groups = STEPS_OF[schedule.pipeline](device, gemm.activation), Groups(gemm, schedule.placement)
     geo, raw = Geometry(groups, step, device, schedule), leaves_offsets(gemm, schedule)
-    return Plan(gemm, device, schedule, step, groups, geo, raw, wave_decoder(gemm, device, raw=raw))
+    return Spec(gemm, device, schedule, step, groups, geo, raw, wave_decoder(gemm, device, raw=raw))
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Place:
     holders: list[tuple[Expr, Expr]]
 
 
-def find_place(plan: Plan, args: Arguments) -> Place:
+def find_place(spec: Spec, args: Arguments) -> Place:
     """Emit which tile this block and which part of it this lane works on."""
-    geo, schedule, step, dies = plan.geo, plan.schedule, plan.step, plan.device.dies
+    geo, schedule, step, dies = spec.geo, spec.schedule, spec.step, spec.device.dies
     all_blocks = args.n_tiles * (TILE // STEP_ROWS)
     own = geo.rows // STEP_ROWS
     rows = (all_blocks + own - 1) // own
@@ -119,7 +119,7 @@ def find_place(plan: Plan, args: Arguments) -> Place:
     split = schedule.split_k > 1
     slice_: Expr = wave // per_slice if split else 0
     place = wave % per_slice if split else wave
-    row_block = b.keep(first_block + place % geo.row_waves * (geo.row_blocks * plan.unit))
+    row_block = b.keep(first_block + place % geo.row_waves * (geo.row_blocks * spec.unit))
     wave_m = b.keep(place // geo.row_waves * geo.wave_m)
     holders = [step.holder(lane, part) for part in range(step.parts)]
     holders = [(b.bind(inner), b.bind(owner)) for inner, owner in holders]

@@ -15,7 +15,7 @@ from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.epilogue import store_run
-from ladder.lower.rocm.gemm_place import Place, Plan
+from ladder.lower.rocm.gemm_place import Place, Spec
 from ladder.lower.rocm.steps import RUN
 from schedules.waves import STEP_ROWS, WAVE
 
@@ -28,27 +28,27 @@ class Results:
 
     Parameters
     ----------
-    plan, place, sums
-        The kernel's plan, where this lane works, and its accumulators.
+    spec, place, sums
+        The kernel's spec, where this lane works, and its accumulators.
     shared
         LDS, as uint32 words.
     """
 
-    plan: Plan
+    spec: Spec
     place: Place
     shared: Any
     sums: Accumulators
 
     def store(self) -> None:
         """Emit the stores."""
-        if self.plan.geo.joins:
+        if self.spec.geo.joins:
             self._join()
         else:
             self._store_own()
 
     def _store_own(self) -> None:
         """Finish and store this lane's sums: runs of four weight rows of one activation row."""
-        geo, place, step = self.plan.geo, self.place, self.plan.step
+        geo, place, step = self.spec.geo, self.place, self.spec.step
         lanes = step.lanes
         for m_block in range(geo.m_blocks):
             inner = lanes.column(place.lane, 0) + m_block * step.columns
@@ -64,11 +64,11 @@ class Results:
     def _store_run(self, sums: list[Expr], m: Expr, n: Expr) -> None:
         args = self.place.args
         with b.when(n < args.n):
-            store_run(self.plan.gemm, args, [T.Cast("float32", value) for value in sums], m, n)
+            store_run(self.spec.gemm, args, [T.Cast("float32", value) for value in sums], m, n)
 
     def _join(self) -> None:
         """Add up the sums of all slices of K, and of all lanes of a row, through LDS, and store them."""
-        geo, place = self.plan.geo, self.place
+        geo, place = self.spec.geo, self.place
         self._leave()
         d.block_sync(WAVE)
         runs = geo.rows // RUN
@@ -79,11 +79,11 @@ class Results:
             with b.when(m < place.args.m):
                 self._store_run(self._joined(own, row), m, n)
 
-        each_piece(self.plan.schedule.tile_m * runs, geo.threads, place.thread, store)
+        each_piece(self.spec.schedule.tile_m * runs, geo.threads, place.thread, store)
 
     def _leave(self) -> None:
         """Leave this lane's sums in LDS, once x is not read any more."""
-        geo, place, step = self.plan.geo, self.place, self.plan.step
+        geo, place, step = self.spec.geo, self.place, self.spec.step
         lanes, part = step.lanes, place.slice
         inside = b.bind((place.row_block - place.first_block) * STEP_ROWS)
         if lanes.partial_lanes:
@@ -102,7 +102,7 @@ class Results:
     def _joined(self, m: Expr, row: Expr) -> list[Expr]:
         """Return the sums of a run of weight rows of an activation row over all parts, in the order of K."""
         kind = self.sums.dtype
-        loaded = [b.local(RUN, "uint32") for _ in range(self.plan.geo.parts)]
+        loaded = [b.local(RUN, "uint32") for _ in range(self.spec.geo.parts)]
         for part, words in enumerate(loaded):
-            d.load(words, self.shared, self.plan.geo.sum_word(part, m, row), width=RUN)
+            d.load(words, self.shared, self.spec.geo.sum_word(part, m, row), width=RUN)
         return [b.bind(reduce(add, (d.as_type(words[i], kind) for words in loaded))) for i in range(RUN)]

@@ -13,7 +13,7 @@ from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import GroupRegisters, Groups, array_dtype
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.gemm_place import Place, Plan
+from ladder.lower.rocm.gemm_place import Place, Spec
 from ladder.lower.rocm.groups import WaveGroupRegisters
 from ladder.lower.rocm.steps import RUN
 from schedules.waves import STEP_ROWS, WAVE
@@ -59,65 +59,65 @@ class Weights:
 
     Parameters
     ----------
-    plan, place
-        The kernel's plan, and where this lane works.
+    spec, place
+        The kernel's spec, and where this lane works.
     """
 
-    def __init__(self, plan: Plan, place: Place) -> None:
-        self.plan, self.place = plan, place
-        geo, args = plan.geo, place.args
+    def __init__(self, spec: Spec, place: Place) -> None:
+        self.spec, self.place = spec, place
+        geo, args = spec.geo, place.args
         types = (array_dtype(args.scales), array_dtype(args.zeros))
         blocks = geo.row_blocks * geo.slice_tiles
-        widths = [width for _, width in load_order(plan.groups.bits)]
-        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks * plan.step.parts)]
+        widths = [width for _, width in load_order(spec.groups.bits)]
+        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks * spec.step.parts)]
         # Neighbouring tiles of a stage that have their scales in common share registers.
-        self.share = gcd(plan.groups.span or geo.slice_tiles, geo.slice_tiles)
+        self.share = gcd(spec.groups.span or geo.slice_tiles, geo.slice_tiles)
         self.groups = [
-            tuple(WaveGroupRegisters(plan.groups, plan.step, place.lane, types) for _ in range(2))
+            tuple(WaveGroupRegisters(spec.groups, spec.step, place.lane, types) for _ in range(2))
             for _ in range(blocks // self.share)
         ]
 
     @property
     def first_groups(self) -> list[GroupRegisters]:
         """Scales and zero points of the first tile of a stage, by row block."""
-        return [sets[0] for sets in self.groups[: self.plan.geo.row_blocks]]
+        return [sets[0] for sets in self.groups[: self.spec.geo.row_blocks]]
 
     def fetch(self, turn: Expr, half: int) -> None:
         """Emit the loads of a stage's packed words, scales and zero points of this lane."""
-        geo, args = self.plan.geo, self.place.args
+        geo, args = self.spec.geo, self.place.args
         for step in range(geo.slice_tiles):
             tile = b.bind(T.min(self.tile(turn, step), args.k_tiles - 1))
             for block in range(geo.row_blocks):
-                for part in range(self.plan.step.parts):
+                for part in range(self.spec.step.parts):
                     self._fetch_words(tile, step, block, part, half)
                 if step % self.share == 0:
                     registers = self.group(step, block, half)
-                    registers.fetch(GroupReader(self.plan.groups, args, tile, self._row(block)))
+                    registers.fetch(GroupReader(self.spec.groups, args, tile, self._row(block)))
 
     def group(self, step: int, block: int, half: int) -> WaveGroupRegisters:
         """Return the scales and zero points of a tile of a stage."""
-        return self.groups[step // self.share * self.plan.geo.row_blocks + block][half]
+        return self.groups[step // self.share * self.spec.geo.row_blocks + block][half]
 
     def tile(self, turn: Expr, step: int) -> Expr:
         """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
-        geo = self.plan.geo
+        geo = self.spec.geo
         return b.bind(turn * geo.stage_tiles + self.place.slice * geo.slice_tiles + step)
 
     def tile_words(self, step: int, half: int) -> list[d.Pieces]:
         """Return a lane's words of a tile of a stage, by row block and part."""
-        count = self.plan.geo.row_blocks * self.plan.step.parts
+        count = self.spec.geo.row_blocks * self.spec.step.parts
         return [words[half] for words in self.words[step * count : (step + 1) * count]]
 
     def _row(self, block: int) -> Expr:
         """Return a step's first 32-row block; those beyond N repeat the last ones, and are not stored."""
-        place, unit = self.place, self.plan.unit
+        place, unit = self.place, self.spec.unit
         return b.bind(T.min(place.row_block + block * unit, place.all_blocks - unit))
 
     def _fetch_words(self, tile: Expr, step: int, block: int, part: int, half: int) -> None:
         inner, thread = self.place.holders[part]
         row = b.bind(self._row(block) + inner)
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
-        words = self.tile_words(step, half)[block * self.plan.step.parts + part].buffers
-        for buffer, (offset, width) in zip(words, load_order(self.plan.groups.bits), strict=True):
+        words = self.tile_words(step, half)[block * self.spec.step.parts + part].buffers
+        for buffer, (offset, width) in zip(words, load_order(self.spec.groups.bits), strict=True):
             place = offset + (upper * WAVE + thread) * width
             d.load(buffer, self.place.args.words, row_tile, tile, place, width=width)

@@ -43,12 +43,12 @@ class Geometry:
     schedule: GpuSchedule
 
     def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.stages == 2, f"x has two stages in LDS, got stages={plan.stages}")
+        s = self.schedule
+        check(s.stages == 2, f"x has two stages in LDS, got stages={s.stages}")
         check(
-            bool(waves.divisions(plan)),
-            f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m}"
-            f" x {waves.tile_rows(plan)}",
+            bool(waves.divisions(s)),
+            f"{s.warps} waves, {s.split_k} slices of K, do not divide a tile of {s.tile_m}"
+            f" x {waves.tile_rows(s)}",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,

@@ -1,4 +1,4 @@
-"""What is known of the arguments of a plan from call to call: which stay, and whether written ones lie apart.
+"""Arguments of a plan over its calls: which are the same tensors, and whether written ones alias others.
 
 Most arguments of a call are a model's parameters: the same tensors at the same addresses as in the call
 before. One comparison of all of them tells so; arrays made of them, recorded CUDA graphs and what was found
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
 
 UNKNOWN = Look(0, True)
-"""Where nothing is written and nothing recorded, so that nobody asks."""
+"""The answer where nothing is written and nothing recorded."""
 
 
 class Arguments:

@@ -1,4 +1,4 @@
-"""A plan with where the values of its inputs come from: what all of its frames share."""
+"""A plan whose inputs are bound to call arguments; all frames of an executable share it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ladder.ir.gemm import Gemm
     from ladder.ir.graph import Graph
-    from ladder.partition import Part
+    from ladder.partition import Subgraph
     from ladder.runtime.model.program import Program
     from targets import TileDevice
     from tile_types.tile import Extent
@@ -121,7 +121,7 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     return Built(program, plan, named, executable)
 
 
-def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
+def gemm_requests(parts: Sequence[Subgraph], device: TileDevice) -> dict[int, Request]:
     """Return number of a quantized product among the parts -> the request for its kernels.
 
     Equal problems are scheduled once.
@@ -136,7 +136,7 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
     return found
 
 
-def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
+def _request(part: Subgraph, device: TileDevice, rows: int | str) -> Request:
     """Return the request of a product: convolutions have the schedule that partition chose them for."""
     assert part.gemm is not None  # that is what a gemm part has
     if "contract" not in part.operators:
@@ -146,7 +146,7 @@ def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
 
 
 def build_kernels(
-    parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
+    parts: Sequence[Subgraph], requests: Mapping[int, Request], device: TileDevice
 ) -> tuple[dict[int, list[Kernel]], list[Kernel], dict[int, str]]:
     """Find or build all kernels side by side.
 
@@ -190,12 +190,12 @@ def _without_kernel(error: Exception) -> str:
     return faults.tolerated(error, "torch's")
 
 
-def demoted(part: Part, reason: str) -> Part:
+def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
     return replace(part, kind="library" if part.kind == "attention" else "torch", reason=reason)
 
 
-def is_empty(part: Part) -> bool:
+def is_empty(part: Subgraph) -> bool:
     """Tell whether there is nothing to compute: every result has an extent 0."""
     return all(0 in part.graph.tile(value).shape for value in part.graph.outputs)
 

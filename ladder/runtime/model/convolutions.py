@@ -11,7 +11,7 @@ import torch
 from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution, as_fused_convolution
 from ladder.ir.graph import Graph, Node
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
 from ladder.runtime.model.ordered import Order, Ordered, is_enabled, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, Numbers
@@ -22,18 +22,18 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any, Any], torch.Tensor]
 """(image, kernel, bias, residual) -> result, channels last."""
 
 
-def convolution_title(part: Part) -> str:
+def convolution_title(part: Subgraph) -> str:
     """Return the name of torch's function for a convolution."""
     by = dict(part.roles).get("by", CONVOLVE)
     return f"torch.conv{_plain(part).rank}d" if by == CONVOLVE else f"torch.{by}"
 
 
-def _plain(part: Part) -> Convolution:
+def _plain(part: Subgraph) -> Convolution:
     node = next(node for node in part.graph.nodes if node.operator == "contract")
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Part, now: Now, lasting: Collection[str]) -> Run:
+def convolution_run(part: Subgraph, now: Now, lasting: Collection[str]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
 
     Parameters

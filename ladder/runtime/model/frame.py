@@ -1,4 +1,4 @@
-"""A plan as a sequence of closures over its memory; sizes that are open are those of the call at hand."""
+"""A plan as closures over its memory, for the open sizes of the current call."""
 
 from __future__ import annotations
 

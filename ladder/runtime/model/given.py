@@ -1,4 +1,4 @@
-"""The arguments of a plan in its slots: parameters stay there from call to call."""
+"""Assignment of call arguments to the slots of a plan; parameters stay assigned between calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch computes of a model: products, convolutions, attention, embedding, any ATen call, views."""
+"""Steps that torch computes: products, convolutions, attention, embeddings, ATen calls, views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.parts import Part
+from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Ordered, multiply, ordered_matrix, pays
@@ -192,7 +192,7 @@ def product_takes_out(graph: Graph, lasting: Collection[str]) -> bool:
     return first.operator != "contract" and not _in_order(graph, lasting) and _matrix_product(graph)[1]
 
 
-def product_run(part: Part, now: Now, lasting: Collection[str]) -> Run:
+def product_run(part: Subgraph, now: Now, lasting: Collection[str]) -> Run:
     """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it.
 
     Parameters
@@ -288,7 +288,7 @@ _RANKED: Mapping[int, Callable[[bool], Run]] = {2: _linear, 3: _batched}
 """Axes of both operands -> their product."""
 
 
-def product_title(part: Part) -> str:
+def product_title(part: Subgraph) -> str:
     """Return the name of torch's function for a product."""
     if _product_node(part.graph).operator == "contract":
         return convolution_title(part)

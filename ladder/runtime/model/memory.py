@@ -1,4 +1,4 @@
-"""Where intermediate results lie: lifetimes to offsets in one block of memory.
+"""Memory planning of intermediate results: lifetimes to offsets in one block.
 
 Results of open sizes have a block of their own. Its layout is made for a class of sizes, those that round up
 to the same numbers, so that a size that was not seen before seldom costs a layout; the block grows.

@@ -1,4 +1,4 @@
-"""Weights that oneDNN has put in order: once, where torch's own functions would in each call.
+"""Weights reordered for oneDNN once, where torch's own functions reorder them in each call.
 
 A weight is put in order again when it is another tensor or was changed in place. What keeps changing from
 call to call is not worth it: torch's functions take it as it is, until two calls bring the same.

@@ -1,4 +1,4 @@
-"""What is computed of parameters alone, by torch: once, in the types that the graph states."""
+"""Subgraphs of parameters alone, computed once by torch in the types of the graph."""
 
 from __future__ import annotations
 

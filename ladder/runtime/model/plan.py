@@ -11,7 +11,7 @@ from typing import Any
 
 from ladder.ir.graph import Graph
 from ladder.lower.chain.symbols import size_names
-from ladder.partition import Part
+from ladder.partition import Subgraph
 from ladder.partition.scatter import written
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
@@ -39,7 +39,7 @@ class Step:
         Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
     """
 
-    part: Part
+    part: Subgraph
     executor: str
     entry: str = ""
     constant: bool = False
@@ -89,7 +89,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], family: str) -> Plan:
+def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str], family: str) -> Plan:
     """Return the plan of parts.
 
     Parameters
@@ -117,7 +117,7 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place)
 
 
-def _gemm_title(part: Part, entry: str, family: str) -> str:
+def _gemm_title(part: Subgraph, entry: str, family: str) -> str:
     assert part.gemm is not None  # that is what a gemm part has
     after = " ".join(part.gemm.epilogue)
     layout = layout_of(part.gemm, family).split(" scale=")[0].replace("=", " ")
@@ -137,7 +137,7 @@ _EXECUTORS: Mapping[str, Any] = {
 """Kind of part -> title of what executes it."""
 
 
-def _tiles(graph: Graph, parts: Sequence[Part]) -> dict[str, Tile]:
+def _tiles(graph: Graph, parts: Sequence[Subgraph]) -> dict[str, Tile]:
     wanted = [node.name for node in graph.inputs] + [v for part in parts for v in part.outputs]
     return {value: replace(graph.tile(value), layout=None) for value in wanted}
 

@@ -1,4 +1,4 @@
-"""What a plan is made of, before kernels: an imported program, simplified, and its parts; kept on disk.
+"""A simplified program and its subgraphs before kernels are built; the plan cache stores it on disk.
 
 Import and partition depend on the graph and the device alone. So a new process that compiles a model again
 reads the result (`ladder.runtime.cache` keeps it as a note) and imports, traces and partitions nothing.
@@ -17,8 +17,8 @@ from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
-from ladder.partition import Part, partition, simplify
-from ladder.partition.parts import engine, extract, outside_inputs
+from ladder.partition import Subgraph, partition, simplify
+from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
@@ -41,7 +41,7 @@ class Prepared:
     """
 
     program: Program
-    parts: Sequence[Part]
+    parts: Sequence[Subgraph]
 
 
 def prepare(program: Program, device: TileDevice) -> Prepared:
@@ -122,7 +122,7 @@ def _is_view(node: Node) -> bool:
     return bool(node.inputs) and any(item.alias_info is not None for item in schema.returns)
 
 
-def with_packed(program: Program, parts: Sequence[Part]) -> Program:
+def with_packed(program: Program, parts: Sequence[Subgraph]) -> Program:
     """Return a program whose plain weights of convolutions are packed where a kernel of ours reads them."""
     sources = dict(program.sources)
     for part in parts:
@@ -214,11 +214,11 @@ def _tensor_from_data(data: Mapping[str, Any]) -> torch.Tensor:
     return content.view(getattr(torch, data["type"])).reshape(data["shape"])
 
 
-def _part(graph: Graph, data: Mapping[str, Any], gemms: Sequence[Gemm]) -> Part:
+def _part(graph: Graph, data: Mapping[str, Any], gemms: Sequence[Gemm]) -> Subgraph:
     given = _restored(data, gemms)
     members = {graph.nodes[at].name for at in given.pop("members")}
     given["graph"] = extract(graph, members, given["outputs"], given["graph"])
-    return Part(inputs=outside_inputs(graph, members), **given)
+    return Subgraph(inputs=outside_inputs(graph, members), **given)
 
 
 def _fields(value: Any, gemms: dict[Gemm, int]) -> dict[str, Any]:

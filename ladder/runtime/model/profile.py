@@ -1,4 +1,4 @@
-"""What each step of a plan moves and computes, the least time for that, and the time that it takes."""
+"""Profile of a plan: bytes and operations of each step, their roofline time and the measured time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ladder.ir.build import bind, node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.printer import print_graph
-from ladder.partition.parts import Part, engine
+from ladder.partition.subgraphs import Subgraph, engine
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import Plan, Step
 from ladder.runtime.model.workspace import Bound
@@ -189,7 +189,7 @@ def _operations(graph: Graph, node: Node) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _core(part: Part) -> str:
+def _core(part: Subgraph) -> str:
     """Return the type in which a part's product computes, empty if it has none."""
     if part.gemm is not None:
         return part.gemm.activation

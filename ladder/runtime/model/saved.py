@@ -20,7 +20,7 @@ from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
 from ladder.ir.verify import verify
-from ladder.partition.parts import KINDS, Part
+from ladder.partition.subgraphs import KINDS, Subgraph
 from ladder.runtime import artifact, tokens
 from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, obtain, target_of
@@ -176,16 +176,16 @@ def _to_json(value: Any) -> Any:
         return print_graph(value)
     if isinstance(value, Gemm):
         return asdict(value)
-    if isinstance(value, Part):
+    if isinstance(value, Subgraph):
         return {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
     return value
 
 
-def _part(data: Mapping[str, Any]) -> Part:
+def _part(data: Mapping[str, Any]) -> Subgraph:
     part = {name: _tuples(value) for name, value in data.items()}
     part["graph"] = parse(part["graph"])
     part["gemm"] = None if part["gemm"] is None else gemm_from_dict(part["gemm"])
-    return Part(**part)
+    return Subgraph(**part)
 
 
 def _tuples(value: Any) -> Any:
@@ -258,7 +258,7 @@ def _plan(manifest: Mapping[str, Any]) -> tuple[Graph, Plan]:
     return graph, make_plan(graph, parts, entries, manifest["family"])
 
 
-def _check_part(graph: Graph, part: Part, known: Collection[str], where: str) -> None:
+def _check_part(graph: Graph, part: Subgraph, known: Collection[str], where: str) -> None:
     """Compare a part with the graph that it is cut out of."""
     verify(part.graph)
     if part.kind not in KINDS or (part.kind == "gemm") != (part.gemm is not None):

@@ -1,4 +1,4 @@
-"""Where tensors stand in what a model takes and returns: tuples, lists and dicts as JSON-able data.
+"""Positions of tensors in a model's arguments and results (tuples, lists, dicts), as JSON-able data.
 
 A structure is ``{"tensor": position}``, ``{"value": number, text or None}``, ``{"tuple": [structures]}``,
 ``{"list": [structures]}`` or ``{"dict": {name: structure}}``.

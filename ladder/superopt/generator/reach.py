@@ -1,4 +1,4 @@
-"""Which values can still become part of a result: the closure of all steps, searched backwards.
+"""Reachability of results: the backward closure of all steps, to prune partial graphs.
 
 A graph is complete if each of its values is used. The values that steps can make at all, whatever the graph,
 are few, because pruning keeps few expressions; of those, only the ones from which steps lead to a value

@@ -1,4 +1,4 @@
-"""What a search is told and what it reports."""
+"""Limits of a search, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test of equality shows, and the modes in which it treats functions."""
+"""Certificates of equality, and the modes in which the test treats functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before two programs can be compared: signatures, known extents, stores that cover."""
+"""Preconditions of a comparison of programs: signatures, known extents, stores that cover results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program's values look like: the degrees, term counts and coefficient sizes behind the error bound.
+"""Degrees, term counts and coefficient sizes of a program's values, for the error bound.
 
 Every element of every value of a LAX program is a fraction N / D. N and D are sums of terms
 ``f · exp(h)``: f a polynomial in the inputs (over Z_p) and in the square roots that the program

@@ -1,4 +1,4 @@
-"""Sums over symbolic extents of which a value consists."""
+"""Sums over symbolic extents in the numerator and denominator of a value."""
 
 from __future__ import annotations
 

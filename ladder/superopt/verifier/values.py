@@ -1,4 +1,4 @@
-"""What nodes compute beside the rows of the operator table: conversions that round, integers, functions.
+"""Semantics beyond the operator table: rounding conversions, integers, uninterpreted functions.
 
 A conversion keeps the value where it can be shown to: the target holds all values of the source, or all
 integers that the value can be. One between floating-point types keeps it, too, if the target is at least as

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
-from ladder.lower.cuda.wgmma8_plan import STEP, Loop
+from ladder.lower.cuda.wgmma8_units import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.footprint import FP8_INTERVAL, math_registers
 from schedules.schedule import GpuSchedule

@@ -1,4 +1,4 @@
-"""`Part`: a connected subgraph of a model, and its extraction."""
+"""`Subgraph`: connected nodes of a model that one kernel or call computes, and their extraction."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ but has none, node by node; the others as `ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A subgraph and what executes it.
+class Subgraph:
+    """Connected nodes of a model, and what executes them.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Shape(Slices):
+class Geometry(Slices):
     """Sizes that follow from a problem, a device and a schedule."""
 
     groups: Groups
@@ -106,12 +106,12 @@ def integer_form(weight: str) -> Affine:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Spec:
     """What is known about a kernel before it is emitted.
 
     Parameters
     ----------
-    gemm, schedule, groups, shape
+    gemm, schedule, groups, geo
         The problem, its schedule, its groups of scales and the sizes that follow.
     form
         What a code is worth.
@@ -124,7 +124,7 @@ class Plan:
     gemm: Gemm
     schedule: GpuSchedule
     groups: Groups
-    shape: Shape
+    geo: Geometry
     form: Affine
     splitter: Splitter
     quads: tuple[Quad, ...]
@@ -137,12 +137,12 @@ class Plan:
     @property
     def kind(self) -> str:
         """Type of the sums of a slice."""
-        return "float32" if self.shape.flushes else "int32"
+        return "float32" if self.geo.flushes else "int32"
 
     @property
     def fragments(self) -> int:
         """Accumulator fragments of a warp."""
-        return self.shape.row_blocks * self.shape.column_blocks
+        return self.geo.row_blocks * self.geo.column_blocks
 
     @property
     def scale_parts(self) -> int:
@@ -150,7 +150,7 @@ class Plan:
         return -(-self.schedule.warp_rows // 32)
 
 
-def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes of a kernel.
 
     Raises
@@ -160,12 +160,12 @@ def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
     """
     check_legal(gemm, device, schedule)
     groups = Groups(gemm, "accumulator")
-    shape, form = Shape(groups, device, schedule), integer_form(gemm.weight)
+    geo, form = Geometry(groups, device, schedule), integer_form(gemm.weight)
     element = get_type(gemm.weight).element_type
     check(packed_order(element, gemm.activation) == "lanes", f"codes of {gemm.weight} are not in place")
     check(
-        schedule.stages % shape.period == 0,
-        f"{schedule.stages} stages are no whole periods of {shape.period} tiles",
+        schedule.stages % geo.period == 0,
+        f"{schedule.stages} stages are no whole periods of {geo.period} tiles",
     )
-    splitter = Splitter(gemm.activation, groups.bits, form, shape.lane, shape.period, shape.flushes)
-    return Plan(gemm, schedule, groups, shape, form, splitter, quads(groups.bits, shape.lane))
+    splitter = Splitter(gemm.activation, groups.bits, form, geo.lane, geo.period, geo.flushes)
+    return Spec(gemm, schedule, groups, geo, form, splitter, quads(groups.bits, geo.lane))

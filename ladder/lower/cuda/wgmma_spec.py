@@ -12,7 +12,7 @@ from targets import TileDevice
 
 
 @dataclass(frozen=True)
-class Plan:
+class Spec:
     """The problem, the device, the schedule, the sizes that follow, and how weights become operands."""
 
     gemm: Gemm
@@ -32,7 +32,7 @@ class Plan:
         return self.geo.m64 * self.geo.accumulators
 
 
-def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes and the decoder of a kernel.
 
     Raises
@@ -44,4 +44,4 @@ def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
     geo, limit = Geometry(gemm, schedule), device.shared_per_block
     check(geo.shared_bytes <= limit, f"{geo.shared_bytes} bytes of shared memory exceed {limit}")
     choose = byte_decoder if geo.lane == 8 else scaled_decoder
-    return Plan(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))
+    return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))

@@ -27,7 +27,7 @@ FEWEST_THREADS = 512
 
 
 @dataclass(frozen=True)
-class Plan:
+class Spec:
     """What is known about a gemv kernel before it is emitted."""
 
     gemm: Gemm
@@ -71,7 +71,7 @@ def shares_sums(
     return summed and groups.per_tile == 1 and not step.lanes.partial_lanes
 
 
-def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Take the decoder whose table is worth filling for a block's tiles and leaves room for x.
 
     Raises
@@ -80,28 +80,28 @@ def choose_plan(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Plan:
         If the schedule fits with none of the decoders.
     """
     tables = table_sizes(gemm)
-    choices: list[tuple[float, Plan]] = []
+    choices: list[tuple[float, Spec]] = []
     for room in tables:
         try:
-            plan = _with_table(gemm, device, schedule, room)
+            spec = _with_table(gemm, device, schedule, room)
         except ScheduleError:
             if room == tables[-1] and not choices:
                 raise
             continue
-        tiles = plan.geo.rows * -(-gemm.k // TILE) / TILE / schedule.cluster
-        decoder = plan.decoder  # an entry of its table is written per clock
+        tiles = spec.geo.rows * -(-gemm.k // TILE) / TILE / schedule.cluster
+        decoder = spec.decoder  # an entry of its table is written per clock
         clocks = decoder.choice.weight() * tiles + decoder.table_entries
-        if not choices or plan.geo.resident_blocks * plan.geo.threads >= FEWEST_THREADS:
-            choices.append((clocks, plan))
+        if not choices or spec.geo.resident_blocks * spec.geo.threads >= FEWEST_THREADS:
+            choices.append((clocks, spec))
     return min(choices, key=lambda choice: choice[0])[1]
 
 
-def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int) -> Plan:
-    """Return the plan with a decode table of at most ``room`` bytes."""
+def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int) -> Spec:
+    """Return the spec with a decode table of at most ``room`` bytes."""
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
     clocks = SUM_CLOCKS if schedule.cluster == 1 else SHARED_SUM_CLOCKS
     sums = clocks * schedule.tile_m // STEP_COLUMNS / (schedule.warp_rows // STRIP)
     decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums)
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
     geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared)
-    return Plan(gemm, schedule, step, groups, decoder, geo)
+    return Spec(gemm, schedule, step, groups, decoder, geo)

@@ -1,0 +1,155 @@
+"""Types, extents, strides and random draws of the nodes of an ATen graph."""
+
+from __future__ import annotations
+
+import operator
+from functools import reduce
+from typing import Any
+
+import torch
+import torch._dispatch.python
+import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ladder.frontend.joined import (
+    MOVES,
+)
+from ladder.ir.extents import canonical
+from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
+from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import DTypeError
+from tile_types.tile import Extent
+
+TYPES = {
+    **{getattr(torch, name): name for name in ("float32", "float16", "bfloat16", "float64")},
+    **{getattr(torch, name): name for name in ("int64", "int32", "int8", "uint8", "bool")},
+    torch.float8_e4m3fn: "fp8_e4m3",
+    torch.float8_e5m2: "fp8_e5m2",
+}
+"""torch's dtype -> name of the type, of tensors that rows take."""
+
+
+CARRIED = {
+    getattr(torch, name): name
+    for name in ("int16", "uint16", "uint32", "uint64", "complex32", "complex64", "complex128")
+}
+"""torch's dtype -> name of the type, of tensors that only calls of torch take."""
+
+
+def first_result(node: torch.fx.Node) -> Any:
+    """Return the first result of a node, without values."""
+    value = node.meta["val"]
+    return value[0] if isinstance(value, list | tuple) else value
+
+
+def tensors_around(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Return what a node takes and gives of tensors, without values."""
+    values = [node.meta.get("val"), *(other.meta.get("val") for other in node.all_input_nodes)]
+    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+    return [value for value in flat if isinstance(value, torch.Tensor)]
+
+
+def is_open(node: torch.fx.Node) -> bool:
+    """Tell whether sizes around a node are symbols."""
+    sizes = (size for tensor in tensors_around(node) for size in tensor.shape)
+    numbers = (other.meta.get("val") for other in node.all_input_nodes)
+    return any(isinstance(size, torch.SymInt) for size in (*sizes, *numbers))
+
+
+def used_results(node: torch.fx.Node) -> frozenset[int]:
+    """Return which results of a node are used; an operator with one has result 0."""
+    parts: set[Any] = {user.args[1] for user in node.users if user.target is operator.getitem}
+    return frozenset(parts or {0})
+
+
+STRIDED: tuple[Any, ...] = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
+)
+"""Operators that read the memory of a tensor without regard to its axes."""
+
+
+LAID_OUT = "ladder.laid_out.default"
+
+
+def depends_on_strides(node: torch.fx.Node) -> bool:
+    """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
+    own = str(node.target).startswith("ladder.")
+    return node.target in STRIDED or (draws(node) and not own)
+
+
+def shows_copy(node: torch.fx.Node) -> bool:
+    """Tell whether a value lies in a copy that lies otherwise: plans drop copies on which calls may rely."""
+    while str(node.target) in MOVES or str(node.target) in ("aten.unsqueeze.default", "aten.squeeze.dim"):
+        node = node.args[0]  # type: ignore[assignment]
+    if str(node.target) != "aten.clone.default":
+        return False
+    before, after = (other.meta["val"].stride() for other in (node.args[0], node))  # type: ignore[union-attr]
+    return [*map(str, before)] != [*map(str, after)]
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Tell whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_whole(value: torch.Tensor) -> bool:
+    """Tell whether the elements of a tensor are all that is in its memory."""
+    nbytes = value.numel() * value.element_size()
+    dense = torch._prims_common.is_non_overlapping_and_dense_or_false(value)
+    return bool(dense and not value.storage_offset() and value.untyped_storage().nbytes() == nbytes)
+
+
+def type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
+    """Return the name of a tensor's type, and its extents.
+
+    Raises
+    ------
+    DTypeError
+        If tile graphs have no such type.
+    """
+    name = TYPES.get(value.dtype) or CARRIED.get(value.dtype)
+    if name is None or value.layout is not torch.strided:
+        raise DTypeError(f"tile graphs have no type for {value.dtype}, {value.layout}")
+    return name, tuple(size_of(size) for size in value.shape)
+
+
+def size_of(size: Any) -> Extent:
+    """Return a size as an extent; divisions are written as tile graphs write them."""
+    if isinstance(size, int):
+        return size
+    if free_unbacked_symbols(size):
+        raise ImportRefused(f"the size {size} depends on values")
+    return extent_of(size.node.expr)
+
+
+def extent_of(expression: Any) -> Extent:
+    """Return an expression of sympy as an extent.
+
+    Raises
+    ------
+    ImportRefused
+        If it is no polynomial of sizes and `ladder.ir.extents.FUNCTIONS` of them.
+    """
+    import sympy  # type: ignore[import-untyped, unused-ignore]
+
+    def text(part: Any) -> str:
+        if isinstance(part, sympy.Integer | sympy.Symbol):
+            return str(part)
+        if isinstance(part, sympy.Add):
+            return "(" + " + ".join(map(text, part.args)) + ")"
+        if isinstance(part, sympy.Mul):
+            return "*".join(map(text, part.args))
+        if isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0:
+            return "*".join([text(part.base)] * int(part.exp))
+        name, arguments = type(part).__name__, [text(argument) for argument in part.args]
+        if name in ("FloorDiv", "CleanDiv"):
+            return f"floordiv({', '.join(arguments)})"
+        if name in ("Mod", "PythonMod"):
+            return f"({arguments[0]} - {arguments[1]}*floordiv({', '.join(arguments)}))"
+        if name in ("Max", "Min"):
+            function = name.lower()
+            return reduce(lambda found, argument: f"{function}({found}, {argument})", arguments)
+        raise ImportRefused(f"the size {expression} is no polynomial of sizes")
+
+    return canonical(text(expression))
