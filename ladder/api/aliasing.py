@@ -9,6 +9,7 @@ arguments lie in each other's memory it is not run.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
 from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.library import UnlikeItsFakeError
+from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.model.results import Part
 
 if TYPE_CHECKING:
@@ -99,15 +101,26 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
-    """Return the results that lie in arguments which are written, by number."""
-    places = {expected.memory[at]: at for at in written}
+    """Return the results that lie in arguments which are written, by number.
+
+    Raises
+    ------
+    ImportRefused
+        If a result lies where several arguments do, one of them written: in which it lies is not known.
+    """
+    changed = {*written}
+    places = {expected.memory[at]: at for at in changed}
+    given = zip(expected.memory[: len(examples)], expected.objects, strict=False)
+    shared = Counter(place for place, _ in set(given))
     results = zip(expected.objects[len(examples) :], expected.memory[len(examples) :], strict=True)
     parts = dict[int, Part]()
     for number, (first, place) in enumerate(results):
         argument, lies = places.get(place), expected.strides[number]
-        if first in places.values():
+        if first in changed:
             parts[number] = Part(first)
-        elif argument is not None and lies is not None:
+        elif first >= len(examples) and argument is not None and lies is not None:
+            if shared[place] > 1:
+                raise ImportRefused("a result lies in arguments that share memory, and one is written")
             parts[number] = Part(argument, lies.steps, lies.offset - examples[argument].storage_offset())
     return parts
 

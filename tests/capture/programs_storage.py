@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from capture_world import World, calls, normal, normals, programs_of, steps
 from torch import nn
 
@@ -379,6 +380,16 @@ def _state_of_a_module() -> World:
         function,
         *[lambda n=n: (normal(4, 3, seed=n), n) for n in (0, 1, 2, 0, 3, 0, 4, 0)],
         observe=lambda: [v.clone() for v in layer.state_dict().values()],
+    )
+
+
+def _pooled() -> World:
+    def turned() -> Any:
+        return (normal(2, 6, 4).transpose(1, 2),)
+
+    return calls(
+        lambda x: (functional.max_pool1d(x, 3, 2, 1), functional.avg_pool1d(x, 2), x.cumsum(1)),
+        *(normals(2, 4, 6), turned, turned, normals(2, 4, 6), turned),
     )
 
 

@@ -39,6 +39,7 @@ def mismatches(names: list[str]) -> dict[str, str]:
 ALWAYS = (
     *("sharing_add_first_first_apart", "sharing_exchanged_first_apart", "sharing_kept_as_it_was_first_apart"),
     *("layout_product", "layout_as_strided", "layout_dropout", "layout_sliced", "layout_open_parts"),
+    "sharing_views_returned_first_apart",
     *("random_unused", "mode_gradient", "number_bool", "number_in_place_number", "layout_versions"),
 )
 """One of each kind of which plans have once been wrong."""

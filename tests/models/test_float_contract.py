@@ -48,6 +48,11 @@ ELEMENTWISE: Mapping[str, Function] = {
     "choice": lambda x, y: (torch.where(x > y, x, y), x.masked_fill(y > 0, -INF), torch.where(x > 0, x, 0.1)),
     "whole": lambda x, y: (torch.floor(x), torch.round(y), torch.floor_divide(x, y)),
     "powers": lambda x, y: (x**0, x**2, x**3),
+    "there and back": lambda x, y: (
+        x.half().float(),
+        y.bfloat16().float() + x,
+        torch.relu(x).bfloat16().float() * 3.0,
+    ),
 }
 """Programs that give torch's bits but for signs of NaN, and of zeros of extremes."""
 

@@ -379,7 +379,7 @@ class Heap:
             return
         if node.entry is None:
             node.entry = contents(node.obj)
-        if is_a(node.entry, dict) and key in node.entry:
+        if is_a(node.entry, dict) and is_key(key) and key in node.entry:
             node.entry[key] = None
 
     def change(self, text: str, targets: Iterable[Node], uses: set[str], var: str | None = None) -> None:
@@ -510,6 +510,7 @@ class Heap:
         elif is_a(value, list | tuple | deque):
             self._touch_sequence(node, entry, read)
         elif is_a(value, dict):
+            self.constant_keys(dict.__iter__(value) if entry is None else entry)
             self._touch_dict(node, entry, read)
         elif is_a(value, set | frozenset):
             var, path = node.var, self.guard.path(node.var)
@@ -544,7 +545,6 @@ class Heap:
 
     def _touch_dict(self, node: Node, entry: dict[Any, Any], read: Read) -> None:
         var, path, keys = node.var, self.guard.path(node.var), list(entry)
-        self.constant_keys(keys)
         if node.pinned and type(node.obj) is dict:
             self.guard.table.add(node.obj, WHOLE, keys, path)
         else:
@@ -560,7 +560,9 @@ class Heap:
 
 
 def contents(value: Any) -> Any:
-    """Return what a container holds, without calls of methods of its class; None if it is none."""
+    """Return what a container holds, with no call of its class's methods or of keys; None if it takes one."""
+    if is_a(value, dict) and not all(map(is_key, dict.__iter__(value))):
+        return None
     if is_a(value, OrderedDict):
         return {key: dict.__getitem__(value, key) for key in OrderedDict.__iter__(value)}
     if is_a(value, dict):

@@ -106,6 +106,9 @@ def open_segment(vm: Interpreter, graph_break: GraphBreak, result: Any) -> Any:
     values = [vm.unlifted(value) for value in values]
     if point is graph_break.point and _is_recorded(vm, point, (*values, result)):
         raise Followed(point, (*values, result))
+    if any(map(closes, (*values, result))):  # it matters when they are dropped
+        vm.give_up()
+        return result
     if vm.store.is_full(point):
         vm.stop("too many records")
         return result

@@ -25,6 +25,8 @@ from ladder.capture.values.monitor import Monitor
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
+_OTHERWISE_WATCHED = frozenset({torch.max_pool1d, torch.nn.functional.max_pool1d})
+"""Operators whose results lie otherwise while a mode watches: torch then takes another of its ways."""
 _SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
 
 
@@ -39,6 +41,8 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     monitor = Monitor()
     try:
         with monitor:
+            result = function(*values, **named)
+        if function in _OTHERWISE_WATCHED:
             result = function(*values, **named)
     except Exception as error:
         vm.trace.late = monitor.counted

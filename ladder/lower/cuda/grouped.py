@@ -32,7 +32,7 @@ class Warp:
         # Not a cast: TVM takes what was unsigned for never negative, and drops the clamping to 0.
         return T.reinterpret("int32", register[0])
 
-    def exchange(self, value: Expr, distance: int) -> Expr:
+    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         """Return the value of another lane."""
         return b.keep(T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP))
 

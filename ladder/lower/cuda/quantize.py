@@ -1,4 +1,4 @@
-"""Quantisation of activation rows by CUDA kernels: PTX loads and conversions, early launch."""
+"""Quantization of activations by CUDA kernels: PTX loads and conversions, early launch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CudaQuantizer(Quantizer):
     def sync(self) -> None:
         b.block_sync()
 
-    def exchange(self, value: Expr, distance: int) -> Expr:
+    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP)
 
     def load(self, values: Any, first: int, column: Expr) -> None:

@@ -34,7 +34,7 @@ class Lanes(Protocol):
     def read(self, ranges: Any, index: Expr) -> Expr:
         """Return an int32 of ``ranges`` as it is once the kernels before have ended."""
 
-    def exchange(self, value: Expr, distance: int) -> Expr:
+    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         """Return the int32 of the lane at a distance (a power of two), read before it changes."""
 
     def uniform(self, value: Expr) -> Expr:
@@ -148,7 +148,7 @@ def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple
             total.set(total.value + tiles(expert))
     before = b.Variable("int32", 0)
     for distance in distances:
-        other = lanes.exchange(total.value, distance)
+        other = lanes.shuffle_xor(total.value, distance)
         with b.when(T.bitwise_and(lane, distance) != 0):
             before.set(before.value + other)
         total.set(total.value + other)
@@ -163,7 +163,7 @@ def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple
             before.set(before.value + here)
     for distance in distances:
         for cell in (found, found_before):
-            cell.set(T.max(cell.value, lanes.exchange(cell.value, distance)))
+            cell.set(T.max(cell.value, lanes.shuffle_xor(cell.value, distance)))
     tile_expert, tiles_before = lanes.uniform(found.value), lanes.uniform(found_before.value)
     expert = b.keep(T.max(tile_expert, 0))
     start, stop = _range(args, expert, lanes)

@@ -167,7 +167,7 @@ class Quantizer(ABC):
         """Emit a barrier of the block."""
 
     @abstractmethod
-    def exchange(self, value: Expr, distance: int) -> Expr:
+    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         """Return the uint32 of the lane at a distance, a power of two."""
 
     @abstractmethod
@@ -345,6 +345,6 @@ class Quantizer(ABC):
         """Return the largest of ``lanes`` neighbouring lanes, a power of two."""
         distance = lanes // 2
         while distance:
-            value = b.bind(T.max(value, self.exchange(value, distance)))
+            value = b.bind(T.max(value, self.shuffle_xor(value, distance)))
             distance //= 2
         return value

@@ -23,7 +23,7 @@ class WaveLanes:
         """Return one of the ranges: kernels of a stream never overlap."""
         return b.keep(ranges[index])
 
-    def exchange(self, value: Expr, distance: int) -> Expr:
+    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         """Return the value of another lane."""
         return b.keep(shuffle_xor(value, "int32", self.lane, distance))
 

@@ -1,4 +1,4 @@
-"""Quantisation of activation rows by AMD kernels: vector accesses, V_PERM, and conversions to fp8.
+"""Quantization of activations by AMD kernels: vector accesses, V_PERM, and conversions to fp8.
 
 CDNA3 converts to fnuz types, whose codes mean half of what the same bits mean in the OCP types that
 x is quantised to: half the values are converted there. -0 becomes 0.
@@ -49,7 +49,7 @@ class RocmQuantizer(Quantizer):
     def sync(self) -> None:
         d.block_sync(WAVE)
 
-    def exchange(self, value: Expr, distance: int) -> Expr:
+    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         return d.shuffle_xor(value, "uint32", b.bind(self.thread % WAVE), distance)
 
     def load(self, values: Any, first: int, column: Expr) -> None:

@@ -85,6 +85,12 @@ def _largest(generator: np.random.Generator, shape: Shape, ttype: TType) -> Arra
     return np.asarray(generator.uniform(0.5, 1.0, shape) * signs * ttype.max_abs)
 
 
+def _vast(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
+    """Magnitudes whose squares are not finite, where there are such beyond those of the other classes."""
+    most = ttype.max_abs**0.51
+    return generator.uniform(0.5, 1.0, shape) * (2.0 * most if most > 2.0**20 else 1.0)
+
+
 def _scaled(factor: float) -> Callable[[np.random.Generator, Shape, TType], Array]:
     return lambda generator, shape, ttype: factor * generator.standard_normal(shape)
 
@@ -95,11 +101,11 @@ CLASSES: dict[str, Callable[[np.random.Generator, Shape, TType], Array]] = {
     "mean 1000": _around(1e3), "mean 10000": _around(1e4),
     "wide range": _decades, "zeros": _zeros, "half zeros": _sparse,
     "cancelling": _alike, "alternating": _alternating, "one-hot": _one_hot,
-    "largest": _largest,
+    "vast": _vast, "largest": _largest,
 }  # fmt: skip
 """Name -> ``(generator, shape, type) -> values``."""
 
-ALONE = ("largest", "alternating")
+ALONE = ("vast", "largest", "alternating")
 """Classes of one input at a time: of two such, products are not finite, or sums are of rounding alone."""
 
 EDGE = 2.0**-8
