@@ -148,3 +148,25 @@ def test_a_fault_in_making_a_record_is_told_and_the_call_goes_on(monkeypatch):
         assert capture(lambda x: x + 1)(torch.ones(2)).sum() == 4
     with knobs.override(strict=True), pytest.raises(KeyError):
         capture(lambda x: x + 1)(torch.ones(2))
+
+
+def test_what_values_decide_is_right_bounded_and_told_with_its_line():
+    """As heads of detectors do: those above a threshold, the best few of them, picture by picture."""
+
+    def heads(pictures, few):
+        found = []
+        for scores in pictures:
+            kept = scores[scores > 0.5]
+            best, order = kept.topk(min(few, kept.size(0)))
+            found.append({"scores": best, "order": order, "mean": best.sum() / max(len(best), 1)})
+        return found
+
+    captured = capture(heads)
+    for seed in range(24):
+        pictures = torch.rand(3, 7, generator=torch.Generator().manual_seed(seed))
+        for one, other in zip(captured(pictures, 3), heads(pictures, 3), strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in other)
+    line = heads.__code__.co_firstlineno + 4
+    assert f"{__file__}:{line} heads: size of a tensor whose shape depends on values" in captured.explain()
+    assert len(captured.records) <= 24
+    assert captured.calls["recorded"] <= 8

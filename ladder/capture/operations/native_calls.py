@@ -267,7 +267,7 @@ def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
         if is_a(item, torch.Tensor):
             depends = vm.trace.is_dynamic(vm.heap.node(item).var) and function.__name__ not in OF_ANY_VALUES
             if depends or not tensors.is_plain_tensor(item):
-                raise CaptureError("metadata that depends on values")
+                raise CaptureError(f"{function.__name__} of a tensor whose shape depends on values")
             meet_metadata(vm, item, function.__name__)
         elif not is_plain(item):
             raise CaptureError("metadata of a structure")

@@ -138,7 +138,7 @@ def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, i
         if vm.trace.impure:
             return "an operator that may fail comes after a change"
     if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
-        return "the number of results may depend on values"
+        return "how many tensors an operator gives may depend on values"
     if any(item.dynamic for item in inputs) and any(vm.heap.find(t) for t in _leaves(result)):
         return "an alias that depends on values"
     return ""
