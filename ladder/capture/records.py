@@ -358,6 +358,10 @@ class Store:
     ----------
     entries
         The point where the function begins, by how it is called; `sites`: those that follow a graph break.
+    tells_compiling
+        Whether a program that asks is told that a compiler traces it.
+    begins_again
+        Whether one that was told so and raises an error is run once more as it is.
     given_up
         Why calls run without capture; empty if they do not.
     """
@@ -370,6 +374,7 @@ class Store:
         self.takes_numbers = bool(getattr(backend, "numbers", True))
         self.entries: dict[Any, ResumePoint] = {}
         self.sites: dict[Any, ResumePoint] = {}
+        self.tells_compiling = self.begins_again = True
         self.given_up = reason_not_to_capture(function)
         self.calls = {"recorded": 0, "eager": 0}
         self.seconds = 0.0

@@ -25,6 +25,10 @@ HANDLED = (handlers, handlers_calls)
 """The modules whose functions are in the table of instructions."""
 
 
+class _BeginAgain(Exception):
+    """The program raised an error, perhaps because it was told that a compiler traces it."""
+
+
 def complete(vm: Interpreter, result: Any) -> Any:
     """End the last segment: the program returns `result`."""
     if vm.recording and vm.point is not None:
@@ -69,6 +73,8 @@ def _carried_out(vm: Interpreter, run: Any, *args: Any) -> Any:
     except Followed as followed:
         return followed.pending
     except Exception as error:
+        if vm.told_compiling and vm.store.begins_again and _has_done_nothing(vm):
+            raise _BeginAgain from None
         if vm.recording and vm.point is not None:
             try:
                 vm.point.add(emit(vm, raise_ending(vm.heap, error)), vm.beside)
@@ -83,10 +89,33 @@ def start_run(store: Store, point: ResumePoint, args: tuple[Any, ...], kwargs: d
     """Run the whole function, recording."""
     vm = Interpreter(store, call, call_function)
     roots = begin_segment(vm, point, [*args, *kwargs.values()], point.names)
+    vm.beginning = point
     vm.heap.pin(store.function)
     given = tuple(roots[: len(args)])
     named = dict(zip(kwargs, roots[len(args) :], strict=True))
-    return carry_out(vm, vm.call, store.function, given, named)
+    try:
+        return carry_out(vm, vm.call, store.function, given, named)
+    except _BeginAgain:
+        pass
+    return _run_untold(store, args, kwargs)
+
+
+def _has_done_nothing(vm: Interpreter) -> bool:
+    """Say whether the run has recorded all since the function began, and changed nothing outside."""
+    trace, steps = vm.trace, vm.heap.steps
+    changed = trace.changes_tensors or trace.random or trace.state_written or any(step.keep for step in steps)
+    return vm.recording and vm.point is vm.beginning and not changed
+
+
+def _run_untold(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function natively; if it raises nothing now, tell it no more that a compiler traces it."""
+    try:
+        result = store.function(*args, **kwargs)
+    except Exception:
+        store.begins_again = False
+        raise
+    store.tells_compiling = False
+    return result
 
 
 def continue_run(store: Store, point: ResumePoint, roots: list[Any], *, record: bool) -> Any:

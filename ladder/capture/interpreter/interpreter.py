@@ -42,6 +42,10 @@ class Interpreter:
         while a side is recorded, one inside the other; `supposed`: whether that side was not taken.
     frames
         The interpreted frames, outermost first.
+    beginning
+        The point where the run began, if that is where the function begins.
+    told_compiling
+        Whether the program has asked if a compiler traces it, and was told so.
     barriers
         Instructions that wait for native code to return: no segment can end there.
     """
@@ -58,6 +62,8 @@ class Interpreter:
         self.frames: list[Frame] = []
         self.barriers: list[Any] = []
         self.used_dynamic = False
+        self.beginning: ResumePoint | None = None
+        self.told_compiling = False
         self._call, self._call_function = call, call_function
         self.heap, self.trace = self._empty(set())
 

@@ -198,7 +198,8 @@ def _builtin(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
+    vm.told_compiling = vm.store.tells_compiling
+    return vm.told_compiling
 
 
 def _leaf(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
