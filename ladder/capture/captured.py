@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.collecting import collect_if_due
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
 from ladder.capture.records import (
@@ -195,10 +194,7 @@ class Captured(Store):
             return self.function(*args, **kwargs)
         here.learn(tuple(roots))
         self.calls["recorded"] += 1
-        try:
-            return start_run(self, here, args, kwargs)
-        finally:
-            collect_if_due()
+        return start_run(self, here, args, kwargs)
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""

@@ -93,3 +93,36 @@ def test_torch_compile_around_a_captured_function() -> None:
             assert torch.equal(around(x), model[1](model[0](x)))
     torch._dynamo.reset()
     assert (fast.outcome, len(fast.records)) == ("whole", 1)
+
+
+def test_what_is_raised_only_beneath_a_compiler_is_not_raised():
+    """A program that leaves something out where a compiler traces it is run as it is where that fails."""
+
+    def scaled(x, mask=None):
+        if not torch.compiler.is_compiling() and mask is None:
+            mask = torch.ones(x.shape[0])
+        return x * mask.shape[0]
+
+    fast = capture(scaled)
+    for size in (3, 3, 4, 5):
+        assert torch.equal(fast(torch.ones(size)), torch.full((size,), float(size)))
+    assert (fast.outcome, fast.calls["eager"]) == ("whole", 0)
+
+
+def test_what_is_raised_anyway_is_raised_once():
+    def refused(x, log):
+        log.append(torch.compiler.is_compiling())
+        raise ValueError("in any case")
+
+    def checked(x, log):
+        if torch.compiler.is_compiling():
+            raise ValueError("in any case")
+        raise ValueError("in any case")
+
+    for function, told in ((refused, [True]), (checked, [])):
+        fast = capture(function)
+        for _ in range(3):
+            log: list[bool] = []
+            with pytest.raises(ValueError, match="in any case"):
+                fast(torch.ones(2), log)
+            assert log == told
