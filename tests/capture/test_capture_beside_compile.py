@@ -95,10 +95,10 @@ def test_torch_compile_around_a_captured_function() -> None:
     assert (fast.outcome, len(fast.records)) == ("whole", 1)
 
 
-def test_what_is_raised_only_beneath_a_compiler_is_not_raised():
+def test_what_is_raised_only_beneath_a_compiler_is_not_raised() -> None:
     """A program that leaves something out where a compiler traces it is run as it is where that fails."""
 
-    def scaled(x, mask=None):
+    def scaled(x: torch.Tensor, mask: Any = None) -> torch.Tensor:
         if not torch.compiler.is_compiling() and mask is None:
             mask = torch.ones(x.shape[0])
         return x * mask.shape[0]
@@ -109,12 +109,12 @@ def test_what_is_raised_only_beneath_a_compiler_is_not_raised():
     assert (fast.outcome, fast.calls["eager"]) == ("whole", 0)
 
 
-def test_what_is_raised_anyway_is_raised_once():
-    def refused(x, log):
+def test_what_is_raised_anyway_is_raised_once() -> None:
+    def refused(x: torch.Tensor, log: list[bool]) -> None:
         log.append(torch.compiler.is_compiling())
         raise ValueError("in any case")
 
-    def checked(x, log):
+    def checked(x: torch.Tensor, log: list[bool]) -> None:
         if torch.compiler.is_compiling():
             raise ValueError("in any case")
         raise ValueError("in any case")
