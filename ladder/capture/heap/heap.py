@@ -26,28 +26,22 @@ from ladder.capture.heap.nodes import (
     Unrecordable,
     dynamic_parts,
 )
+from ladder.capture.heap.single import brief, contents, is_of_capture, made_of_parts
 from ladder.capture.heap.table import ABSENT, WHOLE, Field
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import (
     by_identity,
     by_value,
-    descriptor_of,
     is_a,
     is_constant,
     is_key,
-    made_by_native,
-    parts,
 )
 from ladder.capture.values.shapes import (
-    DynamicSize,
-    Growing,
     Shapes,
-    Walk,
     extent_path,
     lies_in_rows,
     liftable,
     may_be_left_open,
-    standing,
     strides_path,
 )
 from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, signature
@@ -55,8 +49,6 @@ from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, sign
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
 Read = Callable[[Node, Any, Any, str, str], Any]
-MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset", Growing: "list"}
-"""Containers that nothing changes any more, and what makes one of the tuple of its parts."""
 
 
 class Heap:
@@ -168,7 +160,7 @@ class Heap:
         pinned = stable and path not in self.lifted and not by_value(value)
         if by_identity(value) or pinned:
             text = f"{expression} is {self.constant(value)}"
-            self.guard.check(text, f"{path} is {_brief(value)}", path, id(value))
+            self.guard.check(text, f"{path} is {brief(value)}", path, id(value))
             if not by_identity(value):
                 self.pin(value, path)
         elif by_value(value):
@@ -289,7 +281,7 @@ class Heap:
         if known is None and not by_identity(value):
             node = self.add(Node(value, self.constant(value), external=True, stable=True))
             node.pinned = True
-            self.guard.paths[node.var] = path or _brief(value)
+            self.guard.paths[node.var] = path or brief(value)
             if is_a(value, torch.Tensor):
                 if is_plain_tensor(value):
                     self._meet_tensor(node, self.guard.paths[node.var])
@@ -341,10 +333,9 @@ class Heap:
         node = self.find(value)
         if node is not None:
             return node
-        own = is_a(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
-        if by_identity(value) or own:
+        if by_identity(value) or is_of_capture(value):
             return self.add(Node(value, self.constant(value), external=True, stable=True))
-        raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+        raise CaptureError(f"an object of unknown origin: {brief(value)}")
 
     def fresh(self, value: Any, text: str, uses: set[str]) -> Node:
         """Register an object made in this segment by the expression `text`."""
@@ -408,43 +399,17 @@ class Heap:
         if node is None and is_constant(value):
             return self.constant(value)
         if node is None:
-            node = self._compose(value)
+            node = self.node(value) if is_of_capture(value) else self._compose(value)
         if not node.recordable:
-            raise Unrecordable(f"a live {_brief(value)} cannot be made again", node.origin)
+            raise Unrecordable(f"a live {brief(value)} cannot be made again", node.origin)
         uses.add(node.var)
         return node.var
 
     def _compose(self, value: Any) -> Node:
         """Make an immutable object from its parts, at the time of its first use."""
         uses: set[str] = set()
-        kind = type(value)
-        if kind is types.FunctionType and value.__module__.startswith("ladder.capture."):
-            return self.node(value)
-        maker = self.constant(torch.Size) if kind is DynamicSize else MAKERS.get(kind)
-        if maker is not None:
-            texts = "".join(f"{self.reference(item, uses)}, " for item in value)
-            return self.fresh(value, f"{maker}(({texts}))", uses)
-        if kind is slice:
-            texts = ", ".join(self.reference(part, uses) for part in parts(value))
-            return self.fresh(value, f"slice({texts})", uses)
-        if kind is Walk:
-            place = f"{self.reference(value.source, uses)}, {value.view!r}, {value.at}"
-            return self.fresh(value, f"{self.constant(standing)}({place})", uses)
-        if kind is types.MethodType:
-            texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
-            return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
-        if is_a(value, types.BuiltinMethodType | types.MethodWrapperType):
-            found = descriptor_of(value)
-            if found is not None:
-                owner = self.reference(value.__self__, uses)
-                return self.fresh(value, f"{self.constant(found)}.__get__({owner}, type({owner}))", uses)
-        fields = made_by_native(value) if is_a(value, BaseException) and is_constant(value.args) else None
-        if fields is not None:
-            given = "".join(f", {name}={self.reference(item, uses)}" for name, item in fields.items())
-            return self.fresh(value, f"{self.constant(kind)}(*{self.constant(value.args)}{given})", uses)
-        if kind is types.CellType:
-            raise CaptureError("a cell of unknown origin")
-        raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+        text = made_of_parts(value, lambda part: self.reference(part, uses), self.constant)
+        return self.fresh(value, text, uses)
 
     def call_text(self, function: str, args: Iterable[Any], kwargs: dict[str, Any], uses: set[str]) -> str:
         """Return the call of what `function` denotes as text."""
@@ -535,7 +500,7 @@ class Heap:
     def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
             if not is_key(key):
-                raise CaptureError(f"a set or dict keyed by {_brief(key)}")
+                raise CaptureError(f"a set or dict keyed by {brief(key)}")
             self.meet_key(key)
 
     def meet_key(self, key: Any) -> None:
@@ -559,23 +524,6 @@ class Heap:
             read(node, key, entry[key], text, f"{path}[{key!r}]")
 
 
-def contents(value: Any) -> Any:
-    """Return what a container holds, with no call of its class's methods or of keys; None if it takes one."""
-    if is_a(value, dict) and not all(map(is_key, dict.__iter__(value))):
-        return None
-    if is_a(value, OrderedDict):
-        return {key: dict.__getitem__(value, key) for key in OrderedDict.__iter__(value)}
-    if is_a(value, dict):
-        return dict(zip(dict.__iter__(value), dict.values(value), strict=True))
-    base = next((kind for kind in (list, tuple, deque, set, frozenset) if is_a(value, kind)), None)
-    return None if base is None else [*base.__iter__(value)]
-
-
 def _mutable_class(kind: type) -> bool:
     """Say whether attributes of `kind` itself can be assigned (heap types, not IMMUTABLETYPE)."""
     return bool(kind.__flags__ & 1 << 9) and not kind.__flags__ & 1 << 8
-
-
-def _brief(value: Any) -> str:
-    named = is_a(value, type | types.FunctionType | types.ModuleType)
-    return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__
