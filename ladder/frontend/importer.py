@@ -55,6 +55,8 @@ class Importer:
         """Which results of the operator at hand the program uses."""
         self.stated: Shape = ()
         """The shape that the operator's first result is known to have, where the program states it."""
+        self.narrowed: dict[str, str] = {}
+        """Values that the program itself rounds to 16 bits -> the float32 that they are made of."""
         self.precise = False
         """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
@@ -107,6 +109,16 @@ class Importer:
             zero = self.number(0, self.ttype(value))
             return self.g.add("negation", self.g.add("equal", value, zero))
         return self.g.add("convert", value, type=ttype, exact=self.precise and ttype in HALVES)
+
+    def converted(self, value: str, ttype: str) -> str:
+        """Return a value in another type as the program asks: to 16 bits and straight back it is rounded."""
+        wide = self.narrowed.get(value)
+        if ttype == "float32" and wide is not None:
+            return self.cast(self.g.add("convert", wide, type=self.ttype(value), exact=True), ttype)
+        made = self.cast(value, ttype)
+        if ttype in HALVES and self.ttype(value) == "float32":
+            self.narrowed[made] = value
+        return made
 
     def operand(self, value: Any, ttype: str) -> str:
         """Return a value or a Python number as a value of a type; numbers keep their own meaning."""

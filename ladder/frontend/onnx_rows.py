@@ -73,7 +73,7 @@ def _cast_like(call: Call) -> Any:
 
 def _converted(call: Call, ttype: str) -> Any:
     """Convert; what ONNX saturates is not for kernels."""
-    return None if ttype.startswith("fp8") and call.out != ttype else call.im.cast(call.tensor(0), ttype)
+    return None if ttype.startswith("fp8") and call.out != ttype else call.im.converted(call.tensor(0), ttype)
 
 
 def _chosen(call: Call) -> Any:

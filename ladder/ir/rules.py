@@ -45,26 +45,6 @@ CONVERT_FOLDING: Rules = (
 )
 
 
-def _round_between(match: Match) -> str | None:
-    """``convert(convert(x: float32, a), float32)`` -> the same, rounded to the 16 bits of a on its way."""
-    inner, attributes = match.tile("inner").ttype.name, match.attributes("inner")
-    wide = {match.tile("x").ttype.name, match.root.tile.ttype.name}
-    if inner not in ("float16", "bfloat16") or wide != {"float32"} or attributes.get("exact"):
-        return None
-    outer: dict[str, Any] = dict(match.root.attributes)
-    rounded = match.builder.add("convert", match["x"], type=inner, exact=True)
-    return match.builder.add("convert", rounded, level=match.root.tile.level, **outer)
-
-
-ROUND_TRIPS: Rules = (
-    Rule(
-        "round what is converted there and back",
-        pattern("convert", pattern("convert", "x", name="inner")),
-        _round_between,
-    ),
-)
-
-
 def _drop_same_shape(match: Match) -> str | None:
     """``reshape(x)`` or ``broadcast(x)`` to the shape of x -> ``x``."""
     return match["x"] if match.tile("x").shape == match.root.tile.shape else None

@@ -18,10 +18,10 @@ LANES = np.arange(WAVE)
 
 @pytest.mark.parametrize("arch", TARGETS)
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_lanes_exchange_with_the_other_half(arch: str, distance: int) -> None:
+def test_lanes_shuffle_with_the_other_half(arch: str, distance: int) -> None:
     """Of twice as many lanes as the distance; far ones with the lane at the distance."""
-    exchange = RocmDialect(get_device(f"rocm/{arch}")).exchange
-    partner = compute(arch, lambda lane: exchange(lane, distance, lane))
+    shuffle = RocmDialect(get_device(f"rocm/{arch}")).shuffle
+    partner = compute(arch, lambda lane: shuffle(lane, distance, lane))
     assert np.array_equal(partner // (2 * distance), LANES // (2 * distance))
     assert not np.any(partner // distance == LANES // distance)
     assert sorted(partner) == list(LANES)
