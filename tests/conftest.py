@@ -31,8 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of `daily` tests that are those of other days."""
-    if config.getoption("--long"):
+    """Leave out the cases of `daily` tests that are those of other days, unless tests are asked for by name."""
+    if config.getoption("--long") or any("::" in name for name in config.args):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:

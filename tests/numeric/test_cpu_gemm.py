@@ -31,6 +31,7 @@ def cores(device, gemm):
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
+@pytest.mark.daily(22)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("activation", ["bfloat16", "int8"])
 def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
