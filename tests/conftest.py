@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of `daily` tests that are those of other days, unless tests are asked for by name."""
+    """Leave out the cases of `daily` tests that are those of other days; what is asked for by name runs."""
     if config.getoption("--long") or any("::" in name for name in config.args):
         return
     cases: dict[str, list[pytest.Item]] = {}
