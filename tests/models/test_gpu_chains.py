@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +26,6 @@ from targets import get_device
 
 NUMPY = {"float32": np.float32, "float16": np.float16}
 TARGETS = ["cuda/sm_90a", "cuda/sm_80", "rocm/gfx942"]
-DAY = int(os.environ["LADDER_TEST_DAY"])
-
-
-def of_today(names: Sequence[str], count: int) -> list[str]:
-    """Return some of many names; others every day."""
-    return [names[(count * DAY + number) % len(names)] for number in range(count)]
 
 
 def softmax(width: int, ttype: str) -> Graph:
@@ -109,7 +102,8 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
-@pytest.mark.parametrize("case", of_today(list(CASES), 4))
+@pytest.mark.daily(12)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100"])
 def test_simulated_on_amd(case: str, target: str) -> None:
     make, width, ttype = CASES[case]
@@ -185,7 +179,8 @@ def test_measured_programs(name: str) -> None:
     check_program(name, "cuda/sm_90a", 4)
 
 
-@pytest.mark.parametrize("name", of_today(list(PROGRAMS), 4))
+@pytest.mark.daily(4)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_measured_programs_on_amd(name: str) -> None:
     """All of them in all mappings were right, on gfx90a, gfx942 and gfx1100."""
     check_program(name, "rocm/gfx942", 4)

@@ -15,7 +15,7 @@ import torch
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
-from ladder.capture.operations.objects import pinned_part, settled, tuple_item
+from ladder.capture.operations.objects import hide, pinned_part, settled, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python.frames import NULL
@@ -415,7 +415,7 @@ def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:
         return False
     node, held = vm.heap.node(value), vm.heap.nodes.get(id(item))
     if not node.external and held is not None and not held.recordable:
-        node.recordable, node.origin = False, held.origin
+        hide(vm, value, held.origin)
     return not node.recordable
 
 

@@ -11,6 +11,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def reset_variable(vm: Interpreter, variable: contextvars.ContextVar[Any], token
     perform(vm, contextvars.ContextVar.reset, (variable, token), {}, changes)
 
 
-def step_generator(vm: Interpreter, generator: Any, name: str, *args: Any) -> Any:
+def step_generator(vm: Interpreter, generator: Any, *args: Any, name: str) -> Any:
     """Go on with a generator of this segment, whose frame is interpreted."""
     if not is_hidden(vm, generator):
         raise CaptureError("a generator from outside")
@@ -79,9 +80,9 @@ def step_generator(vm: Interpreter, generator: Any, name: str, *args: Any) -> An
 
 
 METHODS: dict[tuple[type, str], Callable[..., Any]] = {
-    (types.GeneratorType, "send"): lambda vm, owner, *args: step_generator(vm, owner, "send", *args),
-    (types.GeneratorType, "throw"): lambda vm, owner, *args: step_generator(vm, owner, "throw", *args),
-    (types.GeneratorType, "close"): lambda vm, owner, *args: step_generator(vm, owner, "close", *args),
+    **{
+        (types.GeneratorType, name): partial(step_generator, name=name) for name in ("send", "throw", "close")
+    },
     (contextvars.ContextVar, "get"): get_variable,
     (contextvars.ContextVar, "set"): set_variable,
     (contextvars.ContextVar, "reset"): reset_variable,
@@ -157,7 +158,8 @@ def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     result = function(*args, **kwargs)
     text = heap.call_text(node.var, args, kwargs, uses)
     # An object that the cache keeps is the same one in every run, so that others may be looked up by it.
-    stays = not is_plain(result) and not is_a(result, torch.Tensor) and function(*args, **kwargs) is result
+    keeps = function.cache_parameters()["maxsize"] != 0
+    stays = keeps and not is_plain(result) and not is_a(result, torch.Tensor)
     return heap.meet(result, heap.guard.bind(text, text), text, stable=stays)
 
 
