@@ -73,27 +73,28 @@ def shard(
     return _rows(weight, parts, index, count)
 
 
-def _starts(extent: int, count: int) -> list[int]:
-    """Return where shards begin."""
-    return list(range(0, extent, -(-extent // count)))
-
-
 def _common(width: int, extent: int, cuts: Iterable[int]) -> int:
     """Return the widest block that no cut divides; a block as wide as the whole stays one."""
     return width if width >= extent else math.gcd(width, *cuts)
 
 
+def rows_of(parts: Sequence[int], index: int, count: int) -> list[int]:
+    """Return the rows that device ``index`` holds of joined matrices: of each its shard."""
+    return [row for first, last in _ranges(parts, index, count) for row in range(first, last)]
+
+
+def _ranges(parts: Sequence[int], index: int, count: int) -> list[tuple[int, int]]:
+    """Return the first row of a device's shard of each part, and the one after the last."""
+    cut = [borders(part, index, count) for part in parts]
+    return [(sum(parts[:at]) + first, sum(parts[:at]) + last) for at, (first, last) in enumerate(cut)]
+
+
 def _rows(weight: QuantizedTensor, parts: Sequence[int], index: int, count: int) -> QuantizedTensor:
     """Return the rows of shard ``index`` of each part."""
-    offsets = [sum(parts[:at]) for at in range(len(parts))]
-    cuts = [at + cut for at, part in zip(offsets, parts, strict=True) for cut in _starts(part, count)]
-    ranges = [
-        tuple(at + border for border in borders(part, index, count))
-        for at, part in zip(offsets, parts, strict=True)
-    ]
+    cuts = [first for device in range(count) for first, _ in _ranges(parts, device, count)]
     extent, height = weight.shape[ROWS], weight.block[ROWS]
-    step = _common(height, extent, cuts)
-    rows = [row for first, last in ranges for row in range(first, last)]
+    step, ranges = _common(height, extent, cuts), _ranges(parts, index, count)
+    rows = rows_of(parts, index, count)
     blocks = [at // height for first, last in ranges for at in range(first, last, step)]
     return replace(
         weight,
@@ -116,11 +117,12 @@ def _columns(weight: QuantizedTensor, index: int, count: int) -> QuantizedTensor
             " (GPTQ's desc_act), so that a border of columns cuts every group anywhere: shard its rows, or"
             " quantize it again without that order"
         )
-    step = _common(width, extent, _starts(extent, count))
+    size = -(-extent // count)
+    step = _common(width, extent, (size,))
     if step < min(width, NARROWEST):
         raise ShapeError(
             f"{weight.type_name} [{weight.shape[ROWS]}, {extent}] in {count} shards of columns: borders at"
-            f" multiples of {-(-extent // count)} cut its groups of {width} into groups of {step}, and"
+            f" multiples of {size} cut its groups of {width} into groups of {step}, and"
             f" {NARROWEST} columns are the fewest that may share a scale: use fewer shards"
         )
     return replace(
