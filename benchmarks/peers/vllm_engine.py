@@ -45,8 +45,9 @@ def library() -> Path | None:
 @cache
 def operators() -> Any:
     """Load vLLM's operators and return their namespace."""
-    torch.ops.load_library(str(library()))
-    return torch.ops._C
+    namespaces: Any = torch.ops
+    namespaces.load_library(str(library()))
+    return namespaces._C
 
 
 def packed(codes: Any) -> Any:
