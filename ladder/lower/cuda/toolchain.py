@@ -136,7 +136,7 @@ def compile_cuda(source: str, device: TileDevice, output: str) -> tuple[bytes, s
 
 def _architecture(device: TileDevice, output: str) -> str:
     """Return ``sm_90a`` for machine code, ``compute_90a`` for PTX."""
-    found = dict(re.findall(r"(arch|code)=(\w+)", " ".join(device.compile_options)))
+    found: dict[str, str] = dict(re.findall(r"(arch|code)=(\w+)", " ".join(device.compile_options)))
     return found["arch" if output == "ptx" else "code"]
 
 
