@@ -24,15 +24,14 @@ def borders(extent: int, index: int, count: int) -> tuple[int, int]:
     Raises
     ------
     ShapeError
-        If there is no such shard, or nothing is left for it.
+        If there is no such shard, or nothing is left for the last.
     """
     if not 0 <= index < count:
         raise ShapeError(f"shard {index} of {count} does not exist")
     size = -(-extent // count)
-    start, stop = index * size, min(extent, (index + 1) * size)
-    if start >= stop:
-        raise ShapeError(f"{extent} in {count} shards of {size} leave nothing for shard {index}")
-    return start, stop
+    if size * (count - 1) >= extent:  # said to every device, so that none waits for one that has failed
+        raise ShapeError(f"{extent} in {count} shards of {size} leave nothing for shard {count - 1}")
+    return index * size, min(extent, (index + 1) * size)
 
 
 def shard(

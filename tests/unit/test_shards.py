@@ -104,9 +104,10 @@ def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ShapeError, match="groups of 32 into groups of 8"):
         shard(matrix, COLUMNS, 0, 8)
     with pytest.raises(ShapeError, match="nothing for shard 3"):
-        shard(matrix, ROWS, 3, 4)
+        shard(matrix, ROWS, 0, 4)
     with pytest.raises(ShapeError, match="do not add up"):
         shard(matrix, ROWS, 0, 2, (2, 2))
     with pytest.raises(ShapeError, match="does not exist"):
         borders(6, 2, 2)
-    assert torch.equal(values(shard(matrix, ROWS, 1, 4)), values(matrix)[2:4])  # as torch.chunk cuts
+    longer = ladder.quantize(torch.randn(7, 64), "int4", group_size=32)
+    assert torch.equal(values(shard(longer, ROWS, 3, 4)), values(longer)[6:])  # as torch.chunk cuts
