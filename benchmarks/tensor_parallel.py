@@ -2,8 +2,8 @@
 
 ``torchrun --nproc-per-node 2 -m benchmarks.tensor_parallel --model 70b --layers 8 --output two.json``.
 Layers are cut by outputs and inputs (`ladder.integrations.distributed`), compiled by `ladder.compile`, and
-run as CUDA graphs, collectives inside. The same layers without collectives (their sums are wrong) show what these
-add; the first process then runs the whole layers alone.
+run as CUDA graphs, collectives inside. The same layers without collectives (their sums are wrong) show what
+these add; the first process then runs the whole layers alone.
 """
 
 from __future__ import annotations
