@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     device = config.getoption("--bitblas-device")
     install(on_cpu=device == "cpu")
     if device == "cpu":
-        OnCpu().__enter__()
+        OnCpu().__enter__()  # type: ignore[no-untyped-call]
 
 
 def install(*, on_cpu: bool) -> None:
