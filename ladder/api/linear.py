@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
+from tile_types.shards import ROWS, rows_of, shard
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """Types that a module can compute in."""
@@ -195,6 +196,41 @@ class Linear(torch.nn.Module):
         self._canonical = weight.to("cpu") if self.keep_canonical else None
         self._set_packed(packed)
         self._set_columns(None if order is None else as_torch(order))
+
+    def shard(self, axis: int, index: int, count: int, parts: Sequence[int] | None = None) -> None:
+        """Keep what device ``index`` of ``count`` holds of the layer: its outputs (axis 0) or its inputs (1).
+
+        Of inputs, each device computes a summand of the result, and the first adds the bias.
+
+        Parameters
+        ----------
+        axis, index, count, parts
+            As in `tile_types.shards.shard`.
+
+        Raises
+        ------
+        LadderError
+            If the canonical weight was not kept.
+        ShapeError
+            If the weight cannot be cut so.
+        """
+        whole = self._canonical
+        if whole is None:
+            raise LadderError("only a canonical weight can be cut: build the module with keep_canonical=True")
+        weight = shard(whole, axis, index, count, parts)
+        bias: torch.Tensor | None = self.bias
+        if bias is not None and axis == ROWS:
+            bias = bias[rows_of(parts or whole.shape[:1], index, count)]
+        self._resize(weight, bias if axis == ROWS or index == 0 else None)
+
+    def _resize(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
+        """Become the layer of another weight of the same type."""
+        self.out_features, self.in_features = weight.shape
+        width = min(weight.block[1], self.in_features)
+        self._options["group_size"] = width
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self._matmul = self._operator(bias is not None)
+        self.set_weight(weight)
 
     @property
     def canonical(self) -> QuantizedTensor | None:
