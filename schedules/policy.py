@@ -293,7 +293,7 @@ def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> list[Schedule]:
         for order, schedule in best.items():
             pools.setdefault(order, []).append(schedule)
 
-    def over_all_m(pool: Sequence[Schedule]) -> float:
+    def over_all_m(pool: Iterable[Schedule]) -> float:
         tried = list(dict.fromkeys(pool))
         return sum(
             math.log(min(predict(gemm, device, s, m).seconds for s in tried)) for m in GPU_BUCKETS[:-1]
