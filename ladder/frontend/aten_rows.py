@@ -444,7 +444,7 @@ ROWS: dict[str, Row] = {
     "scalar_tensor.default": lambda im, out, value, **_: _filled(im, out, (), value),
     **{f"arange.{form}": _counted for form in ("default", "start", "start_step")},
     "_to_copy.default": lambda im, out, x, *_, **__: im.converted(x, out),
-    **{f"{name}.default": _same for name in ("clone", "detach", "alias", "lift_fresh_copy")},
+    **{f"{name}.default": _same for name in ("clone", "detach", "alias", "lift_fresh_copy", "wait_tensor")},
     **{f"{name}.default": _viewed for name in ("view", "reshape", "_unsafe_view", "_reshape_copy")},
     "unsqueeze.default": _unsqueezed,
     **{f"squeeze.{form}": _squeezed for form in ("default", "dim", "dims")},
