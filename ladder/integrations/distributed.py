@@ -168,6 +168,30 @@ def connected(
     return module
 
 
+class VocabularyShard(torch.nn.Module):
+    """A process's rows of an embedding: it looks up its tokens, and the sum over all processes is the result.
+
+    Parameters
+    ----------
+    weight
+        Its rows, as `torch.chunk` cuts the whole.
+    extent
+        Rows of the whole.
+    """
+
+    def __init__(self, weight: torch.Tensor, extent: int, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.first, self.last = borders(extent, mesh.get_local_rank(), mesh.size())
+        self.total = Between(mesh, Partial(), Replicate())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., D]`` for tokens ``[...]``."""
+        own = (ids >= self.first) & (ids < self.last)
+        rows = torch.nn.functional.embedding(torch.where(own, ids - self.first, 0), self.weight)
+        return self.total(torch.where(own[..., None], rows, 0))
+
+
 def shard_experts(
     weights: Sequence[QuantizedTensor], by: str, index: int, count: int
 ) -> list[QuantizedTensor]:

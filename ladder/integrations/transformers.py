@@ -23,6 +23,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
 
@@ -110,6 +111,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.held: dict[str, QuantizedTensor] = {}
         self.skipped: list[str] = []
         self.device_map: Mapping[str, Any] | None = None
+        self.plan: LayerPlan | None = None
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
         """Tell whether a parameter is the weight of a linear layer that is not skipped."""
@@ -129,8 +131,10 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             If it cannot be quantized so; the layer is named.
         """
         options, _ = self.quantization_config.split()
+        assert self.plan is not None  # made before weights are loaded
         try:
-            self.held[name] = quantize(weight, self.quantization_config.weight, **options)
+            whole = quantize(weight, self.quantization_config.weight, **options)
+            self.held[name] = self.plan.shard(name, whole)
         except LadderError as error:
             error.add_note(f"while quantizing {name}")
             raise
@@ -143,6 +147,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         config = self.quantization_config
         kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
         self.skipped = kept + list(getattr(model, "_keep_in_fp32_modules", None) or ())
+        self.plan = LayerPlan(model, linear_layers(model, self.skipped))
         if self.pre_quantized:
             self._take_stored(model, checkpoint_files or ())
 
@@ -170,17 +175,23 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _, options = self.quantization_config.split()
         dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
+        plan = self.plan
+        assert plan is not None  # made before weights were loaded
         while self.held:
             name, matrix = self.held.popitem()
-            bias = model.get_submodule(name).bias
+            bias = plan.bias(name, model.get_submodule(name).bias)  # type: ignore[arg-type]
+            if self.pre_quantized:
+                matrix = plan.shard(name, matrix)
             where = device_of(self.device_map, name)
-            layer = Linear.from_quantized(matrix, bias, dtype=dtype, device=where, **options)  # type: ignore[arg-type]
+            layer = Linear.from_quantized(matrix, bias, dtype=dtype, device=where, **options)
+            plan.connect(name, layer)
             model.set_submodule(name, layer)
+        plan.restore()
         return model
 
     def is_serializable(self) -> bool:
-        """Tell that models can be saved: state dicts hold canonical storage."""
-        return True
+        """Tell whether a model can be saved: state dicts hold canonical storage, of one process a shard."""
+        return self.plan is None or self.plan.mesh is None
 
     @property
     def is_trainable(self) -> bool:
