@@ -36,7 +36,7 @@ MAX_ATTEMPTS = 20
 MAX_SURPRISES = 3
 """Times that a side comes up after the other one was recorded alone."""
 SELDOM = 32
-"""Times that a case comes which no record can be open for before it is recorded, which takes longer than that."""
+"""Calls of a case that no record can be open for before it is recorded: about what recording it costs."""
 MAX_PASSED = 1024
 """Cases whose calls are counted."""
 DEEPEST = 3
@@ -279,8 +279,8 @@ class ResumePoint:
     def is_passing(self, roots: tuple[Any, ...]) -> bool:
         """Say whether a call is not recorded yet, as its case comes seldom.
 
-        Extents are 1 where they are in a call that was recorded; its sizes are none that can be left open, or
-        all else differs too, and both the empty and the filled cache of a program with one have been recorded.
+        Extents are 1 where they are in a recorded call. Its sizes are none that can be left open; or,
+        with a cache, all else differs too, and the empty and the filled cache have been recorded.
         """
         if _kind(roots) not in self.settled:
             return False
