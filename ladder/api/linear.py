@@ -62,6 +62,8 @@ class Linear(torch.nn.Module):
         Of the inputs, the outputs and the bias; as in ``torch.nn.Linear``.
     keep_canonical
         Whether to keep the canonical weight after packing.
+    batch_invariant
+        As in `Matmul`.
 
     Raises
     ------
@@ -89,10 +91,11 @@ class Linear(torch.nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         keep_canonical: bool = True,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.keep_canonical = keep_canonical
+        self.keep_canonical, self.batch_invariant = keep_canonical, batch_invariant
         self._options = {"weight": weight, "group_size": group_size, "zero": zero}
         self._activation = activation
         self._where = torch.empty(0, device=device).device
@@ -116,6 +119,7 @@ class Linear(torch.nn.Module):
         zero: str | None = None,
         activation: str | None = None,
         keep_canonical: bool = True,
+        batch_invariant: bool = False,
         clip: bool = False,
         moments: Moments | None = None,
         **options: Any,
@@ -126,7 +130,7 @@ class Linear(torch.nn.Module):
         ----------
         linear
             The layer: float16, bfloat16 or float32, on any device.
-        weight, group_size, zero, activation, keep_canonical
+        weight, group_size, zero, activation, keep_canonical, batch_invariant
             See the class.
         clip
             Whether to clip each group of weights first where its quantization errs least (`clipped`).
@@ -154,6 +158,7 @@ class Linear(torch.nn.Module):
             device=linear.weight.device,
             activation=activation,
             keep_canonical=keep_canonical,
+            batch_invariant=batch_invariant,
         )
 
     @classmethod
@@ -295,6 +300,7 @@ class Linear(torch.nn.Module):
             zero=self._options["zero"],  # type: ignore[arg-type]
             bias=bias,
             token_scale=activation in EIGHT_BIT,
+            batch_invariant=self.batch_invariant,
         )
         return Matmul.from_request(Request(gemm))
 

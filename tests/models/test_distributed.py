@@ -100,3 +100,44 @@ def test_experts_are_cut_by_expert_and_within(by: str) -> None:
 def test_an_unknown_way_to_cut_experts_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rows'"):
         shard_experts([], "row", 0, 2)
+
+
+FAILING = """
+import os, sys, time
+import torch, torch.distributed as dist
+from ladder.integrations.ranks import together
+
+folder, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+with together(silence=2):
+    if rank == 1 and how == "killed":
+        os.kill(os.getpid(), 9)
+    if rank == 1 and how != "none":
+        raise ValueError("no such weight")
+    if how == "waits":
+        dist.all_reduce(torch.ones(3))
+    elif how == "computes" or how == "killed":
+        time.sleep(300)
+"""
+
+ENDS = {
+    "none": ("", 0, 0),
+    "waits": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
+    "computes": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
+    "killed": ("RankFailedError: rank 1 has given no sign of life for 2 s", 1, -9),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_path: Path) -> None:
+    """The group's own timeout is 30 minutes; the test's is what these need to start."""
+    message, *codes = ENDS[how]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FAILING, str(tmp_path), str(rank), how], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == codes, said
+    assert message in said[0]
