@@ -36,7 +36,8 @@ def layer(operator: str, hidden: int, direction: str, given: tuple[str, ...], mo
     inputs = {
         "x": ["steps", "batch", 8],
         "lengths": ["batch"],
-        **dict.fromkeys("hc", [count, "batch", hidden]),
+        "h": [count, "batch", hidden],
+        "c": [count, "batch", hidden],
     }
     infos = [
         helper.make_tensor_value_info(
