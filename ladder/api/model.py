@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ladder.api.open_export import OpenAxes
 
 
+Shapes = Mapping[str, Sequence[int]]
+
+
 class Compiled(Captured):
     """A function or model that is captured when it runs, and whose graphs run as plans of ours.
 
@@ -133,7 +136,9 @@ def steps_by_executor(built: Built) -> str:
 
 
 @overload
-def compile(function: str | os.PathLike[str], *, precise: bool = False) -> OnnxModel: ...
+def compile(
+    function: str | os.PathLike[str], *, precise: bool = False, shapes: Shapes | None = None
+) -> OnnxModel: ...
 
 
 @overload
@@ -144,7 +149,9 @@ def compile(function: Callable[..., Any], *, precise: bool = False) -> Compiled:
 def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
 
 
-def compile(function: Any, *, backend: Backend | None = None, precise: bool = False) -> Captured | OnnxModel:
+def compile(
+    function: Any, *, backend: Backend | None = None, precise: bool = False, shapes: Shapes | None = None
+) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -160,6 +167,10 @@ def compile(function: Any, *, backend: Backend | None = None, precise: bool = Fa
     precise
         Whether each operator's result is rounded as in torch: 16-bit results between operators too, which
         kernels otherwise keep in float32; and no operators become one. See `ladder/ir/README.md`.
+    shapes
+        Of an ONNX model: input -> the shape that it has in every call, e.g. ``{"image": (1, 3, 224, 224)}``.
+        By default sizes that the file leaves open stay open; where they are known, more becomes one plan,
+        and kernels are for these sizes.
 
     Returns
     -------
@@ -182,5 +193,7 @@ def compile(function: Any, *, backend: Backend | None = None, precise: bool = Fa
 
         if backend is not None:
             raise TypeError("an ONNX model is not captured: leave out backend")
-        return OnnxModel(function, precise)
+        return OnnxModel(function, precise, shapes)
+    if shapes is not None:
+        raise TypeError("what is captured has the shapes of its calls: leave out shapes")
     return Compiled(function, precise) if backend is None else capture(function, backend=backend)

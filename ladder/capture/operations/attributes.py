@@ -195,9 +195,11 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
     meta = type(value)
     if name in _TYPE_FIELDS:
         return _type_field(vm, value, name)
-    if meta is not type and vm.heap.class_attribute(meta, "__getattribute__") != _TYPE_GET:
+    if not _reads_as_type(vm, meta):
         raise CaptureError("a metaclass with its own __getattribute__")
     over = vm.heap.class_attribute(meta, name)
+    if type(over) is property:
+        return bind_descriptor(vm, over, value, meta)
     if over is not NULL and _is_data(type(over)):
         raise CaptureError("a data descriptor of a metaclass")
     found = vm.heap.class_attribute(value, name)
@@ -208,6 +210,14 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
             raise CaptureError("an attribute computed by a metaclass")
         return getattr(value, name)
     return _bound_to_class(vm, found, value, name)
+
+
+def _reads_as_type(vm: Interpreter, meta: type) -> bool:
+    """Say whether attributes of a metaclass's classes are found as those of `type`; pybind11's own are."""
+    if meta is type:
+        return True
+    native = [base.__getattribute__ for base in meta.__mro__ if base.__module__ == "pybind11_builtins"]
+    return vm.heap.class_attribute(meta, "__getattribute__") in (_TYPE_GET, *native)
 
 
 def _type_field(vm: Interpreter, value: type, name: str) -> Any:
