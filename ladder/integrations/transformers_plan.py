@@ -121,6 +121,14 @@ class LayerPlan:
             raise unknown_name(f"style of the quantized layer {name}", style, STYLES)
         return None if style is None else STYLES[style]
 
+    def refuse_stacks(self, name: str) -> None:
+        """Raise `LadderError` for stacked experts that would have to be cut."""
+        if self.mesh is not None:
+            raise LadderError(
+                f"{name}: stacked experts are not cut by a tp_plan yet; `shard_experts` of"
+                " ladder.integrations.distributed cuts their matrices"
+            )
+
     def shard(self, name: str, matrix: QuantizedTensor) -> QuantizedTensor:
         """Return what this process holds of a layer's weight."""
         cut, mesh = self.cut(name), self.mesh

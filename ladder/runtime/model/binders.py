@@ -16,6 +16,7 @@ from ladder.runtime.model.library import library_run, product_run, product_takes
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Ordered
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from targets import get_device
@@ -205,6 +206,7 @@ BINDERS: Mapping[str, Callable[[Workspace, Step], Bound | None]] = {
     "gemm": _bind_gemm,
     "rows": _bind_rows,
     "attention": _bind_attention,
+    "recurrent": bind_recurrent,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

@@ -29,6 +29,7 @@ from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from ladder.runtime.model.recurrent import recurrent_job
 from ladder.runtime.model.rows import rows_job
 from schedules.schedule import Plan as SchedulePlan
 from tile_types.errors import MissingToolError, ScheduleError
@@ -48,6 +49,7 @@ JOBS: Mapping[str, Callable[[Graph, TileDevice], list[Job]]] = {
     "chain": lambda graph, device: [chain_job(graph, device)],
     "rows": lambda graph, device: [rows_job(graph, device)],
     "attention": attention_jobs,
+    "recurrent": lambda graph, device: [recurrent_job(graph, device)],
 }
 """Kind of part -> what describes the kernels of its graph, where it has some of its own."""
 
@@ -192,7 +194,9 @@ def _without_kernel(error: Exception) -> str:
 
 def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
-    return replace(part, kind="library" if part.kind == "attention" else "torch", reason=reason)
+    return replace(
+        part, kind="library" if part.kind in ("attention", "recurrent") else "torch", reason=reason
+    )
 
 
 def is_empty(part: Subgraph) -> bool:
