@@ -15,9 +15,21 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from ladder.api.linear import Linear
+from ladder.runtime.model.graphs import release_collectives
 from tile_types import QuantizedTensor
 from tile_types.errors import ShapeError, unknown_name
 from tile_types.shards import COLUMNS, ROWS, borders, shard
+
+__all__ = [
+    "ColwiseLinear",
+    "RowwiseLinear",
+    "VocabularyShard",
+    "connected",
+    "only_own",
+    "own_experts",
+    "release_collectives",
+    "shard_experts",
+]
 
 FEATURES = Shard(-1)
 """Where columns of activations are."""

@@ -138,13 +138,11 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         """
         options, _ = self.quantization_config.split()
         path, plan = name.rpartition(".")[0], self.plan
-        assert plan is not None  # made before weights are loaded
         try:
             if name in self.stacks:
-                plan.refuse_stacks(name)
                 weight = experts.as_matrix(model.get_submodule(path), weight)
             whole = quantize(weight, self.quantization_config.weight, **options)
-            self.held[name] = plan.shard(name, whole)
+            self.held[name] = whole if plan is None else plan.shard(name, whole)
         except LadderError as error:
             error.add_note(f"while quantizing {name}")
             raise
