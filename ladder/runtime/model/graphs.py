@@ -33,7 +33,7 @@ _with_collectives: WeakSet[Replay] = WeakSet()
 
 
 def release_collectives() -> None:
-    """Drop all CUDA graphs with collectives, so that the process group can be destroyed; calls record anew."""
+    """Drop all CUDA graphs with collectives, so that their group can be destroyed; calls record anew."""
     for replay in list(_with_collectives):
         replay.graph, replay.results, replay.copies = None, [], []
     torch.cuda.synchronize()
