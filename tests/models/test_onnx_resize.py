@@ -1,4 +1,4 @@
-"""Resize of the nearest element by whole factors: a kernel's moves, as the standard's own reference has it."""
+"""Resize of the nearest element by whole factors: moves of a kernel, as in the standard's own reference."""
 
 from __future__ import annotations
 
