@@ -26,17 +26,17 @@ class Compiled(Captured):
     ----------
     function
         A Python function, method, `torch.nn.Module` or other callable.
-    precise
+    precise, search
         See `compile`.
     """
 
-    def __init__(self, function: Callable[..., Any], precise: bool = False) -> None:
-        self.compiler = Compiler(precise)
+    def __init__(self, function: Callable[..., Any], precise: bool = False, search: float = 0.0) -> None:
+        self.compiler = Compiler(precise, search)
         super().__init__(function, self.compiler)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what copies and pickles are made of."""
-        return type(self), (self.function, self.compiler.precise)
+        return type(self), (self.function, self.compiler.precise, self.compiler.search)
 
     @property
     def models(self) -> list[Built]:
@@ -137,14 +137,16 @@ def compile(function: str | os.PathLike[str], *, precise: bool = False) -> OnnxM
 
 
 @overload
-def compile(function: Callable[..., Any], *, precise: bool = False) -> Compiled: ...
+def compile(function: Callable[..., Any], *, precise: bool = False, search: float = 0.0) -> Compiled: ...
 
 
 @overload
 def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
 
 
-def compile(function: Any, *, backend: Backend | None = None, precise: bool = False) -> Captured | OnnxModel:
+def compile(
+    function: Any, *, backend: Backend | None = None, precise: bool = False, search: float = 0.0
+) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -160,6 +162,9 @@ def compile(function: Any, *, backend: Backend | None = None, precise: bool = Fa
     precise
         Whether each operator's result is rounded as in torch: 16-bit results between operators too, which
         kernels otherwise keep in float32; and no operators become one. See `ladder/ir/README.md`.
+    search
+        Seconds per graph in which the superoptimizer searches kernels for parts that its shipped database of
+        proven graphs lacks; what it finds is kept in the cache folder. On NVIDIA GPUs.
 
     Returns
     -------
@@ -183,4 +188,4 @@ def compile(function: Any, *, backend: Backend | None = None, precise: bool = Fa
         if backend is not None:
             raise TypeError("an ONNX model is not captured: leave out backend")
         return OnnxModel(function, precise)
-    return Compiled(function, precise) if backend is None else capture(function, backend=backend)
+    return Compiled(function, precise, search) if backend is None else capture(function, backend=backend)
