@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ladder.api.open_export import OpenAxes
 
 
+Shapes = Mapping[str, Sequence[int]]
+
+
 class Compiled(Captured):
     """A function or model that is captured when it runs, and whose graphs run as plans of ours.
 
@@ -133,7 +136,9 @@ def steps_by_executor(built: Built) -> str:
 
 
 @overload
-def compile(function: str | os.PathLike[str], *, precise: bool = False) -> OnnxModel: ...
+def compile(
+    function: str | os.PathLike[str], *, precise: bool = False, shapes: Shapes | None = None
+) -> OnnxModel: ...
 
 
 @overload
@@ -145,7 +150,12 @@ def compile(function: Callable[..., Any], *, backend: Backend | None) -> Capture
 
 
 def compile(
-    function: Any, *, backend: Backend | None = None, precise: bool = False, search: float = 0.0
+    function: Any,
+    *,
+    backend: Backend | None = None,
+    precise: bool = False,
+    shapes: Shapes | None = None,
+    search: float = 0.0,
 ) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
@@ -162,6 +172,10 @@ def compile(
     precise
         Whether each operator's result is rounded as in torch: 16-bit results between operators too, which
         kernels otherwise keep in float32; and no operators become one. See `ladder/ir/README.md`.
+    shapes
+        Of an ONNX model: input -> the shape that it has in every call, e.g. ``{"image": (1, 3, 224, 224)}``.
+        By default sizes that the file leaves open stay open; where they are known, more becomes one plan,
+        and kernels are for these sizes.
     search
         Seconds per graph in which the superoptimizer searches kernels for parts that its shipped database of
         proven graphs lacks; what it finds is kept in the cache folder. On NVIDIA GPUs.
@@ -187,5 +201,7 @@ def compile(
 
         if backend is not None:
             raise TypeError("an ONNX model is not captured: leave out backend")
-        return OnnxModel(function, precise)
+        return OnnxModel(function, precise, shapes)
+    if shapes is not None:
+        raise TypeError("what is captured has the shapes of its calls: leave out shapes")
     return Compiled(function, precise, search) if backend is None else capture(function, backend=backend)

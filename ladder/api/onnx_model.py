@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.packed import pack
 
+CPU = torch.device("cpu")
+
 
 class OnnxModel:
     """A model from an ONNX file; call it with its inputs, by position or by name.
@@ -33,6 +35,8 @@ class OnnxModel:
         Path of the file, or an ``onnx.ModelProto``.
     precise
         Whether each operator's result is rounded to its type, see `compile`.
+    shapes
+        Input -> the shape that it has in every call, see `compile`.
 
     Raises
     ------
@@ -42,8 +46,13 @@ class OnnxModel:
         If it uses an operator, a version or a form that is not supported; the message names it.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | Any, precise: bool = False) -> None:
-        self.staged = import_stages(source, gemm_for, precise)
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Any,
+        precise: bool = False,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.staged = import_stages(source, gemm_for, precise, shapes)
         self._built: dict[torch.device, WholeModel | StagedModel] = {}
 
     @property
@@ -84,8 +93,9 @@ class OnnxModel:
         ShapeError, DTypeError
             If an argument does not fit; the message names it.
         """
-        tensors = [value for value in (*arguments, *named.values()) if isinstance(value, torch.Tensor)]
-        return self.on(tensors[0].device if tensors else "cpu")(*arguments, **named)
+        given = (*arguments, *named.values())
+        where = next((value.device for value in given if isinstance(value, torch.Tensor)), CPU)
+        return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def on(self, device: torch.device | str) -> WholeModel | StagedModel:
         """Return the model built for a device, building it on first use.

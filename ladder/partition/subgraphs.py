@@ -11,10 +11,11 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
-KINDS = ("gemm", "found", "rows", "chain", "attention", "product", "library", "view", "torch")
+KINDS = ("gemm", "found", "rows", "chain", "attention", "recurrent", "product", "library", "view", "torch")
 """``gemm``: a quantized product by a kernel of ours; ``found``: what kernels of a found graph compute;
-``rows``: a product of rows with a float matrix by one of ours; ``attention``: attention by one; ``product``:
-one that torch computes; ``torch``: what is for a kernel of ours but has none, node by node; the others as
+``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a
+recurrent layer by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours but has
+none, node by node; the others as
 `ladder.ir.operator.ENGINES`."""
 
 

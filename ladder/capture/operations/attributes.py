@@ -15,11 +15,13 @@ import torch
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
-from ladder.capture.operations.objects import hide, pinned_part, settled, tuple_item
+from ladder.capture.operations.objects import hide, pinned_part, seen_through, settled, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
+from ladder.capture.values.shapes import DynamicSize
 from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
 _OBJECT_GET: Any = object.__getattribute__
@@ -58,6 +60,8 @@ _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
 """The type of functions behind `functools.cache`."""
+SIZE_METHODS: dict[str, Any] = {"numel": polyfills.numel_}
+"""Methods of shapes that are followed where extents are open."""
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
@@ -72,12 +76,17 @@ def instance_dict(value: Any) -> Any:
 
 def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
     """Return ``value.name``."""
+    if type(value) is DynamicSize and name in SIZE_METHODS:
+        return types.MethodType(pinned_part(vm, SIZE_METHODS[name]), value)
     value = vm.plain(value)
     return recorded(vm, _load, (value, name), (getattr, (value, name)))
 
 
 def _load(vm: Interpreter, value: Any, name: str) -> Any:
     kind = type(value)
+    if kind is types.MappingProxyType and hasattr(kind, name):
+        value = seen_through(vm, value)
+        kind = type(value)
     if kind is types.ModuleType:
         return namespace_item(vm, vars(value), name, value.__name__)
     if is_a(value, type):
@@ -186,9 +195,11 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
     meta = type(value)
     if name in _TYPE_FIELDS:
         return _type_field(vm, value, name)
-    if meta is not type and vm.heap.class_attribute(meta, "__getattribute__") != _TYPE_GET:
+    if not _reads_as_type(vm, meta):
         raise CaptureError("a metaclass with its own __getattribute__")
     over = vm.heap.class_attribute(meta, name)
+    if type(over) is property:
+        return bind_descriptor(vm, over, value, meta)
     if over is not NULL and _is_data(type(over)):
         raise CaptureError("a data descriptor of a metaclass")
     found = vm.heap.class_attribute(value, name)
@@ -199,6 +210,14 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
             raise CaptureError("an attribute computed by a metaclass")
         return getattr(value, name)
     return _bound_to_class(vm, found, value, name)
+
+
+def _reads_as_type(vm: Interpreter, meta: type) -> bool:
+    """Say whether attributes of a metaclass's classes are found as those of `type`; pybind11's own are."""
+    if meta is type:
+        return True
+    native = [base.__getattribute__ for base in meta.__mro__ if base.__module__ == "pybind11_builtins"]
+    return vm.heap.class_attribute(meta, "__getattribute__") in (_TYPE_GET, *native)
 
 
 def _type_field(vm: Interpreter, value: type, name: str) -> Any:
@@ -298,6 +317,12 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
         return _native_field(vm, value, name)
     if is_constant(value):
         return found.__get__(value)
+    if name in natives.FIXED.get(kind, ()) and not _is_external(vm, value):
+        node = vm.heap.node(value)
+        inside = found.__get__(value)
+        if not is_constant(inside) and vm.heap.find(inside) is None:
+            vm.heap.fresh(inside, f"{node.var}.{name}", {node.var})
+        return inside
     if is_a(value, BaseException):
         return _error_field(vm, found, value, name)
     raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")

@@ -19,6 +19,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.interpreter import Call, Interpreter
+from ladder.capture.operations import collectives
 from ladder.capture.operations.objects import identify, perform, pinned_part
 from ladder.capture.operations.replay import is_hidden
 from ladder.capture.operations.symbolic import settle_extents
@@ -210,6 +211,7 @@ ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}
 """(module, qualified name) of cached functions whose results, lists among them, no caller changes."""
 NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
+    **collectives.NAMED,
 }
 """(module, qualified name) of such functions in modules that are not imported for them -> the same."""
 

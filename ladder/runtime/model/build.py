@@ -30,6 +30,7 @@ from ladder.runtime.model.found import found_jobs
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from ladder.runtime.model.recurrent import recurrent_job
 from ladder.runtime.model.rows import rows_job
 from schedules.schedule import Plan as SchedulePlan
 from tile_types.errors import MissingToolError, ScheduleError
@@ -49,6 +50,7 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "chain": lambda part, device: [chain_job(part.graph, device)],
     "rows": lambda part, device: [rows_job(part.graph, device)],
     "attention": lambda part, device: attention_jobs(part.graph, device),
+    "recurrent": lambda part, device: [recurrent_job(part.graph, device)],
     "found": found_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
@@ -194,7 +196,9 @@ def _without_kernel(error: Exception) -> str:
 
 def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
-    return replace(part, kind="library" if part.kind == "attention" else "torch", reason=reason)
+    return replace(
+        part, kind="library" if part.kind in ("attention", "recurrent") else "torch", reason=reason
+    )
 
 
 def is_empty(part: Subgraph) -> bool:

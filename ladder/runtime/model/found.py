@@ -23,8 +23,9 @@ from ladder.partition.found_program import RegionProgram
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.compile import candidate_for
-from ladder.runtime.fused import ALIGNMENT, Lowering, constants_of
+from ladder.runtime.fused import Lowering, constants_of
 from ladder.runtime.kernel import torch_dtype
+from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Database, Limits, Program, Report, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
@@ -248,11 +249,4 @@ def _reader(memory: Workspace, value: str) -> Callable[[Slots], list[torch.Tenso
         places = memory.packed[value]
         return lambda slots: [memory.values[at].view(-1) for at in places]
     slot = memory.slot[value]
-    return lambda slots: [_in_order(slots[slot]).view(-1)]
-
-
-def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as kernels read it: contiguous, from an aligned address on."""
-    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return lambda slots: [ready(slots[slot]).view(-1)]

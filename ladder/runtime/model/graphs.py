@@ -42,6 +42,8 @@ class Replay:
         self.step_by_step, self.owner = step_by_step, owner
         self.calls = self.recordings = 0
         self.generation = 0
+        self.mode = "global" if owner.plan.is_pure() else "thread_local"
+        """Whose calls a recording forbids: NCCL's own threads ask for its events meanwhile."""
         self.refused = ""
         self.graph: Any = None
         self.copies: list[tuple[int, torch.Tensor]] = []
@@ -79,7 +81,7 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode=self.mode):
                 self.results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from ladder.ir.extents import match_shape
 from ladder.ir.graph import Graph
+from ladder.runtime.model.executable import MOST_FITTING
 from ladder.runtime.model.whole import WholeModel, by_name
 from ladder.runtime.onnx_ops.evaluate import BoundNode, run_node
 from ladder.runtime.onnx_ops.values import code_of, given_value
@@ -117,26 +119,45 @@ class StagedModel:
         LadderError
             If a node cannot be computed of what is there; the message names it.
         """
-        given = by_name(tuple(self.inputs), arguments, named)
+        given = by_name(self._names, arguments, named)
         values = {**self.stored, **{name: given_value(value) for name, value in given.items()}}
         self._check(values)
-        for stage, dead in zip(self.stages, self._dead(), strict=True):
+        for stage, dead in self._order:
             stage.run(values)
             for name in dead:
                 values.pop(name, None)
         found = tuple(values[name] for name in self.outputs)
         return found[0] if len(found) == 1 else found
 
-    def _dead(self) -> list[tuple[str, ...]]:
-        """Return, per stage, the values that nothing reads after it."""
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.inputs)
+
+    @cached_property
+    def _order(self) -> list[tuple[PlanStage | TorchStage, tuple[str, ...]]]:
+        """The stages, each with the values that nothing reads after it."""
         seen, found = set(self.outputs), []
         for stage in reversed(self.stages):
             names = {*stage.reads, *stage.writes} - seen
             seen |= names
-            found.append(tuple(names))
+            found.append((stage, tuple(names)))
         return found[::-1]
 
+    @cached_property
+    def _fitting(self) -> set[tuple[Any, ...]]:
+        """Types and shapes of inputs that fitted."""
+        return set()
+
     def _check(self, values: Mapping[str, Any]) -> None:
+        seen = tuple(_form(values[name]) for name in self._names)
+        if seen in self._fitting:
+            return
+        self._compare(values)
+        if len(self._fitting) >= MOST_FITTING:
+            self._fitting.clear()
+        self._fitting.add(seen)
+
+    def _compare(self, values: Mapping[str, Any]) -> None:
         sizes: dict[str, int] = {}
         for name, wanted in self.inputs.items():
             value = values[name]
@@ -173,3 +194,7 @@ class StagedModel:
                     f"{'node':8} {'torch, with the shapes of a call':44} {stage.node.title}  [{stage.why}]"
                 )
         return "\n".join(parts)
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    return type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
