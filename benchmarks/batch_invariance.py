@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.batch_invariance --output FILE``
 
-For each product, rows of x are multiplied in batches of many sizes that begin at several rows; every result must
-have the bits of the same rows within the largest batch. Times are those of the plan of one order over the time
-of the usual plan, CUDA graphs by turns, weights from HBM.
+For each product, rows of x are multiplied in batches of many sizes that begin at several rows; every
+result must have the bits of the same rows within the largest batch. Times are those of the plan of one
+order over those of the usual plan, CUDA graphs by turns, weights from HBM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 
 import ladder
 from benchmarks.harness import capture_long, copies_for, environment, interleaved_us
+from ladder.runtime.packed import PackedWeight
 
 PRODUCTS: tuple[tuple[str, str, int | None, int, int], ...] = (
     ("int4", "float16", 128, 4096, 4096),
@@ -49,9 +51,14 @@ def other_bits(multiply: Callable[[Any], Any], x: Any) -> list[tuple[int, int]]:
     ]
 
 
-def ratios(plans: Mapping[str, Any], packed: Any, x: Any) -> dict[int, float]:
+def copy_of(packed: PackedWeight) -> PackedWeight:
+    """Return the same weight in memory of its own."""
+    return replace(packed, arrays={name: array.clone() for name, array in packed.arrays.items()})
+
+
+def ratios(plans: Mapping[str, Any], packed: PackedWeight, x: Any) -> dict[int, float]:
     """Return the time of the first plan over that of the second, by M."""
-    copies = [packed, *(packed.to(packed.device) for _ in range(copies_for(packed.nbytes) - 1))]
+    copies = [copy_of(packed) for _ in range(copies_for(packed.nbytes))]
     found = {}
     for m in TIMED:
         given = x[:m].contiguous()
@@ -77,10 +84,12 @@ def measured(weight: str, activation: str, group_size: int | None, n: int, k: in
     x = torch.randn(LARGEST, k, device="cuda", dtype=getattr(torch, activation, torch.float16))
     found = {name: other_bits(lambda rows, op=op: op(rows, packed), x) for name, op in plans.items()}
     over = ratios(plans, packed, x)
-    return {
-        **{"weight": weight, "activation": activation, "group_size": group_size, "n": n, "k": k},
-        **{"other_bits": found["invariant"], "other_bits_of_the_usual_plan": len(found["usual"])},
-        **{"time_over_usual": over, "geometric_mean": round(statistics.geometric_mean(over.values()), 3)},
+    problem = {"weight": weight, "activation": activation, "group_size": group_size, "n": n, "k": k}
+    return problem | {
+        "other_bits": found["invariant"],
+        "other_bits_of_the_usual_plan": len(found["usual"]),
+        "time_over_usual": over,
+        "geometric_mean": round(statistics.geometric_mean(over.values()), 3),
     }
 
 
