@@ -51,6 +51,10 @@ def other_bits(multiply: Callable[[Any], Any], x: Any) -> list[tuple[int, int]]:
     ]
 
 
+def _multiplied(operator: ladder.Matmul, packed: PackedWeight, x: Any) -> Any:
+    return operator(x, packed)
+
+
 def copy_of(packed: PackedWeight) -> PackedWeight:
     """Return the same weight in memory of its own."""
     return replace(packed, arrays={name: array.clone() for name, array in packed.arrays.items()})
@@ -82,7 +86,7 @@ def measured(weight: str, activation: str, group_size: int | None, n: int, k: in
     }
     packed = plans["invariant"].pack(quantized)
     x = torch.randn(LARGEST, k, device="cuda", dtype=getattr(torch, activation, torch.float16))
-    found = {name: other_bits(lambda rows, op=op: op(rows, packed), x) for name, op in plans.items()}
+    found = {name: other_bits(partial(_multiplied, op, packed), x) for name, op in plans.items()}
     over = ratios(plans, packed, x)
     problem = {"weight": weight, "activation": activation, "group_size": group_size, "n": n, "k": k}
     return problem | {
