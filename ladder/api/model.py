@@ -204,4 +204,7 @@ def compile(
         return OnnxModel(function, precise, shapes)
     if shapes is not None:
         raise TypeError("what is captured has the shapes of its calls: leave out shapes")
+    if not callable(function):
+        kind = type(function).__name__
+        raise TypeError(f"ladder.compile takes a function, a module or an ONNX model, not {kind}")
     return Compiled(function, precise, search) if backend is None else capture(function, backend=backend)
