@@ -87,3 +87,8 @@ def test_shapes_that_do_not_fit(
 def test_only_files_have_shapes() -> None:
     with pytest.raises(TypeError, match="leave out shapes"):
         ladder.compile(torch.relu, shapes={"x": (1,)})  # type: ignore[call-overload]
+
+
+def test_what_is_no_program_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="takes a function, a module or an ONNX model, not int"):
+        ladder.compile(3)  # type: ignore[call-overload]
