@@ -131,3 +131,8 @@ def test_branches_are_models() -> None:
         torch.testing.assert_close(fast(x, torch.tensor(taken)), -wanted)
     stages = [stage for stage in fast.on("cpu").stages if hasattr(stage, "make")]
     assert [None not in stage._made.values() for stage in stages] == [True]
+
+
+def test_what_is_no_program_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="takes a function, a module or an ONNX model, not int"):
+        ladder.compile(3)  # type: ignore[call-overload]
