@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ladder.runtime.model.workspace import Bound, Slots, Workspace
     from targets import TileDevice
 
-MARGIN = 0.85
+MARGIN = 0.75
 """Predicted time of a found graph over that of the parts it replaces, at most: models err by some percent."""
 
 GRAPHS = 2
