@@ -147,3 +147,44 @@ def _per_group(weight: QuantizedTensor, axis: int, blocks: Sequence[int]) -> dic
 def _taken(array: Array, axis: int, places: Sequence[int]) -> Array:
     index = arrays_of(array).array(places, "int64", array)
     return array[index] if axis == ROWS else array[:, index]
+
+
+def joined(weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Return matrices of one type and as many columns as one, rows below rows: what `shard` takes apart.
+
+    Blocks that reach over the end of a matrix become lower ones with the same scale.
+
+    Raises
+    ------
+    ShapeError
+        If types or what the matrices carry differ, or columns have an order of their own.
+    """
+    first, *rest = weights
+    if not rest:
+        return first
+    kinds = {_kind(weight) for weight in weights}
+    if len(kinds) > 1 or first.columns is not None:
+        raise ShapeError(
+            f"only matrices of one kind, with plain columns, are joined: {sorted(map(str, kinds))}"
+        )
+    step = math.gcd(*(extent for weight in weights for extent in (weight.shape[ROWS], weight.block[ROWS])))
+    cut = [_lower(weight, step) for weight in weights]
+    xp = arrays_of(first.storage)
+    arrays = {name: xp.concatenate([part[name] for part in cut]) for name in cut[0]}
+    extents = sum(weight.shape[ROWS] for weight in weights), first.shape[COLUMNS]
+    storage = xp.concatenate([weight.storage for weight in weights])
+    return replace(first, shape=extents, storage=storage, block=(step, first.block[COLUMNS]), **arrays)
+
+
+def _kind(weight: QuantizedTensor) -> tuple[object, ...]:
+    """Return what matrices that are joined have in common."""
+    carried = weight.scale is None, weight.offset is None, weight.columns is None
+    width = weight.shape[COLUMNS], weight.block[COLUMNS]
+    return weight.ttype.name, *width, weight.tensor_scale, weight.scale_type, weight.zero_kind, *carried
+
+
+def _lower(weight: QuantizedTensor, step: int) -> dict[str, Array]:
+    """Return scales, zero points and offsets by blocks of ``step`` rows."""
+    blocks = [at // weight.block[ROWS] for at in range(0, weight.shape[ROWS], step)]
+    arrays = {name: getattr(weight, name) for name in ("scale", "zero", "offset")}
+    return {name: _taken(array, ROWS, blocks) for name, array in arrays.items() if array is not None}

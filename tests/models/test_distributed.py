@@ -20,27 +20,26 @@ SPLITS = {"not awaited"}
 """Programs whose graph breaks at the collective."""
 
 
-def started(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Start the processes of a group."""
-    return [
+def run_in_a_group(folder: Path, part: str) -> list[dict[str, Any]]:
+    """Return what each process of a group finds."""
+    processes = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), *arguments],
+            [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), part],
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(RANKS)
     ]
+    said = [process.communicate(timeout=600)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * RANKS, said
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each process found."""
     pytest.importorskip("transformers", minversion="5")
-    folder = tmp_path_factory.mktemp("group")
-    for process in started(folder):
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    return run_in_a_group(tmp_path_factory.mktemp("group"), "everything")
 
 
 def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]]) -> None:
@@ -59,6 +58,18 @@ def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, A
         assert "whole; 1 graphs" in results["explained"]
         assert results["plan"].count("all_reduce") == 2 * 2 * 2  # title and reason, two layers, two sums
         assert results["plan"].count("all_gather") == 2
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("part", ["loaded", "stored"])
+def test_transformers_cuts_models_while_it_loads_them(part: str, tmp_path: Path) -> None:
+    """By ``tp_plan="auto"``: of full precision, and of files that were saved quantized."""
+    pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("accelerate")
+    for rank in run_in_a_group(tmp_path, part):
+        assert "whole; 1 graphs" in rank.pop("explained", "whole; 1 graphs")
+        for name, (given, wanted) in rank.items():
+            torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_layers_take_and_give_every_layout(found: list[dict[str, Any]]) -> None:
@@ -100,3 +111,45 @@ def test_experts_are_cut_by_expert_and_within(by: str) -> None:
 def test_an_unknown_way_to_cut_experts_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rows'"):
         shard_experts([], "row", 0, 2)
+
+
+FAILING = """
+import os, sys, time
+import torch, torch.distributed as dist
+from ladder.integrations.ranks import together
+
+folder, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+with together(silence=2):
+    if rank == 1 and how == "killed":
+        os.kill(os.getpid(), 9)
+    if rank == 1 and how != "none":
+        raise ValueError("no such weight")
+    if how == "waits":
+        dist.all_reduce(torch.ones(3))
+    elif how == "computes" or how == "killed":
+        time.sleep(300)
+"""
+
+ENDS = {
+    "none": ("", 0, 0),
+    "waits": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
+    "computes": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
+    "killed": ("RankFailedError: rank 1 has given no sign of life for 2 s", 1, -9),
+}
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("how", ENDS)
+def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_path: Path) -> None:
+    """The group's own timeout is 30 minutes; the test's is what these need to start."""
+    message, *codes = ENDS[how]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FAILING, str(tmp_path), str(rank), how], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == codes, said
+    assert message in said[0]

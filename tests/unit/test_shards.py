@@ -15,7 +15,7 @@ import torch
 import ladder
 from tile_types import QuantizedTensor
 from tile_types.errors import ShapeError
-from tile_types.shards import COLUMNS, ROWS, borders, shard
+from tile_types.shards import COLUMNS, ROWS, borders, joined, shard
 
 FILES = Path(__file__).parents[1] / "formats" / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -111,3 +111,15 @@ def test_what_cannot_be_cut_is_refused() -> None:
         borders(6, 2, 2)
     longer = ladder.quantize(torch.randn(7, 64), "int4", group_size=32)
     assert torch.equal(values(shard(longer, ROWS, 3, 4)), values(longer)[6:])  # as torch.chunk cuts
+
+
+@pytest.mark.parametrize("block", [(1, 32), (16, 32), (64, 64), (48, 32)])
+def test_joined_shards_are_the_whole(block: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    parts = [ladder.quantize(torch.randn(rows, 64), "int4", block=block) for rows in (48, 96, 48)]
+    whole = joined(parts)
+    assert torch.equal(whole.dequantize(), torch.cat([part.dequantize() for part in parts]))
+    back = [shard(whole, ROWS, index, 4) for index in range(4)]
+    assert torch.equal(joined(back).dequantize(), whole.dequantize())
+    with pytest.raises(ShapeError, match="one kind"):
+        joined([parts[0], ladder.quantize(torch.randn(48, 64), "nf4", block=block)])

@@ -12,10 +12,12 @@ from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.chain_calls import bind_chain
 from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Ordered
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from targets import get_device
@@ -203,8 +205,10 @@ def _kept_view(memory: Workspace, view: Callable[[Any], Any], source: int, place
 BINDERS: Mapping[str, Callable[[Workspace, Step], Bound | None]] = {
     "chain": bind_chain,
     "gemm": _bind_gemm,
+    "found": bind_found,
     "rows": _bind_rows,
     "attention": _bind_attention,
+    "recurrent": bind_recurrent,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

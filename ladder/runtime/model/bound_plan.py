@@ -86,6 +86,8 @@ class BoundPlan:
         """Input of the graph -> tensor that every call brings, as `own` was told."""
         self.in_order: dict[str, torch.Tensor] = {}
         """Input of the graph that stays -> the matrix in panels, as kernels of rows read it."""
+        self.layers: dict[str, tuple[Any, ...]] = {}
+        """Recurrent weight that stays -> the weights of its layer as kernels take them."""
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
 

@@ -10,7 +10,7 @@ import torch
 
 from ladder.ir.build import bind
 from ladder.partition.scatter import numbered, written
-from ladder.runtime.model.entry_calls import Operand, bind_entry, copied, lies_well
+from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import evaluator
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
@@ -53,7 +53,7 @@ def bind_chain(memory: Workspace, step: Step) -> Bound:
             return
         if (entry is None or memory.some_empty) and not any(result.numel() for result in results):
             return
-        into = [y if lies_well(y) else copied(y) for y in results]
+        into = [*map(ready, results)]
         if memory.some_empty and 0 in extents(memory.sizes):
             given = [slots[memory.slot[value]] for value in step.part.inputs]
             by_reference(bind(step.part.graph, dict(zip(names, memory.sizes, strict=True))), given, into)
@@ -71,8 +71,8 @@ def _operands(slots: Slots, reads: Sequence[tuple[int, bool, bool]]) -> list[tor
     operands = []
     for slot, own, is_number in reads:
         x = slots[slot]
-        if not own and not lies_well(x):
-            x = copied(x)
+        if not own:
+            x = ready(x)
         operands.append(x.reshape(1) if is_number else x)
     return operands
 

@@ -43,9 +43,9 @@ def lies_well(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as kernels read it."""
-    return tensor.clone(memory_format=torch.contiguous_format)
+def ready(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as kernels read it: a copy where it lies otherwise."""
+    return tensor if lies_well(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def bind_entry(
@@ -89,7 +89,7 @@ def _partly_known(entry: Any, known: list[Any], moving: Sequence[Any], made: Seq
         arguments = known.copy()
         for at, slot, operand in moving:
             x = slots[slot]
-            arguments[at] = operand.seen(x if lies_well(x) else copied(x))
+            arguments[at] = operand.seen(ready(x))
         for at, slot, target, operand in made:
             slots[slot] = y = target()
             arguments[at] = operand.seen(y)

@@ -254,6 +254,8 @@ def _cpu_rounds(steps: Steps, values: Sequence[Any], rounds: int) -> list[list[f
         for _ in range(rounds):
             steps.run(values)
     count = len(steps.bound)
+    if not count:
+        return []
     return [times[at : at + count] for at in range(0, len(times), count)]
 
 
