@@ -226,7 +226,7 @@ class Matmul:
         learns = (bias is not None and bias.requires_grad) or (
             token_scale is not None and token_scale.requires_grad
         )
-        if learns and torch.is_grad_enabled() or watched and operator.needs_dispatch(x):
+        if (learns and torch.is_grad_enabled()) or (watched and operator.needs_dispatch(x)):
             self._check_layout(x.device, packed)
             return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
         call = packed.calls.get(self) or self._bind(x.device, packed)
