@@ -1,5 +1,6 @@
 """What natives make of plain data is followed: arrays, matches, signatures, shapes, tensors."""
 
+import collections
 import inspect
 import re
 import types
@@ -127,6 +128,34 @@ def constants_of_types(x):
     return x * int.from_bytes(b"\x01\x02", "big") + len(range(*slice(0, 10, 3).indices(7)))
 
 
+@followed
+def checked_distribution(x):
+    known = torch.distributions.Normal(0, 1).icdf(torch.tensor(0.25))
+    return x * known + torch.distributions.Uniform(0.0, 2.0).log_prob(torch.tensor(0.5))
+
+
+@followed
+def class_of_tuples(x):
+    Pair = collections.namedtuple("Pair", "first second", defaults=(3,))
+    pair = Pair(x)._replace(first=x + 1)
+    return pair.first * pair.second, pair._asdict(), Pair(x, 1)
+
+
+class Described:
+    def __get__(self, owner, kind=None):
+        return 3 if owner is None else owner.size
+
+
+class Sized:
+    size = 4
+    described = Described()
+
+
+@followed
+def descriptor_of_class(x):
+    return x * Sized.described + Sized().described
+
+
 @right
 def array_changed(x):
     steps = np.zeros(4)
@@ -176,6 +205,13 @@ def test_same_as_without_capture(function):
         assert described(captured(x)) == described(function(x))
     if function in FOLLOWED:
         assert captured.outcome == "whole", captured.explain()
+
+
+def test_each_call_has_its_own_class_of_tuples():
+    captured = capture(lambda x: collections.namedtuple("Pair", "first second")(x, 1))
+    kinds = {type(captured(torch.ones(2))) for _ in range(3)}
+    assert len(kinds) == 3
+    assert {kind.__module__ for kind in kinds} == {__name__}
 
 
 def test_mapping_behind_a_view_is_guarded():

@@ -26,6 +26,7 @@ from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUT
 
 _OBJECT_GET: Any = object.__getattribute__
 _OBJECT_SET: Any = object.__setattr__
+_PROPERTY_GET: Any = property.__dict__["__get__"]
 _OBJECT_DELETE: Any = object.__delattr__
 _PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
@@ -234,8 +235,9 @@ def _bound_to_class(vm: Interpreter, found: Any, value: type, name: str) -> Any:
     if is_a(found, staticmethod):
         return pinned_part(vm, found.__func__)
     if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType | property):
-        if is_a(type(found).__get__, types.FunctionType):
-            raise CaptureError("a descriptor written in Python, read from a class")
+        getter = vm.heap.class_attribute(type(found), "__get__")
+        if is_a(getter, types.FunctionType):
+            return vm.call_function(getter, (found, None, value), {})
         return getattr(value, name)
     return found
 
@@ -262,12 +264,17 @@ def bind_descriptor(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
     described = type(found)
     if described is types.FunctionType:
         return found if value is None else types.MethodType(found, value)
-    if described is property:
+    if described is property or _is_property(vm, described):
         return vm.call(pinned_part(vm, found.fget), (value,), {})
     if described in (staticmethod, classmethod):
         inner = pinned_part(vm, found.__func__)
         return inner if described is staticmethod else types.MethodType(inner, kind)
     return _bind_native(vm, found, described, value, kind)
+
+
+def _is_property(vm: Interpreter, described: type) -> bool:
+    """Say whether instances of a subclass of `property` are read as properties are."""
+    return issubclass(described, property) and vm.heap.class_attribute(described, "__get__") is _PROPERTY_GET
 
 
 def _bind_native(vm: Interpreter, found: Any, described: type, value: Any, kind: type) -> Any:
