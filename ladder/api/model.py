@@ -29,17 +29,17 @@ class Compiled(Captured):
     ----------
     function
         A Python function, method, `torch.nn.Module` or other callable.
-    precise
+    precise, search
         See `compile`.
     """
 
-    def __init__(self, function: Callable[..., Any], precise: bool = False) -> None:
-        self.compiler = Compiler(precise)
+    def __init__(self, function: Callable[..., Any], precise: bool = False, search: float = 0.0) -> None:
+        self.compiler = Compiler(precise, search)
         super().__init__(function, self.compiler)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what copies and pickles are made of."""
-        return type(self), (self.function, self.compiler.precise)
+        return type(self), (self.function, self.compiler.precise, self.compiler.search)
 
     @property
     def models(self) -> list[Built]:
@@ -142,7 +142,7 @@ def compile(
 
 
 @overload
-def compile(function: Callable[..., Any], *, precise: bool = False) -> Compiled: ...
+def compile(function: Callable[..., Any], *, precise: bool = False, search: float = 0.0) -> Compiled: ...
 
 
 @overload
@@ -150,7 +150,12 @@ def compile(function: Callable[..., Any], *, backend: Backend | None) -> Capture
 
 
 def compile(
-    function: Any, *, backend: Backend | None = None, precise: bool = False, shapes: Shapes | None = None
+    function: Any,
+    *,
+    backend: Backend | None = None,
+    precise: bool = False,
+    shapes: Shapes | None = None,
+    search: float = 0.0,
 ) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
@@ -171,6 +176,9 @@ def compile(
         Of an ONNX model: input -> the shape that it has in every call, e.g. ``{"image": (1, 3, 224, 224)}``.
         By default sizes that the file leaves open stay open; where they are known, more becomes one plan,
         and kernels are for these sizes.
+    search
+        Seconds per graph in which the superoptimizer searches kernels for parts that its shipped database of
+        proven graphs lacks; what it finds is kept in the cache folder. On NVIDIA GPUs.
 
     Returns
     -------
@@ -196,4 +204,7 @@ def compile(
         return OnnxModel(function, precise, shapes)
     if shapes is not None:
         raise TypeError("what is captured has the shapes of its calls: leave out shapes")
-    return Compiled(function, precise) if backend is None else capture(function, backend=backend)
+    if not callable(function):
+        kind = type(function).__name__
+        raise TypeError(f"ladder.compile takes a function, a module or an ONNX model, not {kind}")
+    return Compiled(function, precise, search) if backend is None else capture(function, backend=backend)

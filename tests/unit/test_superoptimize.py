@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 import ladder
 from benchmarks import superopt_graphs as graphs
-from ladder.api.fused_trials import candidates_of
 from ladder.api.tensor_program import decoded, program_of
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
@@ -20,12 +19,19 @@ from ladder.lower.blocks.analysis import gemm_of
 from ladder.lower.blocks.candidates import legal_schedules, neighbours, ranked
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
+from ladder.runtime.trials import candidates_of
 from ladder.simulate.fused import simulate_fused
 from ladder.superopt.generator import Database, Limits, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
 from tile_types import quantize
 from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
+
+
+@pytest.fixture(autouse=True)
+def slow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of these sizes may be faster as torch runs them: what is tested is the kernels."""
+    monkeypatch.setattr("ladder.api.superopt_task.torch_seconds", lambda function, inputs: 1.0)
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -220,6 +226,21 @@ def test_superoptimize(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.as_json()["from_database"] is True
     assert [trial.as_json() for trial in again.trials] == [trial.as_json() for trial in found.trials]
     assert torch.equal(again(*inputs), found(*inputs))
+
+
+def test_what_torch_runs_faster_it_runs(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searched, and from the database."""
+    inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
+    monkeypatch.setattr("ladder.api.superopt_task.torch_seconds", lambda function, given: 1e-9)
+    for _ in range(2):
+        found = ladder.superoptimize(gated, inputs, limits=QUICK, trials=1, seed=0)
+        assert "none is faster, so torch runs it" in str(found)
+        assert found.as_json()["unfused"] is True
+        with monkeypatch.context() as without_kernels:
+            without_kernels.setattr(Fused, "__call__", None)
+            assert torch.equal(found(*inputs), gated(*inputs))
+        with pytest.raises(ShapeError, match="optimised for"):
+            found(inputs[0][:2], *inputs[1:])
 
 
 def test_the_database_knows_shapes_types_and_devices(cache: None) -> None:

@@ -5,6 +5,7 @@ The state of an object that has no Python attributes is a key of its `Node`: rea
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import logging
 import sys
@@ -199,10 +200,26 @@ def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     heap.steps.append(MockStep(text, None, uses, set(), True))
 
 
+def make_tuple_class(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``collections.namedtuple``; a matched run makes a class of its own where an instance lives on."""
+    heap, uses = vm.heap, set[str]()
+    args, kwargs = vm.plain_given(args, kwargs)
+    for item in (*args, *kwargs.values()):
+        if not is_plain(item):
+            raise CaptureError(f"{function.__qualname__} of what is no plain data")
+        heap.touch(item)
+    named = {"module": vm.frames[-1].names.get("__name__"), **kwargs}
+    text = heap.call_text(heap.constant(function), args, named, uses)
+    made = function(*args, **named)
+    heap.fresh(made, text, uses)
+    return made
+
+
 FUNCTIONS: dict[Any, Call] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
     **dict.fromkeys(natives.SAYING, say),
     associative_scan: scan,
+    collections.namedtuple: make_tuple_class,
     torch._check_with: check,
     torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
 }

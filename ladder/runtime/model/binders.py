@@ -12,6 +12,7 @@ from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.chain_calls import bind_chain
 from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Ordered
@@ -204,6 +205,7 @@ def _kept_view(memory: Workspace, view: Callable[[Any], Any], source: int, place
 BINDERS: Mapping[str, Callable[[Workspace, Step], Bound | None]] = {
     "chain": bind_chain,
     "gemm": _bind_gemm,
+    "found": bind_found,
     "rows": _bind_rows,
     "attention": _bind_attention,
     "recurrent": bind_recurrent,

@@ -186,7 +186,7 @@ TEXTS, POSITIONS = [str], {str: int}
 
 PART = {
     "kind": str, "graph": str, "inputs": TEXTS, "outputs": TEXTS, "reason": str,
-    "gemm": OneOf((None, {str: object})), "roles": [(str, str)],
+    "gemm": OneOf((None, {str: object})), "roles": [(str, str)], "found": str,
 }  # fmt: skip
 
 FORM = {

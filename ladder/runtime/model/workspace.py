@@ -163,4 +163,4 @@ class Workspace:
         """Tell whether a step writes into memory that it is given."""
         if step.part.kind == "product":
             return product_takes_out(step.part.graph, self.lasting_inputs(step))
-        return step.part.kind in ("gemm", "rows", "chain", "attention", "recurrent")
+        return step.part.kind in ("gemm", "found", "rows", "chain", "attention", "recurrent")
