@@ -24,7 +24,7 @@ images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times
 """
 
 
-DECODED: Mapping[str, float] = {
+DECODED: dict[str, float] = {
     "LAUNCH_SECONDS": 9.32e-08,
     "OVERLAP": 3.09,
     "L2_SHARE": 2.35,

@@ -285,6 +285,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
         return predict_mma(gemm, device, schedule, m, grid, memory)
+    power = 0.0
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
         overlap = GEMV_OVERLAP
@@ -292,11 +293,11 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
         work, launch = _digits_work(gemm, device, schedule, m), GEMV_START_SECONDS
         overlap = GEMV_OVERLAP
     else:
-        work = _wgmma_work(gemm, device, schedule)
-        launch, overlap = _constants(gemm)["LAUNCH_SECONDS"], _constants(gemm)["OVERLAP"]
+        work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
+        launch, overlap, l2 = own["LAUNCH_SECONDS"], own["OVERLAP"], l2 / own["L2_SHARE"]
+        power = own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid)
     units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
-    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
-    seconds += _power_seconds(gemm, schedule, grid)
+    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     parts = {
         "launch": launch,
         "dram": dram,
@@ -327,24 +328,22 @@ def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
 
 
-def _power_seconds(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
-    """Return by how much a launch is longer because the tensor cores, padding included, draw power."""
-    if schedule.pipeline != "wgmma":
-        return 0.0
-    rows, columns = grid.along_n * schedule.tile_n, grid.along_m * schedule.tile_m
-    return _constants(gemm)["FLOP_SECONDS"] * 2 * rows * columns * gemm.k
+def _padded_flops(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
+    """Return the operations of a launch of wgmma, those on padding included."""
+    return 2.0 * grid.along_n * schedule.tile_n * grid.along_m * schedule.tile_m * gemm.k
 
 
 def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
+    if not schedule.persistent:
+        return work.waves(grid.rounds, grid.resident)
     block = _constants(gemm)["BLOCK_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = -(-device.units // grid.blocks)
         cut = _cut_seconds(gemm, schedule, parts) if grid.blocks % device.units else 0.0
         return block + grid.blocks / device.units * work.together(1) + cut
-    if schedule.persistent:  # one block walks all tiles; loads of the next one overlap the epilogue
-        return block + grid.rounds * work.together(1)
-    return work.waves(grid.rounds, grid.resident)
+    # One block walks all tiles; loads of the next one overlap the epilogue.
+    return block + grid.rounds * work.together(1)
 
 
 def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
@@ -465,5 +464,4 @@ def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, g
     sharing = schedule.cluster if schedule.pipeline == "wgmma" else 1
     activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
-    share = _constants(gemm)["L2_SHARE"] if schedule.pipeline == "wgmma" else 1.0
-    return moved / (l2.bandwidth * l2.sustained * share)
+    return moved / (l2.bandwidth * l2.sustained)

@@ -33,8 +33,8 @@ from tile_types.errors import ScheduleError
 GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
 """The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""
 
-MIDDLE = (80, 96, 160, 208, 320, 384, 768, 1536)
-"""Further M for which schedules are sought: tiles that fit them fit no M of `GPU_BUCKETS`."""
+MIDDLE = (80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 320, 384, 448, 768, 1536)
+"""Further M for which a schedule is sought: tiles that fit them fit no M of `GPU_BUCKETS`."""
 
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
@@ -69,7 +69,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
-MOST_SCHEDULES = 16
+MOST_SCHEDULES = 18
 """Kernels of a plan: each takes seconds to compile on first use."""
 
 
@@ -272,7 +272,8 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
     pool = estimator.measured
     for m in sorted({*GPU_BUCKETS[:-1], *(MIDDLE if estimator.close else ())}):
         if not estimator.knows(m):
-            pool += [candidate.schedule for candidate in rank(gemm, device, m)[:FEW]]
+            few = FEW if m in GPU_BUCKETS else 1
+            pool += [candidate.schedule for candidate in rank(gemm, device, m)[:few]]
     return list(dict.fromkeys(pool))
 
 

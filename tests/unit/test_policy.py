@@ -174,7 +174,7 @@ def test_planning_is_quick() -> None:
         start = time.process_time()
         make_plan(gemm, H200)
         times.append(time.process_time() - start)
-    assert min(times) < 0.4
+    assert min(times) < 0.5
 
 
 def test_unsupported_activations_and_devices() -> None:
