@@ -144,17 +144,17 @@ def by_the_standard(path: Path, given: Mapping[str, np.ndarray]) -> list[np.ndar
 
 
 def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each call, in turns."""
+    """Return the median milliseconds of processor time of each call, in turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            begin = time.perf_counter()
+            begin = time.process_time()
             call()
-            times[name].append((time.perf_counter() - begin) * 1e3)
+            times[name].append((time.process_time() - begin) * 1e3)
     return {f"{name} ms": statistics.median(values) for name, values in times.items()}
 
 
-def row_of(path: Path, root: Path, threads: int, rounds: int) -> dict[str, Any]:
+def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> dict[str, Any]:
     """Run one model; returns its row."""
     import onnxruntime
 
@@ -169,7 +169,8 @@ def row_of(path: Path, root: Path, threads: int, rounds: int) -> dict[str, Any]:
         return {**row, "result": "no reference", "why": str(problem)[:200]}
     begin = time.perf_counter()
     try:
-        fast = ladder.compile(path)
+        shapes = {name: array.shape for name, array in given.items()}
+        fast = ladder.compile(path, shapes=shapes if fixed else None)
         values = {name: value_of(array) for name, array in given.items()}
         found = fast(**values)
     except ladder.LadderError as problem:
@@ -194,7 +195,7 @@ def rows(root: Path, chosen: Any) -> Iterator[dict[str, Any]]:
     plain = mock.patch.object(build, "build_kernels", without_kernels)
     with nullcontext() if chosen.kernels else plain:
         for path in sorted(root.rglob("*.onnx")):
-            row = row_of(path, root, chosen.threads, chosen.rounds)
+            row = row_of(path, root, chosen.threads, chosen.rounds, chosen.fixed)
             print({name: value for name, value in row.items() if name != "MB"}, flush=True)
             yield row
 
@@ -203,6 +204,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("root", type=Path, help="folder of unpacked packages")
     parser.add_argument("--no-kernels", dest="kernels", action="store_false", help="plans as torch runs them")
+    parser.add_argument(
+        "--fixed", action="store_true", help="the shapes of the inputs are those of all calls"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
@@ -224,6 +228,7 @@ def main() -> None:
         },
         "command": command(),
         "threads": chosen.threads,
+        "shapes of all calls are stated": chosen.fixed,
         "packages": dict(PACKAGES),
         "models": len(found),
         **summary,

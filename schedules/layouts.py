@@ -135,7 +135,10 @@ def lane_of(core: str) -> int:
         If GPU tensor cores have no such operand type.
     """
     if core not in LANES:
-        raise DTypeError(f"no packed layout for core {core!r}; GPU cores are {', '.join(LANES)}")
+        raise DTypeError(
+            f"GPU tensor cores multiply quantized weights by {', '.join(LANES)}, not by {core}: "
+            "convert the model or the activations first, as by model.to(torch.bfloat16)"
+        )
     return LANES[core]
 
 

@@ -7,9 +7,10 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -19,10 +20,11 @@ from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
+from schedules.invariance import Order, order_of_sums
 from schedules.layouts import packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
-from schedules.schedule import GpuSchedule, Plan, Schedule
+from schedules.schedule import GpuSchedule, Plan, Schedule, check
 from schedules.segments import cover, m_grid, octave_weights, segments
 from schedules.spilling import is_known_to_spill
 from schedules.tilings import pipelines_for, tilings
@@ -47,6 +49,9 @@ FEW = 2
 
 FOREIGN_SECONDS = 1e3
 """What a schedule takes at an M that its pipeline is not made for: models of pipelines do not compare."""
+
+FAR_BEHIND = 3.0
+"""How much slower than the fastest at some M a kernel is that need not compete for serving every M."""
 
 EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
     4: (GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),),
@@ -153,6 +158,9 @@ def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None
 
     What was measured of just this shape goes before the model. Raises as `rank`.
     """
+    if gemm.batch_invariant:
+        schedule = make_plan(gemm, device, tuning).schedule_for(m)
+        return Candidate(schedule, predict(gemm, device, schedule, m))
     ranked = rank(gemm, device, m)[:NEAR_FIRST]
     estimator = Estimator(gemm, device, (tuning or TuningDatabase()).measurements(device, gemm))
     if not estimator.knows(m):
@@ -253,8 +261,10 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
     known = (tuning.measurements(device, gemm), tuning.akin(device, gemm)) if tuning else ()
     estimator = Estimator(gemm, device, *known)
-    pool, grid = _pool(gemm, device, estimator), m_grid(TYPICAL_LARGE_M)
-    costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
+    grid = m_grid(TYPICAL_LARGE_M)
+    pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
+    expected = estimator.seconds if gemm.batch_invariant else partial(_expected, estimator)
+    costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
     limits = (*grid[:-1], LARGEST_M)
     return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
@@ -277,6 +287,29 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
     return list(dict.fromkeys(pool))
 
 
+def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> list[Schedule]:
+    """Return the schedules that compete where all must add in one order: that which is fastest over M."""
+    pools: dict[Order, list[Schedule]] = {}
+    for m in GPU_BUCKETS[:-1]:
+        ranked = rank(gemm, device, m, wide=True)
+        best: dict[Order, Schedule] = {}
+        for candidate in ranked:
+            order = order_of_sums(gemm, candidate.schedule)
+            if order is not None and candidate.cost.seconds < FAR_BEHIND * ranked[0].cost.seconds:
+                best.setdefault(order, candidate.schedule)
+        for order, schedule in best.items():
+            pools.setdefault(order, []).append(schedule)
+
+    def over_all_m(pool: Iterable[Schedule]) -> float:
+        tried = list(dict.fromkeys(pool))
+        return sum(
+            math.log(min(predict(gemm, device, s, m).seconds for s in tried)) for m in GPU_BUCKETS[:-1]
+        )
+
+    check(bool(pools), f"no kernels for {gemm} on {device.name} add in one order for every M")
+    return list(dict.fromkeys(min(pools.values(), key=over_all_m)))
+
+
 def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:
     """Return a plan in which neighbouring ranges with the same schedule are one entry."""
     kept: list[tuple[int, Schedule]] = []
@@ -288,5 +321,8 @@ def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:
 
 
 def _cpu_choice(gemm: Gemm, device: TileDevice, limit: int, tuning: TuningDatabase | None) -> Schedule:
+    if gemm.batch_invariant:  # of the instruction that serves the most rows
+        order = order_of_sums(gemm, best_schedule(gemm, device, LARGEST_M))
+        return next(s for s in cpu_candidates(gemm, device, limit) if order_of_sums(gemm, s) == order)
     measured = None if tuning is None else tuning.lookup(device, gemm, limit)
     return measured or best_schedule(gemm, device, limit)

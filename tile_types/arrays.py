@@ -70,6 +70,10 @@ class NumpyArrays:
         """Reinterpret the bits; the last axis scales with the width."""
         return np.ascontiguousarray(x).view(numpy_dtype(dtype))
 
+    def concatenate(self, arrays: list[Array]) -> Array:
+        """Join arrays along the first axis."""
+        return np.concatenate(arrays)
+
     def pad_last(self, x: Array, count: int) -> Array:
         """Append ``count`` zeros to the last axis."""
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)]) if count else x
@@ -171,6 +175,10 @@ class TorchArrays:
             last = x.shape[-1] * x.dtype.itemsize // target.itemsize
             return x.new_empty((*x.shape[:-1], last), dtype=target)
         return x.contiguous().view(target)
+
+    def concatenate(self, arrays: list[Array]) -> Array:
+        """Join tensors along the first axis."""
+        return self.torch.cat(arrays)
 
     def pad_last(self, x: Array, count: int) -> Array:
         """Append ``count`` zeros to the last axis."""

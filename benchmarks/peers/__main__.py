@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.harness import command
 from benchmarks.peers import bars, run
-from benchmarks.peers.cases import CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
+from benchmarks.peers.cases import CASES, HELD_OUT_CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
 from benchmarks.peers.engine import ENGINES
 from benchmarks.peers.records import Results, merge, read
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--html", type=Path, help="self-contained report")
     made.add_argument("--merge", type=Path, nargs="+", default=[], help="results to merge; measures nothing")
     made.add_argument("--cases", default="", help=f"comma-separated; of {', '.join(CASES)}")
+    made.add_argument("--held-out", action="store_true", help="only shapes that nobody tuned for")
     made.add_argument("--shapes", default="", help="comma-separated NxK")
     made.add_argument("-m", "--tokens", default="", help="comma-separated M")
     made.add_argument("--peers", default="", help=f"comma-separated; of {', '.join(ENGINES)}; Ladder always")
@@ -57,7 +58,8 @@ def selection(arguments: argparse.Namespace) -> run.Selection:
     SystemExit
         If a case or an engine does not exist.
     """
-    names = [name for name in arguments.cases.split(",") if name] or list(CASES)
+    every = [case.name for case in HELD_OUT_CASES] if arguments.held_out else list(CASES)
+    names = [name for name in arguments.cases.split(",") if name] or every
     peers = {name for name in arguments.peers.split(",") if name} or set(ENGINES)
     if unknown := [name for name in names if name not in CASES] + sorted(peers - set(ENGINES)):
         raise SystemExit(f"unknown: {', '.join(unknown)}; see --help")

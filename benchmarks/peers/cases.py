@@ -23,6 +23,17 @@ SHAPES: tuple[Shape, ...] = (
 SWEEP_SHAPES: tuple[Shape, ...] = ((8192, 8192), (14336, 4096))
 SWEEP = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 
+HELD_OUT_SHAPES: tuple[Shape, ...] = (
+    (5120, 25600),
+    (37888, 3584),
+    (13824, 5120),
+    (2048, 11008),
+    (2880, 2880),
+)
+"""(N, K) of projections of other models; no row of the shipped tuning database has one of them."""
+
+HELD_OUT = (1, 5, 24, 48, 96, 200, 500, 1500)
+
 MB = 10**6
 LARGE = 50 * MB
 """Packed bytes from which an int4 weight counts as large: 28672 × 8192 and its transpose."""
@@ -211,6 +222,27 @@ BITNET = Case(
     bars=(Bar("bandwidth", 0.8, least_bytes=25 * MB),),
 )
 
+
+def held_out(name: str, title: str, contenders: tuple[Contender, ...]) -> Case:
+    """Return a case whose kernels the policy chooses by itself: no tuning row has these shapes."""
+    few, many = tuple(m for m in HELD_OUT if m <= 64), tuple(m for m in HELD_OUT if m > 64)
+    bars = (Bar("ratio", 1.0, few), Bar("ratio", 0.97, many), Bar("neighbours", 0.98))
+    return Case(f"held-out-{name}", f"{title}, held out", contenders, HELD_OUT, HELD_OUT_SHAPES, bars)
+
+
+VLLM = ("machete", "marlin")
+W4A8 = Work("int4", "fp8_e4m3", 128, output="float16", dynamic=True)
+USER_TYPE = Work("fp6_e3m2", "bfloat16", 64)
+
+HELD_OUT_CASES = (
+    held_out("int4", "int4 g128 × fp16", (*everyone(INT4, "humming", *VLLM), CUBLAS)),
+    held_out("mxfp4", "mxfp4 × fp16", (*everyone(Work("mxfp4", "float16"), "humming"), CUBLAS)),
+    held_out("fp6", "fp6_e3m2 g64 × bf16", (*everyone(USER_TYPE), CUBLAS_BF16)),
+    held_out("int4-fp8", "int4 g128 × fp8", (*everyone(W4A8, "humming", "cutlass"), CUBLAS)),
+    held_out("fp8", "fp8 × fp8, scaled by row", everyone(FP8.contenders[0].work, "humming", *CUBLASLT)),
+)
+"""What users meet whose models nobody tuned for: ``--held-out``."""
+
 SWEEP_CASE = Case(
     "sweep",
     "int4 g128 × fp16 at every M",
@@ -276,6 +308,7 @@ CASES: Mapping[str, Case] = {
         HOST,
         BITS,
         BREAKDOWN,
+        *HELD_OUT_CASES,
     )
 }
 """Every case by name."""

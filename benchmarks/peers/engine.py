@@ -150,6 +150,9 @@ ENGINES: Mapping[str, str] = {
     "scaled_mm by tensor": "benchmarks.peers.torch_engine:TensorScaledMatmul",
     "int_mm": "benchmarks.peers.torch_engine:IntegerMatmul",
     "tinygemm": "benchmarks.peers.torch_engine:Tinygemm",
+    "machete": "benchmarks.peers.vllm_engine:Machete",
+    "marlin": "benchmarks.peers.vllm_engine:Marlin",
+    "cutlass": "benchmarks.peers.vllm_engine:Cutlass",
 }
 """Module and class of each engine."""
 

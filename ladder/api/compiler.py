@@ -38,8 +38,8 @@ class Compiler:
     numbers = False
     """Numbers that are no symbols would be constants of a plan."""
 
-    def __init__(self, precise: bool = False) -> None:
-        self.precise = precise
+    def __init__(self, precise: bool = False, search: float = 0.0) -> None:
+        self.precise, self.search = precise, search
         self.built: list[Built] = []
         self.refused: list[str] = []
         self.alone: list[str] = []
@@ -78,7 +78,7 @@ class Compiler:
         packed_for = target_of(place) if copies else ""
         opened = module.meta.get("open", examples)
         prepared = prepared_for(
-            module, opened, place, join=copies, packed_for=packed_for, precise=self.precise
+            module, opened, place, self.search, join=copies, packed_for=packed_for, precise=self.precise
         )
         built = build_prepared(prepared, place)
         run = separated(built.executable, module, examples, opened)

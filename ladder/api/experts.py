@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
+from ladder.ir.gemm import Gemm
 from ladder.runtime import experts, operator
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
@@ -67,9 +68,18 @@ class GroupedMatmul:
         **options: Any,
     ) -> None:
         gemm = replace(gemm_for(N, K, weight, activation, **options), experts=E, masked=masked)
-        self.gemm = gemm
-        self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
-        self._dynamic = gemm.token_scale and gemm.activation in EIGHT_BIT
+        self._set(Request(gemm, "" if target is None else get_device(target).name, plan))
+
+    def _set(self, request: Request) -> None:
+        self.request, self.gemm = request, request.gemm
+        self._dynamic = self.gemm.token_scale and self.gemm.activation in EIGHT_BIT
+
+    @classmethod
+    def of(cls, gemm: Gemm) -> Self:
+        """Return the operator of a normal form with experts."""
+        operator = cls.__new__(cls)
+        operator._set(Request(gemm))
+        return operator
 
     def __repr__(self) -> str:
         """Return the problem and the target."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ladder.api.fused_trials import Trial
 from ladder.ir import evaluate
 from ladder.runtime.fused import Lowering
+from ladder.runtime.trials import Trial
 from ladder.superopt.generator import Program, instantiate
 from ladder.superopt.generator.instantiate import at_factors
 from tile_types.library import get_type

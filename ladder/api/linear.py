@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
+from tile_types.shards import ROWS, rows_of, shard
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """Types that a module can compute in."""
@@ -61,6 +62,8 @@ class Linear(torch.nn.Module):
         Of the inputs, the outputs and the bias; as in ``torch.nn.Linear``.
     keep_canonical
         Whether to keep the canonical weight after packing.
+    batch_invariant
+        As in `Matmul`.
 
     Raises
     ------
@@ -88,10 +91,11 @@ class Linear(torch.nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         keep_canonical: bool = True,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.keep_canonical = keep_canonical
+        self.keep_canonical, self.batch_invariant = keep_canonical, batch_invariant
         self._options = {"weight": weight, "group_size": group_size, "zero": zero}
         self._activation = activation
         self._where = torch.empty(0, device=device).device
@@ -115,6 +119,7 @@ class Linear(torch.nn.Module):
         zero: str | None = None,
         activation: str | None = None,
         keep_canonical: bool = True,
+        batch_invariant: bool = False,
         clip: bool = False,
         moments: Moments | None = None,
         **options: Any,
@@ -125,7 +130,7 @@ class Linear(torch.nn.Module):
         ----------
         linear
             The layer: float16, bfloat16 or float32, on any device.
-        weight, group_size, zero, activation, keep_canonical
+        weight, group_size, zero, activation, keep_canonical, batch_invariant
             See the class.
         clip
             Whether to clip each group of weights first where its quantization errs least (`clipped`).
@@ -153,6 +158,7 @@ class Linear(torch.nn.Module):
             device=linear.weight.device,
             activation=activation,
             keep_canonical=keep_canonical,
+            batch_invariant=batch_invariant,
         )
 
     @classmethod
@@ -195,6 +201,38 @@ class Linear(torch.nn.Module):
         self._canonical = weight.to("cpu") if self.keep_canonical else None
         self._set_packed(packed)
         self._set_columns(None if order is None else as_torch(order))
+
+    def shard(self, axis: int, index: int, count: int, parts: Sequence[int] | None = None) -> None:
+        """Keep what device ``index`` of ``count`` holds of the layer: its outputs (axis 0) or its inputs (1).
+
+        Of inputs, each device computes a summand of the result, and the first adds the bias.
+
+        Parameters
+        ----------
+        axis, index, count, parts
+            As in `tile_types.shards.shard`.
+
+        Raises
+        ------
+        LadderError
+            If the canonical weight was not kept.
+        ShapeError
+            If the weight cannot be cut so.
+        """
+        whole = self._canonical
+        if whole is None:
+            raise LadderError("only a canonical weight can be cut: build the module with keep_canonical=True")
+        weight = shard(whole, axis, index, count, parts)
+        self._resize(weight, bias_shard(self.bias, axis, index, count, parts))
+
+    def _resize(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
+        """Become the layer of another weight of the same type."""
+        self.out_features, self.in_features = weight.shape
+        width = min(weight.block[1], self.in_features)
+        self._options["group_size"] = width
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self._matmul = self._operator(bias is not None)
+        self.set_weight(weight)
 
     @property
     def canonical(self) -> QuantizedTensor | None:
@@ -259,6 +297,7 @@ class Linear(torch.nn.Module):
             zero=self._options["zero"],  # type: ignore[arg-type]
             bias=bias,
             token_scale=activation in EIGHT_BIT,
+            batch_invariant=self.batch_invariant,
         )
         return Matmul.from_request(Request(gemm))
 
@@ -359,3 +398,12 @@ class Linear(torch.nn.Module):
         self._canonical = None
         self._set_packed(packed.to(self._where))
         self._set_columns(arrays.get(COLUMNS))
+
+
+def bias_shard(
+    bias: torch.Tensor | None, axis: int, index: int, count: int, parts: Sequence[int] | None = None
+) -> torch.Tensor | None:
+    """Return what device ``index`` of ``count`` adds of a bias [N]; see `Linear.shard`."""
+    if bias is None or axis != ROWS:
+        return bias if index == 0 else None
+    return bias[rows_of(parts or (bias.shape[0],), index, count)]

@@ -89,6 +89,9 @@ class Matmul:
         Device, e.g. ``"cuda/sm_90a"``; by default the one that x is on.
     plan
         Schedules to use instead of the policy's.
+    batch_invariant
+        Whether a row of x gives the same bits for every number of rows and wherever it stands among them; the
+        policy then chooses only among kernels that add in one order.
 
     Raises
     ------
@@ -118,6 +121,7 @@ class Matmul:
         token_group: int | None = None,
         target: str | TileDevice | None = None,
         plan: Plan | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         gemm = gemm_for(
             N,
@@ -131,6 +135,7 @@ class Matmul:
             epilogue=epilogue,
             token_scale=token_scale,
             token_group=token_group,
+            batch_invariant=batch_invariant,
         )
         self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
         self._facts = _Facts.of(self.request)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ladder.api.open_export import OpenAxes
 
 
+Shapes = Mapping[str, Sequence[int]]
+
+
 class Compiled(Captured):
     """A function or model that is captured when it runs, and whose graphs run as plans of ours.
 
@@ -26,17 +29,17 @@ class Compiled(Captured):
     ----------
     function
         A Python function, method, `torch.nn.Module` or other callable.
-    precise
+    precise, search
         See `compile`.
     """
 
-    def __init__(self, function: Callable[..., Any], precise: bool = False) -> None:
-        self.compiler = Compiler(precise)
+    def __init__(self, function: Callable[..., Any], precise: bool = False, search: float = 0.0) -> None:
+        self.compiler = Compiler(precise, search)
         super().__init__(function, self.compiler)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what copies and pickles are made of."""
-        return type(self), (self.function, self.compiler.precise)
+        return type(self), (self.function, self.compiler.precise, self.compiler.search)
 
     @property
     def models(self) -> list[Built]:
@@ -133,18 +136,27 @@ def steps_by_executor(built: Built) -> str:
 
 
 @overload
-def compile(function: str | os.PathLike[str], *, precise: bool = False) -> OnnxModel: ...
+def compile(
+    function: str | os.PathLike[str], *, precise: bool = False, shapes: Shapes | None = None
+) -> OnnxModel: ...
 
 
 @overload
-def compile(function: Callable[..., Any], *, precise: bool = False) -> Compiled: ...
+def compile(function: Callable[..., Any], *, precise: bool = False, search: float = 0.0) -> Compiled: ...
 
 
 @overload
 def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
 
 
-def compile(function: Any, *, backend: Backend | None = None, precise: bool = False) -> Captured | OnnxModel:
+def compile(
+    function: Any,
+    *,
+    backend: Backend | None = None,
+    precise: bool = False,
+    shapes: Shapes | None = None,
+    search: float = 0.0,
+) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -160,6 +172,13 @@ def compile(function: Any, *, backend: Backend | None = None, precise: bool = Fa
     precise
         Whether each operator's result is rounded as in torch: 16-bit results between operators too, which
         kernels otherwise keep in float32; and no operators become one. See `ladder/ir/README.md`.
+    shapes
+        Of an ONNX model: input -> the shape that it has in every call, e.g. ``{"image": (1, 3, 224, 224)}``.
+        By default sizes that the file leaves open stay open; where they are known, more becomes one plan,
+        and kernels are for these sizes.
+    search
+        Seconds per graph in which the superoptimizer searches kernels for parts that its shipped database of
+        proven graphs lacks; what it finds is kept in the cache folder. On NVIDIA GPUs.
 
     Returns
     -------
@@ -182,5 +201,10 @@ def compile(function: Any, *, backend: Backend | None = None, precise: bool = Fa
 
         if backend is not None:
             raise TypeError("an ONNX model is not captured: leave out backend")
-        return OnnxModel(function, precise)
-    return Compiled(function, precise) if backend is None else capture(function, backend=backend)
+        return OnnxModel(function, precise, shapes)
+    if shapes is not None:
+        raise TypeError("what is captured has the shapes of its calls: leave out shapes")
+    if not callable(function):
+        kind = type(function).__name__
+        raise TypeError(f"ladder.compile takes a function, a module or an ONNX model, not {kind}")
+    return Compiled(function, precise, search) if backend is None else capture(function, backend=backend)

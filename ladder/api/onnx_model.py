@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,21 @@ from typing import Any
 import torch
 
 from ladder.api.problem import gemm_for
+from ladder.frontend.onnx_branches import BranchedStage
 from ladder.frontend.onnx_import import import_stages
 from ladder.frontend.onnx_late import shape_of
-from ladder.frontend.onnx_stages import Imported, Staged
+from ladder.frontend.onnx_stages import Imported, NodeStage, Staged
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import build_model
 from ladder.runtime.model.program import Program, Source
-from ladder.runtime.model.staged import PlanStage, StagedModel, TorchStage, Wanted
+from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel, TorchStage, Wanted
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.packed import pack
+from tile_types.errors import LadderError
+
+CPU = torch.device("cpu")
 
 
 class OnnxModel:
@@ -33,6 +37,8 @@ class OnnxModel:
         Path of the file, or an ``onnx.ModelProto``.
     precise
         Whether each operator's result is rounded to its type, see `compile`.
+    shapes
+        Input -> the shape that it has in every call, see `compile`.
 
     Raises
     ------
@@ -42,8 +48,13 @@ class OnnxModel:
         If it uses an operator, a version or a form that is not supported; the message names it.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | Any, precise: bool = False) -> None:
-        self.staged = import_stages(source, gemm_for, precise)
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Any,
+        precise: bool = False,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.staged = import_stages(source, gemm_for, precise, shapes)
         self._built: dict[torch.device, WholeModel | StagedModel] = {}
 
     @property
@@ -84,8 +95,9 @@ class OnnxModel:
         ShapeError, DTypeError
             If an argument does not fit; the message names it.
         """
-        tensors = [value for value in (*arguments, *named.values()) if isinstance(value, torch.Tensor)]
-        return self.on(tensors[0].device if tensors else "cpu")(*arguments, **named)
+        given = (*arguments, *named.values())
+        where = next((value.device for value in given if isinstance(value, torch.Tensor)), CPU)
+        return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def on(self, device: torch.device | str) -> WholeModel | StagedModel:
         """Return the model built for a device, building it on first use.
@@ -143,7 +155,7 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
     stages = [
         PlanStage(build_imported(stage, where), stage.inputs, stage.outputs)
         if isinstance(stage, Imported)
-        else TorchStage(bound_node(stage.node, stage.versions), stage.reads, stage.why)
+        else node_stage(stage, where)
         for stage in staged.stages
     ]
     inputs = {name: wanted_of(info) for name, info in staged.inputs.items()}
@@ -152,6 +164,21 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
         for name, value in staged.stored.items()
     }
     return StagedModel(inputs, staged.outputs, stages, stored, where, staged.title)
+
+
+def node_stage(stage: NodeStage, where: torch.device) -> TorchStage:
+    """Return a node that torch runs; the branches of an If are models."""
+    node = bound_node(stage.node, stage.versions)
+    if not isinstance(stage, BranchedStage):
+        return TorchStage(node, stage.reads, stage.why)
+
+    def make(taken: bool) -> WholeModel | StagedModel | None:
+        try:
+            return build_staged(import_stages(stage.models[taken], gemm_for), where)
+        except LadderError:
+            return None  # the node runs it, and says what is wrong with it
+
+    return IfStage(node, stage.reads, stage.why, make)
 
 
 def wanted_of(info: Any) -> Wanted:

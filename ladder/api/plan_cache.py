@@ -15,7 +15,9 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.installation import cache_root
 from ladder.runtime.cache import Identity, KernelCache, cache_key, source_digest, type_text
 from ladder.runtime.compile import target_of
+from ladder.runtime.model.found import shipped_graphs
 from ladder.runtime.model.prepared import Prepared, from_data, prepare, to_data
+from ladder.superopt.generator.stored import FOLDER as DATABASE
 from schedules.tuning import shipped_digest
 from tile_types.errors import CacheError, LadderError
 from tile_types.library import own_types
@@ -36,7 +38,11 @@ SOURCES = ("ladder/frontend",)
 
 
 def prepared_for(
-    module: torch.fx.GraphModule, examples: list[Any], place: torch.device, **options: Any
+    module: torch.fx.GraphModule,
+    examples: list[Any],
+    place: torch.device,
+    search: float = 0.0,
+    **options: Any,
 ) -> Prepared:
     """Return what `import_fx` and `prepare` make of a graph: from the cache, where it has been made before.
 
@@ -46,6 +52,8 @@ def prepared_for(
         The graph and its arguments.
     place
         The device.
+    search
+        As of `prepare`: a plan that was made without is made again.
     **options
         Of `import_fx`.
 
@@ -57,11 +65,11 @@ def prepared_for(
     from targets import get_device
 
     device = get_device(target_of(place))
-    key = _key(module, examples, device, options)
+    key = _key(module, examples, device, {**options, "search": search > 0})
     found = _read(key) if key else None
     if found is None:
         known = facts_of_symbols(examples) if key else {}
-        found = prepare(import_fx(module, examples, **options), device)
+        found = prepare(import_fx(module, examples, **options), device, search)
         if key and known == facts_of_symbols(examples):  # a note would not repeat what tracing decided
             _write(key, found)
     return found
@@ -84,6 +92,9 @@ def _key(
         "importer": source_digest(SOURCES),
         "types": types,
     }
+    own = cache_root() / DATABASE
+    searched = own.stat().st_mtime_ns if own.is_dir() else 0
+    facts["found"] = [settings.found_graphs, shipped_graphs(), searched] if device.is_gpu else []
     facts["schedules"] = [shipped_digest(), measured]  # what is left to torch is chosen by them
     return cache_key(facts, Identity.of(None, device, compiled=False))
 

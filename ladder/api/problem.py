@@ -32,6 +32,7 @@ def gemm_for(
     token_group: int | None = None,
     windows: Windows | None = None,
     residual: bool = False,
+    batch_invariant: bool = False,
 ) -> Gemm:
     """Return the normal form of a quantized matrix product.
 
@@ -55,8 +56,9 @@ def gemm_for(
         Whether rows of the activations carry a scale; by default those of 8-bit types do.
     token_group
         Elements along K per scale of the activations, a multiple of 64; None is one per row.
-    windows, residual
-        See `Gemm`: the product is a convolution, and a tensor like the result is added.
+    windows, residual, batch_invariant
+        See `Gemm`: the product is a convolution, a tensor like the result is added, and rows have the same
+        bits for every M.
 
     Raises
     ------
@@ -89,6 +91,7 @@ def gemm_for(
         token_group=0 if token_group is None or token_group >= k else token_group,
         windows=windows,
         residual=residual,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -21,9 +21,9 @@ from ladder.api.tensor_program import (
     target_of,
     translated,
 )
-from ladder.api.tracer import Tracer
 from ladder.ir.ops import get_operator
 from ladder.superopt.partition import OUTSIDE, Operation, pieces
+from ladder.superopt.tracer import Tracer
 from ladder.superopt.verifier import Certificate, Stability
 from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError
 from tile_types.quantized import QuantizedTensor

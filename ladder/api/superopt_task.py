@@ -9,21 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.api.fused_trials import (
-    Progress,
-    Trial,
-    TrialCache,
-    built,
-    candidates_of,
-    checked,
-    loaded,
-    variants,
-)
+from ladder.api.fused_trials import Progress, TrialCache, built, checked, loaded
 from ladder.api.superopt_calls import Contract
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
 from ladder.ir.ops import get_operator
 from ladder.runtime.fused import Fused
+from ladder.runtime.trials import Trial, candidates_of, variants
 from ladder.superopt.generator import Database, Limits, Program, Report, search
 from ladder.superopt.partition import OUTSIDE
 from ladder.superopt.verifier import Certificate, Stability, refusal

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ladder.api.tensor_operators import OPERATORS
-from ladder.api.tracer import Tracer
 from ladder.superopt.generator import Program
+from ladder.superopt.operators import OPERATORS
+from ladder.superopt.tracer import Tracer
 from tile_types import group_scaled
 from tile_types.errors import ConversionError
 from tile_types.quantized import QuantizedTensor

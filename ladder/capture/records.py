@@ -35,8 +35,8 @@ MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
 """Times that a side comes up after the other one was recorded alone."""
-SELDOM = 4
-"""Times that a program with a cache comes to another case before it is recorded."""
+SELDOM = 32
+"""Calls of a case that no record can be open for before it is recorded: about what recording it costs."""
 MAX_PASSED = 1024
 """Cases whose calls are counted."""
 DEEPEST = 3
@@ -277,18 +277,18 @@ class ResumePoint:
         return self.settled.setdefault(_kind(roots), set())
 
     def is_passing(self, roots: tuple[Any, ...]) -> bool:
-        """Say whether a call of a program with a cache is not recorded yet, as its case comes seldom.
+        """Say whether a call is not recorded yet, as its case comes seldom.
 
-        Extents are 1 where they are in a call that was recorded; its sizes are none that can be left open, or
-        all else differs too, and both the empty and the filled cache have been recorded.
+        Extents are 1 where they are in a recorded call. Its sizes are none that can be left open; or,
+        with a cache, all else differs too, and the empty and the filled cache have been recorded.
         """
-        if not self.expects or _kind(roots) not in self.settled:
+        if _kind(roots) not in self.settled:
             return False
         known = self.unliftable(roots)
         told = [failed for record in self.records if (failed := _told(record, roots))]
         if any(paths & known and (not other or other.path in known) for paths, other in told):
             case: tuple[Any, ...] = shapes_of(roots)
-        elif told and len(self.store.records) > 1 and all(other for _, other in told):
+        elif self.expects and told and len(self.store.records) > 1 and all(other for _, other in told):
             case = tuple(other.why for _, other in told if other)
         else:
             return False

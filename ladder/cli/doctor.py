@@ -155,6 +155,13 @@ def cuda_program(name: str) -> Callable[[], Found | None]:
     return probe
 
 
+def nvrtc_library() -> Found | None:
+    """Look for the compiler that is a library, as `ladder.lower.cuda.nvrtc` finds it."""
+    from ladder.lower.cuda import nvrtc
+
+    return Found(nvrtc.version(), nvrtc.LIBRARY) if nvrtc.library() is not None else None
+
+
 def cuda_runtime() -> Found | None:
     """Look for the CUDA runtime library that TVM's links against."""
     for candidate in runtime_libraries():
@@ -250,6 +257,9 @@ TOOLS = (
         "compiles kernels for cuda/* targets (no GPU needed)",
         f"{CUDA_TOOLKIT}, or set LADDER_NVCC",
         cuda_program("nvcc"),
+    ),
+    Tool(
+        "NVRTC", "compiles them where there is no nvcc", "a CUDA 13 build of torch brings it", nvrtc_library
     ),
     Tool(
         "ptxas",

@@ -172,7 +172,7 @@ def clocked(
         baseline_us=baselines[best],
         baseline=best,
         baselines_us=baselines,
-        roofline_fraction=round(limit.seconds(report.bytes, report.flops) * 1e6 / times["ladder"], 4),
+        roofline_fraction=round(limit.seconds(report.bytes, report.flops) * 1e6 / times["ladder"], 6),
         roofline=limit.source,
     )
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ladder.cli.model_report import ModelReport
     from ladder.runtime.model.profile import StepCost
 
-KINDS = ("gemm", "rows", "product", "attention", "chain", "library", "view")
+KINDS = ("gemm", "rows", "product", "attention", "recurrent", "chain", "library", "view")
 """In the order of their colours."""
 
 WIDTH, ROW, GAP, BOX, MOST = 1000, 46, 10, 150, 6

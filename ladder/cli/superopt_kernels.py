@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ladder.api.fused_check import draw_inputs, meaning_of, resized
-from ladder.api.fused_trials import TOLERANCE, Trial, built, candidates_of, checked, loaded
+from ladder.api.fused_trials import TOLERANCE, built, checked, loaded
 from ladder.api.tensor_program import decoded
 from ladder.cli.console import Step, finite
 from ladder.runtime.build import Kernel as Built
 from ladder.runtime.fused import Fused
+from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Report
 from targets import TileDevice, get_device, host_cpu
 

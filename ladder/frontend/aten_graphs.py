@@ -28,15 +28,26 @@ def to_aten(
     prepared = _with_whole_operators(module)
 
     def run(*arguments: Any) -> Any:
-        return prepared(*arguments)
+        before = _lies(arguments)
+        results = prepared(*arguments)
+        if _lies(arguments) != before:
+            raise ImportRefused("an argument gets another shape or other strides")
+        return results
 
     try:
         traced = _functional(run, examples)
+    except ImportRefused:
+        raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
     if not precise:
         match_functions(traced)
     return traced
+
+
+def _lies(values: Sequence[Any]) -> list[Any]:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return [(value.shape, value.stride(), value.storage_offset()) for value in tensors]
 
 
 def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:

@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ladder.frontend.importer import HALVES, Importer, Row, attribute, rounded, wide_of
+import torch
+
+from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
 from tile_types.tile import Extent
 
@@ -61,29 +63,41 @@ def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None =
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
     def row(im: Importer, out: str, a: Any, b: Any) -> Any:
-        a, b = _as_compared(im, a, b), _as_compared(im, b, a)
         common = _common_type(im, a, b)
-        value = im.apply(operator, [b, a] if swapped else [a, b], common)
+        a, b = (_as_compared(im, value, common) for value in (a, b))
+        value = im.apply(operator, [b, a] if swapped else [a, b], COMPARED.get(common, common))
         return im.g.add("negation", value) if negated else value
 
     return row
 
 
-def _as_compared(im: Importer, value: Any, other: Any) -> Any:
-    """Return a number as the type of what it is compared with holds it; others as they are."""
-    halves = im.is_value(other) and im.ttype(other) in HALVES
-    return rounded(value, im.ttype(other)) if halves and isinstance(value, int | float) else value
+COMPARED = {
+    **dict.fromkeys(("bool", "int8", "uint8", "int16"), "int32"),
+    **dict.fromkeys(("float16", "bfloat16"), "float32"),
+}
+"""Type in which torch compares -> one that holds its values, and that kernels compare."""
+
+
+def _as_compared(im: Importer, value: Any, common: str) -> Any:
+    """Return an operand of a comparison as a type holds it."""
+    if isinstance(value, int | float):
+        return held(value, common)
+    if not im.is_value(value) or common == "int16" or im.ttype(value) == common:
+        return value
+    return im.g.add("convert", value, type=common, exact=common in HALVES)
 
 
 def _common_type(im: Importer, a: Any, b: Any) -> str:
-    """Return a type that holds both operands of a comparison."""
-    names = {im.ttype(value) for value in (a, b) if im.is_value(value)}
-    names |= {"float32" for value in (a, b) if isinstance(value, float)}
-    if names <= {"bool"}:
-        return "int32"
-    if names <= {"int64", "int32", "bool", "uint8", "int8"}:
-        return "int64"
-    return "float64" if "float64" in names else "float32"
+    """Return the type to which torch converts both operands before it compares them."""
+    return str(torch.result_type(*(_like(im, value) for value in (a, b)))).removeprefix("torch.")
+
+
+def _like(im: Importer, value: Any) -> Any:
+    """Return what decides promotion: a number, or an empty tensor of that type, of rank 0 or not."""
+    if not im.is_value(value):
+        return 1 if isinstance(value, str) else value
+    shape = (0,) if im.shape(value) else ()
+    return torch.empty(shape, dtype=getattr(torch, im.ttype(value)), device="meta")
 
 
 def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
@@ -106,8 +120,10 @@ def _gelu(im: Importer, out: str, x: Any, approximate: str = "none") -> Any:
 
 def _clamped(im: Importer, out: str, x: Any, low: Any = None, high: Any = None) -> Any:
     for operator, limit in (("maximum", low), ("minimum", high)):
-        if limit is not None and not (isinstance(limit, float) and math.isinf(limit)):
-            x = im.arithmetic(operator, [x, limit], out)
+        if limit is None or limit == (-math.inf if operator == "maximum" else math.inf):
+            continue
+        limit = held(limit, out) if isinstance(limit, int | float) else limit
+        x = im.arithmetic(operator, [x, limit], out)
     return im.cast(x, out)
 
 
@@ -311,7 +327,7 @@ def _put_one(im: Importer, out: str, x: str, part: str, axis: int, index: Any) -
 def _sign(im: Importer, out: str, x: str) -> Any:
     if out == "bool":
         return x
-    common = _common_type(im, x, 0)
+    common = COMPARED.get(out, out)
     above, below = (im.apply("less", pair, common) for pair in ([0, x], [x, 0]))
     return im.arithmetic("sub", [im.cast(above, out), im.cast(below, out)], out)
 
@@ -332,11 +348,15 @@ def _averaged(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fal
 
 
 def _largest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
+    if out == "bool":
+        return im.cast(_largest(im, "int32", im.cast(x, "int32"), axes, keep), out)
     return im.reduce("reduce_max", x, _axes(im, x, axes), keep)
 
 
 def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
     """Negate around the greatest; of integers ``-1 - x``, which all of them have."""
+    if out == "bool":
+        return im.cast(_smallest(im, "int32", im.cast(x, "int32"), axes, keep), out)
 
     def turned(value: str) -> str:
         if "int" in out:
@@ -424,7 +444,7 @@ ROWS: dict[str, Row] = {
     "scalar_tensor.default": lambda im, out, value, **_: _filled(im, out, (), value),
     **{f"arange.{form}": _counted for form in ("default", "start", "start_step")},
     "_to_copy.default": lambda im, out, x, *_, **__: im.converted(x, out),
-    **{f"{name}.default": _same for name in ("clone", "detach", "alias", "lift_fresh_copy")},
+    **{f"{name}.default": _same for name in ("clone", "detach", "alias", "lift_fresh_copy", "wait_tensor")},
     **{f"{name}.default": _viewed for name in ("view", "reshape", "_unsafe_view", "_reshape_copy")},
     "unsqueeze.default": _unsqueezed,
     **{f"squeeze.{form}": _squeezed for form in ("default", "dim", "dims")},

@@ -36,10 +36,23 @@ def rounded(value: float, ttype: str) -> float:
         return float(HALVES[ttype](value))
 
 
+def held(value: float, ttype: str) -> float:
+    """Return a number as torch converts it to a type: integers wrap around, `bool` is false of 0 alone."""
+    if ttype in HALVES:
+        return rounded(value, ttype)
+    if ttype == "bool":
+        return bool(value)
+    if not ttype.startswith(("int", "uint")):
+        return value
+    bits = get_type(ttype).elem_bits
+    lowest = -(1 << (bits - 1)) if ttype.startswith("int") else 0
+    return (int(value) - lowest) % (1 << bits) + lowest
+
+
 def attribute(value: float, ttype: str) -> float:
-    """Return a number as an attribute of a value of a type: a float64 where that holds it."""
-    whole = isinstance(value, int) and "int" in ttype and abs(value) > EXACT
-    return value if whole else float(value)
+    """Return a number, as its type holds it, as an attribute: a float64 where that holds it."""
+    value = held(value, ttype)
+    return value if isinstance(value, int) and abs(value) > EXACT else float(value)
 
 
 class Importer:
@@ -95,8 +108,7 @@ class Importer:
 
         Equal attributes are taken for one: zeros of two signs are not.
         """
-        if ttype in HALVES:
-            value = rounded(value, ttype)
+        value = held(value, ttype)
         if value == 0 and math.copysign(1, value) < 0:
             return self.g.add("neg", self.number(0, ttype))
         return self.g.add("constant", value=attribute(value, ttype), type=ttype, name="number")

@@ -74,11 +74,26 @@ def _padded(
     return [total([extent, pads[at], pads[at + rank]]) for at, extent in enumerate(shapes[0])]
 
 
+def _stft(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    signal, step = shapes[0], known[1]
+    window = shapes[2] if len(shapes) > 2 and shapes[2] else None
+    length = (
+        window[0] if window else known[3].extents()[0] if len(known) > 3 and known[3] is not None else None
+    )
+    if step is None or not isinstance(length, int) or not isinstance(step.extents()[0], int):
+        return None
+    frames = total([floordiv(total([signal[1], -length]), step.extents()[0]), 1])
+    return [signal[0], frames, length // 2 + 1 if given.get("onesided", 1) else length, 2]
+
+
 RULES: Mapping[str, Rule] = {
     "Pad": _padded,
     "Resize": _resized,
     "Upsample": lambda given, shapes, known, version: _resized(given, shapes, known, 10),
     "ConvTranspose": _conv_transposed,
+    "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda given, shapes, known, version: [*shapes[0][:-1], given["N"]],
     **{
         f"com.microsoft::{name}": lambda given, shapes, known, version: shapes[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -17,6 +18,7 @@ import onnx
 from ladder import faults
 from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_attention import ATTENTION_PATTERNS
+from ladder.frontend.onnx_branches import BranchedStage, branches
 from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_extents import completed, vector_like
@@ -51,8 +53,11 @@ from ladder.runtime.onnx_ops.evaluate import (
 from ladder.runtime.onnx_ops.signals import DRAWS
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import array_of, value_of
-from tile_types.errors import DTypeError, LadderError
+from tile_types.errors import DTypeError, LadderError, ShapeError, unknown_name
 from tile_types.tile import Extent, Tile
+
+Shapes = Mapping[str, Sequence[int]]
+"""Input -> its shape."""
 
 
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
@@ -78,10 +83,20 @@ def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Importe
     return import_stages(source, problem, precise).one("a tile graph")
 
 
-def import_stages(source: Any, problem: Problem, precise: bool = False) -> Staged:
-    """Import a model as plans and the nodes between them; parameters and errors as `import_onnx`."""
+def import_stages(
+    source: Any, problem: Problem, precise: bool = False, shapes: Shapes | None = None
+) -> Staged:
+    """Import a model as plans and the nodes between them; errors as `import_onnx`.
+
+    Parameters
+    ----------
+    source, problem, precise
+        As in `import_onnx`.
+    shapes
+        Input -> the shape that it has in every call, in place of what the file states.
+    """
     try:
-        return Walk(open_onnx(source), problem, precise).imported()
+        return Walk(open_onnx(source), problem, precise, shapes or {}).imported()
     except LadderError:
         raise
     except Exception as error:  # the file is others': whatever it makes fail is one class of error
@@ -92,8 +107,12 @@ def import_stages(source: Any, problem: Problem, precise: bool = False) -> Stage
 class Walk:
     """Goes through a model node by node."""
 
-    def __init__(self, file: OnnxFile, problem: Problem, precise: bool = False) -> None:
-        self.file, self.problem, self.precise = file, problem, precise
+    def __init__(
+        self, file: OnnxFile, problem: Problem, precise: bool = False, shapes: Shapes = MappingProxyType({})
+    ) -> None:
+        self.file, self.problem, self.precise, self.shapes = file, problem, precise, shapes
+        self.sizes: dict[str, int] = {}
+        """Size that the file names -> its extent in every call."""
         self.versions: Mapping[str, int] = versions_of(file.model)
         self.values: dict[str, Value | Late] = {}
         self.names: dict[str, str] = {}
@@ -119,6 +138,7 @@ class Walk:
         for sparse in graph.sparse_initializer:
             self.values[sparse.values.name] = Known(array_of(dense_value(sparse)))
         inputs = [info for info in graph.input if info.name not in self.values]
+        self.sizes = fixed_sizes({info.name: info.type for info in inputs}, self.shapes)
         for info in inputs:
             self.input(info)
         for node in graph.node:
@@ -130,7 +150,7 @@ class Walk:
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
         rules = () if self.precise or ours else ATTENTION_PATTERNS  # what Ladder wrote stays as it was
         results = {name: self.value(name) for name in outputs}
-        named = {info.name: info.type for info in inputs}
+        named = {info.name: self._named(info) if self.shapes else info.type for info in inputs}
         return self.flow.staged(self.file.title, named, results, rules, self.tensor)
 
     # values ----------------------------------------------------------------------------------------
@@ -152,7 +172,9 @@ class Walk:
         if kind.HasField("tensor_type"):
             for axis, dim in enumerate(kind.tensor_type.shape.dim):
                 found = self.extent(dim, f"{identifier(info.name)}_{axis}")
-                if isinstance(found, str):
+                if info.name in self.shapes or dim.dim_param in self.sizes:
+                    dim.dim_value = self.shapes.get(info.name, {axis: self.sizes.get(dim.dim_param)})[axis]
+                elif isinstance(found, str):
                     dim.dim_param = found
         return kind
 
@@ -385,6 +407,16 @@ class Walk:
     ) -> tuple[Late, ...]:
         """Make a node a stage of its own."""
         stage = NodeStage(node, tuple(names_read(node)), dict(versions), f"{title(node)}: {why}")
+        if node.op_type == "If" and node.domain in ("", "ai.onnx"):
+            read = {name: self.value(name) for name in stage.reads}
+            known = {n: v for n, v in read.items() if isinstance(v, Known) and not v.symbolic}
+            infos = {n: self._info(v) for n, v in read.items()}
+            models = branches(node, {a.name: a.g for a in node.attribute}, infos, known, self.file.model)
+            stage = (
+                stage
+                if models is None
+                else BranchedStage(node, stage.reads, stage.versions, stage.why, models)
+            )
         self.flow.add(stage, self.values, self.tensor)
         return tuple(self.flow.late(name, info) for name, info in zip(node.output, results, strict=True))
 
@@ -434,6 +466,31 @@ class Walk:
                 f"{self.file.title} states {show_shape(stated)} for {name!r}, {title(node)} gives"
                 f" {show_shape(tile.shape)}: what it gives is taken",
             )
+
+
+def fixed_sizes(inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
+    """Return size that a file names -> its extent, by shapes of inputs that are the same in every call.
+
+    Raises
+    ------
+    ShapeError, UnknownNameError
+        If there is no such input, or its type has no such shape.
+    """
+    found: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise unknown_name("input", name, inputs)
+        dims = inputs[name].tensor_type.shape.dim
+        if len(dims) != len(shape) or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+            raise ShapeError(f"input {name!r} has {len(dims)} axes, its shape is to be {tuple(shape)}")
+        for dim, extent in zip(dims, shape, strict=True):
+            stated = dim.dim_value if dim.HasField("dim_value") and dim.dim_value != -1 else None
+            if found.setdefault(dim.dim_param, extent) != extent and dim.dim_param:
+                raise ShapeError(f"the size {dim.dim_param!r} cannot be {found[dim.dim_param]} and {extent}")
+            if stated not in (None, extent):
+                raise ShapeError(f"input {name!r} has {stated} elements along an axis, not {extent}")
+    found.pop("", None)
+    return found
 
 
 def _is_ours(value: Value | Late | None) -> bool:

@@ -1,15 +1,16 @@
 """transformers: `LadderConfig`, which quantizes while a model is loaded, and models of other tools' formats.
 
 Importing this module registers the quantization method ``"ladder"``, also for models that were saved with it:
-transformers has no entry point for that. It needs transformers 5. Stacked experts, embeddings and GGUF files
-(whose names differ) are not loaded into models yet: `load_pretrained` says so by name.
+transformers has no entry point for that. It needs transformers 5. Linear layers and stacked experts
+(`transformers_experts`) are quantized; embeddings stay. Quantized embeddings and GGUF files (whose names
+differ) are not loaded into models yet: `load_pretrained` says so by name.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,17 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from ladder.integrations import transformers_experts as experts
+from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
 
 METHOD = "ladder"
 LINEAR_OPTIONS = ("activation", "keep_canonical")
 """Options of `ladder.Linear` that are not `ladder.quantize`'s."""
+
+RENAMED = ((".block_sparse_moe.", ".mlp."),)
+"""Parts of names of checkpoints -> what models of transformers 5 have."""
 
 SHARDS = "model.safetensors.index.json"
 
@@ -108,13 +114,15 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: LadderConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.held: dict[str, QuantizedTensor] = {}
-        self.skipped: list[str] = []
+        self.linear: set[str] = set()
+        self.stacks: set[str] = set()
         self.device_map: Mapping[str, Any] | None = None
+        self.plan: LayerPlan | None = None
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Tell whether a parameter is the weight of a linear layer that is not skipped."""
+        """Tell whether a parameter is the weight of a linear layer, or of experts, that is not skipped."""
         name, _, parameter = param_name.rpartition(".")
-        return parameter == "weight" and name in linear_layers(model, self.skipped)
+        return param_name in self.stacks or (parameter == "weight" and name in self.linear)
 
     def get_quantize_ops(self) -> LadderQuantize:
         """Return what quantizes a weight."""
@@ -129,12 +137,23 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             If it cannot be quantized so; the layer is named.
         """
         options, _ = self.quantization_config.split()
+        path, plan = name.rpartition(".")[0], self.plan
         try:
-            self.held[name] = quantize(weight, self.quantization_config.weight, **options)
+            if name in self.stacks:
+                weight = experts.as_matrix(model.get_submodule(path), weight)
+            whole = quantize(weight, self.quantization_config.weight, **options)
+            self.held[name] = whole if plan is None else plan.shard(name, whole)
         except LadderError as error:
             error.add_note(f"while quantizing {name}")
             raise
-        _leave_bias(model.get_submodule(name))
+        self._empty(model, name)
+
+    def _empty(self, model: torch.nn.Module, name: str) -> None:
+        """Take a weight away; transformers initialises what it takes to be missing."""
+        path, _, stack = name.rpartition(".")
+        module = model.get_submodule(path if name in self.stacks else name)
+        setattr(module, stack if name in self.stacks else "weight", None)
+        module._is_hf_initialized = True  # type: ignore[assignment]
 
     def _process_model_before_weight_loading(
         self, model: torch.nn.Module, device_map: Any = None, checkpoint_files: Any = None, **kwargs: Any
@@ -142,45 +161,74 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.device_map = device_map if isinstance(device_map, dict) else None
         config = self.quantization_config
         kept = self.get_modules_to_not_convert(model, config.modules_to_not_convert)
-        self.skipped = kept + list(getattr(model, "_keep_in_fp32_modules", None) or ())
+        skipped = (
+            [] if self.pre_quantized else kept + list(getattr(model, "_keep_in_fp32_modules", None) or ())
+        )
+        self.linear, self.stacks = linear_layers(model, skipped), stacked_weights(model, skipped)
+        self.plan = LayerPlan(model, self.linear)
         if self.pre_quantized:
             self._take_stored(model, checkpoint_files or ())
 
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
         checkpoint = opened([Path(file) for file in files])
-        layers = linear_layers(model, ())
-        prefixes = ("", f"{getattr(model, 'base_model_prefix', '')}.")
-        for name in checkpoint.layers:
-            module = name.removesuffix(".weight")
-            found = next((p + module for p in prefixes if p + module in layers), None)
-            matrix = checkpoint[name] if found is not None else None
-            if found is None or not isinstance(matrix, QuantizedTensor):
-                raise CheckpointError(
-                    f"{checkpoint.path}: {name} ({checkpoint.entry(name).format}) is no linear layer of"
-                    f" {type(model).__name__}: stacked experts and embeddings are not loaded into models yet"
-                )
-            self.held[found] = owned(matrix)
-            _leave_bias(model.get_submodule(found))
-        stored = {part.name for _, layer in checkpoint.layers.values() for part in layer.parts.values()}
-        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in stored}
+        base = getattr(model, "base_model_prefix", "")
+        stored = {named(name, base, {*self.linear, *self.stacks}): name for name in checkpoint.layers}
+        wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
+        for name in self.stacks:
+            path, _, stack = name.rpartition(".")
+            wanted[name] = experts.sources(stack, experts.number_of(model.get_submodule(path)), path, stored)
+        for name, sources in wanted.items():
+            if sources:
+                self.held[name] = owned(experts.read(sources, lambda source: checkpoint[stored[source]]))
+                self._empty(model, name)
+        self._require_all(
+            checkpoint, model, {stored[source] for found in wanted.values() for source in found}
+        )
+        parts = {part.name for _, layer in checkpoint.layers.values() for part in layer.parts.values()}
+        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in parts}
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         model._keys_to_ignore_on_load_unexpected = ignored | {f"^{name}$" for name in patterns}  # type: ignore[assignment]
+
+    def _require_all(self, checkpoint: Checkpoint, model: torch.nn.Module, taken: set[str]) -> None:
+        """Raise `CheckpointError` if a quantized tensor has no place in the model."""
+        for name in checkpoint.layers:
+            if name not in taken:
+                raise CheckpointError(
+                    f"{checkpoint.path}: {name} ({checkpoint.entry(name).format}) is no linear layer"
+                    f" or expert of {type(model).__name__}: embeddings are not loaded into models yet"
+                )
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _, options = self.quantization_config.split()
         dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
+        options, plan = {"dtype": dtype, **options}, self.plan
+        assert plan is not None  # made before weights were loaded
+        for path in {name.rpartition(".")[0] for name in self.stacks & set(self.held)}:
+            plan.refuse_stacks(path)
+            weights = {
+                stack: self.held.pop(f"{path}.{stack}")
+                for stack in experts.MEMBERS
+                if f"{path}.{stack}" in self.held
+            }
+            experts.install(
+                model.get_submodule(path), weights, device=device_of(self.device_map, path), **options
+            )
         while self.held:
             name, matrix = self.held.popitem()
-            bias = model.get_submodule(name).bias
+            bias = plan.bias(name, model.get_submodule(name).bias)  # type: ignore[arg-type]
+            if self.pre_quantized:
+                matrix = plan.shard(name, matrix)
             where = device_of(self.device_map, name)
-            layer = Linear.from_quantized(matrix, bias, dtype=dtype, device=where, **options)  # type: ignore[arg-type]
+            layer = Linear.from_quantized(matrix, bias, device=where, **options)
+            plan.connect(name, layer)
             model.set_submodule(name, layer)
+        plan.restore()
         return model
 
     def is_serializable(self) -> bool:
-        """Tell that models can be saved: state dicts hold canonical storage."""
-        return True
+        """Tell whether a model can be saved: state dicts hold canonical storage, of one process a shard."""
+        return self.plan is None or self.plan.mesh is None
 
     @property
     def is_trainable(self) -> bool:
@@ -191,14 +239,28 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
     """Return the names of ``torch.nn.Linear`` modules but those that are, or lie within, the skipped ones."""
     names = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
-    parts = [part.strip(".") for part in skipped]
-    return {name for name in names if not any(f".{part}." in f".{name}." for part in parts)}
+    return {name for name in names if not is_within(name, skipped)}
 
 
-def _leave_bias(module: torch.nn.Module) -> None:
-    """Take a layer's weight away; transformers initialises what it takes to be missing."""
-    module.weight = None  # type: ignore[assignment]
-    module._is_hf_initialized = True  # type: ignore[assignment]
+def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
+    """Return the names of experts' stacked weights but those that are, or lie within, the skipped modules."""
+    found = [(name, module) for name, module in model.named_modules() if experts.is_experts(module)]
+    kept = [(name, module) for name, module in found if not is_within(name, skipped)]
+    return {f"{name}.{stack}" for name, module in kept for stack in experts.stacks(module)}
+
+
+def is_within(name: str, modules: Iterable[str]) -> bool:
+    """Tell whether a module is one of some, or lies within one, by parts of its name."""
+    return any(f".{part.strip('.')}." in f".{name}." for part in modules)
+
+
+def named(name: str, base: str, known: Container[str]) -> str:
+    """Return a stored tensor's name as the model has it: with the base model's prefix, if it lacks it."""
+    for before, after in RENAMED:
+        name = name.replace(before, after)
+    if name.startswith(f"{base}.") or name.removesuffix(".weight") in known:
+        return name
+    return f"{base}.{name}" if base else name
 
 
 def opened(files: list[Path]) -> Checkpoint:
@@ -238,7 +300,7 @@ def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: An
     Raises
     ------
     CheckpointError
-        If the format is not known, or a quantized tensor is no linear layer of the model.
+        If the format is not known, or a quantized tensor is no layer of the model.
     """
     options = {name: kwargs.pop(name) for name in LINEAR_OPTIONS if name in kwargs}
     config = AutoConfig.from_pretrained(path)

@@ -84,6 +84,9 @@ class Gemm:
         Whether sums are multiplied by a float32 vector ``[N]`` that is no part of the weight.
     residual
         Whether a tensor ``[M, N]`` of the output type is added before the epilogue.
+    batch_invariant
+        Whether a row of the result has the same bits for every M and place of the row: only schedules that
+        add in one order may serve it. Kernels do not depend on it.
     """
 
     n: int
@@ -104,6 +107,7 @@ class Gemm:
     windows: Windows | None = None
     residual: bool = False
     factor: bool = False
+    batch_invariant: bool = False
 
     def __hash__(self) -> int:
         """Return the hash of what tells most problems apart: they are keys of many caches."""
@@ -172,7 +176,7 @@ class Gemm:
         return self.k // self.windows.points if self.windows else self.k
 
     def shape_free(self) -> dict[str, Any]:
-        """Return everything a shape-generic kernel depends on: all fields but N, K and the number of experts.
+        """Return everything a shape-generic kernel depends on: not N, K, number of experts, invariance.
 
         ``group_size`` becomes 0 when one scale serves a whole row; ``experts`` says how they find
         their tokens, and is absent where there are none.
@@ -180,7 +184,7 @@ class Gemm:
         fields = asdict(self)
         for name in ("n", "k", "experts", "masked", "token_group", "power_scales"):
             del fields[name]
-        for name in ("windows", "residual", "factor"):
+        for name in ("windows", "residual", "factor", "batch_invariant"):
             del fields[name]
         if self.windows:
             fields["windows"] = asdict(self.windows)

@@ -21,6 +21,7 @@ from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.products import Products
+from ladder.partition.recurrent import recurrent_part
 from ladder.partition.scatter import in_place, with_scatters
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_free, view_chain
@@ -115,8 +116,7 @@ def partition(
     written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
-        ours = node.operator == "attention"
-        parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
+        parts.append(_called(graph, node, device))
     found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
     return fuse_horizontally(graph, found) if side_by_side else found
 
@@ -142,6 +142,12 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
     """Tell whether a conversion of what a part reads serves others as well."""
     others = [reader for reader in users[node.name] if reader is None or reader.name not in members]
     return bool(others) and node.operator == "convert" and not set(node.inputs) & members
+
+
+def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
+    if node.operator == "attention":
+        return attention_part(graph, node, device)
+    return recurrent_part(graph, node, device) or _library(graph, node)
 
 
 def _library(graph: Graph, node: Node) -> Subgraph:

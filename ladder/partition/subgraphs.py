@@ -11,10 +11,12 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
-KINDS = ("gemm", "rows", "chain", "attention", "product", "library", "view", "torch")
-"""``gemm``: a quantized product by a kernel of ours; ``rows``: one of rows with a float matrix by one;
-``attention``: attention by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours
-but has none, node by node; the others as `ladder.ir.operator.ENGINES`."""
+KINDS = ("gemm", "found", "rows", "chain", "attention", "recurrent", "product", "library", "view", "torch")
+"""``gemm``: a quantized product by a kernel of ours; ``found``: what kernels of a found graph compute;
+``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a
+recurrent layer by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours but has
+none, node by node; the others as
+`ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,10 @@ class Subgraph:
     gemm
         Of a gemm: the problem.
     roles
-        Of a gemm: which input is what (``A``, ``B``, ``bias``, ``token_scale``).
+        Of a gemm: which input is what (``A``, ``B``, ``bias``, ``token_scale``); of a found graph: its input
+        and the value of the model that it reads there.
+    found
+        Of a found graph: its kernels, as `ladder.runtime.fused.Lowering` prints them.
     """
 
     kind: str
@@ -44,6 +49,7 @@ class Subgraph:
     reason: str = ""
     gemm: Gemm | None = None
     roles: tuple[tuple[str, str], ...] = field(default=())
+    found: str = ""
 
     @property
     def shares(self) -> bool:

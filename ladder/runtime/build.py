@@ -127,7 +127,7 @@ def attempt(jobs: Sequence[Job]) -> list[Kernel | Exception]:
     missing = [job for key, job in wanted.items() if key not in _kernels]
     if missing:
         with ThreadPoolExecutor(BUILD_THREADS) as pool:  # threads see the caller's knobs
-            tasks = {job.key: pool.submit(copy_context().run, _build, job) for job in missing}
+            tasks = {job.key: pool.submit(copy_context().run, _built_once, job) for job in missing}
             for key, task in tasks.items():
                 try:
                     _kernels[key] = task.result()
@@ -142,6 +142,14 @@ def _from_disk(key: str) -> Kernel | None:
     entry = KernelCache().lookup(key)
     trace("cache %s %s", "hit" if entry else "miss", key[:12])
     return Kernel(entry.library, entry.manifest, True, entry.sources) if entry else None
+
+
+def _built_once(job: Job) -> Kernel:
+    """Build a kernel, or wait for the process that does: ranks of a group want the same ones at once."""
+    if not knobs.settings.cache:
+        return _build(job)
+    with KernelCache().building(job.key):
+        return _from_disk(job.key) or _build(job)
 
 
 def _build(job: Job) -> Kernel:

@@ -9,6 +9,7 @@ An entry whose content does not match its manifest counts as a miss and is repla
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import importlib.metadata
@@ -294,6 +295,28 @@ class KernelCache:
         if file_digest(folder / LIBRARY) != manifest.get(DIGEST):
             return "the library was truncated or changed"
         return ""
+
+    @contextlib.contextmanager
+    def building(self, key: str) -> Iterator[None]:
+        """Hold the right to build an entry: processes that want the same one meanwhile wait here.
+
+        The right ends with its process. Where the folder has no locks, all build.
+        """
+        path = self.root / "locks" / key
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = path.open("w")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning("no lock in %s (%s): several processes may build one kernel", path.parent, error)
+            yield
+            return
+        with held:
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+                fcntl.flock(held, fcntl.LOCK_UN)
 
     def store(
         self, key: str, built: Path, manifest: Mapping[str, Any], sources: Mapping[str, str] | None = None

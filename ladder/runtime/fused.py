@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ladder.ir.graph import Graph, Node
+from ladder.ir.parser import parse as parse_graph
 from ladder.ir.printer import print_graph
 from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Job, Kernel, find_or_build
@@ -65,6 +66,28 @@ class Lowering:
             raise ScheduleError(f"no inputs of {self.graph.name!r}: {', '.join(sorted(unknown))}")
         if len(self.schedules) != len(self.blocks):
             raise ScheduleError(f"{len(self.schedules)} schedules for {len(self.blocks)} block graphs")
+
+    @property
+    def text(self) -> str:
+        """Everything that decides the kernels; `parse` reads it back."""
+        plans = [asdict(plan) for plan in self.schedules]
+        facts = {"graph": print_graph(self.graph), "schedules": plans, "constants": self.constants}
+        return json.dumps(facts)
+
+    @staticmethod
+    def parse(text: str) -> Lowering:
+        """Return what `text` says.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError, LadderError
+            If it says something else.
+        """
+        from ladder.lower.blocks import BlockSchedule
+
+        facts = json.loads(text)
+        plans = tuple(BlockSchedule(**plan) for plan in facts["schedules"])
+        return Lowering(parse_graph(facts["graph"]), plans, tuple(facts["constants"]))
 
     @property
     def blocks(self) -> tuple[Node, ...]:

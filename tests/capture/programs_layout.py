@@ -118,6 +118,43 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def _resized(x: Any, y: Any) -> Any:
+    z = x * 2
+    x.resize_(2)
+    return z, x + 1, y.sum()
+
+
+def _sum_resizes(x: Any, y: Any) -> Any:
+    torch.sum(y, 0, out=x)
+    return y * 2, x + 1
+
+
+def _extremes_resize(x: Any, y: Any) -> Any:
+    torch.max(y, 0, out=(x, torch.empty(0, dtype=torch.int64)))
+    return x * 2
+
+
+def _seen_otherwise(x: Any, y: Any) -> Any:
+    z = x + y
+    x.as_strided_((2,), (1,))
+    return z.mul_(2), x
+
+
+def _turned(x: Any, y: Any) -> Any:
+    x.mul_(2).transpose_(0, 1).add_(1)
+    return x @ y
+
+
+def _two_of_one(x: Any, y: Any) -> Any:
+    part = x[1:]
+    part.resize_(1)
+    return x * 2, part + y.sum()
+
+
+MOVED = (_resized, _sum_resizes, _extremes_resize, _seen_otherwise, _turned, _two_of_one)
+"""Programs that give a tensor from outside another shape or other strides."""
+
+
 def _world(function: Callable[[Any], Any], makers: Any) -> World:
     return calls(function, *makers)
 
@@ -126,6 +163,14 @@ for _name, _function in FUNCTIONS.items():
     programs(
         **{
             f"layout_{_name}": lambda function=_function: _world(function, LAYOUTS),  # type: ignore[misc]
+        }
+    )
+for _function in MOVED:
+    programs(
+        **{
+            f"layout_moved{_function.__name__}": lambda function=_function: calls(
+                function, *[lambda n=n: (normal(n, 3), normal(n, 3, seed=1)) for n in (3, 3, 4, 5, 3)]
+            )
         }
     )
 programs(

@@ -172,7 +172,7 @@ def _wgmma(name: str) -> Any:
     return emit(problem, device, wgmma(**fields), "simulated")
 
 
-@pytest.mark.daily(19)
+@pytest.mark.daily(10)
 @pytest.mark.parametrize("case", CASES)
 def test_cases_of_the_emulator(case: str) -> None:
     arch, problem, schedule, sizes = CASES[case]
@@ -221,7 +221,7 @@ def test_configurations_agree_with_the_gpu(index: int) -> None:
     _agrees(load()[index])
 
 
-@pytest.mark.daily(9)
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("index", [i for i in range(50) if i % 10])
 def test_all_configurations_agree_with_the_gpu(index: int) -> None:
     _agrees(load()[index])

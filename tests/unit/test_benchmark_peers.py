@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import torch
 from benchmarks.harness import copies_for, interleaved_us
 from benchmarks.peers import bars, run
 from benchmarks.peers.__main__ import narrow, parser, selection
-from benchmarks.peers.cases import CASES, SHAPES, Bar, Case, everyone
+from benchmarks.peers.cases import CASES, HELD_OUT_CASES, SHAPES, Bar, Case, everyone
 from benchmarks.peers.engine import ENGINES, Engine, Operand, Work, engine
 from benchmarks.peers.ladder_engine import STEPS, request
 from benchmarks.peers.records import Results, merge, read
+from benchmarks.peers.vllm_engine import packed
 from benchmarks.report.page import page
 from benchmarks.report.svg import Axis, Series, chart
 
@@ -91,6 +94,25 @@ def test_ladder_has_a_schedule_for_everything(name: str) -> None:
         if one.engine == "ladder":
             for shape in case.shapes:
                 assert request(one.work, *shape, case.tokens).plan is not None
+
+
+def test_no_tuning_row_names_what_is_held_out() -> None:
+    tuned = {
+        (row[0], row[1])
+        for file in files("schedules").joinpath("tuned").iterdir()
+        if file.name.endswith(".json")
+        for one in json.loads(file.read_text()).get("classes", ())
+        for row in one["rows"]
+    }
+    held_out = selection(parser().parse_args(["--held-out"]))
+    assert tuned >= set(SHAPES)
+    assert {case.name for case in held_out.cases} == {case.name for case in HELD_OUT_CASES}
+    assert tuned.isdisjoint(held_out.shapes())
+
+
+def test_int4_words_hold_eight_codes_each() -> None:
+    codes = torch.arange(16, dtype=torch.uint8).reshape(1, 16)
+    assert [int(word) & 0xFFFFFFFF for word in packed(codes)[0]] == [0x76543210, 0xFEDCBA98]
 
 
 def test_plans_hold_only_what_is_measured() -> None:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 import ladder
 from benchmarks import superopt_graphs as graphs
-from ladder.api.fused_trials import candidates_of
 from ladder.api.tensor_program import decoded, program_of
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
@@ -20,6 +19,7 @@ from ladder.lower.blocks.analysis import gemm_of
 from ladder.lower.blocks.candidates import legal_schedules, neighbours, ranked
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
+from ladder.runtime.trials import candidates_of
 from ladder.simulate.fused import simulate_fused
 from ladder.superopt.generator import Database, Limits, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity

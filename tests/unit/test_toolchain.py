@@ -85,7 +85,7 @@ def test_a_wrong_knob_names_itself(tmp_path: Path) -> None:
 def test_rejected_source_is_kept_and_the_log_quoted(tmp_path: Path) -> None:
     fake = program(tmp_path, "nvcc", "echo 'kernel.cu(1): error: nonsense' >&2; exit 2")
     with knobs.override(nvcc=fake), pytest.raises(CompilerError, match="error: nonsense") as caught:
-        toolchain.run_nvcc("this is no CUDA", HOPPER, "cubin")
+        toolchain.compile_cuda("this is no CUDA", HOPPER, "cubin")
     kept = str(caught.value).split("source kept in ")[1].split(")")[0]
     assert Path(kept).read_text() == "this is no CUDA"
 
@@ -117,10 +117,10 @@ def test_a_release_that_dropped_the_architecture_is_named(tmp_path: Path) -> Non
         knobs.override(nvcc=new),
         pytest.raises(MissingToolError, match=r"sm_70 needs nvcc .*<13\.0.*13\.0\.88"),
     ):
-        toolchain.run_nvcc("", get_device("cuda/sm_70"), "cubin")
+        toolchain.compile_cuda("", get_device("cuda/sm_70"), "cubin")
     old = program(tmp_path, "old-nvcc", "echo 'Cuda compilation tools, release 11.4, V11.4.1'")
     with knobs.override(nvcc=old), pytest.raises(MissingToolError, match="sm_90a needs nvcc >="):
-        toolchain.run_nvcc("", HOPPER, "cubin")
+        toolchain.compile_cuda("", HOPPER, "cubin")
 
 
 # ---- reports ----------------------------------------------------------------------------

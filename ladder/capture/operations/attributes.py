@@ -15,15 +15,18 @@ import torch
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
-from ladder.capture.operations.objects import hide, pinned_part, settled, tuple_item
+from ladder.capture.operations.objects import hide, pinned_part, seen_through, settled, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
+from ladder.capture.values.shapes import DynamicSize
 from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
 _OBJECT_GET: Any = object.__getattribute__
 _OBJECT_SET: Any = object.__setattr__
+_PROPERTY_GET: Any = property.__dict__["__get__"]
 _OBJECT_DELETE: Any = object.__delattr__
 _PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
@@ -58,6 +61,8 @@ _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
 """The type of functions behind `functools.cache`."""
+SIZE_METHODS: dict[str, Any] = {"numel": polyfills.numel_}
+"""Methods of shapes that are followed where extents are open."""
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
@@ -72,12 +77,17 @@ def instance_dict(value: Any) -> Any:
 
 def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
     """Return ``value.name``."""
+    if type(value) is DynamicSize and name in SIZE_METHODS:
+        return types.MethodType(pinned_part(vm, SIZE_METHODS[name]), value)
     value = vm.plain(value)
     return recorded(vm, _load, (value, name), (getattr, (value, name)))
 
 
 def _load(vm: Interpreter, value: Any, name: str) -> Any:
     kind = type(value)
+    if kind is types.MappingProxyType and hasattr(kind, name):
+        value = seen_through(vm, value)
+        kind = type(value)
     if kind is types.ModuleType:
         return namespace_item(vm, vars(value), name, value.__name__)
     if is_a(value, type):
@@ -186,9 +196,11 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
     meta = type(value)
     if name in _TYPE_FIELDS:
         return _type_field(vm, value, name)
-    if meta is not type and vm.heap.class_attribute(meta, "__getattribute__") != _TYPE_GET:
+    if not _reads_as_type(vm, meta):
         raise CaptureError("a metaclass with its own __getattribute__")
     over = vm.heap.class_attribute(meta, name)
+    if type(over) is property:
+        return bind_descriptor(vm, over, value, meta)
     if over is not NULL and _is_data(type(over)):
         raise CaptureError("a data descriptor of a metaclass")
     found = vm.heap.class_attribute(value, name)
@@ -199,6 +211,14 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
             raise CaptureError("an attribute computed by a metaclass")
         return getattr(value, name)
     return _bound_to_class(vm, found, value, name)
+
+
+def _reads_as_type(vm: Interpreter, meta: type) -> bool:
+    """Say whether attributes of a metaclass's classes are found as those of `type`; pybind11's own are."""
+    if meta is type:
+        return True
+    native = [base.__getattribute__ for base in meta.__mro__ if base.__module__ == "pybind11_builtins"]
+    return vm.heap.class_attribute(meta, "__getattribute__") in (_TYPE_GET, *native)
 
 
 def _type_field(vm: Interpreter, value: type, name: str) -> Any:
@@ -215,8 +235,9 @@ def _bound_to_class(vm: Interpreter, found: Any, value: type, name: str) -> Any:
     if is_a(found, staticmethod):
         return pinned_part(vm, found.__func__)
     if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType | property):
-        if is_a(type(found).__get__, types.FunctionType):
-            raise CaptureError("a descriptor written in Python, read from a class")
+        getter = vm.heap.class_attribute(type(found), "__get__")
+        if is_a(getter, types.FunctionType):
+            return vm.call_function(getter, (found, None, value), {})
         return getattr(value, name)
     return found
 
@@ -243,12 +264,17 @@ def bind_descriptor(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
     described = type(found)
     if described is types.FunctionType:
         return found if value is None else types.MethodType(found, value)
-    if described is property:
+    if described is property or _is_property(vm, described):
         return vm.call(pinned_part(vm, found.fget), (value,), {})
     if described in (staticmethod, classmethod):
         inner = pinned_part(vm, found.__func__)
         return inner if described is staticmethod else types.MethodType(inner, kind)
     return _bind_native(vm, found, described, value, kind)
+
+
+def _is_property(vm: Interpreter, described: type) -> bool:
+    """Say whether instances of a subclass of `property` are read as properties are."""
+    return issubclass(described, property) and vm.heap.class_attribute(described, "__get__") is _PROPERTY_GET
 
 
 def _bind_native(vm: Interpreter, found: Any, described: type, value: Any, kind: type) -> Any:
@@ -298,6 +324,12 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
         return _native_field(vm, value, name)
     if is_constant(value):
         return found.__get__(value)
+    if name in natives.FIXED.get(kind, ()) and not _is_external(vm, value):
+        node = vm.heap.node(value)
+        inside = found.__get__(value)
+        if not is_constant(inside) and vm.heap.find(inside) is None:
+            vm.heap.fresh(inside, f"{node.var}.{name}", {node.var})
+        return inside
     if is_a(value, BaseException):
         return _error_field(vm, found, value, name)
     raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")

@@ -16,7 +16,8 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attributes import delete_attr, load_attr, store_attr
-from ladder.capture.operations.replay import advance, is_hidden, iterate, known_iterator
+from ladder.capture.operations.objects import seen_through
+from ladder.capture.operations.replay import advance, is_fixed, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
 from ladder.capture.operations.truth import decided, length_as, truth
 from ladder.capture.python import natives, polyfills
@@ -150,7 +151,7 @@ def _meet_abstract(vm: Interpreter, kind: Any, abstract: Any) -> None:
 def _len(vm: Interpreter, value: Any) -> Any:
     if type(value) is DynamicSize:
         return len(value)
-    value = vm.plain(value)
+    value = seen_through(vm, vm.plain(value))
     kind = type(value)
     if is_constant(value) and vm.heap.find(value) is None:
         return len(value)
@@ -165,12 +166,12 @@ def _len(vm: Interpreter, value: Any) -> Any:
             vm.heap.node(value) if not is_a(value, tuple | frozenset) else None
             vm.heap.items(value)
             return len(value)
-    if kind is types.MappingProxyType and vm.heap.node(value).stable:
-        return len(value)
     method = vm.heap.class_attribute(kind, "__len__")
     if is_a(method, types.FunctionType):
         with vm.barrier():
             return length_as(vm, vm.call_function(method, (value,), {}))
+    if is_fixed(vm, value):
+        return len(value)
     raise CaptureError(f"the length of {kind.__qualname__}")
 
 

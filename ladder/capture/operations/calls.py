@@ -65,7 +65,7 @@ def _called(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[
             return replay(vm, function, args, kwargs, looking=True)
     if is_a(function, type):
         return instantiate(vm, function, args, kwargs)
-    if kind is np.ufunc:
+    if kind is np.ufunc or (kind is type(np.prod) and function in natives.OF_ARRAYS):
         return replay(vm, function, args, kwargs, looking=True)
     if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
         return _identified(vm, function, args, kwargs)
@@ -223,7 +223,9 @@ def _dispatched(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
 
 def _python_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = function.__name__
-    if name in tensors.METADATA or name.strip("_") == "len":
+    if name == "__len__":
+        return BUILTINS[len](vm, *args)
+    if name in tensors.METADATA:
         return native(vm, function, args, kwargs)
     return tensor_operator(vm, function, args, kwargs)
 

@@ -8,15 +8,13 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
-import numpy as np
-
 from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.moving import moved
 from ladder.capture.operations.objects import OVERRIDES, check_not_overridden, perform, settled
-from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator
+from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator, replay
 from ladder.capture.python import natives
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_key, is_plain
@@ -211,9 +209,9 @@ def _other_method(
         return _lock(vm, getattr(kind, name), owner, rest)
     node = vm.heap.find(owner)
     fresh = node is not None and not node.external and node.recordable
-    if fresh and kind is np.ndarray and name in natives.ARRAY_METHODS and is_plain(list(rest)):
-        return perform(vm, getattr(kind, name), (owner, *rest), kwargs, [])
-    if (fresh and kind.__module__ in ("_hashlib", "_blake2", "re", "_md5", "_sha1")) or kind in natives.VIEWS:
+    if fresh and name in natives.FIXED.get(kind, ()):
+        return replay(vm, getattr(kind, name), (owner, *rest), kwargs, looking=True)
+    if (fresh and kind.__module__ in ("_hashlib", "_blake2", "_md5", "_sha1")) or kind in natives.VIEWS:
         return perform(vm, getattr(kind, name), (owner, *rest), kwargs, [])
     raise CaptureError(f"{kind.__qualname__}.{name}")
 

@@ -5,6 +5,7 @@ The state of an object that has no Python attributes is a key of its `Node`: rea
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import logging
 import sys
@@ -19,6 +20,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.interpreter import Call, Interpreter
+from ladder.capture.operations import collectives
 from ladder.capture.operations.objects import identify, perform, pinned_part
 from ladder.capture.operations.replay import is_hidden
 from ladder.capture.operations.symbolic import settle_extents
@@ -198,10 +200,26 @@ def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     heap.steps.append(MockStep(text, None, uses, set(), True))
 
 
+def make_tuple_class(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``collections.namedtuple``; a matched run makes a class of its own where an instance lives on."""
+    heap, uses = vm.heap, set[str]()
+    args, kwargs = vm.plain_given(args, kwargs)
+    for item in (*args, *kwargs.values()):
+        if not is_plain(item):
+            raise CaptureError(f"{function.__qualname__} of what is no plain data")
+        heap.touch(item)
+    named = {"module": vm.frames[-1].names.get("__name__"), **kwargs}
+    text = heap.call_text(heap.constant(function), args, named, uses)
+    made = function(*args, **named)
+    heap.fresh(made, text, uses)
+    return made
+
+
 FUNCTIONS: dict[Any, Call] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
     **dict.fromkeys(natives.SAYING, say),
     associative_scan: scan,
+    collections.namedtuple: make_tuple_class,
     torch._check_with: check,
     torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
 }
@@ -210,6 +228,7 @@ ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}
 """(module, qualified name) of cached functions whose results, lists among them, no caller changes."""
 NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
+    **collectives.NAMED,
 }
 """(module, qualified name) of such functions in modules that are not imported for them -> the same."""
 

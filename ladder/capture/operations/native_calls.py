@@ -30,6 +30,7 @@ from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
+from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
 _POLYFILLS: dict[Any, types.FunctionType] = {
@@ -50,6 +51,7 @@ _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
     copy.deepcopy: polyfills.deepcopy_,
 }
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
+_TENSOR_TYPE = type(torch.FloatTensor)
 _MADE_EMPTY = (object, dict, list, set, OrderedDict, defaultdict, deque, types.SimpleNamespace)
 """Classes whose ``__new__`` makes an empty object of the class that it is given."""
 _OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
@@ -72,6 +74,8 @@ def may_have_died(vm: Interpreter) -> bool:
 def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a class."""
     heap = vm.heap
+    if kind is torch.Tensor or is_a(kind, _TENSOR_TYPE):
+        return _by_tensor_type(vm, kind, args, kwargs)
     if kind is type and len(args) == 1 and not kwargs:
         return type(vm.plain(args[0]))
     if kind in _POLYFILLS:
@@ -90,6 +94,39 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
     if meta_call is not type.__call__:
         raise CaptureError("a native metaclass __call__")
     return construct(vm, kind, args, kwargs)
+
+
+def _by_tensor_type(vm: Interpreter, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `torch.Tensor` or a type such as `torch.FloatTensor`."""
+    if kind is torch.Tensor:
+        dtype = vm.call(torch.get_default_dtype, (), {})
+    elif kind.is_cuda or kind.layout is not torch.strided:
+        raise CaptureError(f"{kind.__name__}()")
+    else:
+        dtype = kind.dtype
+    return _tensor_of(vm, dtype, torch.device("cpu"), args, kwargs)
+
+
+def _new(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``Tensor.new``."""
+    return _tensor_of(vm, args[0].dtype, args[0].device, args[1:], kwargs)
+
+
+def _to_type(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``Tensor.type``, which also takes types of tensors of the CPU."""
+    if len(args) == 2 and is_a(args[1], _TENSOR_TYPE) and args[0].is_cpu and not args[1].is_cuda:
+        args = (args[0], args[1].dtype)
+    return tensor_operator(vm, function, args, kwargs)
+
+
+def _tensor_of(
+    vm: Interpreter, dtype: Any, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    shape = len(args) == 1 and type(args[0]) is DynamicSize
+    numbers = all(type(item) in (int, list, tuple, torch.Size) for item in map(vm.unlifted, args))
+    if kwargs or not (shape or (numbers and is_plain([vm.unlifted(item) for item in args]))):
+        raise CaptureError("a tensor of what is no number, shape or list")
+    return vm.call_function(pinned_part(vm, polyfills.tensor_by_type), (dtype, device, *args), {})
 
 
 def _replayed(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -257,9 +294,15 @@ def _torch_native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
         args = (function.__self__, *args)
         function = getattr(torch._C.TensorBase, function.__name__)
     name = function.__name__
-    if name in tensors.METADATA and not (name == "type" and len(args) > 1):
+    if function in _BY_TYPE and not (name == "type" and len(args) == 1):
+        return _BY_TYPE[function](vm, function, args, kwargs)
+    if name in tensors.METADATA:
         return _metadata(vm, function, args, kwargs)
     return tensor_operator(vm, function, args, kwargs)
+
+
+_BY_TYPE = {torch._C.TensorBase.new: _new, torch._C.TensorBase.type: _to_type}
+"""Methods of tensors that take or stand for types of tensors."""
 
 
 def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

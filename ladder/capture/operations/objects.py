@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, Node, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -41,6 +44,24 @@ def settled(vm: Interpreter, item: Any, *, keep: bool = False) -> Any:
     if keep and vm.recording and dynamic_parts(item):
         return item
     return vm.plain(item) if type(item) in (Dynamic, tuple, slice, DynamicSize) else item
+
+
+def shown(proxy: types.MappingProxyType[Any, Any]) -> Any:
+    """Return the mapping of which `proxy` is a read-only view."""
+    return gc.get_referents(proxy)[0]
+
+
+def seen_through(vm: Interpreter, value: Any) -> Any:
+    """Return `value`, or the dictionary of which it is a read-only view."""
+    if type(value) is not types.MappingProxyType or not vm.recording:
+        return value
+    behind, node = shown(value), vm.heap.node(value)
+    if type(behind) not in (dict, OrderedDict):
+        raise CaptureError(f"a read-only view of a {type(behind).__qualname__}")
+    if node.external and vm.heap.find(behind) is None:
+        text = f"{vm.heap.constant(shown)}({node.var})"
+        vm.heap.meet(behind, text, vm.heap.guard.path(node.var), stable=node.stable)
+    return behind
 
 
 def met_part(vm: Interpreter, value: Any, name: str) -> Any:
@@ -88,12 +109,16 @@ def perform(
     text = heap.call_text(heap.constant(function), args, kwargs, uses)
     for node in changes:
         heap.keep_entry(node)
+    arrays = [(item, item.tobytes()) for item in (*args, *kwargs.values()) if type(item) is np.ndarray]
     try:
         result = function(*args, **kwargs)
     except BaseException:
-        if changes:
+        if changes and getattr(function, "__name__", "") not in natives.WHOLE_OR_NOT:
             vm.stop("a native that changes its argument failed")
         raise
+    if any(item.tobytes() != before for item, before in arrays):
+        vm.stop("a native changes an array")
+        return result
     _note_result(vm, result, text, uses, changes)
     if type(result) in natives.ITERATORS:
         sources = [heap.node(item) for item in args if type(item) in natives.ITERATORS]

@@ -16,8 +16,8 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
 from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
 from ladder.capture.operations.moving import item_at, joined
-from ladder.capture.operations.objects import perform, settled, tuple_item
-from ladder.capture.operations.replay import admit
+from ladder.capture.operations.objects import perform, seen_through, settled, tuple_item
+from ladder.capture.operations.replay import admit, is_fixed, replay
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
@@ -57,10 +57,18 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
     left, right = vm.plain(left), vm.plain(right)
     if is_constant(left) and is_constant(right) and not user_constant(left, right):
         return function(left, right)
+    if is_fixed(vm, left) or is_fixed(vm, right):
+        return replay(vm, _not_in_place(symbol, function), (left, right), {}, looking=True)
     known = (*_CONTAINERS, int, str)
     if is_a(left, known) and is_a(right, known):
         return _container_binary(vm, symbol, function, left, right)
     return user_binary(vm, symbol, left, right)
+
+
+def _not_in_place(symbol: str, function: Any) -> Any:
+    if symbol in IN_PLACE:
+        raise CaptureError("an array is changed in place")
+    return function
 
 
 def _joined_sizes(left: Any, right: Any) -> Any:
@@ -123,6 +131,8 @@ def _unary(vm: Interpreter, symbol: str, function: Any, value: Any) -> Any:
         return computed_dynamic(vm, function, (value,))
     if is_constant(value) and not user_constant(value):
         return function(value)
+    if is_fixed(vm, value):
+        return replay(vm, function, (value,), {}, looking=True)
     return user_unary(vm, symbol, function, value)
 
 
@@ -134,7 +144,7 @@ def contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> Any:
 
 
 def _contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> bool:
-    return _holds(vm, container, item) is not negate
+    return _holds(vm, seen_through(vm, container), item) is not negate
 
 
 def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
@@ -152,15 +162,15 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
         quick = dict_read(vm, container, "__contains__", (item,))
         if quick is not NULL:
             return bool(quick)
-    if is_a(container, dict) and not is_plain(item):
-        raise CaptureError("a key that is not a constant")
+    if is_fixed(vm, container):
+        return bool(replay(vm, operator.contains, (container, item), {}, looking=True))
     if is_a(container, set) and identity_key(vm, container, item):
         return item in container
     if type(container) in (set, frozenset) and is_key(item):
         vm.heap.touch(container, 1)
         vm.heap.meet_key(item)
         return item in container
-    if not is_a(container, dict) and not (is_plain(container) and is_plain(item)):
+    if not (is_plain(item) and (is_a(container, dict) or is_plain(container))):
         raise CaptureError("membership among objects")
     admit(vm, container, not is_a(container, dict))
     admit(vm, item, True)
@@ -171,6 +181,7 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
 def subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     """Return ``container[key]``."""
     container = vm.plain(container) if type(container) not in (tuple, DynamicSize) else container
+    container = seen_through(vm, container)
     key = vm.plain(key) if not is_a(container, torch.Tensor) else key
     return recorded(vm, _subscript, (container, key), (operator.getitem, (container, key)))
 
@@ -198,7 +209,13 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     method = vm.heap.class_attribute(type(container), "__getitem__")
     if is_a(method, types.FunctionType):
         return vm.call_function(method, (container, key), {})
-    raise CaptureError(f"{type(container).__qualname__} is subscripted")
+    return _fixed_item(vm, container, key)
+
+
+def _fixed_item(vm: Interpreter, container: Any, key: Any) -> Any:
+    if not is_fixed(vm, container):
+        raise CaptureError(f"{type(container).__qualname__} is subscripted")
+    return replay(vm, operator.getitem, (container, key), {}, looking=True)
 
 
 def _plain_items(vm: Interpreter, container: Any) -> bool:

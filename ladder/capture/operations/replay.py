@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 
@@ -22,6 +23,7 @@ from ladder.capture.operations.objects import (
     closes_something,
     perform,
     pinned_part,
+    seen_through,
 )
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.python import natives, polyfills
@@ -99,11 +101,26 @@ def replay(
 
 def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
     for item in (*args, *kwargs.values()):
-        admit(vm, item, looking)
+        _admit_fixed(vm, function, item) if looking and _holds_fixed(vm, item) else admit(vm, item, looking)
     if hidden:
         return _hidden_result(vm, function, args, kwargs)
     changes = [vm.heap.node(args[0])] if function in natives.CHANGES else []
     return perform(vm, function, args, kwargs, changes)
+
+
+def _holds_fixed(vm: Interpreter, item: Any) -> bool:
+    return is_fixed(vm, item) or (type(item) in (list, tuple) and any(is_fixed(vm, part) for part in item))
+
+
+def _admit_fixed(vm: Interpreter, function: Any, item: Any) -> None:
+    """Check that `function` may be given an object that natives made, or a sequence with some in it."""
+    home = getattr(function, "__objclass__", None)
+    if function not in natives.OF_ARRAYS and home not in natives.FIXED:
+        raise CaptureError(f"a native given {type(item).__qualname__}")
+    if not is_fixed(vm, item):
+        vm.heap.touch(item, 1)
+        for part in item:
+            _admit_fixed(vm, function, part) if is_fixed(vm, part) else admit(vm, part, True)
 
 
 def iterated(vm: Interpreter, value: Any, function: Any) -> Any:
@@ -136,6 +153,13 @@ def _ask_length(vm: Interpreter, value: Any) -> None:
     if is_a(method, types.FunctionType):
         with contextlib.suppress(TypeError):  # as they do
             vm.call_function(method, (value,), {})
+
+
+def is_fixed(vm: Interpreter, value: Any) -> bool:
+    """Say whether natives made `value` in this segment of plain data, and no step changes it."""
+    node = vm.heap.find(value) if type(value) in natives.FIXED else None
+    own = node is not None and not node.external and node.recordable
+    return own and not (type(value) is np.ndarray and value.dtype.hasobject)
 
 
 def is_hidden(vm: Interpreter, value: Any) -> bool:
@@ -194,6 +218,7 @@ def iterate(vm: Interpreter, value: Any) -> Any:
 
 
 def _iterate(vm: Interpreter, value: Any) -> Any:
+    value = seen_through(vm, value)
     kind = type(value)
     if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
         return value
@@ -206,6 +231,8 @@ def _iterate(vm: Interpreter, value: Any) -> Any:
         return vm.call(types.MethodType(method, value), (), {})
     if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
         return replay(vm, iter, (value,), {}, looking=False)
+    if is_fixed(vm, value):
+        return vm.call_function(pinned_part(vm, polyfills.rows), (value,), {})
     if method is NULL and is_a(value, torch.Tensor):
         raise CaptureError("a tensor is iterated over")
     raise CaptureError(f"{kind.__qualname__} is iterated over")

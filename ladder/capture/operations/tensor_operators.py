@@ -50,7 +50,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if _value_is_known(vm, function, inputs, result):
         return result
     _fix_read_numbers(vm, monitor)
-    why = _must_break(vm, function, result, monitor, inputs)
+    why = _must_break(vm, function, result, monitor, inputs) or _meet_moved(vm, monitor)
     if monitor.mutated and torch.is_grad_enabled():
         why = _meet_written(vm, monitor) or why
     if why:
@@ -142,6 +142,15 @@ def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, i
     if any(item.dynamic for item in inputs) and any(vm.heap.find(t) for t in _leaves(result)):
         return "an alias that depends on values"
     return ""
+
+
+def _meet_moved(vm: Interpreter, monitor: Monitor) -> str:
+    """Say whether a tensor from outside got another shape or other strides, which no graph can give it."""
+    outside = {id(node.obj): node for node in vm.heap.tensors}
+    met = [(outside[id(tensor)], place) for tensor, place in monitor.moved if id(tensor) in outside]
+    for node, place in met:
+        vm.trace.stand_in(node.var, place)
+    return "a tensor from outside gets another shape or other strides" if met else ""
 
 
 def _meet_written(vm: Interpreter, monitor: Monitor) -> str:

@@ -67,7 +67,7 @@ def _truth(vm: Interpreter, value: Any) -> bool:
             _guard_emptiness(vm, node)
         return bool(value)
     if is_a(value, torch.Tensor):
-        raise CaptureError("the truth of a tensor")
+        return _truth_of_numbers(vm, value)
     kind = type(value)
     for name in ("__bool__", "__len__"):
         method = vm.heap.class_attribute(kind, name)
@@ -77,6 +77,14 @@ def _truth(vm: Interpreter, value: Any) -> bool:
         if method is not NULL:
             raise CaptureError("a native truth value")
     return True
+
+
+def _truth_of_numbers(vm: Interpreter, value: torch.Tensor) -> bool:
+    """Return the truth of a tensor that is made of numbers alone, and so the same in all runs."""
+    node = vm.heap.find(value)
+    if node is None or not vm.trace.is_constant(node.var) or value.numel() != 1:
+        raise CaptureError("the truth of a tensor")
+    return bool(value)
 
 
 def _guard_emptiness(vm: Interpreter, node: Node) -> None:

@@ -53,7 +53,7 @@ STRUCTURE: frozenset[Any] = frozenset(
     | _members(itertools, "chain islice repeat product combinations permutations zip_longest cycle count")
     | {deque, OrderedDict, collections._tuplegetter}  # type: ignore[attr-defined]
     | _members(operator, "is_ is_not length_hint itemgetter attrgetter")
-    | {weakref.ref, dict.fromkeys}
+    | {weakref.ref, dict.fromkeys, types.MappingProxyType}
 )
 """Natives that move references and look no further than the containers they are given."""
 
@@ -77,14 +77,20 @@ DATA: frozenset[Any] = frozenset(
     | _members(itertools, "accumulate")
     | _members(collections, "_count_elements")
     | {polyfills.order, torch.finfo, torch.iinfo, torch.device, torch.Size}
-    | _members(
-        np,
-        "prod sqrt sum mean arange array zeros ones float32 float64 int64 int32 float16 hanning hamming"
-        " linspace exp log log2 ceil floor cumsum argsort sort maximum minimum full eye concatenate stack"
-        " dot matmul outer abs sin cos tanh power square clip round argmax argmin max min where",
-    )
+    | {int.from_bytes, float.fromhex, bytes.fromhex, str.maketrans}
+    | _members(np, "arange array asarray zeros ones empty float32 float64 int64 int32 float16 bool_ uint8")
+    | _members(np, "hanning hamming blackman full eye linspace logspace tri identity")
 )
 """Natives and Python functions that compute plain data from plain data."""
+
+_WITH_FILES_OR_STATE = words("save savez savez_compressed savetxt array2string array_repr array_str")
+OF_ARRAYS: frozenset[Any] = frozenset(
+    {value for value in vars(np).values() if type(value) in (np.ufunc, type(np.prod))}
+    | _members(np, "array asarray float32 float64 int64 int32 float16 bool_ uint8")
+    | _members(builtins, "int float complex bool abs sum min max any all list tuple sorted divmod round pow")
+    | {value for value in vars(operator).values() if type(value) is types.BuiltinFunctionType}
+) - _members(np, " ".join(_WITH_FILES_OR_STATE))
+"""Natives that compute from arrays, and say nothing that depends on how arrays are printed."""
 
 ABOUT_PROGRAMS: frozenset[Any] = frozenset(
     _members(inspect, "signature getfullargspec isclass isfunction ismethod isgeneratorfunction unwrap")
@@ -149,6 +155,9 @@ READERS = frozenset(
 BLIND = frozenset(words("append appendleft"))
 """Methods that change a list or deque whatever is in it."""
 
+WHOLE_OR_NOT = frozenset(words("pop popitem popleft remove move_to_end __delitem__"))
+"""Methods that raise before they have changed anything."""
+
 INDEXED = frozenset(words("__getitem__ __setitem__ __delitem__ insert pop rotate __mul__ __rmul__ __imul__"))
 """Methods of sequences whose first argument is a number: they ask other objects for one."""
 
@@ -181,7 +190,10 @@ LOOKING = frozenset(
 STORING = frozenset(words("append appendleft insert __setitem__ setdefault get pop"))
 """Methods that keep or give back an item as it is, whatever is in it."""
 
-SCALAR_TYPES: tuple[type, ...] = (int, float, complex, str, bytes, bool, range, type(None), np.generic)
+SCALAR_TYPES: tuple[type, ...] = (
+    *(int, float, complex, str, bytes, bool, range, slice, type(None), np.generic),
+    *(torch.Size, torch.device, np.dtype, re.Pattern),
+)
 """Types whose methods are all deterministic and without effect."""
 
 
@@ -214,8 +226,19 @@ VIEWS: frozenset[type] = frozenset({type({}.items()), type({}.keys()), type({}.v
     types.MappingProxyType,
 }
 
-ARRAY_METHODS = frozenset(words("astype sum mean copy reshape min max tolist item prod cumsum transpose"))
-"""Methods of a numpy array made in this segment that change nothing."""
+FIXED: dict[type, frozenset[str]] = {
+    np.ndarray: frozenset(
+        words("astype sum mean copy reshape min max tolist item prod cumsum transpose all any argmax argmin")
+        + words("argsort clip cumprod diagonal dot flatten nonzero ravel repeat round squeeze std take trace")
+        + words("var view searchsorted swapaxes conj __len__ __getitem__ __contains__")
+        + words("shape ndim size dtype T nbytes itemsize real imag")
+    ),
+    re.Match: frozenset(
+        words("group groups groupdict start end span expand __getitem__ string re pos endpos lastindex")
+        + words("lastgroup regs")
+    ),
+}
+"""Types of what natives make of plain data, which no step changes -> what is read of them."""
 
 SAYING: frozenset[Any] = frozenset({print, warnings.warn, logging.Logger._log})
 """Functions that tell people something, and change nothing that the program reads."""

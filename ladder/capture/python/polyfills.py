@@ -265,6 +265,29 @@ def pairwise_(items: Iterable[Any], /) -> Iterator[Any]:
         before = item
 
 
+def rows(array: Any, /) -> Iterator[Any]:
+    """Yield what an array holds along its first axis."""
+    for index in range(len(array)):
+        yield array[index]
+
+
+def tensor_by_type(dtype: torch.dtype, device: torch.device, *given: Any) -> torch.Tensor:
+    """Stand for ``torch.FloatTensor(...)`` and ``Tensor.new(...)``: of extents, a shape or nested lists."""
+    if len(given) == 1 and not isinstance(given[0], int):
+        if not isinstance(given[0], torch.Size):
+            return torch.tensor(given[0], dtype=dtype, device=device)
+        given = given[0]
+    return torch.empty(given or (0,), dtype=dtype, device=device)
+
+
+def numel_(size: Iterable[int], /) -> int:
+    """Stand for `torch.Size.numel`."""
+    count = 1
+    for extent in size:
+        count = count * extent
+    return count
+
+
 def stream(iterator: Iterator[Any], /) -> Iterator[Any]:
     """Yield what an iterator gives, without a call of its ``__iter__``."""
     while True:

@@ -16,7 +16,7 @@ import torch.fx
 from ladder.capture.values.aliasing import storage_of, version_of
 from ladder.capture.values.indices import Proven
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.monitor import Monitor
+from ladder.capture.values.monitor import Monitor, Place
 from ladder.capture.values.shapes import Shapes
 
 
@@ -126,6 +126,16 @@ class Trace:
         self.placed[var] = node
         self.versions[var] = version_of(example)
         return node
+
+    def stand_in(self, var: str, place: Place) -> None:
+        """Let an input of the graph that lies otherwise now have an example that lies as it did."""
+        for at, (node, given, example) in enumerate(self.placeholders):
+            if given == var:
+                try:
+                    lying = example.detach().as_strided(*place)
+                except RuntimeError:  # its memory is another, and smaller
+                    lying = example.new_empty_strided(*place[:2])
+                self.placeholders[at] = node, var, lying
 
     def add(self, value: Value) -> Value:
         """Register what an operator has given."""

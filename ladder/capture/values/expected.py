@@ -19,6 +19,8 @@ from ladder.capture.values.tensors import is_plain_tensor
 STATELESS = (torch.Tensor, torch.nn.Module, dict, list, tuple, set, frozenset, FunctionType, MethodType)
 INTEGERS = (torch.int64, torch.int32)
 MOST_AXES = 2
+MAKES_CACHE = ("use_cache", True)
+"""The argument by which models of transformers are asked to make a cache and give it back."""
 
 
 def expected_open(names: Sequence[str], values: Sequence[Any]) -> set[str]:
@@ -29,7 +31,8 @@ def expected_open(names: Sequence[str], values: Sequence[Any]) -> set[str]:
     names, values
         The arguments of the first call.
     """
-    return numbering_extents(names, values) if any(map(_holds_state, values)) else set()
+    caches = any(map(_holds_state, values)) or MAKES_CACHE in _flags(names, values)
+    return numbering_extents(names, values) if caches else set()
 
 
 def numbering_extents(names: Sequence[str], values: Sequence[Any]) -> set[str]:
@@ -61,6 +64,10 @@ def shapes_of(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     with torch._C.DisableTorchFunction():
         plain = (value for value in values if is_plain_tensor(value) and value.layout is torch.strided)
         return tuple(tuple(value.shape) for value in plain if not value.is_nested)
+
+
+def _flags(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, bool]]:
+    return [(name, value) for name, value in zip(names, values, strict=True) if type(value) is bool]
 
 
 def _holds_state(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -47,7 +48,8 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
 """Objects of these types are what they are: the guard is ``is``."""
 
 VALUE_TYPES: frozenset[type] = frozenset(
-    {int, float, complex, str, bytes, range, torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo}
+    {int, float, complex, str, bytes, range, re.Pattern}
+    | {torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo}
 )
 """Immutable and compared by value: the guard is the exact type and ``==``."""
 

@@ -28,7 +28,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
     by indices or (None) otherwise.
-    ``mutated``: the storages written; ``counted``: how often versions say so.
+    ``mutated``: the storages written; ``counted``: how often versions say so. ``moved``: how tensors lay that
+    got another shape or other strides.
     ``random``: a generator advanced.
     """
 
@@ -39,6 +40,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
         self.counted: Counter[int] = Counter()
+        self.moved: list[tuple[torch.Tensor, Place]] = []
         self.operators = 0
 
     @classmethod
@@ -60,18 +62,34 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.random |= torch.Tag.nondeterministic_seeded in tags
         if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
             self.risks.append(uses(name, args))
+        written_to: list[torch.Tensor] = []
         for place, argument in enumerate(func._schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or ("batch_norm" in name and argument.name.startswith("running")):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
-                self._note_written(value, int(written))
-        return func(*args, **kwargs)
+                written_to += self._note_written(value, int(written))
+        before = [*map(place_of, written_to)]
+        result = func(*args, **kwargs)
+        pairs = zip(written_to, before, strict=True)
+        self.moved += [(item, place) for item, place in pairs if place_of(item) != place]
+        return result
 
-    def _note_written(self, value: Any, times: int) -> None:
-        for item in value if is_a(value, list | tuple) else [value]:
-            if is_a(item, torch.Tensor) and item.layout is torch.strided:
-                self.mutated.add(storage_of(item))
-                self.counted[storage_of(item)] += times
+    def _note_written(self, value: Any, times: int) -> list[torch.Tensor]:
+        items = value if is_a(value, list | tuple) else [value]
+        tensors = [item for item in items if is_a(item, torch.Tensor) and item.layout is torch.strided]
+        for item in tensors:
+            self.mutated.add(storage_of(item))
+            self.counted[storage_of(item)] += times
+        return tensors
+
+
+Place = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
+"""Shape, strides and offset of a tensor."""
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    """Return where the elements of a tensor lie in its memory."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _takes_numbers(name: str, args: Sequence[Any]) -> bool:

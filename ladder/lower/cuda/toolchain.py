@@ -1,7 +1,7 @@
-"""From TIR to a CUDA binary: TVM's code generator, nvcc, and their reports.
+"""From TIR to a CUDA binary: TVM's code generator, NVIDIA's compiler, and their reports.
 
-TVM's own callback forces fast-math and hides ptxas; ours calls nvcc for exactly one
-architecture and keeps the source, the binary and the resource report.
+TVM's own callback forces fast-math and hides ptxas; ours calls nvcc, or NVRTC where there is none, for
+exactly one architecture and keeps the source, the binary and the resource report.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ladder import knobs
+from ladder.lower.cuda import nvrtc
 from ladder.lower.cuda.toolkit import CUDA_RUNTIME, REMEDY, find_tool, nvcc, runtime_libraries
 from ladder.lower.passes import pipeline
 from ladder.lower.tvm_lock import tvm_unlocked
@@ -40,7 +42,7 @@ NO_DEVICE = 100
 
 @dataclass
 class Compilation:
-    """What one run of nvcc left behind.
+    """What one run of the compiler left behind.
 
     Parameters
     ----------
@@ -49,7 +51,7 @@ class Compilation:
     binary
         Machine code for one architecture (cubin).
     log
-        What nvcc and ptxas printed.
+        What the compiler and ptxas printed.
     resources
         Kernel -> what ptxas reported; see `parse_resources`.
     language
@@ -74,7 +76,7 @@ def _release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def require_release(compiler: Path, device: TileDevice) -> None:
+def require_release(compiler: str, version: str, device: TileDevice) -> None:
     """Raise unless the compiler's release is one of those that know the device.
 
     Raises
@@ -82,77 +84,89 @@ def require_release(compiler: Path, device: TileDevice) -> None:
     MissingToolError
         Names the releases that do, as `TileDevice.toolkit` states them.
     """
-    version = _version(compiler)
     for condition in filter(None, device.toolkit.removeprefix("cuda").split(",")):
         sign, limit = re.fullmatch(r"(>=|<)([\d.]+)", condition).groups()  # type: ignore[union-attr]
         if re.fullmatch(r"[\d.]+", version) and (_release(version) >= _release(limit)) != (sign == ">="):
             raise MissingToolError(
                 f"{device.name} needs nvcc {device.toolkit.removeprefix('cuda')}, but {compiler} is"
-                f" {version}; set LADDER_NVCC to such a release"
+                f" {version}; set LADDER_NVCC to one of such a release"
             )
+
+
+def uses_nvrtc() -> bool:
+    """Tell whether NVRTC compiles: where there is no nvcc, and none was named."""
+    return knobs.settings.nvcc is None and find_tool("nvcc") is None and nvrtc.library() is not None
 
 
 def compiler_identity() -> str:
     """Return what tells two CUDA compilers apart in cache keys."""
+    if uses_nvrtc():
+        return f"nvrtc {nvrtc.version()} {' '.join(nvrtc.FLAGS)}"
     return f"nvcc {_version(nvcc())} {' '.join(NVCC_FLAGS)}"
 
 
-# ---- nvcc -----------------------------------------------------------------------------
-def run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
-    """Compile CUDA source.
+def compile_cuda(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
+    """Compile CUDA source by nvcc, or by NVRTC where there is none.
 
     Parameters
     ----------
     source
         CUDA C++.
     device
-        Architecture to compile for; its ``compile_options`` are passed on.
+        Architecture to compile for; its ``compile_options`` name it.
     output
         ``"cubin"`` or ``"ptx"``.
 
     Returns
     -------
-    The output file's content, and what nvcc printed.
+    Machine code or PTX, and what the compiler printed.
 
     Raises
     ------
     MissingToolError
-        If there is no nvcc, or its release does not know the architecture.
+        If there is no compiler, or its release does not know the architecture.
     CompilerError
-        If nvcc rejects the source; the source is kept and named.
+        If it rejects the source; the source is kept and named.
     """
+    try:
+        return (_run_nvrtc if uses_nvrtc() else _run_nvcc)(source, device, output)
+    except CompilerError as error:
+        raise CompilerError(_rejection(source, device, str(error))) from error
+
+
+def _architecture(device: TileDevice, output: str) -> str:
+    """Return ``sm_90a`` for machine code, ``compute_90a`` for PTX."""
+    found: dict[str, str] = dict(re.findall(r"(arch|code)=(\w+)", " ".join(device.compile_options)))
+    return found["arch" if output == "ptx" else "code"]
+
+
+def _run_nvrtc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
+    require_release("NVRTC", nvrtc.version(), device)
+    return nvrtc.compile_source(source, _architecture(device, output), output)
+
+
+def _run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
     compiler = nvcc()
-    require_release(compiler, device)
+    require_release(str(compiler), _version(compiler), device)
+    ptx = [f"-arch={_architecture(device, output)}"]
+    options = (*NVCC_FLAGS, *(ptx if output == "ptx" else device.compile_options), "-Xptxas=-v")
     with tempfile.TemporaryDirectory(prefix="ladder-nvcc-") as folder:
         path, result = Path(folder) / "kernel.cu", Path(folder) / f"kernel.{output}"
         path.write_text(source)
-        options = list(device.compile_options)
-        if output == "ptx":
-            options = [
-                f"-arch={option.split(',')[0][5:]}" for option in options if option.startswith("arch=")
-            ]
-        command: list[str | Path] = [
-            compiler,
-            f"-{output}",
-            *NVCC_FLAGS,
-            *options,
-            "-Xptxas=-v",
-            "-o",
-            result,
-            path,
-        ]
+        command = [compiler, f"-{output}", *options, "-o", result, path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return result.read_bytes(), done.stderr
-    raise CompilerError(_rejection(source, device, done.stderr or done.stdout))
+        if done.returncode:
+            raise CompilerError(done.stderr or done.stdout)
+        return result.read_bytes(), done.stderr
 
 
 def _rejection(source: str, device: TileDevice, log: str) -> str:
-    """Keep the rejected source and say where it is and what nvcc said."""
+    """Keep the rejected source and say where it is and what the compiler said."""
     kept = Path(tempfile.mkdtemp(prefix="ladder-rejected-")) / "kernel.cu"
     kept.write_text(source)
     tail = "\n".join(log.strip().splitlines()[-12:])
-    return f"nvcc rejected the kernel for {device.name} (source kept in {kept}):\n{tail}"
+    name = "NVRTC" if uses_nvrtc() else "nvcc"
+    return f"{name} rejected the kernel for {device.name} (source kept in {kept}):\n{tail}"
 
 
 def parse_resources(log: str) -> dict[str, dict[str, int]]:
@@ -198,12 +212,12 @@ def disassemble(binary: bytes) -> str:
 
 def ptx_of(source: str, device: TileDevice) -> str:
     """Return the PTX of CUDA source."""
-    return run_nvcc(source, device, "ptx")[0].decode()
+    return compile_cuda(source, device, "ptx")[0].decode()
 
 
 def sass_of(source: str, device: TileDevice) -> str:
     """Return the machine code of CUDA source as text."""
-    return disassemble(run_nvcc(source, device, "cubin")[0])
+    return disassemble(compile_cuda(source, device, "cubin")[0])
 
 
 # ---- TVM ------------------------------------------------------------------------------
@@ -286,7 +300,7 @@ def _compile_source(code: str, *_: Any) -> bytes:
         code = code.replace(" __restrict__ ", " ")
     try:
         with tvm_unlocked():
-            binary, log = run_nvcc(code, device, "cubin")
+            binary, log = compile_cuda(code, device, "cubin")
     except (CompilerError, MissingToolError) as error:
         _running.failure = error
         raise
@@ -297,7 +311,7 @@ def _compile_source(code: str, *_: Any) -> bytes:
 
 @contextmanager
 def _callback(device: TileDevice, overlapping: bool) -> Iterator[Compilation]:
-    """Route TVM's requests for device code to nvcc and collect what comes out.
+    """Route TVM's requests for device code to the compiler and collect what comes out.
 
     TVM declares the arguments of every kernel ``__restrict__``; with ``overlapping`` that is taken back.
     """
@@ -318,7 +332,7 @@ def _callback(device: TileDevice, overlapping: bool) -> Iterator[Compilation]:
 def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
     """Compile PrimFuncs and export one shared library with an entry for each.
 
-    If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it while nvcc runs.
+    If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it while the compiler runs.
 
     Parameters
     ----------

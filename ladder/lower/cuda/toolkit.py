@@ -1,10 +1,11 @@
-"""Where NVIDIA's compiler is: in packages of pip (the extra ``cuda``), else in a toolkit on PATH."""
+"""Where NVIDIA's tools are: in packages of pip (the extra ``cuda``), else in a toolkit on PATH."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ladder import knobs
@@ -19,15 +20,22 @@ PACKAGED = "cu13"
 LIBRARY_FOLDERS = ("lib", "lib64", "targets/x86_64-linux/lib")
 """Where packages and toolkits keep their libraries."""
 
+INCLUDE_FOLDERS = ("include", "targets/x86_64-linux/include")
+"""Where they keep their headers."""
+
 REMEDY = "pip install 'ladder-compiler[cuda]' brings it, as does NVIDIA's CUDA toolkit 13.0"
 
 
-def packaged() -> Path | None:
-    """Return the folder of the packages, None without a compiler in it: torch brings some."""
+def package_folders() -> list[Path]:
+    """Return the folders of NVIDIA's packages: those of the extra ``cuda``, and those that torch brings."""
     spec = importlib.util.find_spec("nvidia")
     places = spec.submodule_search_locations if spec is not None else None
-    folders = (Path(place) / PACKAGED for place in places or ())
-    return next((folder for folder in folders if (folder / "bin" / "nvcc").is_file()), None)
+    return [Path(place) / PACKAGED for place in places or ()]
+
+
+def packaged() -> Path | None:
+    """Return the folder of the packages that has a compiler."""
+    return next((folder for folder in package_folders() if (folder / "bin" / "nvcc").is_file()), None)
 
 
 def find_tool(name: str) -> Path | None:
@@ -50,17 +58,25 @@ def nvcc() -> Path:
     chosen = knobs.settings.nvcc
     found = find_tool("nvcc") if chosen is None else chosen
     if found is None or not found.is_file():
-        where = "nvcc is not on PATH" if chosen is None else f"LADDER_NVCC={chosen} does not exist"
+        where = (
+            "nvcc is not on PATH, and torch brings no NVRTC"
+            if chosen is None
+            else f"LADDER_NVCC={chosen} does not exist"
+        )
         raise MissingToolError(f"cannot compile for CUDA: {where}; {REMEDY}, or set LADDER_NVCC")
     return found
 
 
+def homes() -> list[Path]:
+    """Return the folders of toolkits, the compiler's first."""
+    found = package_folders()
+    with suppress(MissingToolError):
+        found.insert(0, nvcc().resolve().parents[1])
+    return list(dict.fromkeys(found))
+
+
 def runtime_libraries() -> Iterator[str]:
     """Yield where the CUDA runtime library may be: with the compiler, or where the system looks."""
-    try:
-        homes = [nvcc().resolve().parents[1]]
-    except MissingToolError:
-        homes = []
-    for home in homes:
+    for home in homes():
         yield from (str(home / folder / CUDA_RUNTIME) for folder in LIBRARY_FOLDERS)
     yield CUDA_RUNTIME

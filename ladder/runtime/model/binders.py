@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.chain_calls import bind_chain
+from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Ordered
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from targets import get_device
@@ -80,6 +85,9 @@ def _bind_rows(memory: Workspace, step: Step) -> Bound:
     x, matrix = (memory.slot[outside[name]] for name in (rows.form.x, rows.form.matrix))
     others = [memory.slot[outside[name]] for name in rows.form.others]
     value = step.part.outputs[0]
+    stays = memory.known(outside[rows.form.matrix]) if outside[rows.form.matrix] in memory.constants else None
+    if entry is not None and stays is not None and memory.settles(step):
+        return _rows_of_constants(memory, entry, rows, stays, outside, value)
     place, target = memory.slot[value], memory.target(value)
     still = {name for name, outer in {**outside, "": value}.items() if outer in memory.kept}
     by_kernel = rows.by_kernel(entry, still)
@@ -95,6 +103,21 @@ def _bind_rows(memory: Workspace, step: Step) -> Bound:
             by_kernel(given, known, beside, out)
 
     return run
+
+
+def _rows_of_constants(
+    memory: Workspace, entry: Any, rows: Rows, matrix: torch.Tensor, outside: Mapping[str, str], value: str
+) -> Bound:
+    """Return the call for a matrix that stays; all frames of a plan share its panels."""
+    form, kept = rows.form, memory.owner.in_order
+    name = outside[form.matrix]
+    if name not in kept:
+        kept[name] = rows.order(matrix, matrix)
+    beside = [
+        Operand(outside[other], shape) for other, shape in zip(form.others, rows.flat_others, strict=True)
+    ]
+    x, out = Operand(outside[form.x], rows.flat_x), Operand(value, rows.flat)
+    return bind_entry(memory, entry, rows.numbers(), (x, kept[name], *beside), (out,))
 
 
 def _bind_attention(memory: Workspace, step: Step) -> Bound:
@@ -143,9 +166,16 @@ def _bind_call(memory: Workspace, step: Step, call: Callable[..., Any]) -> Bound
     return run
 
 
-def _bind_view(memory: Workspace, step: Step) -> Bound:
+def _bind_view(memory: Workspace, step: Step) -> Bound | None:
     view, (source,) = view_run(step.part.graph, memory.now), memory.reads(step)
-    place = memory.slot[step.part.outputs[0]]
+    value = step.part.outputs[0]
+    place, shown = memory.slot[value], memory.known(step.part.inputs[0])
+    if shown is not None and not step.constant and memory.knows(step):
+        found = view(shown)
+        if found.untyped_storage().data_ptr() == shown.untyped_storage().data_ptr():
+            memory.slots[place] = found
+            memory.still.add(value)
+            return None
     if memory.lies_still(step.part.inputs[0]):
         return _kept_view(memory, view, source, place)
 
@@ -172,14 +202,16 @@ def _kept_view(memory: Workspace, view: Callable[[Any], Any], source: int, place
     return run
 
 
-BINDERS: Mapping[str, Callable[[Workspace, Step], Bound]] = {
+BINDERS: Mapping[str, Callable[[Workspace, Step], Bound | None]] = {
     "chain": bind_chain,
     "gemm": _bind_gemm,
+    "found": bind_found,
     "rows": _bind_rows,
     "attention": _bind_attention,
+    "recurrent": bind_recurrent,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,
     "torch": _bind_nodes,
 }
-"""Kind of part -> how it is bound to memory."""
+"""Kind of part -> how it is bound to memory; None where nothing is left to do in a call."""

@@ -82,12 +82,39 @@ class BoundPlan:
         self.changed = sorted({*self.written.values(), *(at for at, _ in self.copied)})
         """Arguments that are written."""
         self.arguments = Arguments(self.changed, are_open=bool(self.names))
+        self.owned: dict[str, torch.Tensor] = {}
+        """Input of the graph -> tensor that every call brings, as `own` was told."""
+        self.in_order: dict[str, torch.Tensor] = {}
+        """Input of the graph that stays -> the matrix in panels, as kernels of rows read it."""
+        self.layers: dict[str, tuple[Any, ...]] = {}
+        """Recurrent weight that stays -> the weights of its layer as kernels take them."""
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
 
     def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""
         return self.operators.get(request) or compiled(request, self.where)
+
+    def own(self, first: int, stored: Sequence[torch.Tensor | None]) -> None:
+        """Take the tensors that follow the first arguments of every call: constants, if nothing is written.
+
+        Parameters
+        ----------
+        first
+            Position of the first of them.
+        stored
+            The tensors; the same objects in each call.
+        """
+        if self.changed:
+            return
+        values: list[Any] = [*[None] * first, *stored]
+        if self.joined is not None and min(self.joined.read, default=first) >= first:
+            values += self.joined.of(values)
+        self.owned = {
+            name: values[at].detach()
+            for name, at in self.bindings.items()
+            if first <= at < len(values) and values[at] is not None
+        }
 
     def made_from(self, values: Sequence[Any]) -> int:
         """Return the position of the first argument that is made of others."""

@@ -26,9 +26,11 @@ from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.found import found_jobs
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from ladder.runtime.model.recurrent import recurrent_job
 from ladder.runtime.model.rows import rows_job
 from schedules.schedule import Plan as SchedulePlan
 from tile_types.errors import MissingToolError, ScheduleError
@@ -44,12 +46,14 @@ if TYPE_CHECKING:
     from tile_types.tile import Extent
 
 
-JOBS: Mapping[str, Callable[[Graph, TileDevice], list[Job]]] = {
-    "chain": lambda graph, device: [chain_job(graph, device)],
-    "rows": lambda graph, device: [rows_job(graph, device)],
-    "attention": attention_jobs,
+JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
+    "chain": lambda part, device: [chain_job(part.graph, device)],
+    "rows": lambda part, device: [rows_job(part.graph, device)],
+    "attention": lambda part, device: attention_jobs(part.graph, device),
+    "recurrent": lambda part, device: [recurrent_job(part.graph, device)],
+    "found": found_jobs,
 }
-"""Kind of part -> what describes the kernels of its graph, where it has some of its own."""
+"""Kind of part -> what describes its kernels, where it has some of its own."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def build_kernels(
     for number, part in enumerate(parts):
         if part.kind in JOBS and not is_empty(part):
             try:
-                wanted[number] = JOBS[part.kind](part.graph, device)
+                wanted[number] = JOBS[part.kind](part, device)
             except Exception as error:
                 reasons[number] = _without_kernel(error)
     jobs = [job for mine in wanted.values() for job in mine]
@@ -192,7 +196,9 @@ def _without_kernel(error: Exception) -> str:
 
 def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
-    return replace(part, kind="library" if part.kind == "attention" else "torch", reason=reason)
+    return replace(
+        part, kind="library" if part.kind in ("attention", "recurrent") else "torch", reason=reason
+    )
 
 
 def is_empty(part: Subgraph) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from ladder.ir.build import bind
 from ladder.partition.scatter import numbered, written
-from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import evaluator
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
@@ -25,6 +25,9 @@ def bind_chain(memory: Workspace, step: Step) -> Bound:
     entry: Any = memory.owner.kernels.get(step.entry)  # none where every result is known to be empty
     numbers = memory.now.numbers(step.sizes)
     in_place = set(written(step.part).values())
+    if entry is not None and not in_place and memory.settles(step):
+        operands, results = map(Operand, step.part.inputs), map(Operand, step.part.outputs)
+        return bind_entry(memory, entry, numbers(), [*operands], [*results])
     reads = tuple(
         (memory.slot[value], memory.is_own(value), memory.owner.plan.tiles[value].shape == ())
         for value in step.part.inputs
@@ -50,7 +53,7 @@ def bind_chain(memory: Workspace, step: Step) -> Bound:
             return
         if (entry is None or memory.some_empty) and not any(result.numel() for result in results):
             return
-        into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
+        into = [*map(ready, results)]
         if memory.some_empty and 0 in extents(memory.sizes):
             given = [slots[memory.slot[value]] for value in step.part.inputs]
             by_reference(bind(step.part.graph, dict(zip(names, memory.sizes, strict=True))), given, into)
@@ -68,8 +71,8 @@ def _operands(slots: Slots, reads: Sequence[tuple[int, bool, bool]]) -> list[tor
     operands = []
     for slot, own, is_number in reads:
         x = slots[slot]
-        if not own and (not x.is_contiguous() or x.data_ptr() % ALIGNMENT):
-            x = _copied(x)
+        if not own:
+            x = ready(x)
         operands.append(x.reshape(1) if is_number else x)
     return operands
 
@@ -101,11 +104,6 @@ def _rows_to_check(memory: Workspace, step: Step) -> list[tuple[int, Callable[[]
 def _require_rows(numbers: torch.Tensor, extent: int) -> None:
     if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < extent:
         raise IndexError(f"rows {numbers.tolist()} are to be put into {extent}")
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as kernels read it: rows one after the other, from an aligned address on."""
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,8 +38,9 @@ class Executable:
 
     def __init__(self, bound: BoundPlan) -> None:
         self.bound = bound
-        self._read = reader(tuple(bound.places.values()))
+        self.read = reader(tuple(bound.places.values()))
         self._results = [result_of(item, bound.names, None) for item in bound.results]
+        self._only_reads = self.where.type != "cuda" and not bound.arguments.written
         self._fitting: set[tuple[Any, ...]] = set()
         """Types, shapes and dtypes of arguments that fitted."""
         self._frames: list[Frame] = []
@@ -66,14 +67,14 @@ class Executable:
         AliasingError
             If an argument lies in the memory of one that is written.
         """
-        look = self.look(values)
+        look = UNKNOWN if self._only_reads else self.look(values)
         if not look.apart:
             raise AliasingError("arguments share memory that the model writes: give it tensors of their own")
         return self.run(values, look)
 
     def look(self, values: Sequence[Any]) -> Look:
         """Compare the arguments of a call with those of the calls before."""
-        if self.where.type != "cuda" and not self.bound.arguments.written:
+        if self._only_reads:
             return UNKNOWN
         with self._lock:
             return self.bound.arguments.look(values)
@@ -87,11 +88,12 @@ class Executable:
                 generation += self.bound.joined.generation
         frame = self._take()
         try:
-            sizes = self._read(values) if self.bound.names else ()
+            sizes = self.read(values) if self.bound.names else ()
             found = frame.call(values, sizes, generation)
         finally:
             self._frames.append(frame)
-        torch.autograd.graph.increment_version([given[at] for at in self.bound.changed])
+        if self.bound.changed:
+            torch.autograd.graph.increment_version([given[at] for at in self.bound.changed])
         return tuple(result(given, found, sizes) for result in self._results)
 
     def gives(self, parts: Mapping[int, Part]) -> None:
@@ -105,7 +107,7 @@ class Executable:
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
         """Return the symbolic sizes of arguments by name."""
-        return dict(zip(self.bound.names, self._read(values), strict=True))
+        return dict(zip(self.bound.names, self.read(values), strict=True))
 
     def check(self, values: Sequence[Any], given: int | None = None) -> None:
         """Raise unless arguments are what the plan is for: callers without guards of their own ask this.

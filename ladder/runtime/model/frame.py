@@ -1,4 +1,4 @@
-"""A plan as closures over its memory, for the open sizes of the current call."""
+"""A plan with memory of its own, for the open sizes of the current call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from ladder.runtime.model.binders import BINDERS
 from ladder.runtime.model.bound_plan import BoundPlan
-from ladder.runtime.model.given import Given
 from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.sizes import Sizes, evaluator
-from ladder.runtime.model.workspace import Bound, Workspace
-from ladder.runtime.threads import keep_apart
+from ladder.runtime.model.steps import Steps
+from ladder.runtime.model.workspace import Workspace
 from tile_types.errors import ShapeError
 
 MOST = (1 << 31) - 1
@@ -24,8 +22,11 @@ MOST = (1 << 31) - 1
 STATES = 64
 """Sets of sizes whose buffers and CUDA graph a frame keeps."""
 
+SETTLED = 3
+"""Calls with the same open sizes after which steps are bound to these, on a CPU."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class State:
     """What a frame keeps of a set of sizes.
 
@@ -39,12 +40,18 @@ class State:
         Whether a value of a chain of open sizes has no elements.
     replay
         The CUDA graph; None on CPUs, and where chains are computed by reference.
+    steps
+        The steps for these sizes alone; None as long as those for all sizes serve.
+    calls
+        How often the sizes were asked for.
     """
 
     buffers: list[torch.Tensor]
     extents: list[tuple[int, ...]]
     some_empty: bool
     replay: Replay | None
+    steps: Steps | None = None
+    calls: int = 0
 
 
 class Frame:
@@ -58,37 +65,14 @@ class Frame:
 
     def __init__(self, owner: BoundPlan) -> None:
         self.owner, self.memory = owner, Workspace(owner)
-        slot, names, plan = self.memory.slot, self.memory.now.names, owner.plan
+        names, plan = self.memory.now.names, owner.plan
         self.states: dict[Sizes, State] = {}
-        self.given = Given([(slot[name], at) for name, at in owner.bindings.items()])
         chains = (step.part for step in plan.steps if step.part.kind in ("chain", "rows") and step.sizes)
         shapes = {tile.shape for part in chains for node in part.graph.nodes for tile in node.tiles}
         self.counted = [evaluator(shape, names) for shape in shapes if 0 not in shape]
-        self.outputs = [slot[value] for value in plan.outputs]
-        mine = self.memory.shown() - self.memory.constants - set(owner.bindings)
-        self.results = [slot[value] for value in mine if value in slot]
-        self.lasting = self.memory.lasting()
-        self.steps = self._bound()
-
-    def _bound(self) -> list[tuple[Bound, tuple[int, ...]]]:
-        """Return the steps that every call runs, each with the slots that nothing reads after it."""
-        memory, plan = self.memory, self.owner.plan
-        found = []
-        for number, step in enumerate(plan.steps):
-            bound = BINDERS[step.part.kind](memory, step)
-            if step.constant:
-                bound(memory.slots)
-                continue
-            dead = {
-                memory.slot[value]
-                for value in (*step.part.inputs, *step.part.outputs)
-                if value in memory.slot
-                and plan.last_use[value] <= number
-                and value not in memory.constants
-                and value not in self.owner.bindings
-            }
-            found.append((bound, tuple(dead)))
-        return found
+        self.steps = Steps(self.memory)
+        """For all sizes."""
+        self.settles = bool(names) and owner.where.type == "cpu"
 
     def call(self, values: Sequence[Any], sizes: Sizes, generation: int = 0) -> list[Any]:
         """Run with arguments of given sizes, by a CUDA graph where there is one.
@@ -101,7 +85,17 @@ class Frame:
             Grows when a tensor that stayed so far lies elsewhere, as `Look.generation`.
         """
         state = self.enter(sizes)
-        return self.run(values) if state.replay is None else state.replay.run(values, generation)
+        if state.replay is not None:
+            return state.replay.run(values, generation)
+        if state.steps is None and self.settles and not state.some_empty:
+            state.calls += 1
+            if state.calls >= SETTLED:
+                state.steps = self.settled(sizes)
+        return (state.steps or self.steps).run(values)
+
+    def settled(self, sizes: Sizes) -> Steps:
+        """Return the steps for given sizes alone, those that were entered last."""
+        return Steps(self.memory.settled(sizes)) if self.memory.now.names else self.steps
 
     def enter(self, sizes: Sizes) -> State:
         """Let the steps run for these sizes from now on."""
@@ -133,38 +127,12 @@ class Frame:
         elif len(self.states) >= STATES:
             self.states.pop(next(iter(self.states)))
         some_empty = 0 in elements
-        replay = Replay(self.run, self.owner) if self.owner.where.type == "cuda" and not some_empty else None
+        replay = (
+            Replay(self.steps.run, self.owner) if self.owner.where.type == "cuda" and not some_empty else None
+        )
         extents = self.memory.now.evaluated(sizes)
         self.states[sizes] = state = State(buffers, extents, some_empty, replay)
         return state
-
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Run every step; returns the graph's outputs."""
-        slots, self.memory.values = self.memory.slots, values
-        self.given.put(values, slots, self.owner.made_from(values))
-        if self.owner.where.type == "cpu":
-            keep_apart()
-        for step, dead in self.steps:
-            step(slots)
-            for slot in dead:
-                slots[slot] = None
-        found = [slots[at] for at in self.outputs]
-        if self.owner.copied:
-            self._update(values, found)
-        for at in self.lasting:
-            found[at] = found[at].clone()  # the caller may write into what it gets
-        self.given.drop(slots)
-        for slot in self.results:
-            slots[slot] = None
-        self.memory.values = ()
-        return found
-
-    def _update(self, values: Sequence[Any], found: Sequence[Any]) -> None:
-        """Let arguments take outputs; the executable counts that they were written."""
-        targets = [values[at] for at, _ in self.owner.copied]
-        counted = tuple(target for target in targets if not target.is_inference())
-        with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
-            torch._foreach_copy_(targets, [found[output] for _, output in self.owner.copied])
 
     @property
     def arena(self) -> int:

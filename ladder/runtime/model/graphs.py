@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -27,6 +28,17 @@ PAYS = 4
 """Calls for each recording, before there is another: arguments that never stay are not recorded each time."""
 
 
+_with_collectives: WeakSet[Replay] = WeakSet()
+"""Recordings that hold a group's connections: NCCL ends a group only when none is left."""
+
+
+def release_collectives() -> None:
+    """Drop all CUDA graphs with collectives, so that their group can be destroyed; calls record anew."""
+    for replay in list(_with_collectives):
+        replay.graph, replay.results, replay.copies = None, [], []
+    torch.cuda.synchronize()
+
+
 class Replay:
     """Runs a plan, as a CUDA graph from the third call on.
 
@@ -42,6 +54,8 @@ class Replay:
         self.step_by_step, self.owner = step_by_step, owner
         self.calls = self.recordings = 0
         self.generation = 0
+        self.mode = "global" if owner.plan.is_pure() else "thread_local"
+        """Whose calls a recording forbids: NCCL's own threads ask for its events meanwhile."""
         self.refused = ""
         self.graph: Any = None
         self.copies: list[tuple[int, torch.Tensor]] = []
@@ -79,10 +93,12 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode=self.mode):
                 self.results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)
             log.warning("no CUDA graph of a plan: %s", error)
             return
         self.graph = graph
+        if self.mode != "global":
+            _with_collectives.add(self)

@@ -23,6 +23,10 @@ Run = Callable[..., Any]
 TORCH_TYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
+COLLECTIVES = "_c10d_functional."
+"""How the names of operators begin that the processes of a group carry out together."""
+
+
 def torch_type(name: str) -> torch.dtype:
     """Return torch's dtype of a type that tensors have."""
     found = getattr(torch, TORCH_TYPES.get(name, name))
@@ -74,7 +78,7 @@ def _call(node: Node, now: Now) -> Run:
     given = node_attributes(node)
     if is_onnx(given["target"]):
         return onnx_run(node, now)
-    function = resolve(given["target"])
+    function = awaited(given["target"])
     arguments = [literal(value, now) for value in given["arguments"]]
     keywords = [(key, literal(value, now)) for key, value in given["keywords"]]
     dtypes = [torch_type(tile.ttype.name) for tile in node.tiles]
@@ -142,9 +146,27 @@ def resolve(target: str) -> Any:
         If this torch has none of that name.
     """
     try:
-        return reduce(getattr, target.split("."), torch.ops)
+        found = reduce(getattr, target.split("."), torch.ops)
     except AttributeError as error:
         raise LadderError(f"torch {torch.__version__} has no operator {target}") from error
+    return found
+
+
+def awaited(target: str) -> Any:
+    """Return the operator of a name; results of a collective are there when it returns.
+
+    On GPUs that is an order of streams, which a CUDA graph records.
+    """
+    function = resolve(target)
+    if not target.startswith(COLLECTIVES):
+        return function
+    wait = torch.ops._c10d_functional.wait_tensor
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        found = function(*arguments, **keywords)
+        return [wait(item) for item in found] if isinstance(found, list | tuple) else wait(found)
+
+    return run
 
 
 Argument = Callable[[Sequence[Any]], Any]

@@ -32,7 +32,7 @@ class Step:
     executor
         ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
     entry
-        For chains the name of the kernel, for quantized products the text of the request for theirs.
+        For quantized products the text of the request for their kernels, for others of ours their names.
     constant
         Whether it reads nothing that changes from call to call.
     sizes
@@ -126,8 +126,10 @@ def _gemm_title(part: Subgraph, entry: str, family: str) -> str:
 
 _EXECUTORS: Mapping[str, Any] = {
     "gemm": _gemm_title,
+    "found": lambda part, entry, family: f"ladder found {entry.rpartition('_')[2]}",
     "rows": lambda part, entry, family: f"ladder rows {entry.rpartition('_')[2]}",
     "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
+    "recurrent": lambda part, entry, family: f"ladder recurrent {entry.rpartition('_')[2]}",
     "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
     "product": lambda part, entry, family: product_title(part),
     "library": lambda part, entry, family: library_title(part.graph),

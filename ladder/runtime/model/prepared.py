@@ -18,8 +18,11 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.partition import Subgraph, partition, simplify
+from ladder.partition.found_graphs import Replaced, with_found
+from ladder.partition.partition import ordered
 from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for
+from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.packed import gemm_from_dict
@@ -44,8 +47,13 @@ class Prepared:
     parts: Sequence[Subgraph]
 
 
-def prepare(program: Program, device: TileDevice) -> Prepared:
+def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepared:
     """Simplify and divide an imported program.
+
+    Parameters
+    ----------
+    search
+        Seconds for what the databases of found graphs lack.
 
     Raises
     ------
@@ -63,7 +71,35 @@ def prepare(program: Program, device: TileDevice) -> Prepared:
         packable=[name for name, source in sources if source.graph is not None],
         choose=candidate_for,
     )
-    return Prepared(with_packed(program, parts), parts)
+    return with_found_graphs(Prepared(with_packed(program, parts), parts), device, search)
+
+
+def with_found_graphs(prepared: Prepared, device: TileDevice, search: float) -> Prepared:
+    """Return a program with found graphs where they are predicted to be faster."""
+    find, program = finder(device, search), prepared.program
+    if find is None or program.precise:
+        return prepared
+    found = with_found(program.graph, prepared.parts, find, weights_of(program.sources))
+    if all(part.kind != "found" for part in found.parts):
+        return prepared
+    program = replace(program, graph=found.graph, sources=apart(program.sources, found))
+    return Prepared(program, ordered(program.graph, found.parts))
+
+
+def apart(sources: Mapping[str, Source], found: Replaced) -> dict[str, Source]:
+    """Return the sources of a program's inputs where found graphs read weights by themselves, and plain."""
+    result = dict(sources)
+    for value in {item.value for item in found.slices}:
+        own = sorted((item for item in found.slices if item.value == value), key=lambda item: item.begin)
+        whole = result.pop(value)
+        for item, at in zip(own, whole.joined, strict=True):
+            gemm = None if whole.gemm is None else replace(whole.gemm, n=item.rows)
+            result[str(item)] = replace(whole, at=at, gemm=gemm, joined=())
+    read = {value for part in found.parts if part.kind == "found" for _, value in part.roles}
+    for value in read & result.keys():
+        if result[value].dense:
+            result[value] = replace(result[value], kind="argument", gemm=None, dense=False)
+    return result
 
 
 def simplified(program: Program, device: TileDevice) -> Program:

@@ -19,6 +19,7 @@ from ladder.ir.printer import print_graph
 from ladder.partition.subgraphs import Subgraph, engine
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import Plan, Step
+from ladder.runtime.model.steps import Steps
 from ladder.runtime.model.workspace import Bound
 from tile_types.errors import ConversionError
 
@@ -227,15 +228,17 @@ def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) 
     if executable.bound.joined is not None:
         values = (*values, *executable.bound.joined.of(values))
     frame = Frame(executable.bound)
-    frame.enter(tuple(executable.sizes(values).values()))
-    numbers = [at for at, step in enumerate(executable.plan.steps) if not step.constant]
-    frame.run(values)
-    clock = _gpu_rounds if executable.where.type == "cuda" else _cpu_rounds
-    found = zip(*clock(frame, values, rounds), strict=True)
-    return {at: statistics.median(times) * 1e6 for at, times in zip(numbers, found, strict=True)}
+    sizes = tuple(executable.sizes(values).values())
+    some_empty = frame.enter(sizes).some_empty
+    on_gpu = executable.where.type == "cuda"
+    steps = frame.steps if on_gpu or some_empty else frame.settled(sizes)
+    steps.run(values)
+    clock = _gpu_rounds if on_gpu else _cpu_rounds
+    found = zip(*clock(steps, values, rounds), strict=True)
+    return {at: statistics.median(times) * 1e6 for at, times in zip(steps.numbers, found, strict=True)}
 
 
-def _cpu_rounds(frame: Frame, values: Sequence[Any], rounds: int) -> list[list[float]]:
+def _cpu_rounds(steps: Steps, values: Sequence[Any], rounds: int) -> list[list[float]]:
     """Return each round's seconds by step."""
     times: list[float] = []
 
@@ -247,14 +250,16 @@ def _cpu_rounds(frame: Frame, values: Sequence[Any], rounds: int) -> list[list[f
 
         return run
 
-    with _watched(frame, watch):
+    with _watched(steps, watch):
         for _ in range(rounds):
-            frame.run(values)
-    count = len(frame.steps)
+            steps.run(values)
+    count = len(steps.bound)
+    if not count:
+        return []
     return [times[at : at + count] for at in range(0, len(times), count)]
 
 
-def _gpu_rounds(frame: Frame, values: Sequence[Any], rounds: int) -> list[list[float]]:
+def _gpu_rounds(steps: Steps, values: Sequence[Any], rounds: int) -> list[list[float]]:
     """Return each round's seconds by step, less what two marks with nothing between them take."""
     marks = [_mark()]
 
@@ -268,11 +273,11 @@ def _gpu_rounds(frame: Frame, values: Sequence[Any], rounds: int) -> list[list[f
 
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with _watched(frame, watch), torch.cuda.graph(graph):
+    with _watched(steps, watch), torch.cuda.graph(graph):
         marks[0].record()
         marks.append(_mark())
         marks[1].record()
-        frame.run(values)
+        steps.run(values)
     found = []
     for _ in range(rounds):
         graph.replay()
@@ -289,11 +294,11 @@ def _mark() -> Any:
 
 
 @contextmanager
-def _watched(frame: Frame, watch: Callable[[Bound], Bound]) -> Iterator[None]:
-    """Wrap every step of a frame for a while."""
-    steps = frame.steps
-    frame.steps = [(watch(bound), dead) for bound, dead in steps]
+def _watched(steps: Steps, watch: Callable[[Bound], Bound]) -> Iterator[None]:
+    """Wrap every step for a while."""
+    kept = steps.bound
+    steps.bound = [(watch(bound), dead) for bound, dead in kept]
     try:
         yield
     finally:
-        frame.steps = steps
+        steps.bound = kept

@@ -65,6 +65,10 @@ class Rows:
         given = 1 if self.form.windows is None else 2
         self.others = self.form.chain.inputs[given:]
         self.shapes = [now.numbers(node.tile.shape) for node in self.others]
+        self.flat = (-1, self.form.columns)
+        """Shapes in which kernels take the result, the rows, and what goes with them."""
+        self.flat_x = (-1, self.form.depth) if self.form.windows is None else (-1,)
+        self.flat_others = [self.flat[2 - len(node.tile.shape) :] or (1,) for node in self.others]
 
     def matrix(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the matrix as ``[N, K]``."""
@@ -103,17 +107,11 @@ class Rows:
         """
         form, numbers = self.form, self.numbers
         rank = len(self.graph.tile(form.x).shape)
-        flat_x = flattened((-1, form.depth) if form.windows is None else (-1,), rank, form.x in still)
-        flat_out = flattened(
-            (-1, form.columns), len(self.graph.tile(self.graph.outputs[0]).shape), "" in still
-        )
+        flat_x = flattened(self.flat_x, rank, form.x in still)
+        flat_out = flattened(self.flat, len(self.graph.tile(self.graph.outputs[0]).shape), "" in still)
         flat = [
-            flattened(
-                (-1, form.columns)[2 - len(node.tile.shape) :] or (1,),
-                len(self.graph.tile(name).shape),
-                name in still,
-            )
-            for name, node in zip(form.others, self.others, strict=True)
+            flattened(shape, len(self.graph.tile(name).shape), name in still)
+            for name, shape in zip(form.others, self.flat_others, strict=True)
         ]
 
         def run(

@@ -28,7 +28,7 @@ from ladder.runtime.fields import EXTENT, NUMBER, OneOf, require
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import Plan, make_plan
-from ladder.runtime.model.structure import SEQUENCES, Structure, require_structure
+from ladder.runtime.model.structure import require_structure, tensor_positions, tensors_taken
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.packed import gemm_from_dict
 from tile_types.errors import ArtifactError
@@ -94,27 +94,13 @@ def _needed(model: WholeModel) -> list[torch.Tensor | None]:
 
     Weights that only such arrays are made of are left out.
     """
-    bound, count = model.executable.bound, _count(model.parameters)
+    bound, count = model.executable.bound, tensors_taken(model.parameters)
     values = [None] * count + list(model.stored)
     joined = () if bound.joined is None else bound.joined.of(values)
     read = {*bound.bindings.values(), *(at for found in bound.packs.values() for at in found)}
-    read |= {at for at, _ in bound.updates} | set(_positions(model.results, len(bound.results)))
+    read |= {at for at, _ in bound.updates} | set(tensor_positions(model.results, len(bound.results)))
     stored = [value if at in read else None for at, value in enumerate(values)]
     return [*stored[count:], *joined]
-
-
-def _count(parameters: Mapping[str, Structure]) -> int:
-    """Return how many tensors a call takes."""
-    return sum(len(_positions(structure, 0)) for structure in parameters.values())
-
-
-def _positions(structure: Structure, first: int) -> list[int]:
-    """Return the positions of tensors in a structure, from ``first`` on and counted from there."""
-    ((kind, held),) = structure.items()
-    if kind == "tensor":
-        return [held - first] if held >= first else []
-    items = held.values() if kind == "dict" else held if kind in SEQUENCES else ()
-    return [position for item in items for position in _positions(item, first)]
 
 
 def _kernels(
@@ -200,7 +186,7 @@ TEXTS, POSITIONS = [str], {str: int}
 
 PART = {
     "kind": str, "graph": str, "inputs": TEXTS, "outputs": TEXTS, "reason": str,
-    "gemm": OneOf((None, {str: object})), "roles": [(str, str)],
+    "gemm": OneOf((None, {str: object})), "roles": [(str, str)], "found": str,
 }  # fmt: skip
 
 FORM = {
@@ -279,7 +265,7 @@ def _check_positions(
     """Check that every position names an argument, a stored tensor or a result that there is."""
     for name, form in {**manifest["parameters"], "what it returns": manifest["returns"]}.items():
         require_structure(form, name)
-    taken = sorted(at for form in manifest["parameters"].values() for at in _positions(form, 0))
+    taken = sorted(at for form in manifest["parameters"].values() for at in tensor_positions(form, 0))
     if taken != list(range(len(taken))):
         raise ArtifactError(f"parameters take the tensors {taken}")
     total, results, outputs = len(taken) + len(stored), len(manifest["results"]), len(plan.outputs)
@@ -292,7 +278,7 @@ def _check_positions(
         "results": ([at for at in manifest["results"] if isinstance(at, int)], outputs),
         "updates": ([at for at, _ in updates], total),
         "updates' results": ([at for _, at in updates], outputs),
-        "returns": (_positions(manifest["returns"], 0), results + total),
+        "returns": (tensor_positions(manifest["returns"], 0), results + total),
     }
     for name, (positions, count) in ranges.items():
         if any(not 0 <= at < count for at in positions):

@@ -56,6 +56,22 @@ class Now:
         at = self.asked.setdefault(tuple(extents), len(self.asked))
         return lambda: self.known[at]
 
+    def settled(self, sizes: Sizes) -> Now:
+        """Return what gives extents for these sizes alone."""
+        return Settled(self.names, sizes)
+
+
+class Settled(Now):
+    """The sizes of a workspace that serves no others."""
+
+    def __init__(self, names: Sequence[str], sizes: Sizes) -> None:
+        super().__init__(names)
+        self.sizes = sizes
+
+    def numbers(self, extents: Sequence[Extent]) -> Numbers:
+        found = evaluator(tuple(extents), self.names)(self.sizes)
+        return lambda: found
+
 
 def is_fixed(extents: Sequence[Extent]) -> bool:
     """Tell whether extents are numbers."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from ladder.ir.extents import match_shape
 from ladder.ir.graph import Graph
+from ladder.runtime.model.executable import MOST_FITTING
 from ladder.runtime.model.whole import WholeModel, by_name
 from ladder.runtime.onnx_ops.evaluate import BoundNode, run_node
 from ladder.runtime.onnx_ops.values import code_of, given_value
@@ -70,6 +72,38 @@ class TorchStage:
 
 
 @dataclass(frozen=True)
+class IfStage(TorchStage):
+    """A node that runs one of two graphs: each is a model, made when it is first taken.
+
+    Parameters
+    ----------
+    node, reads, why
+        As of any; the node runs a branch that cannot be a model.
+    make
+        Condition -> the model of its branch, None if it can be none.
+    """
+
+    make: Callable[[bool], WholeModel | StagedModel | None]
+
+    @cached_property
+    def _made(self) -> dict[bool, WholeModel | StagedModel | None]:
+        return {}
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Compute results from values of the call."""
+        taken = bool(values[self.node.reads[0]])
+        if taken not in self._made:
+            self._made[taken] = self.make(taken)
+        model = self._made[taken]
+        if model is None:
+            run_node(self.node, values)
+            return
+        found = model(*(values[name] for name in model.names))
+        results = found if len(self.writes) > 1 else (found,)
+        values.update(zip(self.writes, results, strict=True))
+
+
+@dataclass(frozen=True)
 class StagedModel:
     """A model of several stages; call it with its inputs, by position or by name.
 
@@ -117,26 +151,46 @@ class StagedModel:
         LadderError
             If a node cannot be computed of what is there; the message names it.
         """
-        given = by_name(tuple(self.inputs), arguments, named)
+        given = by_name(self.names, arguments, named)
         values = {**self.stored, **{name: given_value(value) for name, value in given.items()}}
         self._check(values)
-        for stage, dead in zip(self.stages, self._dead(), strict=True):
+        for stage, dead in self._order:
             stage.run(values)
             for name in dead:
                 values.pop(name, None)
         found = tuple(values[name] for name in self.outputs)
         return found[0] if len(found) == 1 else found
 
-    def _dead(self) -> list[tuple[str, ...]]:
-        """Return, per stage, the values that nothing reads after it."""
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the inputs."""
+        return tuple(self.inputs)
+
+    @cached_property
+    def _order(self) -> list[tuple[PlanStage | TorchStage, tuple[str, ...]]]:
+        """The stages, each with the values that nothing reads after it."""
         seen, found = set(self.outputs), []
         for stage in reversed(self.stages):
             names = {*stage.reads, *stage.writes} - seen
             seen |= names
-            found.append(tuple(names))
+            found.append((stage, tuple(names)))
         return found[::-1]
 
+    @cached_property
+    def _fitting(self) -> set[tuple[Any, ...]]:
+        """Types and shapes of inputs that fitted."""
+        return set()
+
     def _check(self, values: Mapping[str, Any]) -> None:
+        seen = tuple(_form(values[name]) for name in self.names)
+        if seen in self._fitting:
+            return
+        self._compare(values)
+        if len(self._fitting) >= MOST_FITTING:
+            self._fitting.clear()
+        self._fitting.add(seen)
+
+    def _compare(self, values: Mapping[str, Any]) -> None:
         sizes: dict[str, int] = {}
         for name, wanted in self.inputs.items():
             value = values[name]
@@ -173,3 +227,7 @@ class StagedModel:
                     f"{'node':8} {'torch, with the shapes of a call':44} {stage.node.title}  [{stage.why}]"
                 )
         return "\n".join(parts)
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    return type(value), getattr(value, "shape", None), getattr(value, "dtype", None)

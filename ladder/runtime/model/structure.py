@@ -6,7 +6,7 @@ A structure is ``{"tensor": position}``, ``{"value": number, text or None}``, ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,3 +116,17 @@ def collect(structure: Structure, value: Any, into: dict[int, Any], path: str) -
 def _shown(value: Any) -> str:
     size = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
     return f"{type(value).__name__}{size}"
+
+
+def tensor_positions(structure: Structure, first: int) -> list[int]:
+    """Return the positions of tensors in a structure, from ``first`` on and counted from there."""
+    ((kind, held),) = structure.items()
+    if kind == "tensor":
+        return [held - first] if held >= first else []
+    items = held.values() if kind == "dict" else held if kind in SEQUENCES else ()
+    return [position for item in items for position in tensor_positions(item, first)]
+
+
+def tensors_taken(parameters: Mapping[str, Structure]) -> int:
+    """Return how many tensors a call takes."""
+    return sum(len(tensor_positions(structure, 0)) for structure in parameters.values())

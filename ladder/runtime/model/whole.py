@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ladder.ir.extents import bind
+from ladder.ir.extents import size_names
 from ladder.ir.graph import Graph
 from ladder.runtime.fields import refuse_contradiction
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import Plan
-from ladder.runtime.model.structure import Structure, build, collect
+from ladder.runtime.model.sizes import Sizes, evaluator
+from ladder.runtime.model.structure import Structure, build, collect, tensors_taken
 from tile_types.errors import ShapeError, unknown_name
 from tile_types.tile import Extent
 
@@ -52,6 +54,10 @@ class WholeModel:
     limits: Limits = ()
     libraries: Mapping[str, Path] | None = None
 
+    def __post_init__(self) -> None:
+        """Let the plan know what it brings itself."""
+        self.executable.bound.own(tensors_taken(self.parameters), self.stored)
+
     def prepare(self) -> None:
         """Bind the plan to memory, as the first call would."""
         self.executable.prepare()
@@ -64,11 +70,9 @@ class WholeModel:
         ShapeError, DTypeError
             If an argument does not fit; the message names it.
         """
-        found: dict[int, Any] = {}
-        for name, value in self._given(arguments, named).items():
-            collect(self.parameters[name], value, found, name)
-        values = [*(found[at] for at in range(len(found))), *self.stored]
-        self.executable.check(values, len(found))
+        given = self._tensors(arguments, named)
+        values = [*given, *self.stored]
+        self.executable.check(values, len(given))
         if self.limits:
             self._check_limits(values)
         try:
@@ -77,6 +81,11 @@ class WholeModel:
             if self.libraries is None:
                 refuse_contradiction(error)
             raise
+        return self._result(computed, values)
+
+    def _result(self, computed: tuple[Any, ...], values: Sequence[Any]) -> Any:
+        if self._are_results:
+            return computed[0] if "tensor" in self.results else computed
         return build(self.results, (*computed, *values))
 
     @property
@@ -99,16 +108,48 @@ class WholeModel:
         kept = {id(tensor): tensor for tensor in self.stored if tensor is not None}
         return sum(tensor.nbytes for tensor in kept.values())
 
-    def _given(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name."""
-        return by_name(tuple(self.parameters), arguments, named)
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters."""
+        return tuple(self.parameters)
+
+    @cached_property
+    def _are_tensors(self) -> bool:
+        """Whether every parameter is a tensor, in order."""
+        return list(self.parameters.values()) == [{"tensor": at} for at in range(len(self.parameters))]
+
+    @cached_property
+    def _are_results(self) -> bool:
+        """Whether it returns what the plan computes, in order."""
+        count = len(self.executable.bound.results)
+        several = {"tuple": [{"tensor": at} for at in range(count)]}
+        return self.results in (several, {"tensor": 0} if count == 1 else several)
+
+    def _tensors(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the tensors of a call, in order."""
+        if self._are_tensors and not named and len(arguments) == len(self.names):
+            return arguments
+        given = by_name(self.names, arguments, named)
+        if self._are_tensors:
+            return list(given.values())
+        found: dict[int, Any] = {}
+        for name, value in given.items():
+            collect(self.parameters[name], value, found, name)
+        return [found[at] for at in range(len(found))]
+
+    @cached_property
+    def _bounds(self) -> tuple[Limits, Callable[[Sizes], tuple[int, ...]]]:
+        """The limits that calls show the sizes of, and what gives both numbers of each."""
+        names = self.executable.bound.names
+        shown = tuple(pair for pair in self.limits if set(size_names(pair)) <= set(names))
+        return shown, evaluator(tuple(extent for pair in shown for extent in pair), names)
 
     def _check_limits(self, values: Sequence[Any]) -> None:
-        sizes = self.executable.sizes(values)
-        for extent, most in self.limits:
-            found, bound = bind(extent, sizes), bind(most, sizes)
-            if isinstance(found, int) and isinstance(bound, int) and found > bound:
-                raise ShapeError(f"the model needs {extent} <= {most}, this call has {found} and {bound}")
+        limits, numbers = self._bounds
+        found = numbers(self.executable.read(values))
+        for (extent, most), size, bound in zip(limits, found[::2], found[1::2], strict=True):
+            if size > bound:
+                raise ShapeError(f"the model needs {extent} <= {most}, this call has {size} and {bound}")
 
 
 def by_name(names: Sequence[str], arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

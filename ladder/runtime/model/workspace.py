@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 
+from ladder.runtime.allocate import allocator
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.library import product_takes_out, torch_type
-from ladder.runtime.model.memory import Block, Result, divided
+from ladder.runtime.model.memory import Block, Result, contiguous, divided
 from ladder.runtime.model.plan import Step
-from ladder.runtime.model.sizes import Now, Sizes
+from ladder.runtime.model.sizes import Now, Settled, Sizes, is_fixed
 
 Slots = list[Any]
 Bound = Callable[[Slots], None]
@@ -31,7 +33,8 @@ class Workspace:
         plan = owner.plan
         self.slot = {value: at for at, value in enumerate(plan.tiles)}
         self.slots: Slots = [None] * len(self.slot)
-        self.constants = {*owner.held, *(v for s in plan.steps if s.constant for v in s.part.outputs)}
+        held = {**owner.held, **owner.owned}
+        self.constants = {*held, *(v for s in plan.steps if s.constant for v in s.part.outputs)}
         """Values that stay from call to call."""
         fixed, open_ = divided(self._results())
         self.fixed = Block(fixed, (), owner.where)
@@ -47,8 +50,28 @@ class Workspace:
         """Its arguments."""
         self.sizes: Sizes = ()
         self.some_empty = False
-        for name, tensor in owner.held.items():
+        self.still = set(self.kept)
+        """Values beside constants that are the same memory in every call: their slots stay as they are."""
+        for name, tensor in (held | self.kept).items():
             self.slots[self.slot[name]] = tensor
+
+    def settled(self, sizes: Sizes) -> Workspace:
+        """Return the workspace of sizes that are entered: its shapes are known, the memory is the same."""
+        found = copy(self)
+        found.now = self.now.settled(sizes)
+        made = {name: self.buffers[at] for name, at in self.places.items()}
+        found.kept, found.places = {**self.kept, **made}, {}
+        found.still = set(found.kept)
+        found.slots = [None] * len(self.slot)
+        for value in (*self.constants, *found.kept):
+            if value in self.slot:
+                found.slots[self.slot[value]] = found.kept.get(value, self.slots[self.slot[value]])
+        return found
+
+    def known(self, value: str) -> torch.Tensor | None:
+        """Return the tensor that a value is in every call; None if it may be another."""
+        there = value in self.still or value in self.constants
+        return self.slots[self.slot[value]] if there else None
 
     def _results(self) -> list[Result]:
         """Return what steps of ours write and what is no result of the plan."""
@@ -94,8 +117,11 @@ class Workspace:
             at = self.places[value]
             return lambda: self.buffers[at]
         tile, where = self.owner.plan.tiles[value], self.owner.where
-        shape, dtype = self.now.numbers(tile.shape), torch_type(tile.ttype.name)
-        return lambda: torch.empty(shape(), dtype=dtype, device=where)
+        shape, dtype, allocate = self.now.numbers(tile.shape), torch_type(tile.ttype.name), allocator(where)
+        if is_fixed(tile.shape) or isinstance(self.now, Settled):
+            sizes, strides = shape(), contiguous(shape())
+            return lambda: allocate(sizes, strides, dtype)
+        return lambda: allocate(shape(), contiguous(shape()), dtype)
 
     def is_own(self, value: str) -> bool:
         """Tell whether a value is written into the frame's own memory: contiguous, aligned, and no number."""
@@ -107,6 +133,14 @@ class Workspace:
         if value in self.kept or value in self.places:
             return True
         return value in self.shown_by and self.lies_still(self.shown_by[value])
+
+    def knows(self, step: Step) -> bool:
+        """Tell whether the extents of a step are the same in every call."""
+        return not step.sizes or isinstance(self.now, Settled)
+
+    def settles(self, step: Step) -> bool:
+        """Tell whether a kernel on a CPU, whose results are new or in buffers, is always called alike."""
+        return self.owner.where.type == "cpu" and self.knows(step)
 
     def reads(self, step: Step) -> tuple[int, ...]:
         """Return the slots that a step reads."""
@@ -129,4 +163,4 @@ class Workspace:
         """Tell whether a step writes into memory that it is given."""
         if step.part.kind == "product":
             return product_takes_out(step.part.graph, self.lasting_inputs(step))
-        return step.part.kind in ("gemm", "rows", "chain", "attention")
+        return step.part.kind in ("gemm", "found", "rows", "chain", "attention", "recurrent")

@@ -86,6 +86,8 @@ def array_of(value: Any) -> np.ndarray:
 def given_value(value: Any) -> Any:
     """Return an argument of a call as a value: torch's tensors of 4 and 2 bits become arrays."""
     if isinstance(value, torch.Tensor):
+        if value.dtype in NAMES:
+            return value
         name = str(value.dtype).removeprefix("torch.")
         if hasattr(ml_dtypes, name) and np.dtype(getattr(ml_dtypes, name)) in NAMES:
             return value.view(torch.uint8).cpu().numpy().view(getattr(ml_dtypes, name))

@@ -366,21 +366,31 @@ def _finished(
     """Finish structures, in processes if there are several, in order."""
     every = [(structure, program, limits, delta, seed, deadline) for structure in structures]
     if limits.workers <= 1 or len(every) < 2:
-        yield from itertools.starmap(_finish, every)
+        yield from itertools.starmap(proved, every)
         return
     with ProcessPoolExecutor(limits.workers) as pool:
-        yield from pool.map(_finish, *zip(*every, strict=True))
+        yield from pool.map(proved, *zip(*every, strict=True))
 
 
-def _finish(
+def proved(
     structure: Structure,
     program: Program,
     limits: Limits,
     delta: Fraction,
-    seed: int,
-    deadline: float | None,
+    seed: int = 0,
+    deadline: float | None = None,
 ) -> Found | str:
-    """Prove for all extents, test in floating point, and choose tiles; or return why not."""
+    """Prove a graph for all extents, test it in floating point, and choose tiles; or return why not.
+
+    Parameters
+    ----------
+    delta
+        Bound on the probability of a wrong proof.
+    seed
+        Of the data of the floating-point test.
+    deadline
+        Time after which nothing is proved.
+    """
     if deadline is not None and time.time() > deadline:
         return LATE
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)

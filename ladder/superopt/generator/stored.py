@@ -134,7 +134,7 @@ def _as_json(report: Report) -> dict[str, Any]:
 def _found_as_json(found: Found) -> dict[str, Any]:
     return {
         "structure": asdict(found.structure),
-        "certificate": {**asdict(found.certificate), "delta": str(found.certificate.delta)},
+        "certificate": certificate_to_json(found.certificate),
         "extents": found.extents, "stability": asdict(found.stability),
     }  # fmt: skip
 
@@ -154,9 +154,16 @@ def _found(value: dict[str, Any], program: Program, limits: Limits) -> Found:
     structure = structure_of(value["structure"])
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     plain = instantiate(structure, program, factors, packed=True)
-    known = value["certificate"]
-    proof = {**known, "bound": Bound(**known["bound"]), "delta": Fraction(known["delta"])}
-    stability = Stability(**value["stability"])
-    return Found(
-        structure, plain, fuse_threads(plain), Certificate(**proof), value["extents"], stability, cost
-    )
+    stability, proof = Stability(**value["stability"]), certificate_of(value["certificate"])
+    return Found(structure, plain, fuse_threads(plain), proof, value["extents"], stability, cost)
+
+
+def certificate_to_json(proof: Certificate) -> dict[str, Any]:
+    """Return all of a certificate of equality as JSON values."""
+    return {**asdict(proof), "delta": str(proof.delta)}
+
+
+def certificate_of(value: Mapping[str, Any]) -> Certificate:
+    """Return the certificate that `certificate_to_json` gave."""
+    proof = {**value, "bound": Bound(**value["bound"]), "delta": Fraction(value["delta"])}
+    return Certificate(**proof)

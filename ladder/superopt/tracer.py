@@ -5,7 +5,7 @@ Axes that must have the same extent, whatever it is, are one dimension: equal nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from tile_types.errors import ConversionError, ShapeError
 
 Sizes = Mapping[str, int]
 
+STEPS = 1 << 20
+"""While tracing, the number of the first step: inputs may be declared at any time."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -24,7 +27,7 @@ class Traced:
     Parameters
     ----------
     number
-        Of the step that computes it; inputs come first.
+        Of the input, or of the step that computes it, from `STEPS` on.
     axes
         The dimension of each axis, as `Dimensions` numbers them; 0 for an axis of one element.
     transposed
@@ -46,9 +49,9 @@ class Dimensions:
     sizes: list[int] = field(default_factory=lambda: [1])
     parents: list[int] = field(default_factory=lambda: [0])
 
-    def new(self, size: int) -> int:
-        """Return a new dimension, or 0 for one element."""
-        if size == 1:
+    def new(self, size: int, is_open: bool = False) -> int:
+        """Return a new dimension, or 0 for one element unless it is open: could be more."""
+        if size == 1 and not is_open:
             return 0
         self.sizes.append(size)
         self.parents.append(len(self.parents))
@@ -144,9 +147,10 @@ class Tracer:
         self.inputs: list[Traced] = []
         self.steps: list[Step] = []
 
-    def input(self, shape: Sequence[int]) -> Traced:
-        """Declare an input."""
-        found = Traced(len(self.inputs), tuple(self.dimensions.new(size) for size in shape))
+    def input(self, shape: Sequence[int], opened: Collection[int] = ()) -> Traced:
+        """Declare an input; axes that are open are dimensions even if they have one element."""
+        axes = tuple(self.dimensions.new(size, axis in opened) for axis, size in enumerate(shape))
+        found = Traced(len(self.inputs), axes)
         self.inputs.append(found)
         return found
 
@@ -166,7 +170,7 @@ class Tracer:
                 )
         numbers = tuple(operand.number for operand in operands)
         self.steps.append(Step(operator, numbers, tuple(attributes.items())))
-        return Traced(len(self.inputs) + len(self.steps) - 1, tuple(axes))
+        return Traced(STEPS + len(self.steps) - 1, tuple(axes))
 
     def constant(self, value: Any) -> Traced:
         """Add a number, or one that depends on sizes."""
@@ -205,12 +209,17 @@ class Tracer:
         shapes = [tuple(self.name(axis) for axis in x.axes) for x in self.inputs]
         used = [name for shape in shapes for name in shape if isinstance(name, str)]
         sizes = {name: self.dimensions.sizes[int(name[1:])] for name in dict.fromkeys(used)}
-        steps = tuple(
-            replace(step, attributes=tuple((n, self._named(value)) for n, value in step.attributes))
-            for step in self.steps
-        )
-        definition = Definition(name, dtype, tuple(shapes), steps, result.number)
+        steps = tuple(map(self._finished, self.steps))
+        definition = Definition(name, dtype, tuple(shapes), steps, self._place(result.number))
         return Program(name, definition, sizes)
+
+    def _finished(self, step: Step) -> Step:
+        """Return a step as one of a program: all inputs come before it."""
+        attributes = tuple((name, self._named(value)) for name, value in step.attributes)
+        return Step(step.operator, tuple(map(self._place, step.operands)), attributes)
+
+    def _place(self, number: int) -> int:
+        return number if number < STEPS else number - STEPS + len(self.inputs)
 
     def _named(self, value: Any) -> Any:
         """Return an attribute with its dimension's name: all that must agree are joined by now."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ladder.api.tracer import OverSize, Traced, Tracer
+from ladder.superopt.tracer import OverSize, Traced, Tracer
 from tile_types.errors import ConversionError
 
 

@@ -1,0 +1,105 @@
+"""`GroupedLinear`: the quantized linear layers of many experts, for tokens in the order of their experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ladder.api.experts import GroupedMatmul
+from ladder.api.linear import Linear
+from ladder.runtime.packed import PackedWeight, layout_of
+from tile_types import QuantizedTensor
+from tile_types.errors import LadderError, ShapeError
+from tile_types.shards import ROWS, shard
+
+
+class Stack(GroupedMatmul):
+    """`GroupedMatmul` of matrices that lie below each other in one ``[E * N, K]``."""
+
+    def layout(self, family: str) -> str:
+        """Return what a packed weight must be for devices of a family."""
+        return layout_of(self.gemm, family)
+
+    def pack(self, weights: Any, device: torch.device | str | None = None) -> PackedWeight:
+        """Pack the matrix of all experts."""
+        experts = self.gemm.experts
+        return super().pack([shard(weights, ROWS, expert, experts) for expert in range(experts)], device)
+
+
+class GroupedLinear(Linear):
+    """``y[t] = x[t] · W[e]ᵀ + b[e]`` for every token t of expert e, the weights in a low-bit type.
+
+    It stores and moves its weight as `Linear` does: one matrix ``[E * N, K]``, expert below expert.
+
+    Parameters
+    ----------
+    experts
+        E.
+    in_features, out_features, bias, **options
+        As in `Linear`, of each expert; the bias is ``[E, N]``.
+    """
+
+    def __init__(
+        self, experts: int, in_features: int, out_features: int, bias: bool = False, **options: Any
+    ) -> None:
+        object.__setattr__(self, "experts", experts)  # the operator is built by the base's constructor
+        super().__init__(in_features, out_features, bias, **options)
+        self.experts = experts
+        if self.bias is not None:
+            vectors = self.bias.new_zeros(experts, out_features)
+            self.bias = torch.nn.Parameter(vectors, requires_grad=False)
+
+    @classmethod
+    def from_stack(
+        cls, weight: QuantizedTensor, experts: int, bias: torch.Tensor | None = None, **options: Any
+    ) -> GroupedLinear:
+        """Build the layers of a quantized matrix ``[E * N, K]`` and a bias ``[E, N]``.
+
+        Raises
+        ------
+        ShapeError
+            If the matrix is not that of so many experts, or its columns have an order of their own.
+        """
+        rows, columns = weight.shape
+        if rows % experts or weight.columns is not None:
+            raise ShapeError(f"{weight.type_name} [{rows}, {columns}] is no matrix of {experts} experts")
+        module = cls(
+            experts,
+            columns,
+            rows // experts,
+            bias is not None,
+            weight=weight.ttype.name,
+            group_size=min(weight.block[1], columns),
+            zero=weight.zero_kind if weight.offset is None else "float",
+            **options,
+        )
+        module.set_weight(weight)
+        if bias is not None and module.bias is not None:
+            module.bias.data.copy_(bias.detach())
+        return module
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Return ``[T, N]`` for ``x[T, K]``, rows ``offsets[e]`` to ``offsets[e + 1]`` being expert e's.
+
+        Rows that belong to no expert are not written.
+        """
+        if self._packed is None:
+            raise LadderError("this module has no weight yet: call load_state_dict or set_weight first")
+        return self._matmul(x, self._packed, offsets, self.bias)
+
+    def shard(self, *_: Any, **__: Any) -> None:
+        """Refuse: `ladder.integrations.distributed.shard_experts` cuts experts' matrices.
+
+        Raises
+        ------
+        LadderError
+            Always.
+        """
+        raise LadderError("experts are cut by ladder.integrations.distributed.shard_experts")
+
+    def _operator(self, bias: bool) -> Any:
+        """Return the product in the current dtype."""
+        gemm = replace(super()._operator(bias).gemm, experts=self.experts)
+        return Stack.of(gemm)

@@ -1,0 +1,197 @@
+"""Recurrent layers on CPUs: the steps of a sequence one after the other, gates in vector registers.
+
+What gates take of the inputs of all steps is one product, computed before. A step multiplies the state with
+the recurrent weight, whose rows lie as vectors of all gates, and makes the next state of the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.ir.recurrent import Recurrent
+from ladder.lower import builder as b
+from ladder.lower.chain.cpu_functions import exp
+from ladder.lower.cpu import vectors as v
+
+Expr = Any
+
+LANES = 16
+
+VECTORS = 8
+"""Vectors of gates that are summed side by side: enough to hide the latency of their additions."""
+
+NEAR = 0.05
+"""Magnitude below which tanh is a polynomial."""
+
+
+def padded(hidden: int) -> int:
+    """Return the elements of a gate in memory: whole vectors."""
+    return -(-hidden // LANES) * LANES
+
+
+def emit_recurrent(form: Recurrent, name: str) -> Any:
+    """Emit the PrimFunc ``(gates, r, bias, lengths, h, [c,] y, last h[, last c])`` of a layer.
+
+    ``gates[steps * batch, directions * gates * padded]`` is what the inputs give, with their biases;
+    ``r`` is ``[directions, hidden, gates * padded]``; ``bias[directions, padded]`` is added to the state's
+    product of a GRU's last gate; the others are as the standard has them, ``lengths`` int32.
+    """
+    with b.function(name) as result:
+        Layer(form).emit()
+    return result.func
+
+
+class Layer:
+    """A layer being emitted."""
+
+    def __init__(self, form: Recurrent) -> None:
+        self.form, self.size = form, padded(form.hidden)
+        self.wide = form.gates * self.size
+        self.steps, self.batch, rows = b.symbol("steps"), b.symbol("batch"), b.symbol("rows")
+        count, hidden = len(form.backward), form.hidden
+        self.gates = b.tensor("gates", [rows, count * self.wide], "float32")
+        self.r = b.tensor("r", [count, hidden, self.wide], "float32")
+        self.bias = b.tensor("bias", [count, self.size], "float32")
+        self.lengths = b.tensor("lengths", [self.batch], "int32")
+        states = ("h", "c") if form.cell == "LSTM" else ("h",)
+        self.first = [b.tensor(s, [count, self.batch, hidden], "float32") for s in states]
+        self.y = b.tensor("y", [self.steps, count, self.batch, hidden], "float32")
+        self.last = [b.tensor(f"last_{s}", [count, self.batch, hidden], "float32") for s in states]
+
+    def emit(self) -> None:
+        """Emit every sequence, direction by direction."""
+        self.state = [v.scratch(self.size, "float32") for _ in self.first]
+        self.sums = v.scratch(self.wide, "float32")
+        self.reset = v.scratch(self.size, "float32")
+        for direction, backward in enumerate(self.form.backward):
+            with b.loop(self.batch) as row:
+                self.sequence(direction, row, backward)
+
+    def sequence(self, direction: int, row: Expr, backward: bool) -> None:
+        for state, first in zip(self.state, self.first, strict=True):
+            with b.loop(self.form.hidden) as at:
+                b.store(state, first[direction, row, at], at)
+        length = v.scratch(1, "int32")
+        b.store(length, tirx.min(self.lengths[row], self.steps), 0)
+        with b.loop(self.steps) as step:
+
+            def inside() -> None:
+                place = v.scratch(1, "int32")
+                b.store(place, length[0] - 1 - step if backward else step, 0)
+                self.step(direction, row, place[0])
+
+            def behind() -> None:
+                with b.loop(self.form.hidden) as at:
+                    b.store(self.y, T.float32(0), step, direction, row, at)
+
+            b.either(step < length[0], inside, behind)
+        for state, last in zip(self.state, self.last, strict=True):
+            with b.loop(self.form.hidden) as at:
+                b.store(last, state[at], direction, row, at)
+
+    def step(self, direction: int, row: Expr, place: Expr) -> None:
+        given = place * self.batch + row
+        (self.lstm if self.form.cell == "LSTM" else self.gru)(direction, given)
+        with b.loop(self.form.hidden) as at:
+            b.store(self.y, self.state[0][at], place, direction, row, at)
+
+    def given(self, direction: int, row: Expr) -> Callable[[Expr], Expr]:
+        """Return what the input gives to vectors of gates from a column on."""
+        return lambda column: self.gates[row, v.lanes(direction * self.wide + column)]
+
+    def added(self, direction: int) -> Callable[[Expr], Expr]:
+        """Return what is added to the state's product for the last gate, from a column on."""
+        return lambda column: self.bias[direction, v.lanes(column - 2 * self.size)]
+
+    def product(self, direction: int, x: Any, begin: int, end: int, start: Callable[[Expr], Expr]) -> None:
+        """Emit the gates from one column to another: ``start + x r``."""
+        whole, rest = divmod((end - begin) // LANES, VECTORS)
+        if whole:
+            with b.loop(whole) as block:
+                self.columns(direction, x, begin + block * (VECTORS * LANES), VECTORS, start)
+        if rest:
+            self.columns(direction, x, begin + whole * VECTORS * LANES, rest, start)
+
+    def columns(self, direction: int, x: Any, begin: Expr, count: int, start: Callable[[Expr], Expr]) -> None:
+        sums = v.scratch(count * LANES, "float32")
+        for at in range(count):
+            b.store(sums, start(begin + at * LANES), v.lanes(at * LANES))
+        with b.loop(self.form.hidden) as k:
+            element = b.bind(v.splat(x[k]))
+            for at in range(count):
+                place = v.lanes(at * LANES)
+                b.store(
+                    sums,
+                    v.fma(element, self.r[direction, k, v.lanes(begin + at * LANES)], sums[place]),
+                    place,
+                )
+        for at in range(count):
+            b.store(self.sums, sums[v.lanes(at * LANES)], v.lanes(begin + at * LANES))
+
+    def each(self, emit: Callable[[Expr, Callable[[Expr], Expr]], None]) -> None:
+        """Emit something for every element of the state, in vectors."""
+        with b.loop(self.size // LANES) as chunk, b.vector(LANES) as lane:
+
+            def kept(value: Expr) -> Expr:
+                cell = v.scratch(LANES, str(value.ty.dtype))
+                b.store(cell, value, lane)
+                return cell[lane]
+
+            emit(chunk * LANES + lane, kept)
+
+    def gate(self, number: int, at: Expr) -> Expr:
+        return self.sums[number * self.size + at]
+
+    def lstm(self, direction: int, row: Expr) -> None:
+        """Gates are in the order input, output, forget, cell."""
+        h, c = self.state
+        self.product(direction, h, 0, self.wide, self.given(direction, row))
+
+        def cell(at: Expr, kept: Callable[[Expr], Expr]) -> None:
+            taken, shown, left = (sigmoid(self.gate(number, at), kept) for number in range(3))
+            new = kept(left * c[at] + taken * tanh(self.gate(3, at), kept))
+            b.store(c, new, at)
+            b.store(h, shown * tanh(new, kept), at)
+
+        self.each(cell)
+
+    def gru(self, direction: int, row: Expr) -> None:
+        """Gates are in the order update, reset, hidden."""
+        (h,), size, given = self.state, self.size, self.given(direction, row)
+        self.product(direction, h, 0, 2 * size, given)
+        if self.form.inside:
+            self.product(direction, h, 2 * size, self.wide, self.added(direction))
+        else:
+            self.each(lambda at, kept: b.store(self.reset, sigmoid(self.gate(1, at), kept) * h[at], at))
+            self.product(direction, self.reset, 2 * size, self.wide, given)
+
+        def cell(at: Expr, kept: Callable[[Expr], Expr]) -> None:
+            inner = self.gate(2, at)
+            if self.form.inside:
+                column = direction * self.wide + 2 * size + at
+                inner = self.gates[row, column] + sigmoid(self.gate(1, at), kept) * inner
+            new, update = tanh(kept(inner), kept), sigmoid(self.gate(0, at), kept)
+            b.store(h, kept((T.float32(1) - update) * new + update * h[at]), at)
+
+        self.each(cell)
+
+
+def sigmoid(x: Expr, kept: Callable[[Expr], Expr]) -> Expr:
+    """Return ``1 / (1 + exp(-x))``."""
+    return kept(T.float32(1) / (T.float32(1) + exp(T.float32(0) - kept(x), kept)))
+
+
+def tanh(x: Expr, kept: Callable[[Expr], Expr]) -> Expr:
+    """Return ``(1 - e) / (1 + e)``, ``e = exp(-2 |x|)``, with the sign of x; a polynomial near 0."""
+    x = kept(x)
+    magnitude = kept(tirx.max(x, T.float32(0) - x))
+    small = kept(exp(magnitude * T.float32(-2), kept))
+    far = kept((T.float32(1) - small) / (T.float32(1) + small))
+    signed = tirx.Select(x < T.float32(0), T.float32(0) - far, far)
+    square = kept(x * x)
+    near = x * (square * (square * T.float32(2 / 15) + T.float32(-1 / 3)) + T.float32(1))
+    return kept(tirx.Select(magnitude < T.float32(NEAR), near, signed))

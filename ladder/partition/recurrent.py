@@ -1,0 +1,22 @@
+"""Recurrent layers: by a kernel of ours on CPUs with vectors of 16 floats."""
+
+from __future__ import annotations
+
+from ladder.ir.graph import Graph, Node
+from ladder.ir.recurrent import as_recurrent
+from ladder.partition.row_products import FEATURE
+from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from targets import TileDevice
+from tile_types.errors import ShapeError
+
+
+def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
+    """Return the part of a layer; None if no kernel of ours computes it."""
+    if device is None or device.kind != "llvm" or FEATURE not in device.features:
+        return None
+    try:
+        as_recurrent(graph, node)
+    except ShapeError:
+        return None
+    region = extract(graph, {node.name}, node.values)
+    return Subgraph("recurrent", region, outside_inputs(graph, {node.name}), node.values)

@@ -1,0 +1,110 @@
+"""Calls of CPU kernels whose operands mostly lie where they lay in the call before.
+
+What stays (constants, buffers of the plan) is handed to the kernel in the form that it takes, made once; a
+call then only looks at what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value as a kernel takes it.
+
+    Parameters
+    ----------
+    value
+        Of the plan.
+    shape
+        That the kernel has for it; None for its own.
+    """
+
+    value: str
+    shape: tuple[int, ...] | None = None
+
+    def seen(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in the kernel's shape: numbers have one axis there."""
+        if self.shape is not None:
+            return tensor.reshape(self.shape)
+        return tensor if tensor.ndim else tensor.reshape(1)
+
+
+def lies_well(tensor: torch.Tensor) -> bool:
+    """Tell whether kernels read a tensor as it lies: rows one after the other, from an aligned address on."""
+    return tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
+
+
+def ready(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as kernels read it: a copy where it lies otherwise."""
+    return tensor if lies_well(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def bind_entry(
+    memory: Workspace, entry: Any, first: Sequence[Any], operands: Sequence[Any], out: Sequence[Operand]
+) -> Bound:
+    """Return the call of a kernel.
+
+    Parameters
+    ----------
+    memory
+        Of the plan, on a CPU; shapes are known.
+    entry
+        The kernel.
+    first
+        Numbers that it takes first.
+    operands
+        What it reads: an `Operand`, or a tensor that stays.
+    out
+        What it writes: buffers of the plan or new tensors, none of them empty.
+    """
+    arguments: list[Any] = [*first]
+    moving: list[tuple[int, int, Operand]] = []
+    for operand in operands:
+        known = _known(memory, operand)
+        if known is None:
+            moving.append((len(arguments), memory.slot[operand.value], operand))
+        arguments.append(known)
+    made = []
+    for operand in out:
+        known = _known(memory, operand)
+        if known is None:
+            made.append((len(arguments), memory.slot[operand.value], memory.target(operand.value), operand))
+        arguments.append(known)
+    if not moving and not made:
+        return lambda slots: entry(*arguments)
+    return _partly_known(entry, arguments, moving, made)
+
+
+def _partly_known(entry: Any, known: list[Any], moving: Sequence[Any], made: Sequence[Any]) -> Bound:
+    def run(slots: Slots) -> None:
+        arguments = known.copy()
+        for at, slot, operand in moving:
+            x = slots[slot]
+            arguments[at] = operand.seen(ready(x))
+        for at, slot, target, operand in made:
+            slots[slot] = y = target()
+            arguments[at] = operand.seen(y)
+        entry(*arguments)
+
+    return run
+
+
+def _known(memory: Workspace, operand: Any) -> Any:
+    """Return what stands for an operand in every call, in the form that kernels take; None if it changes."""
+    from tvm_ffi import from_dlpack
+
+    if isinstance(operand, torch.Tensor):
+        return from_dlpack(operand)
+    found = memory.known(operand.value)
+    if found is None or not lies_well(found):
+        return None
+    return from_dlpack(operand.seen(found.detach()))

@@ -1,0 +1,134 @@
+"""Recurrent layers by kernels of ours: one product of all inputs, then the steps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
+from ladder.runtime.build import Job
+from ladder.runtime.cache import Identity
+from ladder.runtime.model.entry_calls import ready
+from ladder.runtime.model.plan import Step
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
+
+if TYPE_CHECKING:
+    from ladder.ir.graph import Graph, Node
+    from ladder.lower.build import BuiltModule
+    from targets import TileDevice
+
+LANES = 16
+
+
+def layer_of(graph: Graph) -> tuple[Recurrent, Node]:
+    """Return the layer of a part, and its node."""
+    node = next(node for node in graph.nodes if node.operator == "call")
+    return as_recurrent(graph, node), node
+
+
+def recurrent_job(graph: Graph, device: TileDevice) -> Job:
+    """Return the kernel that a layer wants."""
+    form, _ = layer_of(graph)
+    name = f"ladder_recurrent_{hashlib.sha256(repr(form).encode()).hexdigest()[:10]}"
+
+    def emitted(name: str) -> Any:
+        from ladder.lower.cpu.recurrent import emit_recurrent
+
+        return emit_recurrent(form, name)
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(emitted, name, device, folder)
+
+    return Job({"recurrent": repr(form)}, Identity.of(None, device), device, make)
+
+
+def by_gates(form: Recurrent, weight: torch.Tensor) -> torch.Tensor:
+    """Return ``[directions, gates, padded, ...]`` of ``[directions, gates * hidden, ...]``: zeros beyond."""
+    shape = (len(form.backward), form.gates, form.hidden, *weight.shape[2:])
+    found = weight.new_zeros(*shape[:2], -(-form.hidden // LANES) * LANES, *shape[3:])
+    found[:, :, : form.hidden] = weight.reshape(shape)
+    return found
+
+
+def packed(
+    form: Recurrent, w: torch.Tensor, r: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[Any, ...]:
+    """Return a layer's weights as its kernel takes them.
+
+    Returns
+    -------
+    What multiplies inputs, ``[inputs, directions * gates * padded]``, and what is added to that; what
+    multiplies the state, ``[directions, hidden, gates * padded]``; what is added to its product for the last
+    gate.
+    """
+    count = len(form.backward)
+    b = w.new_zeros(count, 2 * form.gates * form.hidden) if bias is None else bias
+    outer, inner = (by_gates(form, half) for half in b.chunk(2, 1))
+    last = inner[:, -1].clone()
+    if form.inside:
+        inner[:, -1] = 0
+    matrix = by_gates(form, w).reshape(-1, w.shape[2]).t()
+    state = by_gates(form, r).reshape(count, -1, form.hidden).transpose(1, 2).contiguous()
+    return matrix, (outer + inner).reshape(-1), state, last
+
+
+def bind_recurrent(memory: Workspace, step: Step) -> Bound:
+    """Return the call of a layer; weights that stay are packed once, for all frames of the plan."""
+    graph, entry, known = step.part.graph, memory.owner.kernels[step.entry], memory.owner.layers
+    form, node = layer_of(graph)
+    outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
+    values = {role: outside[name] for role, name in operands_of(node).items()}
+    weights = [values[role] for role in ("w", "r", "b") if role in values]
+    slot = {role: memory.slot[value] for role, value in values.items()}
+    kept = [memory.known(value) for value in weights if value in memory.constants]
+    stays = [tensor for tensor in kept if tensor is not None]
+    if len(stays) == len(weights) and values["r"] not in known:
+        known[values["r"]] = packed(form, *stays)
+    whole = known.get(values["r"])
+    outputs = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
+
+    def run(slots: Slots) -> None:
+        given = {role: slots[at] for role, at in slot.items()}
+        made = whole or packed(form, given["w"], given["r"], given.get("b"))
+        found = [target() for _, target in outputs]
+        _layer(form, entry, made, given, found)
+        for (place, _), value in zip(outputs, found, strict=True):
+            slots[place] = value
+
+    return run
+
+
+def _layer(
+    form: Recurrent,
+    entry: Any,
+    made: tuple[Any, ...],
+    given: Mapping[str, torch.Tensor],
+    found: list[torch.Tensor],
+) -> None:
+    """Compute a layer into its first results; what a node does not name is computed and dropped."""
+    x, (matrix, added, state, last) = given["x"], made
+    steps, batch = x.shape[:2]
+    count = len(form.backward)
+    if not steps or not batch:
+        _nothing(found, given)
+        return
+    gates = torch.addmm(added, x.reshape(steps * batch, -1), matrix)
+    lengths = given.get("lengths")
+    lengths = torch.full((batch,), steps, dtype=torch.int32) if lengths is None else lengths.to(torch.int32)
+    roles = ("h", "c") if form.cell == "LSTM" else ("h",)
+    empty = [torch.zeros(count, batch, form.hidden) for role in roles if role not in given]
+    first = [ready(given[role]) if role in given else empty.pop() for role in roles]
+    ends = [torch.empty(count, batch, form.hidden) for _ in range(len(roles) + 1 - len(found))]
+    entry(gates, state, last, ready(lengths), *first, *found, *ends)
+
+
+def _nothing(found: list[torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """Give the results of sequences without steps, or of none: the states are what they were."""
+    for value, role in zip(found[1:], ("h", "c"), strict=False):
+        value.copy_(given[role]) if role in given else value.zero_()

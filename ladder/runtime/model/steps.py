@@ -1,0 +1,94 @@
+"""The steps of a plan as closures over memory, and the run through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ladder.runtime.model.binders import BINDERS
+from ladder.runtime.model.given import Given
+from ladder.runtime.model.workspace import Bound, Workspace
+from ladder.runtime.threads import keep_apart
+
+
+class Steps:
+    """All steps of a plan, bound to memory: one call at a time runs them.
+
+    Parameters
+    ----------
+    memory
+        Slots and buffers.
+    """
+
+    def __init__(self, memory: Workspace) -> None:
+        self.memory, self.owner = memory, memory.owner
+        slot, plan = memory.slot, self.owner.plan
+        moving = {name: at for name, at in self.owner.bindings.items() if name not in self.owner.owned}
+        self.given = Given([(slot[name], at) for name, at in moving.items()])
+        self.numbers: list[int] = []
+        """Of the steps that every call runs."""
+        self.bound = self._bound(set(moving))
+        """These steps, each with the slots that nothing reads after it."""
+        self.outputs = [slot[value] for value in plan.outputs]
+        mine = memory.shown() - memory.constants - memory.still - set(self.owner.bindings)
+        self.results = [slot[value] for value in mine if value in slot]
+        self.lasting = memory.lasting()
+        self.on_cpu = self.owner.where.type == "cpu"
+
+    def _bound(self, moving: set[str]) -> list[tuple[Bound, tuple[int, ...]]]:
+        memory, plan = self.memory, self.owner.plan
+        found = []
+        for number, step in enumerate(plan.steps):
+            bound = BINDERS[step.part.kind](memory, step)
+            if bound is None:
+                continue
+            if step.constant:
+                bound(memory.slots)
+                continue
+            self.numbers.append(number)
+            found.append((bound, tuple(self._dead(number, moving))))
+        return found
+
+    def _dead(self, number: int, moving: set[str]) -> set[int]:
+        """Return the slots that nothing reads after a step, and that are not to stay as they are."""
+        memory, plan = self.memory, self.owner.plan
+        part = plan.steps[number].part
+        return {
+            memory.slot[value]
+            for value in (*part.inputs, *part.outputs)
+            if value in memory.slot
+            and plan.last_use[value] <= number
+            and value not in memory.constants
+            and value not in memory.still
+            and value not in moving
+        }
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run every step with the arguments of a call; returns the graph's outputs."""
+        slots, self.memory.values = self.memory.slots, values
+        self.given.put(values, slots, self.owner.made_from(values))
+        if self.on_cpu:
+            keep_apart()
+        for step, dead in self.bound:
+            step(slots)
+            for slot in dead:
+                slots[slot] = None
+        found = [slots[at] for at in self.outputs]
+        if self.owner.copied:
+            self._update(values, found)
+        for at in self.lasting:
+            found[at] = found[at].clone()  # the caller may write into what it gets
+        self.given.drop(slots)
+        for slot in self.results:
+            slots[slot] = None
+        self.memory.values = ()
+        return found
+
+    def _update(self, values: Sequence[Any], found: Sequence[Any]) -> None:
+        """Let arguments take outputs; the executable counts that they were written."""
+        targets = [values[at] for at, _ in self.owner.copied]
+        counted = tuple(target for target in targets if not target.is_inference())
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
+            torch._foreach_copy_(targets, [found[output] for _, output in self.owner.copied])

@@ -1,0 +1,53 @@
+"""``python -m ladder.superopt.ship``: search the patterns and write the database that is shipped.
+
+Every pattern is searched for each kind of weights; what is found replaces its entry, others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from ladder.superopt.generator import Limits, search
+from ladder.superopt.patterns import PATTERNS, WEIGHTS, get_pattern
+from ladder.superopt.shipped import PATH, entry_of
+
+TARGET = "cuda/sm_90a"
+"""Whose shared memory and multiprocessors rank what is found."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search and write; returns the exit status: 1 if nothing was found for some pattern."""
+    parser = argparse.ArgumentParser(prog="python -m ladder.superopt.ship", description=__doc__)
+    parser.add_argument("patterns", nargs="*", default=list(PATTERNS), help="names; all by default")
+    parser.add_argument("--weights", choices=WEIGHTS, nargs="*", default=WEIGHTS)
+    parser.add_argument("--seconds", type=float, default=600.0, help="budget of each search")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    given = parser.parse_args(arguments)
+    missing = 0
+    for name in given.patterns:
+        for weights in given.weights:
+            missing += not _ship(name, weights, given.seconds, given.jobs)
+    return 1 if missing else 0
+
+
+def _ship(name: str, weights: str, seconds: float, jobs: int) -> bool:
+    """Search one pattern and write its entry; return whether anything was found."""
+    form = get_pattern(name).program(weights)
+    report = search(form.program, Limits.of(form.program, TARGET, seconds=seconds, workers=jobs))
+    sys.stderr.write(f"{name} ({weights}): {len(report.found)} graphs {report.origin}\n")
+    if not report.found:
+        return False
+    stored = json.loads(PATH.read_text("utf-8")) if PATH.exists() else {}
+    stored[form.key] = entry_of(form, report, name, weights)
+    text = json.dumps(
+        dict(sorted(stored.items(), key=lambda item: (item[1]["pattern"], item[1]["weights"]))), indent=1
+    )
+    PATH.write_text(f"{text}\n", encoding="utf-8")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

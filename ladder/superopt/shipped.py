@@ -1,0 +1,129 @@
+"""The shipped database of proven graphs: by the canonical form of a program, for any sizes and numbers.
+
+``shipped.json`` holds what `ladder.superopt.ship` found. An entry's structures have the numbers that they
+were found with; at use they take those of the program at hand, for which equality is proved again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ladder.superopt.canonical import Canonical
+from ladder.superopt.generator import Found, Limits, Program, Report
+from ladder.superopt.generator.alphabet import numbers_of
+from ladder.superopt.generator.choose import choose_factors
+from ladder.superopt.generator.instantiate import instantiate
+from ladder.superopt.generator.report import Counts
+from ladder.superopt.generator.search import proved
+from ladder.superopt.generator.stored import certificate_of, certificate_to_json, structure_of
+from ladder.superopt.generator.structure import Structure
+from ladder.superopt.generator.threads import fuse_threads
+from ladder.superopt.verifier import DELTA, Stability
+from tile_types.errors import ShapeError
+
+MOST = 4
+"""Graphs of an entry, cheapest first."""
+
+PATH = Path(__file__).with_name("shipped.json")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was found for a program.
+
+    Parameters
+    ----------
+    pattern, weights
+        Of `ladder.superopt.patterns`.
+    numbers
+        Of the program, in order.
+    found
+        Per graph its structure, its printed form over symbols, its certificate, extents and stability.
+    """
+
+    pattern: str
+    weights: str
+    numbers: tuple[float, ...]
+    found: tuple[Mapping[str, Any], ...]
+
+    def structures(self, program: Program) -> list[Structure]:
+        """Return the graphs with the numbers of a program in canonical form, best first."""
+        numbers = dict(zip(self.numbers, numbers_of(program.symbolic), strict=True))
+        return [structure_of(found["structure"]).with_constants(numbers) for found in self.found]
+
+
+@lru_cache(maxsize=1)
+def entries() -> Mapping[str, Entry]:
+    """Return key -> entry of the shipped database."""
+    stored = json.loads(PATH.read_text("utf-8")) if PATH.exists() else {}
+    return {
+        key: Entry(e["pattern"], e["weights"], tuple(e["numbers"]), tuple(e["found"]))
+        for key, e in stored.items()
+    }
+
+
+def entry_of(form: Canonical, report: Report, pattern: str, weights: str) -> dict[str, Any]:
+    """Return a report as JSON values of an entry."""
+    numbers = numbers_of(form.program.symbolic)
+    assert len(set(numbers)) == len(numbers), "equal numbers of an entry could not be told apart at use"
+    return {
+        "pattern": pattern,
+        "weights": weights,
+        "numbers": numbers,
+        "found": [_found_as_json(found, form.program) for found in report.found[:MOST]],
+    }
+
+
+def _found_as_json(found: Found, program: Program) -> dict[str, Any]:
+    return {
+        "graph": str(instantiate(found.structure, program, packed=True)),
+        "structure": asdict(found.structure),
+        "certificate": certificate_to_json(found.certificate),
+        "extents": found.extents,
+        "stability": asdict(found.stability),
+    }
+
+
+def recalled(form: Canonical, limits: Limits, most: int) -> Report | None:
+    """Return up to ``most`` shipped graphs for a program; None if there are none.
+
+    Their certificates are those that were shipped, for the numbers that they were found with: `certified`
+    proves one for the program's own.
+
+    Parameters
+    ----------
+    form
+        The program: its sizes decide the tiles.
+    limits
+        Those of the device.
+    """
+    entry = entries().get(form.key)
+    if entry is None:
+        return None
+    found: list[Found] = []
+    for structure, given in zip(entry.structures(form.program), entry.found, strict=True):
+        with suppress(ShapeError):  # no tiles divide these sizes
+            found.append(_found(structure, given, form.program, limits))
+    ranked = sorted(found, key=lambda one: one.cost)[:most]
+    return Report(form.program, limits, tuple(ranked), (), Counts(), 0.0, True, recalled=True)
+
+
+def _found(structure: Structure, given: Mapping[str, Any], program: Program, limits: Limits) -> Found:
+    factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
+    plain = instantiate(structure, program, factors, packed=True)
+    stability = Stability(**given["stability"])
+    proof = certificate_of(given["certificate"])
+    return Found(structure, plain, fuse_threads(plain), proof, given["extents"], stability, cost)
+
+
+def certified(found: Found, program: Program, limits: Limits) -> Found | str:
+    """Return a graph with a proof for just this program, or why it is not equal or not stable."""
+    proof = proved(found.structure, program, limits, Fraction(DELTA))
+    return proof if isinstance(proof, str) or proof.stability.stable else proof.stability.reason

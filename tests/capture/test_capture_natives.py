@@ -1,0 +1,241 @@
+"""What natives make of plain data is followed: arrays, matches, signatures, shapes, tensors."""
+
+import collections
+import inspect
+import re
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from ladder.capture import capture
+
+FOLLOWED, RIGHT = [], []
+PATTERN = re.compile(r"layer\.(\d+)")
+NAMES = types.MappingProxyType({"scale": 3})
+
+
+def followed(function):
+    FOLLOWED.append(function)
+    return function
+
+
+def right(function):
+    RIGHT.append(function)
+    return function
+
+
+def target(a, b=2, *rest, d=4, **named):
+    return a + b
+
+
+SIGNATURE = inspect.signature(target)
+
+
+@followed
+def bound_here(x):
+    bound = inspect.signature(target).bind(x, d=3)
+    bound.apply_defaults()
+    return bound.arguments["a"] * bound.arguments["b"], bound.kwargs
+
+
+@followed
+def bound_by_global(x):
+    bound = SIGNATURE.bind(1, 5, 6, k=3)
+    return x * len(bound.args) + len(bound.kwargs)
+
+
+@followed
+def defaults_of_signature(x):
+    return x * sum(p.default is not p.empty for p in SIGNATURE.parameters.values())
+
+
+@followed
+def read_only_mapping(x):
+    own = types.MappingProxyType({"a": x, "b": 2})
+    total = own["a"] * len(own) + NAMES.get("scale", 0) + NAMES["scale"]
+    return total * own["b"], sorted(own), "scale" in NAMES, [*NAMES.items()]
+
+
+@followed
+def kept_pattern(x):
+    found = PATTERN.search("layer.12")
+    named = re.search(r"(?P<n>\d+)", "q31")
+    return x * int(found.group(1)) + int(named["n"]) + len(named.groupdict()) + named.start()
+
+
+@followed
+def pattern_without_match(x):
+    return x * 2 if PATTERN.match("none") is None else x
+
+
+@followed
+def compared_arrays(x):
+    steps = np.array([1, 2, 3])
+    same = bool((steps == np.arange(1, 4)).all())
+    return x * int((steps > 1).sum()) + same + len(steps) + steps.shape[0] + steps.ndim
+
+
+@followed
+def window_of_image(x):
+    size = np.array([8, 4])
+    blocks = np.where(size % 4 == 0, size, 1)
+    return x * int(blocks[0]) + float(np.ceil(size / 3).max()) if not np.mod(size, 4).any() else x
+
+
+@followed
+def arrays_one_by_one(x):
+    rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    total = sum(float(row.sum()) for row in rows)
+    return x * total + float(rows[rows > 2].sum()) + float((-rows).T[0, 1]) + len(np.unique([1, 1, 2]))
+
+
+@followed
+def array_kept(x):
+    return x * 2, np.stack([np.arange(3), np.ones(3, dtype=np.int64)])[1:]
+
+
+@followed
+def tensor_by_type(x):
+    empty = torch.FloatTensor(2, 3).fill_(2.0)
+    made = torch.LongTensor([[1, 2], [3, 4]]) + torch.Tensor([1, 2]) + torch.Tensor().sum()
+    return x.sum() + made + empty.sum()
+
+
+@followed
+def tensor_of_open_size(x):
+    return torch.FloatTensor(x.shape[0]).fill_(3) + x.new(x.shape).fill_(1) + x.new([1.0])
+
+
+@followed
+def cast_by_type(x):
+    return x.type(torch.DoubleTensor) + x.type("torch.LongTensor") + (x.type() == "torch.FloatTensor")
+
+
+@followed
+def count_of_shape(x):
+    return x * x.shape.numel() + x.size()[:1].numel() + torch.Size([2, 3]).numel()
+
+
+@followed
+def rows_of_open_tensor(x):
+    return torch.stack(list(x.unsqueeze(1))).sum() + len(x)
+
+
+@followed
+def constants_of_types(x):
+    return x * int.from_bytes(b"\x01\x02", "big") + len(range(*slice(0, 10, 3).indices(7)))
+
+
+@followed
+def checked_distribution(x):
+    known = torch.distributions.Normal(0, 1).icdf(torch.tensor(0.25))
+    return x * known + torch.distributions.Uniform(0.0, 2.0).log_prob(torch.tensor(0.5))
+
+
+@followed
+def class_of_tuples(x):
+    Pair = collections.namedtuple("Pair", "first second", defaults=(3,))
+    pair = Pair(x)._replace(first=x + 1)
+    return pair.first * pair.second, pair._asdict(), Pair(x, 1)
+
+
+class Described:
+    def __get__(self, owner, kind=None):
+        return 3 if owner is None else owner.size
+
+
+class Sized:
+    size = 4
+    described = Described()
+
+
+@followed
+def descriptor_of_class(x):
+    return x * Sized.described + Sized().described
+
+
+@right
+def array_changed(x):
+    steps = np.zeros(4)
+    view = steps[1:]
+    steps[1] = 3
+    steps += 1
+    np.add(view, 1, out=view)
+    np.fill_diagonal(whole := np.ones((2, 2)), 5)
+    return x * float(steps.sum()), steps, view, whole
+
+
+@right
+def array_printed(x):
+    with np.printoptions(precision=2):
+        short = str(np.array([1.23456]))
+    return x, short, str(np.array([1.23456]))
+
+
+@right
+def missing_key(x):
+    names = {"a": 1}
+    try:
+        names.pop("b")
+    except KeyError:
+        names["b"] = 2
+    return x * names.pop("b") + len(names)
+
+
+@right
+def mapping_changed(x):
+    names = {"a": 1}
+    shown = types.MappingProxyType(names)
+    before = shown["a"]
+    names["a"] = 5
+    return x * shown["a"] + before, shown.get("z")
+
+
+def described(value):
+    return repr(value).replace("-0.", "0.")
+
+
+@pytest.mark.parametrize("function", [*FOLLOWED, *RIGHT], ids=lambda function: function.__name__)
+def test_same_as_without_capture(function):
+    captured = capture(function)
+    for number in (2, 2, 2, 3, 4, 2) if "open" in function.__name__ else (2, 2, 2, 2):
+        x = torch.arange(number) + 0.5
+        assert described(captured(x)) == described(function(x))
+    if function in FOLLOWED:
+        assert captured.outcome == "whole", captured.explain()
+
+
+def test_each_call_has_its_own_class_of_tuples():
+    captured = capture(lambda x: collections.namedtuple("Pair", "first second")(x, 1))
+    kinds = {type(captured(torch.ones(2))) for _ in range(3)}
+    assert len(kinds) == 3
+    assert {kind.__module__ for kind in kinds} == {__name__}
+
+
+def test_mapping_behind_a_view_is_guarded():
+    names = {"scale": 2}
+    shown = types.MappingProxyType(names)
+
+    def scaled(x, given):
+        return x * given["scale"] + len(given)
+
+    captured, x = capture(scaled), torch.ones(2)
+    for scale in (2, 2, 3, 3):
+        names["scale"] = scale
+        assert captured(x, shown).equal(scaled(x, shown))
+        names[f"more {scale}"] = 0
+        assert captured(x, shown).equal(scaled(x, shown))
+
+
+def test_arrays_from_outside_are_read_anew():
+    steps = np.array([1, 2])
+
+    def scaled(x):
+        return x * int((steps > 1).sum())
+
+    captured, x = capture(scaled), torch.ones(2)
+    for item in (1, 1, 5, 5):
+        steps[0] = item
+        assert captured(x).equal(scaled(x))

@@ -1,0 +1,89 @@
+"""`batch_invariant`: a row gives the same bits for every number of rows and wherever it stands among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import ladder
+from ladder.api.problem import gemm_for
+from schedules.invariance import order_of_sums
+from schedules.policy import choose, make_plan
+from schedules.schedule import GpuSchedule
+from targets import get_device
+
+ROWS = (1, 2, 3, 5, 8, 9, 16, 17, 40)
+
+
+def draw(rows: int, columns: int, seed: int) -> Any:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def products_of_each_count(multiply: Any, x: Any) -> list[Any]:
+    """The product of the first rows of x, for several numbers of rows, and of all with the order reversed."""
+    return [*(multiply(x[:rows]) for rows in ROWS), multiply(x.flip(0)).flip(0)]
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation"),
+    [("int4", "bfloat16"), ("nf4", "float32"), ("int4", "int8"), ("fp6_e3m2", "float16")],
+)
+def test_rows_keep_their_bits_on_this_cpu(weight: str, activation: str) -> None:
+    operator = ladder.Matmul(80, 200, weight, activation, group_size=40, batch_invariant=True)
+    packed = operator.pack(ladder.quantize(draw(80, 200, 0), weight, group_size=40))
+    source = torch.float32 if activation == "int8" else getattr(torch, activation)
+    x = draw(max(ROWS), 200, 1).to(source)
+    whole = operator(x, packed)
+    for found in products_of_each_count(lambda rows: operator(rows, packed), x):
+        assert torch.equal(found, whole[: len(found)])
+
+
+def test_a_model_passes_it_on() -> None:
+    layers = torch.nn.Linear(96, 128), torch.nn.SiLU(), torch.nn.Linear(128, 64)
+    model = ladder.quantize_(
+        torch.nn.Sequential(*layers).bfloat16().eval(), "int4", group_size=32, batch_invariant=True
+    )
+    assert model[0].batch_invariant
+    fast, x = ladder.compile(model, precise=True), draw(max(ROWS), 96, 2).bfloat16()
+    with torch.no_grad():
+        whole = model(x)
+        for found in products_of_each_count(fast, x):
+            assert torch.equal(found, whole[: len(found)])
+    assert not fast.refused
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(
+    ("weight", "activation", "device"),
+    [
+        ("int4", "float16", "cuda/sm_90a"),
+        ("mxfp4", "bfloat16", "cuda/sm_80"),
+        ("int4", "int8", "cuda/sm_90a"),
+        ("fp8_e4m3", "fp8_e4m3", "cuda/sm_90a"),
+        ("int4", "float16", "rocm/gfx942"),
+    ],
+)
+def test_kernels_of_a_plan_add_in_one_order(weight: str, activation: str, device: str) -> None:
+    gemm, target = gemm_for(2048, 4096, weight, activation, batch_invariant=True), get_device(device)
+    plan = make_plan(gemm, target)
+    orders = {order_of_sums(gemm, schedule) for _, schedule in plan.entries}
+    assert len(orders) == 1
+    assert None not in orders
+    assert choose(gemm, target, 24).schedule == plan.schedule_for(24)
+    other = make_plan(replace(gemm, batch_invariant=False), target)
+    assert len({order_of_sums(gemm, schedule) for _, schedule in other.entries}) > 1
+
+
+def test_what_moves_with_the_number_of_rows_has_no_order() -> None:
+    gemm, schedule = gemm_for(64, 64, "int4", "float16"), GpuSchedule("wgmma", 64, 128, persistent=True)
+    assert order_of_sums(gemm, schedule) == order_of_sums(gemm, replace(schedule, tile_m=128, stages=6))
+    assert order_of_sums(gemm, schedule) != order_of_sums(gemm, replace(schedule, split_k=2))
+    assert order_of_sums(gemm, replace(schedule, stream_k=True)) is None
+
+
+def test_the_kernels_themselves_are_shared() -> None:
+    gemm = gemm_for(64, 64, "int4", "float16")
+    assert replace(gemm, batch_invariant=True).shape_free() == gemm.shape_free()

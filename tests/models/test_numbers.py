@@ -1,0 +1,84 @@
+"""Numbers of Python, and tensors of rank 0, beside tensors: converted as torch converts them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ladder
+
+NAN, INF = math.nan, math.inf
+BYTES = torch.tensor([0, 1, 44, 254, 255], dtype=torch.uint8)
+SMALL = torch.tensor([-128, -56, 0, 127, 3], dtype=torch.int8)
+WORDS = torch.tensor([2**24 + 1, -5, 0, 2**31 - 1, 7], dtype=torch.int32)
+LONG = torch.tensor([2**53 + 1, 2**24 + 1, -1, 0, 2**62])
+FLOATS = torch.tensor([0.1, INF, NAN, -0.0, 2.0**24])
+TRUTHS = torch.tensor([True, False, True])
+
+
+def _whole(x: Any) -> Any:
+    compared = x < 300, x == -2, x > True, x >= 2.5
+    return *compared, x.clamp(min=-1), torch.where(x > 3, x, -1), torch.full_like(x, 2.7)
+
+
+def _real(x: Any) -> Any:
+    limited = x.clamp(min=INF), x.clamp(max=-INF), x.clamp(min=-INF), x.clamp(NAN), x.clamp(max=0.1)
+    return *limited, x == 0.1, x >= 16777216
+
+
+def _truth(x: Any) -> Any:
+    compared = x < 2, x == 0.5, x > -1, x == True  # noqa: E712
+    filled = torch.full((2,), 0.5, dtype=torch.bool), torch.full((2,), -3, dtype=torch.bool)
+    sums = torch.add(x, x, alpha=2), torch.add(x, x, alpha=0), x * True
+    return *compared, *filled, *sums, x.amin(0), x.amax(0), F.pad(x, (1, 1), value=2.7)
+
+
+def _filled(x: Any) -> Any:
+    y = x.clone()
+    y.fill_(2.7)
+    return y, torch.full((2,), NAN, dtype=torch.bool), torch.full((2,), -1, dtype=torch.uint8)
+
+
+def _compared(x: Any, y: Any) -> Any:
+    return x == y, y >= x
+
+
+def _rank_0(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(number, dtype=dtype)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    **{f"whole {x.dtype}": (_whole, (x,)) for x in (BYTES, LONG)},
+    **{f"real {x.dtype}": (_real, (x,)) for x in (FLOATS, FLOATS.half())},
+    "truth": (_truth, (TRUTHS,)),
+    **{f"filled {x.dtype}": (_filled, (x,)) for x in (BYTES, TRUTHS)},
+    **{
+        f"{x.dtype} beside {y.dtype} of rank {y.dim()}": (_compared, (x, y))
+        for x, y in (
+            (FLOATS, _rank_0(0.1, torch.float64)),
+            (FLOATS.half(), _rank_0(0.1, torch.float32)),
+            (BYTES, _rank_0(300, torch.int64)),
+            (BYTES, SMALL),
+            (WORDS, LONG),
+            (FLOATS.half(), FLOATS.bfloat16()),
+        )
+    },
+}
+
+
+@pytest.mark.daily(7)
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_are_those_of_torch(name: str) -> None:
+    function, given = CASES[name]
+    compiled = ladder.compile(function)
+    expected = function(*given)
+    for _ in range(2):
+        found = compiled(*given)
+    for one, other in zip(expected, found, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)

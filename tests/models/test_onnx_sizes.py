@@ -1,0 +1,138 @@
+"""ONNX models of open sizes: fixed for a plan by `shapes`, and bound to what calls repeat."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import ladder
+from tile_types.errors import ShapeError, UnknownNameError
+
+WEIGHT = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+
+
+def model() -> onnx.ModelProto:
+    """Return ``relu(x w) + every other row of z``: sizes that no plan knows to be equal."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Relu", ["p"], ["r"]),
+        helper.make_node("Slice", ["z", "begin", "end", "axis", "step"], ["half"]),
+        helper.make_node("Add", ["r", "half"], ["y"]),
+    ]
+    numbers = {"begin": 0, "end": 1 << 40, "axis": 0, "step": 2}
+    stored = [onnx.numpy_helper.from_array(np.array([n]), name) for name, n in numbers.items()]
+    graph = helper.make_graph(
+        nodes,
+        "open",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8]),
+            helper.make_tensor_value_info("z", TensorProto.FLOAT, ["m", 4]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(WEIGHT, "w"), *stored],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def inputs(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 8, generator=draw), torch.randn(2 * rows, 4, generator=draw)
+
+
+def wanted(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ torch.from_numpy(WEIGHT)) + z[::2]
+
+
+def test_sizes_of_all_calls_make_one_plan() -> None:
+    assert len(ladder.compile(model()).staged.stages) > 1
+    fast = ladder.compile(model(), shapes={"x": (5, 8), "z": (10, 4)})
+    assert len(fast.staged.stages) == 1
+    for seed in range(3):
+        torch.testing.assert_close(fast(*inputs(5, seed)), wanted(*inputs(5, seed)))
+    with pytest.raises(ShapeError, match="must have shape"):
+        fast(*inputs(6))
+
+
+def test_sizes_that_calls_repeat() -> None:
+    """Steps are bound to sizes that come again; others, and results that callers change, stay right."""
+    fast = ladder.compile(model())
+    kept = []
+    for rows in (5, 5, 5, 5, 7, 5, 1, 7, 7, 7, 5, 300, 5, 7):
+        given = inputs(rows, len(kept))
+        kept.append((fast(*given), wanted(*given)))
+        kept[-1][0].add_(1)
+    for found, right in kept:
+        torch.testing.assert_close(found, right + 1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "what"),
+    [
+        ({"q": (1,)}, UnknownNameError, "'q'"),
+        ({"x": (5,)}, ShapeError, "2 axes"),
+        ({"x": (5, 7)}, ShapeError, "8 elements"),
+        ({"x": (-5, 8)}, ShapeError, "2 axes"),
+    ],
+)
+def test_shapes_that_do_not_fit(
+    shapes: dict[str, tuple[int, ...]], error: type[Exception], what: str
+) -> None:
+    with pytest.raises(error, match=what):
+        ladder.compile(model(), shapes=shapes)
+
+
+def test_only_files_have_shapes() -> None:
+    with pytest.raises(TypeError, match="leave out shapes"):
+        ladder.compile(torch.relu, shapes={"x": (1,)})  # type: ignore[call-overload]
+
+
+def branching() -> onnx.ModelProto:
+    """Return ``relu(x w) if c else x[:3] w + k``: both branches read values around them."""
+    info = helper.make_tensor_value_info
+    out = [info("b", TensorProto.FLOAT, None)]
+    then = helper.make_graph([helper.make_node("Relu", ["p"], ["b"])], "then", [], out)
+    nodes = [
+        helper.make_node("Slice", ["p", "zero", "three"], ["s"]),
+        helper.make_node("Add", ["s", "k"], ["b"]),
+    ]
+    stored = [onnx.numpy_helper.from_array(np.array([n]), name) for name, n in (("zero", 0), ("three", 3))]
+    otherwise = helper.make_graph(nodes, "else", [], out, stored)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("If", ["c"], ["f"], then_branch=then, else_branch=otherwise),
+            helper.make_node("Neg", ["f"], ["y"]),
+        ],
+        "branching",
+        [info("x", TensorProto.FLOAT, ["n", 8]), info("c", TensorProto.BOOL, [])],
+        [info("y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(WEIGHT, "w"), onnx.numpy_helper.from_array(WEIGHT[0], "k")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def test_branches_are_models() -> None:
+    fast, weight = ladder.compile(branching()), torch.from_numpy(WEIGHT)
+    for rows, taken in (
+        (5, True),
+        (5, False),
+        (2, False),
+        (5, True),
+        (4, False),
+        (4, False),
+        (4, False),
+        (4, True),
+    ):
+        x = inputs(rows)[0]
+        wanted = torch.relu(x @ weight) if taken else (x @ weight)[:3] + weight[0]
+        torch.testing.assert_close(fast(x, torch.tensor(taken)), -wanted)
+    stages = [stage for stage in fast.on("cpu").stages if hasattr(stage, "make")]
+    assert [None not in stage._made.values() for stage in stages] == [True]
+
+
+def test_what_is_no_program_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="takes a function, a module or an ONNX model, not int"):
+        ladder.compile(3)  # type: ignore[call-overload]

@@ -1,0 +1,184 @@
+"""Architectures by formats: tokens of a quantized model equal those of the dequantized one, run by torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ladder
+from benchmarks import zoo
+
+transformers = pytest.importorskip("transformers", minversion="5")
+zoo._import_torchvision()
+from ladder.api.grouped_linear import GroupedLinear  # noqa: E402
+from ladder.integrations.transformers import LadderConfig, load_pretrained  # noqa: E402
+from tests.models.test_transformers_loading import STORED, TOKENS, as_gptq, logits  # noqa: E402
+
+GROUP = 32
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "head_dim": 16,
+    "num_key_value_heads": 2, "vocab_size": 64, "tie_word_embeddings": False, "dtype": "float32",
+    "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1,
+}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 96, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+ARCHITECTURES = {
+    "llama": {},
+    "qwen3": {},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": {**EXPERTS, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+}
+TYPES = {"int4": {"group_size": GROUP}, "nf4": {"group_size": GROUP}, "mxfp4": {}, "int8": {}}
+AUTO = transformers.AutoModelForCausalLM
+
+
+def plain(name: str, folder: Path) -> Any:
+    """Write a random model."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **SIZES, **ARCHITECTURES[name])
+    model = AUTO.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def eager(model: Any, folder: Path) -> Any:
+    """Return the plain model with the dequantized weights of a quantized one."""
+    other = AUTO.from_pretrained(folder).eval()
+    for name, layer in model.named_modules():
+        if isinstance(layer, GroupedLinear):
+            path, _, stack = name.replace(".quantized.", ".").rpartition(".")
+            module = other.get_submodule(path)
+            weight = getattr(module, stack)
+            values = layer.canonical.dequantize("float32").unflatten(0, (layer.experts, -1))
+            weight.data = values.transpose(1, 2).contiguous() if module.is_transposed else values
+        elif isinstance(layer, ladder.Linear):
+            other.get_submodule(name).weight.data = layer.canonical.dequantize("float32")
+    return other
+
+
+def same_tokens(model: Any, other: Any) -> bool:
+    """Compare logits, and 12 tokens that were chosen greedily."""
+    assert torch.allclose(logits(model), logits(other), atol=2e-4, rtol=2e-3)
+    made = [m.generate(TOKENS, max_new_tokens=12, do_sample=False) for m in (model, other)]
+    return torch.equal(*made)
+
+
+def layers(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, ladder.Linear)]
+
+
+CASES = [(name, weight) for name in ARCHITECTURES for weight in TYPES]
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize(("name", "weight"), CASES)
+def test_loaded_quantized_and_saved(name: str, weight: str, tmp_path: Path) -> None:
+    plain(name, tmp_path / "plain")
+    config = LadderConfig(weight, **TYPES[weight])
+    model = AUTO.from_pretrained(tmp_path / "plain", quantization_config=config).eval()
+    stacks = [layer for layer in layers(model) if isinstance(layer, GroupedLinear)]
+    assert len(stacks) == (4 if "num_experts" in ARCHITECTURES[name] else 0)
+    assert len(layers(model)) - len(stacks) == (8 if stacks else 14)
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+    model.save_pretrained(tmp_path / "saved", max_shard_size="60KB")
+    again = AUTO.from_pretrained(tmp_path / "saved").eval()
+    assert len(layers(again)) == len(layers(model))
+    assert torch.equal(logits(again), logits(model))
+
+
+def store(folder: Path, target: Path, form: str) -> None:
+    """Rewrite a model's folder as another tool would have stored it, experts one by one."""
+    make, config = STORED[form]
+    rewrite(folder, target, config, lambda name: "proj" in name or ".experts." in name, make)
+
+
+def rewrite(
+    folder: Path,
+    target: Path,
+    config: dict[str, Any],
+    chosen: Callable[[str], bool],
+    make: Callable[..., Any],
+) -> None:
+    target.mkdir()
+    arrays: dict[str, torch.Tensor] = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        prefix, _, last = name.rpartition(".")
+        linear = last == "weight" and value.ndim == 2 and chosen(prefix)
+        parts = make(value) if linear else {last: value}
+        arrays |= {f"{prefix}.{part}": array for part, array in parts.items()}
+    save_file(arrays, target / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("form", STORED)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
+def test_formats_of_other_tools(name: str, form: str, tmp_path: Path) -> None:
+    plain(name, tmp_path / "plain")
+    store(tmp_path / "plain", tmp_path / "stored", form)
+    model = load_pretrained(AUTO, tmp_path / "stored").eval()
+    assert len(layers(model)) == (12 if "num_experts" in ARCHITECTURES[name] else 14)
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+
+
+def as_blocks(weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+    """Return a stack [E, N, K] as gpt-oss stores it."""
+    parts = [ladder.quantize(matrix, "mxfp4") for matrix in weight]
+    blocks = torch.stack([part.storage for part in parts]).unflatten(-1, (-1, 16))
+    return {
+        f"{name}_blocks": blocks,
+        f"{name}_scales": torch.stack([part.scale.view(torch.uint8) for part in parts]),
+    }
+
+
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    plain("gpt_oss", tmp_path / "plain")
+    (tmp_path / "stored").mkdir()
+    arrays: dict[str, torch.Tensor] = {}
+    for name, value in load_file(tmp_path / "plain" / "model.safetensors").items():
+        stack = name.endswith(("gate_up_proj", "down_proj"))
+        arrays |= as_blocks(value.transpose(1, 2), name) if stack else {name: value}
+    save_file(arrays, tmp_path / "stored" / "model.safetensors", metadata={"format": "pt"})
+    content = json.loads((tmp_path / "plain" / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    (tmp_path / "stored" / "config.json").write_text(json.dumps(content))
+    model = load_pretrained(AUTO, tmp_path / "stored").eval()
+    assert sum(isinstance(layer, GroupedLinear) for layer in layers(model)) == len(layers(model)) == 4
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+
+
+def test_experts_that_are_half_quantized_are_refused(tmp_path: Path) -> None:
+    plain("mixtral", tmp_path / "plain")
+    config = STORED["gptq"][1]
+    rewrite(tmp_path / "plain", tmp_path / "stored", config, lambda name: name.endswith("w2"), as_gptq)
+    with pytest.raises(ladder.LadderError, match="gate_up_proj is not quantized"):
+        load_pretrained(AUTO, tmp_path / "stored")
+
+
+def test_experts_that_are_skipped_stay(tmp_path: Path) -> None:
+    plain("qwen3_moe", tmp_path / "plain")
+    config = LadderConfig("int4", group_size=GROUP, modules_to_not_convert=["lm_head", "experts"])
+    model = AUTO.from_pretrained(tmp_path / "plain", quantization_config=config).eval()
+    assert not any(isinstance(layer, GroupedLinear) for layer in layers(model))
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+
+
+def test_the_example_of_the_readme() -> None:
+    """It runs here, in a process that has what transformers imports of torchvision."""
+    page = Path(ladder.__file__).parent / "integrations" / "README.md"
+    (block,) = re.findall(r"<!-- test: transformers -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert any(isinstance(layer, GroupedLinear) for layer in layers(names["model"]))

@@ -1,0 +1,81 @@
+"""The shipped database of proven graphs: keys that renaming leaves alone, and proofs that can be repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from ladder.superopt.canonical import Canonical, canonical
+from ladder.superopt.generator import Found, Limits, instantiate
+from ladder.superopt.generator.instantiate import symbolic_program
+from ladder.superopt.generator.search import proved
+from ladder.superopt.generator.stored import certificate_of
+from ladder.superopt.generator.threads import fuse_threads
+from ladder.superopt.operators import OPERATORS
+from ladder.superopt.patterns import PATTERNS, WEIGHTS, get_pattern
+from ladder.superopt.shipped import entries
+from ladder.superopt.tracer import Tracer
+from ladder.superopt.verifier import DELTA, verify_for_all_extents
+
+ENTRIES = [(name, weights) for name in PATTERNS for weights in WEIGHTS]
+
+
+def norm_product(
+    rows: int, depth: int, *, reverse: bool, gain_first: bool, epsilon: float = 1e-6
+) -> Canonical:
+    """Return a norm and a product, written one way or another."""
+    t = Tracer()
+    shapes = {"x": ((rows, depth), (0,)), "gain": ((1, depth), ()), "w": ((48, depth), ())}
+    order = sorted(shapes, reverse=reverse)
+    made = {name: t.input(*shapes[name]) for name in order}
+    y = OPERATORS["rms_norm"](t, made["x"], (depth,), None, epsilon)
+    y = OPERATORS["mul"](t, *((made["gain"], y) if gain_first else (y, made["gain"])))
+    return canonical(t.program("any", OPERATORS["linear"](t, y, made["w"]), "bfloat16"))
+
+
+def test_keys_do_not_depend_on_names_sizes_numbers_and_order() -> None:
+    a = norm_product(1, 64, reverse=False, gain_first=True)
+    b = norm_product(7, 256, reverse=True, gain_first=False, epsilon=1e-3)
+    assert a.key == b.key == get_pattern("norm, product").program("rows").key
+    assert a.inputs != b.inputs
+    assert a.key != get_pattern("norm without gain, product").program("rows").key
+
+
+def test_everything_is_shipped() -> None:
+    keys = [get_pattern(name).program(weights).key for name, weights in ENTRIES]
+    assert len(set(keys)) == len(keys)
+    assert set(entries()) == set(keys)
+    assert all(entry.found for entry in entries().values())
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(("name", "weights"), ENTRIES)
+def test_what_is_shipped_is_proved_again(name: str, weights: str) -> None:
+    """By its own seed, and for other numbers and sizes by a new one."""
+    form = get_pattern(name).program(weights)
+    entry = entries()[form.key]
+    stored, structure = entry.found[0], entry.structures(form.program)[0]
+    mapping, known = structure.mapping, certificate_of(stored["certificate"])
+    pair = symbolic_program(mapping, form.program), fuse_threads(instantiate(structure, form.program))
+    again, extents = verify_for_all_extents(*pair, delta=known.delta, seed=known.seed)
+    assert again.verdict == "replayed"
+    assert extents == stored["extents"]
+    assert known.equal
+    assert known.delta < Fraction(DELTA)
+    other = replace(form.program, sizes={name: 2 * size for name, size in form.program.sizes.items()})
+    found = proved(entry.structures(other)[0], other, Limits(), Fraction(DELTA))
+    assert isinstance(found, Found)
+    assert found.certificate.equal
+    assert found.stability.stable
+
+
+def test_a_graph_with_another_number_is_refused() -> None:
+    form = get_pattern("norm, product").program("rows")
+    entry = entries()[form.key]
+    wrong = replace(entry, numbers=tuple(2 * number for number in entry.numbers))
+    structure = entry.structures(form.program)[0]
+    numbers = dict(zip(entry.numbers, wrong.numbers, strict=True))
+    found = proved(structure.with_constants(numbers), form.program, Limits(), Fraction(DELTA))
+    assert isinstance(found, str)
