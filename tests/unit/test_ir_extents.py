@@ -144,7 +144,8 @@ def test_quotients_of_near_dividends_are_ordered() -> None:
     for _ in range(300):
         a, b = (
             f"{draw.randint(1, 2)}*{draw.choice(('floordiv', 'ceildiv'))}("
-            f"{draw.choice(('n', '2*n', 'n + m'))} + {draw.randint(0, 20)}, {draw.choice((2, 3, 16))}) + {draw.randint(-4, 8)}"
+            f"{draw.choice(('n', '2*n', 'n + m'))} + {draw.randint(0, 20)}, {draw.choice((2, 3, 16))})"
+            f" + {draw.randint(-4, 8)}"
             for _ in range(2)
         )
         decided += "max" not in str(larger(a, b))
