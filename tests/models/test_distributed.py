@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +155,17 @@ def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_pat
     said = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == codes, said
     assert message in said[0]
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    """As it says: by torchrun, in two processes."""
+    page = Path(ladder.__file__).with_name("integrations") / "README.md"
+    (code,) = re.findall(r"<!-- test: torchrun -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "two.py").write_text(code)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ladder.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, "two.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("_c10d_functional.all_reduce") == 2 * 2  # title and reason, two processes

@@ -34,9 +34,10 @@ _with_collectives: WeakSet[Replay] = WeakSet()
 
 def release_collectives() -> None:
     """Drop all CUDA graphs with collectives, so that their group can be destroyed; calls record anew."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
     for replay in list(_with_collectives):
         replay.graph, replay.results, replay.copies = None, [], []
-    torch.cuda.synchronize()
 
 
 class Replay:
