@@ -11,22 +11,33 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 from ladder.ir.gemm import Gemm
 from schedules import cost_model
-from schedules.cost_model import predict
+from schedules.cost_constants import DECODED
+from schedules.cost_model import forget, predict
+from schedules.layouts import lane_of
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, parse_schedule
 from schedules.tuning import Measurement
 from targets import get_device
 
-PIPELINES = ("gemv", "wgmma")
+KINDS = ("gemv", "wgmma", "decoded")
+"""What is fitted apart: gemv; wgmma with 8-bit operands, and with weights decoded to 16 bits."""
+
+TABLES: Mapping[str, MutableMapping[str, Any]] = {
+    "gemv": vars(cost_model),
+    "wgmma": vars(cost_model),
+    "decoded": DECODED,
+}
+"""Where the constants of each are."""
 
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "gemv": tuple(name for name in vars(cost_model) if name.startswith("GEMV_")),
@@ -45,8 +56,9 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
         "EXCHANGE_SECONDS",
         "LAUNCH_SECONDS",
     ),
+    "decoded": tuple(DECODED),
 }
-"""Constants to fit, by the pipeline whose runs decide them."""
+"""Constants to fit, by whose runs decide them."""
 
 STEPS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.18, 1.4, 2.0)
 NEAR = 0.03
@@ -154,6 +166,7 @@ class Quality:
 
 def judge(contests: Sequence[Contest], target: str) -> Quality:
     """Compare the model with all contests."""
+    forget()
     device, regrets, soft, errors, weights = get_device(target), [], [], [], []
     for contest in contests:
         predicted = [predict(contest.gemm, device, s, contest.m).seconds for s, _ in contest.runs]
@@ -169,27 +182,30 @@ def judge(contests: Sequence[Contest], target: str) -> Quality:
     return Quality(tuple(regrets), tuple(soft), tuple(errors), tuple(weights))
 
 
-def of_pipeline(contests: Sequence[Contest], pipeline: str) -> list[Contest]:
-    """Return the contests with only the runs of one pipeline."""
+def of_kind(contests: Sequence[Contest], kind: str) -> list[Contest]:
+    """Return the contests with only the runs of one of `KINDS`."""
+    pipeline, lanes = ("gemv", (8, 16)) if kind == "gemv" else ("wgmma", (16,) if kind == "decoded" else (8,))
     kept = (
-        Contest(c.gemm, c.m, tuple(run for run in c.runs if run[0].pipeline == pipeline)) for c in contests
+        Contest(c.gemm, c.m, tuple(run for run in c.runs if run[0].pipeline == pipeline))
+        for c in contests
+        if lane_of(c.gemm.activation) in lanes
     )
     return [contest for contest in kept if len(contest.runs) > 1]
 
 
-def fit(contests: Sequence[Contest], names: Sequence[str], target: str, rounds: int) -> Quality:
+def fit(contests: Sequence[Contest], kind: str, target: str, rounds: int) -> Quality:
     """Change constants of the model, in place, until no step of one of them helps."""
-    best = judge(contests, target)
+    table, best = TABLES[kind], judge(contests, target)
     for _ in range(rounds):
         before = best.loss
-        for name in names:
-            value = getattr(cost_model, name)
+        for name in CONSTANTS[kind]:
+            value = table[name]
             for step in STEPS:
-                setattr(cost_model, name, value * step)
+                table[name] = value * step
                 found = judge(contests, target)
                 if found.loss < best.loss - 1e-5:
                     best, value = found, value * step
-            setattr(cost_model, name, value)
+            table[name] = value
         if before - best.loss < 5e-4:
             break
     return best
@@ -208,14 +224,14 @@ def main() -> int:
         write(arguments.sample, arguments.files[0], thin(contests, 6, 6))
         return 0
     print(f"{len(contests)} contests, {sum(len(c.runs) for c in contests)} runs")
-    for pipeline in PIPELINES:
-        some, names = of_pipeline(contests, pipeline), CONSTANTS[pipeline]
+    for kind in KINDS:
+        some = of_kind(contests, kind)
         if not some:
             continue
-        print(f"{pipeline} before: {judge(some, arguments.target)}")
-        print(f"{pipeline} after:  {fit(some, names, arguments.target, arguments.rounds)}")
-        for name in names:
-            print(f"  {name} = {getattr(cost_model, name):.4g}")
+        print(f"{kind} before: {judge(some, arguments.target)}")
+        print(f"{kind} after:  {fit(some, kind, arguments.target, arguments.rounds)}")
+        for name in CONSTANTS[kind]:
+            print(f"  {name} = {TABLES[kind][name]:.4g}")
     print(f"all: {judge(contests, arguments.target)}")
     return 0
 

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import ladder
 from benchmarks.harness import environment, events, relative_error
 from benchmarks.model_cases import LAYERS, CachedLayer, Stack, Step
-from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear, connected
+from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear, connected, release_collectives
 from tile_types import QuantizedTensor
 from tile_types.shards import COLUMNS, ROWS, shard
 
@@ -274,6 +274,7 @@ def main() -> None:
 
     with torch.no_grad():
         run(options, mesh, keep)
+    release_collectives()
     dist.destroy_process_group()
 
 

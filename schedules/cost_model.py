@@ -10,24 +10,27 @@ multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Wh
 * DRAM, L2 and the busiest multiprocessor overlap, up to a norm (`OVERLAP`);
 * a stage's buffer is asked for again when it has been used (`Work.together`).
 
-The constants of the ``wgmma`` and ``gemv`` parts were fitted by `benchmarks.fit_cost_model` to 1,399
-runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit activations, fp8, int8 and int4
-with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096): the first choice of 73 contests takes 1.03 times
-the fastest measured (median, 1.27 at worst), and times are 12 % off (median). A sample lies in
-``tests/unit/measured_gpu.json``. They describe the generated kernels: refit them when an emitter
-changes. The ``mma`` part (`schedules.cost_mma`) is a roofline that was not fitted. The model ranks
-candidates where nothing was measured; `schedules.estimate` corrects it by what was.
+The constants of the ``gemv`` part and of ``wgmma`` with 8-bit operands were fitted by
+`benchmarks.fit_cost_model` to 1,399 runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit
+activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096); those of ``wgmma`` that
+decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`). Samples lie in ``tests/unit``.
+They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
+was not fitted (`schedules.cost_mma`). The model ranks candidates where nothing was measured;
+`schedules.estimate` corrects it by what was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import weight_bits
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
+from schedules.cost_constants import DECODED, DENSE
 from schedules.cost_cpu import predict_cpu
 from schedules.cost_grid import Grid, grid_of
 from schedules.cost_mma import predict_mma
@@ -96,6 +99,9 @@ OUTPUT_SECONDS = 1.85e-12
 CLUSTER_SECONDS = 5.2e-06
 """wgmma, split K: launching a cluster and its two barriers."""
 
+DOUBLING_SECONDS = 0.0
+"""wgmma, split K: the same for each doubling of the blocks that share K."""
+
 EXCHANGE_SECONDS = 2.95e-10
 """wgmma, split K: reading one partial sum of another block through distributed shared memory."""
 
@@ -104,6 +110,24 @@ CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
 
 Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
 """
+
+DECODE_CYCLES = 1.0
+"""wgmma: issue slots per vector operation of a decode."""
+
+TILE_CYCLES, STAGE_CYCLES = 0.0, 0.0
+"""wgmma: latency of one row tile's slab, and of a stage, within a warpgroup: what others may hide."""
+
+WORK_POWER = 2.0
+"""wgmma: how latency, issue slots and tensor cores add up, see `Work`."""
+
+EDGE_OVERLAP = 1.0
+"""wgmma: share of a block's start and end that other blocks of its multiprocessor hide as they do latency."""
+
+FLOP_SECONDS = 0.0
+"""wgmma: time per operation, padding included, that nothing hides: the clock falls as cores draw power."""
+
+L2_SHARE = 1.0
+"""wgmma: bandwidth of L2 over what `targets` states as sustained."""
 
 GEMV_START_SECONDS = 1.68e-06
 """gemv: a launch that overlaps the end of the one before it, with nothing to do."""
@@ -171,25 +195,6 @@ DIGIT_CLUSTER_CYCLES = 1e3
 DIGIT_BLOCK_CYCLES = 3.57e03
 """digits: starting a block: its first x, and adding up its slices."""
 
-DENSE: Mapping[str, float] = {
-    "BLOCK_SECONDS": 1.72e-06,
-    "OUTPUT_SECONDS": 8.75e-11,
-    "FILL_SECONDS": 1.31e-06,
-    "INGEST_BYTES": 163.0,
-    "SLAB_CYCLES": 136.0,
-    "OVERLAP": 6.89,
-    "CLUSTER_SECONDS": 2.13e-06,
-    "EXCHANGE_SECONDS": 4.25e-12,
-    "LAUNCH_SECONDS": 1.08e-06,
-    "TENSOR_SHARE": 0.846,
-}
-"""wgmma: other values of these constants, where weights are operands as they are.
-
-Fitted to 486 runs of 51 problems on an H200 (convolutions and points of ResNet-50 and EfficientNet for eight
-images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times the fastest measured
-(median, 1.12 at worst), times are 12 % off (median).
-"""
-
 
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """Predict the time of one call.
@@ -213,10 +218,18 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     raise ScheduleError(f"{type(schedule).__name__} does not run on {device.name}")
 
 
-def _constant(gemm: Gemm, name: str) -> float:
-    """Return a constant of wgmma for a problem."""
-    own = DENSE if weight_bits(gemm) == lane_of(gemm.activation) == 16 else {}
-    return float(own.get(name, globals()[name]))
+@lru_cache(maxsize=256)
+def _constants(gemm: Gemm) -> Mapping[str, float]:
+    """Return the constants of wgmma for a problem."""
+    wide = lane_of(gemm.activation) == 16
+    own = {} if not wide else DENSE if weight_bits(gemm) == 16 else DECODED
+    return {name: float(own.get(name, globals()[name])) for name in DECODED}
+
+
+def forget() -> None:
+    """Drop what was computed with constants that have changed since."""
+    for kept in (_constants, _loss, _wgmma_work):
+        kept.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -226,7 +239,9 @@ class Work:
     Parameters
     ----------
     chain
-        Serial latency of one block, were it alone.
+        Serial latency of one block, were it alone, that other work hides.
+    edge
+        Start and end of one block, that nothing hides.
     issue, tensor
         Time of the issue slots and of the tensor cores that one block takes from its neighbours.
     power
@@ -243,6 +258,7 @@ class Work:
     power: float
     fills: float = 0.0
     stages: int = 1
+    edge: float = 0.0
 
     def together(self, blocks: float) -> float:
         """Return the time of ``blocks`` that run side by side.
@@ -251,7 +267,7 @@ class Work:
         s buffers turn around in f + t, so a stage takes the longer of t and (f + t) / s.
         """
         shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
-        used = float((self.chain**self.power + shared) ** (1 / self.power))
+        used = float((self.chain**self.power + shared) ** (1 / self.power)) + self.edge
         return max(used, (self.fills + used) / self.stages)
 
     def waves(self, blocks: int, resident: int) -> float:
@@ -269,6 +285,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
         return predict_mma(gemm, device, schedule, m, grid, memory)
+    power = 0.0
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
         overlap = GEMV_OVERLAP
@@ -276,10 +293,11 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
         work, launch = _digits_work(gemm, device, schedule, m), GEMV_START_SECONDS
         overlap = GEMV_OVERLAP
     else:
-        work = _wgmma_work(gemm, device, schedule)
-        launch, overlap = _constant(gemm, "LAUNCH_SECONDS"), _constant(gemm, "OVERLAP")
+        work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
+        launch, overlap, l2 = own["LAUNCH_SECONDS"], own["OVERLAP"], l2 / own["L2_SHARE"]
+        power = own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid)
     units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
-    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
+    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     parts = {
         "launch": launch,
         "dram": dram,
@@ -292,6 +310,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
+@lru_cache(maxsize=16384)
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
     if schedule.pipeline == "gemv":
@@ -299,7 +318,7 @@ def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
         return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > most)
     if schedule.pipeline != "wgmma":
         return 1.0
-    return (1 + _constant(gemm, "MULTICAST_LOSS") * (schedule.cluster > 1)) * (
+    return (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1)) * (
         1 + TIGHT_LOSS * is_tight(gemm, schedule)
     )
 
@@ -309,23 +328,32 @@ def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
 
 
+def _padded_flops(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
+    """Return the operations of a launch of wgmma, those on padding included."""
+    return 2.0 * grid.along_n * schedule.tile_n * grid.along_m * schedule.tile_m * gemm.k
+
+
 def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
-    block = _constant(gemm, "BLOCK_SECONDS")
+    if not schedule.persistent:
+        return work.waves(grid.rounds, grid.resident)
+    block = _constants(gemm)["BLOCK_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
-        cut = _cut_seconds(schedule, -(-device.units // grid.blocks)) if grid.blocks % device.units else 0.0
+        parts = -(-device.units // grid.blocks)
+        cut = _cut_seconds(gemm, schedule, parts) if grid.blocks % device.units else 0.0
         return block + grid.blocks / device.units * work.together(1) + cut
-    if schedule.persistent:  # one block walks all tiles; loads of the next one overlap the epilogue
-        return block + grid.rounds * work.together(1)
-    return work.waves(grid.rounds, grid.resident)
+    # One block walks all tiles; loads of the next one overlap the epilogue.
+    return block + grid.rounds * work.together(1)
 
 
-def _cut_seconds(schedule: GpuSchedule, parts: int) -> float:
+def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
     """Return what the cuts of stream-K cost a block whose tile has ``parts`` other blocks."""
     outputs = schedule.tile_m * schedule.tile_n
-    return CUT_SECONDS + outputs * (CUT_OUTPUT_SECONDS + parts * PART_SECONDS)
+    each = _constants(gemm)["CUT_OUTPUT_SECONDS"] + parts * _constants(gemm)["PART_SECONDS"]
+    return _constants(gemm)["CUT_SECONDS"] + outputs * each
 
 
+@lru_cache(maxsize=16384)
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: stages of slabs, 128 bytes of K each, then the epilogue."""
     core = device.core_for(gemm.activation, "wgmma")
@@ -334,7 +362,8 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     turn = max(2, slabs) * slab * schedule.split_k  # K that one turn of the loop takes from all slices
     count = -(-padded(gemm.k) // turn) * max(2, slabs)
     row_tiles = schedule.tile_n // 16 // schedule.warps
-    issue = row_tiles * (_constant(gemm, "SLAB_CYCLES") + slab / 2 * decode_ops(gemm, schedule.placement))
+    decode = _constants(gemm)["DECODE_CYCLES"] * slab / 2 * decode_ops(gemm, schedule.placement)
+    issue = row_tiles * (_constants(gemm)["SLAB_CYCLES"] + decode)
     stall = 0.0
     if promotes(gemm, schedule):
         groups = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
@@ -342,31 +371,38 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
         stall = (groups - 1) * PROMOTION_CYCLES
     tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)
-    tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constant(gemm, "TENSOR_SHARE"))
+    tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constants(gemm)["TENSOR_SHARE"])
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
-    tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constant(gemm, "INGEST_BYTES"))
-    chain = count * stall / device.clock
-    if not schedule.persistent:
-        chain += _constant(gemm, "BLOCK_SECONDS") + _edge_seconds(gemm, schedule)
+    tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constants(gemm)["INGEST_BYTES"])
+    stall += row_tiles * _constants(gemm)["TILE_CYCLES"] + _constants(gemm)["STAGE_CYCLES"] / slabs
+    edge = _constants(gemm)["BLOCK_SECONDS"] + _edge_seconds(gemm, schedule)
+    edge, hidden = (0.0 if schedule.persistent else edge), _constants(gemm)["EDGE_OVERLAP"]
     warpgroups = schedule.warps // 4
     return Work(
-        chain,
+        count * stall / device.clock + hidden * edge,
         count * warpgroups * issue / device.clock,
         count * tensor / device.clock,
-        2.0,
-        count / slabs * _constant(gemm, "FILL_SECONDS"),
+        _constants(gemm)["WORK_POWER"],
+        count / slabs * _constants(gemm)["FILL_SECONDS"],
         schedule.stages,
+        (1 - hidden) * edge,
     )
 
 
 def _edge_seconds(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return what a block's tile costs outside the K loop."""
     outputs = schedule.tile_m * schedule.tile_n
-    stored = outputs * _constant(gemm, "OUTPUT_SECONDS")
+    stored = outputs * _constants(gemm)["OUTPUT_SECONDS"]
     if schedule.split_k == 1:
         return stored
     others = outputs * (1 - 1 / schedule.split_k)
-    return stored + _constant(gemm, "CLUSTER_SECONDS") + others * _constant(gemm, "EXCHANGE_SECONDS")
+    doublings = log2(schedule.split_k) * _constants(gemm)["DOUBLING_SECONDS"]
+    return (
+        stored
+        + _constants(gemm)["CLUSTER_SECONDS"]
+        + doublings
+        + others * _constants(gemm)["EXCHANGE_SECONDS"]
+    )
 
 
 def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:

@@ -15,8 +15,9 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import raw_needs_gain
+from schedules.codes import raw_needs_gain, weight_bits
 from schedules.cost_model import predict
+from schedules.layouts import LANES
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
@@ -27,6 +28,9 @@ FARTHEST = log(4.0)
 
 UNTRIED = 1.15
 """How much slower than the model says a schedule counts that was not measured where others were."""
+
+UNTRIED_DECODED = 1.03
+"""The same beyond `ALIKE_ROWS` where weights are decoded to 16 bits: the model was fitted best there."""
 
 PASSED_OVER = 1.3
 """How much slower than the fastest a schedule counts at a point where it was not among those timed."""
@@ -110,7 +114,9 @@ class Estimator:
         exact = bool(legal) and distance(legal[0], gemm) == 0
         self._known = sorted({row.m for row in legal}) if exact else []
         self._corrections = _corrections(gemm, device, legal)
-        self._typical = _typical(self._corrections)
+        self._typical = _typical(self._corrections, UNTRIED)
+        self.close = _close(gemm, device)
+        self._close_typical = _typical(self._corrections, UNTRIED_DECODED, ALIKE_ROWS)
         self._few = None if legal else self._borrowed(akin)
 
     def _borrowed(self, akin: Iterable[tuple[Gemm, Sequence[Measurement]]]) -> Estimator | None:
@@ -119,7 +125,7 @@ class Estimator:
             if legal := self._legal(row for row in rows if _tells_of_others(row, self.gemm)):
                 found = Estimator(self.gemm, self.device)
                 found._corrections = _corrections(other, self.device, legal)
-                found._typical = _typical(found._corrections)
+                found._typical = _typical(found._corrections, UNTRIED)
                 return found
         return None
 
@@ -143,14 +149,20 @@ class Estimator:
     def seconds(self, schedule: Schedule, m: int) -> float:
         """Return the expected time of one call.
 
-        Where this shape was measured around M, what was not among the fastest there cannot be.
+        Where this shape was measured around M, what was not among the fastest there cannot be. Where the
+        model is close, it is not corrected by what was measured at another shape.
         """
         if self._few is not None and m <= ALIKE_ROWS:
             return self._few.seconds(schedule, m)
         found = self._corrections.get(schedule)
         predicted = predict(self.gemm, self.device, schedule, m).seconds
+        close = self.close and m > ALIKE_ROWS
+        if close and not self._known:
+            return predicted
         if found is not None:
             return found.at(m) * predicted
+        if close and not self.knows(m):
+            return self._close_typical * predicted
         if not self._surrounds(m):
             return self._typical * predicted
         fastest = min(map(partial(self.seconds, m=m), self.measured))
@@ -175,10 +187,20 @@ def _tells_of_others(row: Measurement, gemm: Gemm) -> bool:
     return row.m <= ALIKE_ROWS and (schedule.pipeline == "gemv") == (row.m <= STREAMED_ROWS)
 
 
-def _typical(corrections: Mapping[Schedule, Correction]) -> float:
-    """Return the factor of schedules that were not measured where others were."""
-    ratios = [ratio for correction in corrections.values() for ratio in correction.ratios]
-    return UNTRIED * exp(median(ratios)) if ratios else 1.0
+def _close(gemm: Gemm, device: TileDevice) -> bool:
+    """Whether the model of many rows is fitted well: weights are decoded to 16 bits, for wgmma."""
+    return "wgmma" in device.features and LANES.get(gemm.activation) == 16 and weight_bits(gemm) < 16
+
+
+def _typical(corrections: Mapping[Schedule, Correction], untried: float, least: int = 1) -> float:
+    """Return the factor of schedules that were not measured where others were, from M = ``least`` on."""
+    ratios = [
+        ratio
+        for correction in corrections.values()
+        for place, ratio in zip(correction.logs, correction.ratios, strict=True)
+        if place >= log(least)
+    ]
+    return untried * exp(median(ratios)) if ratios else 1.0
 
 
 def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> dict[Schedule, Correction]:

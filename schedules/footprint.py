@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 from ladder.ir.gemm import Gemm
@@ -22,7 +23,7 @@ CHUNK_BYTES = 16
 """Bytes that a thread copies at once."""
 
 STAGED_COLUMNS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
-"""Activation rows of an output type that a wgmma epilogue stages through shared memory at a time."""
+"""Activation rows of an output type that a wgmma epilogue stages through shared memory at a time, at most."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -229,9 +230,17 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
     together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
     row = together if gemm.output == "float32" else 32
-    staged = schedule.warps * min(schedule.tile_m, STAGED_COLUMNS[gemm.output]) * row
+    staged = schedule.warps * staged_columns(gemm, schedule) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
     return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
+
+
+def staged_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the activation rows that a wgmma epilogue stages at a time: as many in every turn, by eights."""
+    turns = -(-schedule.tile_m // STAGED_COLUMNS[gemm.output])
+    while schedule.tile_m % (8 * turns):
+        turns += 1
+    return schedule.tile_m // turns
 
 
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -324,6 +333,7 @@ def math_registers(warps: int) -> int:
     return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
 
 
+@lru_cache(maxsize=16384)
 def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
     """Return what one block of ``schedule`` takes on ``device``."""
     threads = block_threads(schedule)

@@ -191,8 +191,10 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
         yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
     yield from _grid_violations(gemm, schedule)
-    if schedule.cluster * 8 > schedule.tile_m:
+    if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    if lane_of(gemm.activation) == 8 and schedule.tile_m & (schedule.tile_m - 1):
+        yield f"partial sums of 8-bit cores take tiles of a power of two, not of {schedule.tile_m} tokens"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"

@@ -35,6 +35,9 @@ from tile_types.errors import ScheduleError
 GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
 """The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""
 
+MIDDLE = (80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 320, 384, 448, 768, 1536)
+"""Further M for which a schedule is sought: tiles that fit them fit no M of `GPU_BUCKETS`."""
+
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
 
@@ -44,8 +47,8 @@ NEAR_FIRST = 4
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
 
-FOREIGN = 10.0
-"""How much slower a schedule counts at an M that its pipeline is not made for: models differ by pipeline."""
+FOREIGN_SECONDS = 1e3
+"""What a schedule takes at an M that its pipeline is not made for: models of pipelines do not compare."""
 
 FAR_BEHIND = 3.0
 """How much slower than the fastest at some M a kernel is that need not compete for serving every M."""
@@ -71,7 +74,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
-MOST_SCHEDULES = 10
+MOST_SCHEDULES = 18
 """Kernels of a plan: each takes seconds to compile on first use."""
 
 
@@ -177,7 +180,10 @@ def _order(candidate: Candidate) -> tuple[float, int, str]:
     """Sort by time; among equals fewer warps, then the printed form, to be deterministic."""
     schedule = candidate.schedule
     warps = schedule.warps if isinstance(schedule, GpuSchedule) else 0
-    return (round(candidate.cost.seconds, 8), warps, str(schedule))
+    return (round(candidate.cost.seconds, 8), warps, _text(schedule))
+
+
+_text = lru_cache(maxsize=16384)(str)
 
 
 def profile_and_select(
@@ -265,18 +271,19 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
 
 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
-    """Return the expected time; unless measured, other pipelines than M's own must beat it by far."""
+    """Return the expected time; unless measured, other pipelines than M's own do not compete."""
     assert isinstance(schedule, GpuSchedule)
-    own = schedule in estimator.measured or schedule.pipeline in pipelines_for(estimator.device, m)
-    return (1.0 if own else FOREIGN) * estimator.seconds(schedule, m)
+    own = schedule.pipeline in pipelines_for(estimator.device, m) or schedule in estimator.measured
+    return estimator.seconds(schedule, m) if own else FOREIGN_SECONDS
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
     pool = estimator.measured
-    for m in GPU_BUCKETS[:-1]:
+    for m in sorted({*GPU_BUCKETS[:-1], *(MIDDLE if estimator.close else ())}):
         if not estimator.knows(m):
-            pool += [candidate.schedule for candidate in rank(gemm, device, m)[:FEW]]
+            few = FEW if m in GPU_BUCKETS else 1
+            pool += [candidate.schedule for candidate in rank(gemm, device, m)[:few]]
     return list(dict.fromkeys(pool))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GAIN = 0.0015
+GAIN = 0.0007
 """Least mean share of time by which one more schedule must shorten calls to be worth compiling:
 2 % over one octave of the thirteen from M = 1 to 8192."""
 

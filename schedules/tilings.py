@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from math import gcd
 
 from ladder.ir.gemm import Gemm
@@ -42,6 +42,9 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "dot": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
+
+GRID = ("split_k", "persistent", "cluster", "stream_k")
+"""How wgmma's blocks share tiles: what fits one block of no such grid fits none."""
 
 MOST_GEMV_M = 32
 """M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
@@ -138,13 +141,21 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
     choices = {name: getattr(rule, name) for name in AXES if name != "stages"}
     choices["placement"] = choices.get("placement") or (placement_for(gemm),)
-    found = []
+    grids = {name: choices.pop(name) for name in GRID if pipeline == "wgmma"}
+    found: list[GpuSchedule] = []
     for values in product(*choices.values()):
         tile = GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
-        depths = (replace(tile, stages=stages) for stages in rule.stages[:2])
-        if aligned(hint, gemm, tile):
-            found += [deep for deep in depths if is_legal(gemm, device, deep)][:1]
+        if not aligned(hint, gemm, tile) or not _at_least(gemm, device, tile):
+            continue
+        for grid in product(*grids.values()):
+            found += _at_least(gemm, device, replace(tile, **dict(zip(grids, grid, strict=True))))
     return tuple(found)
+
+
+def _at_least(gemm: Gemm, device: TileDevice, tile: GpuSchedule) -> list[GpuSchedule]:
+    """Return a tile at the first of the two smallest depths that is legal, if one is."""
+    depths = (replace(tile, stages=stages) for stages in RULES[tile.pipeline].stages[:2])
+    return list(islice((deep for deep in depths if is_legal(gemm, device, deep)), 1))
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
@@ -175,9 +186,13 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
 
 
 def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
-    """Return the smallest tile along M that holds ``m`` and the next smaller one."""
+    """Return the smallest tile that holds ``m``, and to its half the smallest of each number of tiles."""
     limit = next((tile for tile in tiles if tile >= m), tiles[-1])
-    return tuple(tile for tile in tiles if tile <= limit)[-2:]
+    least: dict[int, int] = {}
+    for tile in tiles[::-1]:
+        if limit // 2 <= tile <= limit:
+            least[-(-m // tile)] = tile
+    return tuple(sorted(least.values()))
 
 
 def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:

@@ -139,6 +139,10 @@ class TileDevice:
     source: str = ""
     dies: int = 1
 
+    def __hash__(self) -> int:
+        """Return the hash of the name alone: devices are keys of many caches, and few share a name."""
+        return hash(self.name)
+
     @property
     def kind(self) -> str:
         """TVM target kind: ``"cuda"``, ``"rocm"`` or ``"llvm"``."""

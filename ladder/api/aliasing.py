@@ -157,7 +157,7 @@ class Separated:
         self.growth: list[tuple[int, int]] = []
         """Arguments whose versions are mended, with by how much they grow."""
         self.marks: list[tuple[int, int]] = []
-        """Results whose versions are mended, with what they are."""
+        """Results whose versions are set, with what they are: a later run may write them more often."""
         self.told = False
 
     def __call__(self, *inputs: Any) -> Any:
@@ -276,7 +276,7 @@ class Separated:
         self.marks = [
             (at, wanted or 0)
             for at, (is_new, wanted, found) in enumerate(rows)
-            if is_new and None not in (wanted, found) and wanted != found
+            if is_new and None not in (wanted, found)
         ]
 
     def _marked(self, inputs: tuple[Any, ...], before: Sequence[Any], results: Any) -> Any:

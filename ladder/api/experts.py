@@ -154,7 +154,8 @@ class GroupedMatmul:
             refuse_layout(packed.layout, layout)
         if self._dynamic and token_scale is None:
             x, token_scale = operator.with_token_scale(x, self.gemm)
-        call = experts.grouped_matmul if operator.needs_dispatch(x) else experts.multiply
+        watched = operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale)
+        call = experts.grouped_matmul if watched else experts.multiply
         return call(x, packed.tensors, ranges, bias, token_scale, expected, self.request.text)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:

@@ -21,6 +21,7 @@ from ladder.superopt.generator import Database, Report
 from ladder.superopt.generator.stored import identity
 from ladder.superopt.verifier import SLACK
 from tile_types.errors import ScheduleError
+from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +119,17 @@ def _relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _seconds(fused: Fused, inputs: Sequence[Any]) -> float:
+def torch_seconds(function: Callable[..., Any], inputs: Sequence[Any]) -> float:
+    """Return the median seconds of a function of tensors as torch runs it; infinity if some are quantized."""
+    import torch
+
+    if any(isinstance(given, QuantizedTensor) for given in inputs):
+        return math.inf  # torch has no products of these: it would decode them in every call
+    with torch.no_grad():
+        return _seconds(function, inputs)
+
+
+def _seconds(fused: Callable[..., Any], inputs: Sequence[Any]) -> float:
     """Return the median seconds of a call; on a GPU within a CUDA graph, inputs from device memory."""
     import torch
 
@@ -193,14 +204,18 @@ class TrialCache:
             "lowering": source_digest(),
         }  # fmt: skip
 
-    def read(self) -> list[Trial] | None:
-        """Return the trials, fastest first; None if there are none."""
-        return self.database.read(self._facts, lambda stored: [self._trial(entry) for entry in stored])
+    def read(self) -> tuple[list[Trial], float] | None:
+        """Return the trials, fastest first, and what torch takes; None if there are none."""
+        return self.database.read(
+            self._facts,
+            lambda stored: ([self._trial(entry) for entry in stored["trials"]], float(stored["torch"])),
+        )
 
-    def write(self, trials: Sequence[Trial]) -> None:
-        """Keep trials of a complete search."""
+    def write(self, trials: Sequence[Trial], torch: float) -> None:
+        """Keep trials of a complete search, and the seconds that torch takes."""
         if self.report.complete:
-            self.database.write(self._facts, [self._entry(trial) for trial in trials])
+            entries = [self._entry(trial) for trial in trials]
+            self.database.write(self._facts, {"trials": entries, "torch": torch})
 
     def _entry(self, trial: Trial) -> dict[str, Any]:
         return {

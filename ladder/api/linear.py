@@ -223,10 +223,7 @@ class Linear(torch.nn.Module):
         if whole is None:
             raise LadderError("only a canonical weight can be cut: build the module with keep_canonical=True")
         weight = shard(whole, axis, index, count, parts)
-        bias: torch.Tensor | None = self.bias
-        if bias is not None and axis == ROWS:
-            bias = bias[rows_of(parts or whole.shape[:1], index, count)]
-        self._resize(weight, bias if axis == ROWS or index == 0 else None)
+        self._resize(weight, bias_shard(self.bias, axis, index, count, parts))
 
     def _resize(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
         """Become the layer of another weight of the same type."""
@@ -401,3 +398,12 @@ class Linear(torch.nn.Module):
         self._canonical = None
         self._set_packed(packed.to(self._where))
         self._set_columns(arrays.get(COLUMNS))
+
+
+def bias_shard(
+    bias: torch.Tensor | None, axis: int, index: int, count: int, parts: Sequence[int] | None = None
+) -> torch.Tensor | None:
+    """Return what device ``index`` of ``count`` adds of a bias [N]; see `Linear.shard`."""
+    if bias is None or axis != ROWS:
+        return bias if index == 0 else None
+    return bias[rows_of(parts or (bias.shape[0],), index, count)]

@@ -223,7 +223,10 @@ class Matmul:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
         watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
-        if watched and operator.needs_dispatch(x):
+        learns = (bias is not None and bias.requires_grad) or (
+            token_scale is not None and token_scale.requires_grad
+        )
+        if (learns and torch.is_grad_enabled()) or (watched and operator.needs_dispatch(x)):
             self._check_layout(x.device, packed)
             return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
         call = packed.calls.get(self) or self._bind(x.device, packed)

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 
 from ladder.api.problem import gemm_for
+from ladder.frontend.onnx_branches import BranchedStage
 from ladder.frontend.onnx_import import import_stages
 from ladder.frontend.onnx_late import shape_of
-from ladder.frontend.onnx_stages import Imported, Staged
+from ladder.frontend.onnx_stages import Imported, NodeStage, Staged
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import build_model
 from ladder.runtime.model.program import Program, Source
-from ladder.runtime.model.staged import PlanStage, StagedModel, TorchStage, Wanted
+from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel, TorchStage, Wanted
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.packed import pack
+from tile_types.errors import LadderError
 
 CPU = torch.device("cpu")
 
@@ -153,7 +155,7 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
     stages = [
         PlanStage(build_imported(stage, where), stage.inputs, stage.outputs)
         if isinstance(stage, Imported)
-        else TorchStage(bound_node(stage.node, stage.versions), stage.reads, stage.why)
+        else node_stage(stage, where)
         for stage in staged.stages
     ]
     inputs = {name: wanted_of(info) for name, info in staged.inputs.items()}
@@ -162,6 +164,21 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
         for name, value in staged.stored.items()
     }
     return StagedModel(inputs, staged.outputs, stages, stored, where, staged.title)
+
+
+def node_stage(stage: NodeStage, where: torch.device) -> TorchStage:
+    """Return a node that torch runs; the branches of an If are models."""
+    node = bound_node(stage.node, stage.versions)
+    if not isinstance(stage, BranchedStage):
+        return TorchStage(node, stage.reads, stage.why)
+
+    def make(taken: bool) -> WholeModel | StagedModel | None:
+        try:
+            return build_staged(import_stages(stage.models[taken], gemm_for), where)
+        except LadderError:
+            return None  # the node runs it, and says what is wrong with it
+
+    return IfStage(node, stage.reads, stage.why, make)
 
 
 def wanted_of(info: Any) -> Wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.api.fused_trials import Progress, TrialCache, built, checked, loaded
+from ladder.api.fused_trials import Progress, TrialCache, built, checked, loaded, torch_seconds
 from ladder.api.superopt_calls import Contract
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
@@ -51,6 +52,10 @@ class Superoptimized:
         The fastest, loaded; None if it is for a device that is not here.
     contract
         What the function takes and returns; None if these are kernels of a part of one.
+    torch
+        Seconds that the program takes as torch runs it; infinity if that was not timed.
+    unfused
+        The program, if torch runs it faster than any of the kernels.
     """
 
     program: Program
@@ -58,9 +63,11 @@ class Superoptimized:
     trials: tuple[Trial, ...]
     fused: Fused | None
     contract: Contract | None = None
+    torch: float = math.inf
+    unfused: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the fastest kernels.
+        """Run the fastest kernels; the program itself where torch is faster.
 
         Parameters
         ----------
@@ -76,9 +83,18 @@ class Superoptimized:
         if self.fused is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
         if self.contract is None:
-            return self.fused(*self.fused.packed(inputs))
+            return self._run(inputs)
         self.contract.require(inputs)
-        return self.contract.laid_out(self.fused(*self.fused.packed(inputs)))
+        return self.contract.laid_out(self._run(inputs))
+
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        assert self.fused is not None  # the caller has looked
+        if self.unfused is None:
+            return self.fused(*self.fused.packed(inputs))
+        import torch
+
+        with torch.no_grad():
+            return self.unfused(*inputs)
 
     def __str__(self) -> str:
         """Say what was found, where it comes from, how fast it is and what is proved."""
@@ -89,8 +105,15 @@ class Superoptimized:
         return (
             f"{self.program.name}: {len(self.report.found)} graphs {self.report.origin}; best of"
             f" {len(self.trials)} kernels {time}{error} ({plans}); equal but with probability"
-            f" {proof.error:.1e} ({proof.rounds} rounds)"
+            f" {proof.error:.1e} ({proof.rounds} rounds){self._beside_torch()}"
         )
+
+    def _beside_torch(self) -> str:
+        """Say what torch takes, and whether it runs the program."""
+        if math.isinf(self.torch):
+            return ""
+        chosen = "" if self.unfused is None else ": none is faster, so torch runs it"
+        return f"; as torch runs it {self.torch * 1e6:.1f} us{chosen}"
 
     @property
     def best(self) -> Trial:
@@ -121,6 +144,7 @@ class Superoptimized:
             "rejected": counts.rejected, "seconds": self.report.seconds,
             "from_database": self.report.recalled, "certificate": self.certificate.as_json(),
             "graph": str(self.graph), "trials": [trial.as_json() for trial in self.trials],
+            "torch": None if math.isinf(self.torch) else self.torch, "unfused": self.unfused is not None,
         }  # fmt: skip
 
 
@@ -179,18 +203,21 @@ class Task:
         kept = TrialCache(self.database, report, self.device, self.trials, fixed) if self.database else None
         known = kept.read() if kept and self.reuse else None
         if known:
-            best = loaded(built(known[:1], self.device, 1), self.device) if self.is_here else []
-            return Superoptimized(program, report, tuple(known), best[0][1] if best else None)
+            trials, torch = known
+            best = loaded(built(trials[:1], self.device, 1), self.device) if self.is_here else []
+            found = Superoptimized(program, report, tuple(trials), best[0][1] if best else None)
+            return _faster(found, torch, function)
         candidates = candidates_of(report, self.device, self.trials, fixed)
         kernels = built(candidates, self.device, self.trials, self.step)
-        order, fused = tuple(trial for trial, _ in kernels), None
+        order, fused, torch = tuple(trial for trial, _ in kernels), None, math.inf
         if self.is_here:
-            found = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
-            found = self._improved(program, found, function, inputs)
-            order, fused = tuple(trial for trial, _ in found), found[0][1]
+            right = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
+            right = self._improved(program, right, function, inputs)
+            order, fused = tuple(trial for trial, _ in right), right[0][1]
+            torch = torch_seconds(function, inputs)
         if kept:
-            kept.write(order)
-        return Superoptimized(program, report, order, fused)
+            kept.write(order, torch)
+        return _faster(Superoptimized(program, report, order, fused), torch, function)
 
     def _improved(
         self,
@@ -238,6 +265,13 @@ class Task:
                 f"no kernel of {program.name} is accurate: relative errors {', '.join(errors)}"
             )
         return sorted(good, key=lambda pair: float(pair[0].measured or 0.0))
+
+
+def _faster(found: Superoptimized, torch: float, function: Callable[..., Any]) -> Superoptimized:
+    """Return what was found with the seconds that torch takes; with the program, if that is less."""
+    measured = found.best.measured
+    slower = found.fused is not None and measured is not None and torch < measured
+    return replace(found, torch=torch, unfused=function if slower else None)
 
 
 def require_type(result: Any, inputs: Sequence[torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ import onnx
 from ladder import faults
 from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_attention import ATTENTION_PATTERNS
+from ladder.frontend.onnx_branches import BranchedStage, branches
 from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_extents import completed, vector_like
@@ -406,6 +407,16 @@ class Walk:
     ) -> tuple[Late, ...]:
         """Make a node a stage of its own."""
         stage = NodeStage(node, tuple(names_read(node)), dict(versions), f"{title(node)}: {why}")
+        if node.op_type == "If" and node.domain in ("", "ai.onnx"):
+            read = {name: self.value(name) for name in stage.reads}
+            known = {n: v for n, v in read.items() if isinstance(v, Known) and not v.symbolic}
+            infos = {n: self._info(v) for n, v in read.items()}
+            models = branches(node, {a.name: a.g for a in node.attribute}, infos, known, self.file.model)
+            stage = (
+                stage
+                if models is None
+                else BranchedStage(node, stage.reads, stage.versions, stage.why, models)
+            )
         self.flow.add(stage, self.values, self.tensor)
         return tuple(self.flow.late(name, info) for name, info in zip(node.output, results, strict=True))
 

@@ -61,7 +61,7 @@ SINCE_7 = frozenset(
             "Softplus",
             "Sum",
         ),
-        *("Ceil", "Round", "Sign", "Mean", "Xor", "Softsign"),
+        *("Ceil", "Round", "Sign", "Mean", "Xor", "Softsign", "Resize", "Upsample"),
     )
 )
 """Operators whose rows hold from version 7 on."""

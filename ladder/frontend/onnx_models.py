@@ -12,6 +12,7 @@ from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
 from ladder.frontend.onnx_functions import FUNCTIONS
+from ladder.frontend.onnx_resize import RESIZES
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
 from ladder.frontend.onnx_stages import Piece, Weight
 from ladder.frontend.onnx_values import Known
@@ -314,6 +315,7 @@ MODELS: Mapping[str, Row] = {
     "AveragePool": _average_pool,
     "GlobalAveragePool": _whole_mean,
     "GlobalMaxPool": _whole_maximum,
+    **RESIZES,
     "Softmax": _softmax("_softmax.default"),
     "LogSoftmax": _softmax("_log_softmax.default"),
     "LayerNormalization": _layer_norm,

@@ -15,9 +15,21 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from ladder.api.linear import Linear
+from ladder.runtime.model.graphs import release_collectives
 from tile_types import QuantizedTensor
 from tile_types.errors import ShapeError, unknown_name
 from tile_types.shards import COLUMNS, ROWS, borders, shard
+
+__all__ = [
+    "ColwiseLinear",
+    "RowwiseLinear",
+    "VocabularyShard",
+    "connected",
+    "only_own",
+    "own_experts",
+    "release_collectives",
+    "shard_experts",
+]
 
 FEATURES = Shard(-1)
 """Where columns of activations are."""
@@ -166,6 +178,30 @@ def connected(
     module.register_forward_pre_hook(Between(mesh, given, takes).before)
     module.register_forward_hook(Between(mesh, makes, wanted, style.use_local_output).after)
     return module
+
+
+class VocabularyShard(torch.nn.Module):
+    """A process's rows of an embedding: it looks up its tokens, and the sum over all processes is the result.
+
+    Parameters
+    ----------
+    weight
+        Its rows, as `torch.chunk` cuts the whole.
+    extent
+        Rows of the whole.
+    """
+
+    def __init__(self, weight: torch.Tensor, extent: int, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.first, self.last = borders(extent, mesh.get_local_rank(), mesh.size())
+        self.total = Between(mesh, Partial(), Replicate())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., D]`` for tokens ``[...]``."""
+        own = (ids >= self.first) & (ids < self.last)
+        rows = torch.nn.functional.embedding(torch.where(own, ids - self.first, 0), self.weight)
+        return self.total(torch.where(own[..., None], rows, 0))
 
 
 def shard_experts(

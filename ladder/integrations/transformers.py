@@ -25,6 +25,7 @@ from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.integrations import transformers_experts as experts
+from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
 
@@ -116,6 +117,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.linear: set[str] = set()
         self.stacks: set[str] = set()
         self.device_map: Mapping[str, Any] | None = None
+        self.plan: LayerPlan | None = None
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
         """Tell whether a parameter is the weight of a linear layer, or of experts, that is not skipped."""
@@ -135,11 +137,12 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             If it cannot be quantized so; the layer is named.
         """
         options, _ = self.quantization_config.split()
-        path = name.rpartition(".")[0]
+        path, plan = name.rpartition(".")[0], self.plan
         try:
             if name in self.stacks:
                 weight = experts.as_matrix(model.get_submodule(path), weight)
-            self.held[name] = quantize(weight, self.quantization_config.weight, **options)
+            whole = quantize(weight, self.quantization_config.weight, **options)
+            self.held[name] = whole if plan is None else plan.shard(name, whole)
         except LadderError as error:
             error.add_note(f"while quantizing {name}")
             raise
@@ -162,6 +165,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             [] if self.pre_quantized else kept + list(getattr(model, "_keep_in_fp32_modules", None) or ())
         )
         self.linear, self.stacks = linear_layers(model, skipped), stacked_weights(model, skipped)
+        self.plan = LayerPlan(model, self.linear)
         if self.pre_quantized:
             self._take_stored(model, checkpoint_files or ())
 
@@ -198,8 +202,10 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _, options = self.quantization_config.split()
         dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
-        options = {"dtype": dtype, **options}
+        options, plan = {"dtype": dtype, **options}, self.plan
+        assert plan is not None  # made before weights were loaded
         for path in {name.rpartition(".")[0] for name in self.stacks & set(self.held)}:
+            plan.refuse_stacks(path)
             weights = {
                 stack: self.held.pop(f"{path}.{stack}")
                 for stack in experts.MEMBERS
@@ -210,15 +216,19 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             )
         while self.held:
             name, matrix = self.held.popitem()
-            bias = model.get_submodule(name).bias
+            bias = plan.bias(name, model.get_submodule(name).bias)  # type: ignore[arg-type]
+            if self.pre_quantized:
+                matrix = plan.shard(name, matrix)
             where = device_of(self.device_map, name)
-            layer = Linear.from_quantized(matrix, bias, device=where, **options)  # type: ignore[arg-type]
+            layer = Linear.from_quantized(matrix, bias, device=where, **options)
+            plan.connect(name, layer)
             model.set_submodule(name, layer)
+        plan.restore()
         return model
 
     def is_serializable(self) -> bool:
-        """Tell that models can be saved: state dicts hold canonical storage."""
-        return True
+        """Tell whether a model can be saved: state dicts hold canonical storage, of one process a shard."""
+        return self.plan is None or self.plan.mesh is None
 
     @property
     def is_trainable(self) -> bool:

@@ -109,6 +109,10 @@ class Gemm:
     factor: bool = False
     batch_invariant: bool = False
 
+    def __hash__(self) -> int:
+        """Return the hash of what tells most problems apart: they are keys of many caches."""
+        return hash((self.n, self.k, self.weight, self.activation, self.group_size))
+
     def __post_init__(self) -> None:
         if self.group_size == 0:
             object.__setattr__(self, "group_size", self.k)

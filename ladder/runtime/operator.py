@@ -124,6 +124,7 @@ def _rows_like(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.
 for place in ("CPU", "CUDA"):
     library.impl("quantize_tokens", quantize_by_kernel, place)
 torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
+torch.library.register_autograd("ladder::quantize_tokens", refuse_gradient, lib=library)
 
 for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_autograd)):
     library.impl(name, kernel, "CPU")

@@ -32,7 +32,7 @@ import ladder
 SECONDS, BYTES = 2.0, 1 << 30
 """What one file may take: of processor time, so that other processes do not count, and of memory."""
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds after which a worker counts as hanging."""
 
 

@@ -88,6 +88,11 @@ def test_registered_operator() -> None:
     y = op(x.requires_grad_(), packed, ranges)
     with pytest.raises(LadderError, match="no gradient"):
         y.sum().backward()
+    scales = torch.ones(6).requires_grad_()
+    narrow = ladder.GroupedMatmul(E, N, K, "int4", "int8", group_size=24)
+    y = narrow(torch.ones(6, K, dtype=torch.int8), narrow.pack(weights()), ranges, None, scales)
+    with pytest.raises(LadderError, match="no gradient"):
+        y.sum().backward()
 
 
 def test_what_does_not_fit_is_named() -> None:

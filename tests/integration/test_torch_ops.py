@@ -168,6 +168,23 @@ def test_gradients_are_refused_wherever_the_operator_is_called() -> None:
             assert not call().requires_grad
 
 
+def test_gradients_of_what_goes_beside_x_are_refused() -> None:
+    """Of a bias, of scales, and of x through its quantization to 8 bits."""
+    weight = ladder.quantize(torch.randn(8, 64), "int4", group_size=32)
+    op = ladder.Matmul(8, 64, "int4", "int8", group_size=32, bias=True, output="float32")
+    packed, x, bias, scale = op.pack(weight), torch.randn(3, 64), torch.randn(8), torch.rand(3)
+    codes = torch.ones(3, 64, dtype=torch.int8)
+    for y in (
+        op(x.clone().requires_grad_(), packed, bias),
+        op(x, packed, bias.clone().requires_grad_()),
+        op(codes, packed, bias, scale.clone().requires_grad_()),
+    ):
+        with pytest.raises(ladder.LadderError, match="no_grad"):
+            y.sum().backward()
+    with torch.no_grad():
+        assert not op(x, packed, bias.requires_grad_()).requires_grad
+
+
 def test_a_compiled_training_step_is_refused() -> None:
     op, packed = problem()
     torch._dynamo.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,11 @@ from benchmarks import zoo
 from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear
 from ladder.integrations.dynamo import backend
 
+zoo._import_torchvision()
+
 
 def llama() -> Any:
     """Return a tiny quantized Llama, the same in every process."""
-    zoo._import_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -69,6 +71,57 @@ def sharded_llama(mesh: DeviceMesh) -> dict[str, Any]:
         "plan": fast.plan(),
         "share": model.model.layers[0].mlp.down_proj.weight_nbytes / bytes_whole,
     }
+
+
+def loading(mesh: DeviceMesh, folder: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return a small model, and what loads it quantized, and what loads it over the mesh."""
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    from ladder.integrations.transformers import LadderConfig
+
+    os.environ.update(RANK=str(mesh.get_local_rank()), LOCAL_RANK="0", WORLD_SIZE=str(mesh.size()))
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, attention_bias=True, tie_word_embeddings=False, dtype="float32",
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(config).eval()
+    if mesh.get_local_rank() == 0:
+        model.save_pretrained(folder / "plain")
+    dist.barrier()
+    spread = {"distributed_config": DistributedConfig(tp_size=mesh.size(), tp_plan="auto")}
+    return model, {"quantization_config": LadderConfig("int4", group_size=16)}, spread
+
+
+def loaded(mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
+    """Return logits and tokens of a model that is quantized and cut while it is loaded, and of the whole."""
+    model, quantized, spread = loading(mesh, folder)
+    ids, load = torch.arange(6)[None], type(model).from_pretrained
+    whole, part = load(folder / "plain", **quantized), load(folder / "plain", **quantized, **spread)
+    fast = ladder.compile(part)
+    for _ in range(2):
+        compiled = fast(ids, use_cache=False).logits
+    tokens = [m.generate(ids, max_new_tokens=6, do_sample=False).float() for m in (part, whole)]
+    return {
+        "eager": (part(ids).logits, whole(ids).logits),
+        "compiled": (compiled, whole(ids).logits),
+        "tokens": tokens,
+        "explained": fast.explain(),
+    }
+
+
+def stored(mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
+    """Return logits of a model that was saved quantized, cut while it is loaded, and of the whole."""
+    from ladder.integrations.transformers import load_pretrained
+
+    model, quantized, spread = loading(mesh, folder)
+    whole = type(model).from_pretrained(folder / "plain", **quantized)
+    if mesh.get_local_rank() == 0:
+        whole.save_pretrained(folder / "quantized")
+    dist.barrier()
+    ids, part = torch.arange(6)[None], load_pretrained(type(model), folder / "quantized", **spread)
+    return {"eager": (part(ids).logits, whole(ids).logits)}
 
 
 def layouts(mesh: DeviceMesh) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -163,16 +216,23 @@ def programs(mesh: DeviceMesh) -> dict[str, tuple[torch.Tensor, torch.Tensor, st
     return found
 
 
-def main(folder: Path, rank: int, count: int) -> None:
-    """Run everything, and save it."""
+def everything(mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
+    """Return what needs no package but torch and transformers."""
+    return {"llama": sharded_llama(mesh), "layouts": layouts(mesh), "programs": programs(mesh)}
+
+
+PARTS = {"everything": everything, "loaded": loaded, "stored": stored}
+
+
+def main(folder: Path, rank: int, count: int, part: str) -> None:
+    """Run a part, and save what it returns."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
-    mesh = init_device_mesh("cpu", (count,))
     with torch.no_grad():
-        found = {"llama": sharded_llama(mesh), "layouts": layouts(mesh), "programs": programs(mesh)}
+        found = PARTS[part](init_device_mesh("cpu", (count,)), folder)
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,27 +22,26 @@ SPLITS = {"not awaited"}
 """Programs whose graph breaks at the collective."""
 
 
-def started(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Start the processes of a group."""
-    return [
+def run_in_a_group(folder: Path, part: str) -> list[dict[str, Any]]:
+    """Return what each process of a group finds."""
+    processes = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), *arguments],
+            [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), part],
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(RANKS)
     ]
+    said = [process.communicate(timeout=600)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * RANKS, said
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each process found."""
     pytest.importorskip("transformers", minversion="5")
-    folder = tmp_path_factory.mktemp("group")
-    for process in started(folder):
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    return run_in_a_group(tmp_path_factory.mktemp("group"), "everything")
 
 
 def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]]) -> None:
@@ -59,6 +60,18 @@ def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, A
         assert "whole; 1 graphs" in results["explained"]
         assert results["plan"].count("all_reduce") == 2 * 2 * 2  # title and reason, two layers, two sums
         assert results["plan"].count("all_gather") == 2
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("part", ["loaded", "stored"])
+def test_transformers_cuts_models_while_it_loads_them(part: str, tmp_path: Path) -> None:
+    """By ``tp_plan="auto"``: of full precision, and of files that were saved quantized."""
+    pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("accelerate")
+    for rank in run_in_a_group(tmp_path, part):
+        assert "whole; 1 graphs" in rank.pop("explained", "whole; 1 graphs")
+        for name, (given, wanted) in rank.items():
+            torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_layers_take_and_give_every_layout(found: list[dict[str, Any]]) -> None:
@@ -128,6 +141,7 @@ ENDS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("how", ENDS)
 def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_path: Path) -> None:
     """The group's own timeout is 30 minutes; the test's is what these need to start."""
@@ -141,3 +155,17 @@ def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_pat
     said = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == codes, said
     assert message in said[0]
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    """As it says: by torchrun, in two processes."""
+    page = Path(ladder.__file__).with_name("integrations") / "README.md"
+    (code,) = re.findall(r"<!-- test: torchrun -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "two.py").write_text(code)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ladder.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, "two.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("_c10d_functional.all_reduce") == 2 * 2  # title and reason, two processes

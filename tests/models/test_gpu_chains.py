@@ -102,7 +102,7 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
-@pytest.mark.daily(12)
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100"])
 def test_simulated_on_amd(case: str, target: str) -> None:

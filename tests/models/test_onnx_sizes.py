@@ -89,6 +89,50 @@ def test_only_files_have_shapes() -> None:
         ladder.compile(torch.relu, shapes={"x": (1,)})  # type: ignore[call-overload]
 
 
+def branching() -> onnx.ModelProto:
+    """Return ``relu(x w) if c else x[:3] w + k``: both branches read values around them."""
+    info = helper.make_tensor_value_info
+    out = [info("b", TensorProto.FLOAT, None)]
+    then = helper.make_graph([helper.make_node("Relu", ["p"], ["b"])], "then", [], out)
+    nodes = [
+        helper.make_node("Slice", ["p", "zero", "three"], ["s"]),
+        helper.make_node("Add", ["s", "k"], ["b"]),
+    ]
+    stored = [onnx.numpy_helper.from_array(np.array([n]), name) for name, n in (("zero", 0), ("three", 3))]
+    otherwise = helper.make_graph(nodes, "else", [], out, stored)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("If", ["c"], ["f"], then_branch=then, else_branch=otherwise),
+            helper.make_node("Neg", ["f"], ["y"]),
+        ],
+        "branching",
+        [info("x", TensorProto.FLOAT, ["n", 8]), info("c", TensorProto.BOOL, [])],
+        [info("y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(WEIGHT, "w"), onnx.numpy_helper.from_array(WEIGHT[0], "k")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def test_branches_are_models() -> None:
+    fast, weight = ladder.compile(branching()), torch.from_numpy(WEIGHT)
+    for rows, taken in (
+        (5, True),
+        (5, False),
+        (2, False),
+        (5, True),
+        (4, False),
+        (4, False),
+        (4, False),
+        (4, True),
+    ):
+        x = inputs(rows)[0]
+        wanted = torch.relu(x @ weight) if taken else (x @ weight)[:3] + weight[0]
+        torch.testing.assert_close(fast(x, torch.tensor(taken)), -wanted)
+    stages = [stage for stage in fast.on("cpu").stages if hasattr(stage, "make")]
+    assert [None not in stage._made.values() for stage in stages] == [True]
+
+
 def test_what_is_no_program_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="takes a function, a module or an ONNX model, not int"):
         ladder.compile(3)  # type: ignore[call-overload]

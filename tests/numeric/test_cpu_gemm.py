@@ -31,7 +31,7 @@ def cores(device, gemm):
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
-@pytest.mark.daily(22)
+@pytest.mark.daily(11)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("activation", ["bfloat16", "int8"])
 def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
@@ -41,6 +41,7 @@ def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
         assert relative_error(case, entry, 3) <= bound
 
 
+@pytest.mark.daily(11)
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_every_weight_type_without_vector_extensions(weight: str) -> None:
     case = problem(weight, "float32", N, K, GROUP)
@@ -48,6 +49,7 @@ def test_every_weight_type_without_vector_extensions(weight: str) -> None:
     assert relative_error(case, entry, 3) <= BOUNDS["float32"]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("zero", ["none", "integer", "float"])
 def test_every_activation_zero_point_and_output(activation: str, zero: str) -> None:

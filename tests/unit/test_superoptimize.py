@@ -28,6 +28,12 @@ from tile_types import quantize
 from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
 
 
+@pytest.fixture(autouse=True)
+def slow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of these sizes may be faster as torch runs them: what is tested is the kernels."""
+    monkeypatch.setattr("ladder.api.superopt_task.torch_seconds", lambda function, inputs: 1.0)
+
+
 def draw(*shape: int) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.5).half()
 
@@ -220,6 +226,21 @@ def test_superoptimize(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.as_json()["from_database"] is True
     assert [trial.as_json() for trial in again.trials] == [trial.as_json() for trial in found.trials]
     assert torch.equal(again(*inputs), found(*inputs))
+
+
+def test_what_torch_runs_faster_it_runs(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searched, and from the database."""
+    inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
+    monkeypatch.setattr("ladder.api.superopt_task.torch_seconds", lambda function, given: 1e-9)
+    for _ in range(2):
+        found = ladder.superoptimize(gated, inputs, limits=QUICK, trials=1, seed=0)
+        assert "none is faster, so torch runs it" in str(found)
+        assert found.as_json()["unfused"] is True
+        with monkeypatch.context() as without_kernels:
+            without_kernels.setattr(Fused, "__call__", None)
+            assert torch.equal(found(*inputs), gated(*inputs))
+        with pytest.raises(ShapeError, match="optimised for"):
+            found(inputs[0][:2], *inputs[1:])
 
 
 def test_the_database_knows_shapes_types_and_devices(cache: None) -> None:

@@ -20,7 +20,7 @@ COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 _MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
 _NUMBERS = (int, float, complex, bool)
 _SEQUENCES = (list, tuple, str, bytes, bytearray, range)
-_ORDER = frozenset(getattr(object, f"__{name}__") for name in ("lt", "le", "gt", "ge"))
+_ORDER = tuple(getattr(object, f"__{name}__") for name in ("lt", "le", "gt", "ge"))
 """What classes have that do not say how their instances are ordered."""
 
 
@@ -78,7 +78,7 @@ def _is_known(vm: Interpreter, attempt: Attempt) -> bool:
     if method is object.__ne__:
         equal = vm.heap.class_attribute(type(owner), "__eq__")
         return is_a(equal, types.FunctionType) or equal is object.__eq__
-    if is_a(method, types.FunctionType) or method is object.__eq__ or method in _ORDER:
+    if is_a(method, types.FunctionType) or any(method is known for known in (object.__eq__, *_ORDER)):
         return True
     return type(owner) in _NUMBERS and not is_a(other, (*_NUMBERS, np.generic))
 

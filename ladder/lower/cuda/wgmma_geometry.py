@@ -14,16 +14,17 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.codes import table_bytes
 from schedules.footprint import (
-    STAGED_COLUMNS,
     carries,
     launch_registers,
     math_register_estimate,
     math_registers,
     scale_span,
+    staged_columns,
     streams_exponents,
 )
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import LEAST_SLABS
+from schedules.rules import RULES
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
@@ -65,7 +66,7 @@ class Geometry:
             s.tile_n % (TILE * self.warpgroups) == 0,
             f"tile_n={s.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
-        check(s.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no tile of {s.tile_m} (8 to 256)")
+        check(s.tile_m in RULES["wgmma"].tile_m, f"wgmma has no tile of {s.tile_m} (8 to 256)")
         check(
             s.tile_k % self.slab == 0,
             f"tile_k={s.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
@@ -86,7 +87,7 @@ class Geometry:
             "stream_k shares the tiles of a persistent 16-bit kernel without clusters",
         )
         check(
-            s.cluster * 8 <= s.tile_m,
+            s.tile_m % (s.cluster * 8) == 0,
             f"{s.cluster} blocks cannot share {s.tile_m} activation rows",
         )
         check(
@@ -272,7 +273,7 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Activation rows that the epilogue stages through shared memory at a time."""
-        return min(self.schedule.tile_m, STAGED_COLUMNS[self.gemm.output])
+        return staged_columns(self.gemm, self.schedule)
 
     @property
     def team(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -25,6 +26,18 @@ WARM = 2
 
 PAYS = 4
 """Calls for each recording, before there is another: arguments that never stay are not recorded each time."""
+
+
+_with_collectives: WeakSet[Replay] = WeakSet()
+"""Recordings that hold a group's connections: NCCL ends a group only when none is left."""
+
+
+def release_collectives() -> None:
+    """Drop all CUDA graphs with collectives, so that their group can be destroyed; calls record anew."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    for replay in list(_with_collectives):
+        replay.graph, replay.results, replay.copies = None, [], []
 
 
 class Replay:
@@ -88,3 +101,5 @@ class Replay:
             log.warning("no CUDA graph of a plan: %s", error)
             return
         self.graph = graph
+        if self.mode != "global":
+            _with_collectives.add(self)

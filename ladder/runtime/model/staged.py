@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,6 +72,38 @@ class TorchStage:
 
 
 @dataclass(frozen=True)
+class IfStage(TorchStage):
+    """A node that runs one of two graphs: each is a model, made when it is first taken.
+
+    Parameters
+    ----------
+    node, reads, why
+        As of any; the node runs a branch that cannot be a model.
+    make
+        Condition -> the model of its branch, None if it can be none.
+    """
+
+    make: Callable[[bool], WholeModel | StagedModel | None]
+
+    @cached_property
+    def _made(self) -> dict[bool, WholeModel | StagedModel | None]:
+        return {}
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Compute results from values of the call."""
+        taken = bool(values[self.node.reads[0]])
+        if taken not in self._made:
+            self._made[taken] = self.make(taken)
+        model = self._made[taken]
+        if model is None:
+            run_node(self.node, values)
+            return
+        found = model(*(values[name] for name in model.names))
+        results = found if len(self.writes) > 1 else (found,)
+        values.update(zip(self.writes, results, strict=True))
+
+
+@dataclass(frozen=True)
 class StagedModel:
     """A model of several stages; call it with its inputs, by position or by name.
 
@@ -119,7 +151,7 @@ class StagedModel:
         LadderError
             If a node cannot be computed of what is there; the message names it.
         """
-        given = by_name(self._names, arguments, named)
+        given = by_name(self.names, arguments, named)
         values = {**self.stored, **{name: given_value(value) for name, value in given.items()}}
         self._check(values)
         for stage, dead in self._order:
@@ -130,7 +162,8 @@ class StagedModel:
         return found[0] if len(found) == 1 else found
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """Of the inputs."""
         return tuple(self.inputs)
 
     @cached_property
@@ -149,7 +182,7 @@ class StagedModel:
         return set()
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        seen = tuple(_form(values[name]) for name in self._names)
+        seen = tuple(_form(values[name]) for name in self.names)
         if seen in self._fitting:
             return
         self._compare(values)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ladder.ir.extents import size_names
 from ladder.ir.graph import Graph
 from ladder.runtime.fields import refuse_contradiction
 from ladder.runtime.model.executable import Executable
@@ -108,7 +109,8 @@ class WholeModel:
         return sum(tensor.nbytes for tensor in kept.values())
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters."""
         return tuple(self.parameters)
 
     @cached_property
@@ -125,9 +127,9 @@ class WholeModel:
 
     def _tensors(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """Return the tensors of a call, in order."""
-        if self._are_tensors and not named and len(arguments) == len(self._names):
+        if self._are_tensors and not named and len(arguments) == len(self.names):
             return arguments
-        given = by_name(self._names, arguments, named)
+        given = by_name(self.names, arguments, named)
         if self._are_tensors:
             return list(given.values())
         found: dict[int, Any] = {}
@@ -136,15 +138,18 @@ class WholeModel:
         return [found[at] for at in range(len(found))]
 
     @cached_property
-    def _bounds(self) -> Callable[[Sizes], tuple[int, ...]]:
-        """What gives both numbers of every limit."""
-        return evaluator(tuple(e for pair in self.limits for e in pair), self.executable.bound.names)
+    def _bounds(self) -> tuple[Limits, Callable[[Sizes], tuple[int, ...]]]:
+        """The limits that calls show the sizes of, and what gives both numbers of each."""
+        names = self.executable.bound.names
+        shown = tuple(pair for pair in self.limits if set(size_names(pair)) <= set(names))
+        return shown, evaluator(tuple(extent for pair in shown for extent in pair), names)
 
     def _check_limits(self, values: Sequence[Any]) -> None:
-        numbers = self._bounds(self.executable.read(values))
-        for (extent, most), found, bound in zip(self.limits, numbers[::2], numbers[1::2], strict=True):
-            if found > bound:
-                raise ShapeError(f"the model needs {extent} <= {most}, this call has {found} and {bound}")
+        limits, numbers = self._bounds
+        found = numbers(self.executable.read(values))
+        for (extent, most), size, bound in zip(limits, found[::2], found[1::2], strict=True):
+            if size > bound:
+                raise ShapeError(f"the model needs {extent} <= {most}, this call has {size} and {bound}")
 
 
 def by_name(names: Sequence[str], arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

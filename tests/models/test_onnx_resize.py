@@ -1,0 +1,48 @@
+"""Resize of the nearest element by whole factors: moves of a kernel, as in the standard's own reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import ladder
+
+HOW = {
+    "half_pixel": ("round_prefer_floor", True),
+    "asymmetric": ("floor", True),
+    "pytorch_half_pixel": ("ceil", False),
+    "align_corners": ("floor", False),
+}
+"""Coordinates -> how they become whole, and whether that repeats every element."""
+
+
+def model(how: str, factor: int, version: int) -> onnx.ModelProto:
+    given = {"coordinate_transformation_mode": how, "nearest_mode": HOW[how][0]} if version > 10 else {}
+    scales = onnx.numpy_helper.from_array(np.array([1, 1, factor, 1], np.float32), "scales")
+    names = ["x", "", "scales"] if version > 10 else ["x", "scales"]
+    nodes = [helper.make_node("Resize", names, ["r"], **given), helper.make_node("Relu", ["r"], ["y"])]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "resize",
+        [info("x", TensorProto.FLOAT, ["n", 3, "h", 5])],
+        [info("y", TensorProto.FLOAT, None)],
+        [scales],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("how", "factor", "version"), [*((how, 3, 13) for how in HOW), ("asymmetric", 2, 10)]
+)
+def test_whole_factors(how: str, factor: int, version: int) -> None:
+    written = model(how, factor, version)
+    fast = ladder.compile(written)
+    x = torch.randn(2, 3, 4, 5)
+    (wanted,) = ReferenceEvaluator(model(how, factor, max(version, 13))).run(None, {"x": x.numpy()})
+    np.testing.assert_array_equal(fast(x).numpy(), wanted)
+    assert ("torch onnx.Resize" in fast.plan()) != HOW[how][1]
