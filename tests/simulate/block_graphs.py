@@ -23,8 +23,8 @@ from ladder.simulate import SimulationResult, simulate_launch
 from targets import get_device
 
 __all__ = [
-    "Case", "add_then_multiply", "attention", "gated_mlp", "greatest_product", "lora", "norm_transition", "rmsnorm_matmul",
-    "run", "run_kernels", "run_quantized", "split_attention",
+    "Case", "add_then_multiply", "attention", "gated_mlp", "greatest_product", "lora", "norm_transition",
+    "rmsnorm_matmul", "run", "run_kernels", "run_quantized", "split_attention",
 ]  # fmt: skip
 
 
