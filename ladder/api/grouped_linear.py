@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -103,3 +104,40 @@ class GroupedLinear(Linear):
         """Return the product in the current dtype."""
         gemm = replace(super()._operator(bias).gemm, experts=self.experts)
         return Stack.of(gemm)
+
+
+def mixture(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    gate: Callable[[torch.Tensor], torch.Tensor],
+    down: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    experts: int = 0,
+) -> torch.Tensor:
+    """Return the weighted sum of what each row's experts make of it ``[T, H]``.
+
+    Parameters
+    ----------
+    x
+        ``[T, H]``.
+    ids, weights
+        ``[T, k]``: the experts of each row, and their weights. Numbers from E on are no expert here.
+    up, down
+        Take rows in the order of their experts and offsets ``[E + 1]``, such as `GroupedLinear`.
+    gate
+        What lies between them.
+    experts
+        E; by default that of ``down``.
+    """
+    experts = experts or int(down.experts)  # type: ignore[attr-defined]
+    chosen = ids.shape[-1]
+    sorted_ids, order = torch.sort(ids.reshape(-1), stable=True)
+    bounds = torch.arange(experts + 1, device=ids.device, dtype=ids.dtype)
+    offsets = torch.searchsorted(sorted_ids, bounds).to(torch.int32)
+    real = (sorted_ids < experts)[:, None]  # rows of no expert are not written by products
+    rows = gate(torch.where(real, up(x[order // chosen], offsets), 0))
+    rows = torch.where(real, down(rows.to(x.dtype), offsets), 0)
+    rows = rows * weights.reshape(-1)[order][:, None]
+    placed = torch.empty_like(rows).index_copy_(0, order, rows)
+    return placed.view(-1, chosen, rows.shape[-1]).sum(1).to(x.dtype)

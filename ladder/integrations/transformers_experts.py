@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ladder.api.grouped_linear import GroupedLinear
+from ladder.api.grouped_linear import GroupedLinear, mixture
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError
 from tile_types.shards import joined
@@ -91,29 +91,25 @@ def forward(
     top_k_index, top_k_weights
         ``[T, k]``: experts of each token, and their weights. Numbers from E on are no expert (of this rank).
     """
-    experts, chosen = self.num_experts, top_k_index.shape[-1]
-    ids, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    bounds = torch.arange(experts + 1, device=ids.device, dtype=ids.dtype)
-    offsets = torch.searchsorted(ids, bounds).to(torch.int32)
-    up, down = (getattr(self, HOME)[name] for name in stacks(self))
-    rows = hidden_states[order // chosen]
-    real = ids < experts
-    rows = _with_bias(self, stacks(self)[0], up(rows, offsets), ids)
-    rows = self._apply_gate(rows) if self.has_gate else self.act_fn(rows)
-    rows = _with_bias(self, DOWN, down(rows.to(hidden_states.dtype), offsets), ids)
-    if self.has_post_expert_norm:
-        rows = self.post_expert_norm(rows)
-    rows = torch.where(real[:, None], rows * top_k_weights.reshape(-1)[order][:, None], 0)
-    placed = torch.empty_like(rows).index_copy_(0, order, rows)
-    return placed.view(-1, chosen, rows.shape[-1]).sum(1).to(hidden_states.dtype)
+    up, down = (_with_bias(self, name) for name in stacks(self))
+    gate = self._apply_gate if self.has_gate else self.act_fn
+    experts = int(self.num_experts)
+    return mixture(hidden_states, top_k_index, top_k_weights, up, gate, down, experts)
 
 
-def _with_bias(module: Any, name: str, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return rows with the bias of each one's expert; rows of none are 0."""
-    experts = module.num_experts
-    if module.has_bias:
-        rows = rows + getattr(module, f"{name}_bias")[ids.clamp(max=experts - 1)]
-    return torch.where((ids < experts)[:, None], rows, 0)
+def _with_bias(module: Any, name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a layer with the bias, and the norm behind, that its module keeps."""
+    layer = getattr(module, HOME)[name]
+
+    def call(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = layer(x, offsets)
+        if module.has_bias:
+            at = torch.searchsorted(offsets[1:], torch.arange(len(x), device=x.device), right=True)
+            rows = rows + getattr(module, f"{name}_bias")[at.clamp(max=module.num_experts - 1)]
+        behind = name == DOWN and module.has_post_expert_norm
+        return module.post_expert_norm(rows) if behind else rows
+
+    return call
 
 
 def sources(stack: str, experts: int, prefix: str, known: Container[str]) -> list[str]:

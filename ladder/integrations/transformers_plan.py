@@ -7,6 +7,7 @@ Ladder quantizes are taken out of a model's plan while it is loaded, and carried
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -51,6 +52,11 @@ STYLES: dict[str, Cut | None] = {
 """Name in a plan -> how the layer is cut; None for one that every process holds whole."""
 
 
+def wildcard(name: str) -> str:
+    """Return the name of a module as plans have it, with ``*`` for numbers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
 class LayerPlan:
     """The rules for quantized layers of one model.
 
@@ -61,16 +67,10 @@ class LayerPlan:
     layers
         Names of its layers that will be quantized; their rules are taken out of the model's plan.
 
-    Raises
-    ------
-    LadderError
-        If a rule is for quantized layers and for others, or is no style that quantized layers have.
     """
 
     def __init__(self, model: Any, layers: Iterable[str]) -> None:
-        from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard as wildcard
-
-        self.model, self.wildcard = model, wildcard
+        self.model = model
         self.whole: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
         linear = (name for name, module in model.named_modules() if type(module) is torch.nn.Linear)
         quantized = set(layers)
@@ -78,15 +78,14 @@ class LayerPlan:
         self.styles = {
             name: rule for name in quantized if (rule := self._rule(name, wildcard(name))) is not None
         }
-        mixed = sorted({wildcard(name) for name in self.styles} & others)
-        if mixed:
-            raise LadderError(
-                f"the tp_plan has one rule for {mixed[0]}, of which some are quantized: quantize all of them"
-            )
+        ruled = {wildcard(name) for name in self.styles}
+        self.mixed = ruled & others
+        """Rules for layers of which some are quantized: these cannot be cut."""
+        taken = (*(ruled - others), *self.styles)
         model._tp_plan = {
             name: style
             for name, style in self.whole.items()
-            if name.removesuffix(".weight").removesuffix(".bias") not in {wildcard(n) for n in self.styles}
+            if name.removesuffix(".weight").removesuffix(".bias") not in taken
         }
 
     def _rule(self, *names: str) -> str | None:
@@ -96,7 +95,9 @@ class LayerPlan:
     def mesh(self) -> DeviceMesh | None:
         """The devices of tensor parallelism, once transformers has made them; None without."""
         manager = getattr(self.model, "_mesh_manager", None)
-        mesh = None if manager is None else manager.get_mesh("tp")
+        mesh = getattr(self.model, "_device_mesh", None) if manager is None else manager.get_mesh("tp")
+        if mesh is not None and mesh.ndim > 1:
+            mesh = mesh["tp"]
         return None if mesh is None or mesh.size() == 1 else mesh
 
     def restore(self) -> None:
@@ -104,7 +105,7 @@ class LayerPlan:
         self.model._tp_plan = self.whole
         mesh = self.mesh
         for name, module in list(self.model.named_modules()) if mesh is not None else ():
-            rule = self._rule(name, self.wildcard(name))
+            rule = self._rule(name, wildcard(name))
             if rule is not None and isinstance(getattr(module, "weight", None), DTensor):
                 _make_local(self.model, name, rule, mesh)  # type: ignore[arg-type]
 
@@ -115,8 +116,14 @@ class LayerPlan:
         ------
         UnknownNameError
             If its style is none of `STYLES`.
+        LadderError
+            If its rule is for layers that are not quantized, too.
         """
         style = self.styles.get(name) if self.mesh is not None else None
+        if style is not None and wildcard(name) in self.mixed:
+            raise LadderError(
+                f"the tp_plan has one rule for {wildcard(name)}: quantize all of these, or none"
+            )
         if style is not None and style not in STYLES:
             raise unknown_name(f"style of the quantized layer {name}", style, STYLES)
         return None if style is None else STYLES[style]

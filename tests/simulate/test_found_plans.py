@@ -168,6 +168,15 @@ def test_found_graphs_are_taken_only_where_they_are_predicted_to_be_faster(
     assert found.finder(get_device("rocm/gfx942")) is None
 
 
+def test_weights_with_arrays_that_no_block_graph_reads_stay_as_they_are(
+    slow_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales of whole rows are an array that belongs to the weight, and follows the product."""
+    model = ladder.quantize_(model_of(NormProduct, 128, 128), "int8")
+    prepared = prepared_for_h200(model, torch.randn(1, 128).half(), monkeypatch)
+    assert "found" not in [part.kind for part in prepared.parts]
+
+
 def test_values_that_others_read_are_kept(slow_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The normed rows are a result too: no graph of one result has them."""
 

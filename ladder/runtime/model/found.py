@@ -16,16 +16,18 @@ import torch
 from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.extents import product
+from ladder.lower.blocks.analysis import gemm_of
 from ladder.partition.attention import has_kernels
 from ladder.partition.convolutions import ADDMM, COSTS, chain_us, moved
 from ladder.partition.found_graphs import Choice, Find, Weight
 from ladder.partition.found_program import RegionProgram
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity, KernelCache, cache_key
-from ladder.runtime.compile import candidate_for
+from ladder.runtime.compile import candidate_for, family_of
 from ladder.runtime.fused import Lowering, constants_of
 from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.model.entry_calls import ready
+from ladder.runtime.packed import layout_of
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Database, Limits, Program, Report, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
@@ -34,6 +36,7 @@ from tile_types.library import get_type
 from tile_types.tile import Tile
 
 if TYPE_CHECKING:
+    from ladder.ir.graph import Graph
     from ladder.partition import Subgraph
     from ladder.runtime.model.plan import Step
     from ladder.runtime.model.program import Source
@@ -197,13 +200,26 @@ def is_emitted(trial: Trial, device: TileDevice) -> bool:
     return True
 
 
-def weights_of(sources: Mapping[str, Source]) -> dict[str, Weight]:
+def weights_of(graph: Graph, sources: Mapping[str, Source], device: TileDevice) -> dict[str, Weight]:
     """Return what regions may do with the weights among a program's inputs."""
+    family = family_of(device)
     return {
-        name: Weight(max(1, len(source.joined)), source.dense, source.turned)
+        name: Weight(max(1, len(source.joined)), source.dense, _is_readable(graph.tile(name), source, family))
         for name, source in sources.items()
-        if source.kind == "weight"
+        if source.kind in ("weight", "part")
     }
+
+
+def _is_readable(tile: Tile, source: Source, family: str) -> bool:
+    """Tell whether kernels take a weight's arrays: plain ``[N, K]``, or packed as they have it."""
+    if source.gemm is None or source.turned:
+        return False
+    if source.dense:
+        return True
+    if not tile.ttype.is_block:
+        return False
+    own = gemm_of(tile.ttype, tile.known_shape, source.gemm.activation)
+    return layout_of(own, family) == layout_of(source.gemm, family)
 
 
 def found_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
