@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -35,7 +36,7 @@ def to_aten(
         return results
 
     try:
-        traced = _functional(run, examples)
+        traced = _functional(run, examples, prepared)
     except ImportRefused:
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
@@ -50,19 +51,52 @@ def _lies(values: Sequence[Any]) -> list[Any]:
     return [(value.shape, value.stride(), value.storage_offset()) for value in tensors]
 
 
-def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
+def _functional(
+    run: Callable[..., Any], examples: Sequence[Any], module: torch.fx.GraphModule
+) -> torch.fx.GraphModule:
     """Trace; a graph that changes tensors in place, or is not traced as it is, is first made functional."""
     try:
         traced = _traced(run, examples)
     except RuntimeError:
         traced = None
-    if traced is not None and not any(_changes_in_place(node) for node in traced.graph.nodes):
-        return traced
+    if traced is not None:
+        writes = [node for node in traced.graph.nodes if _changes_in_place(node)]
+        if not writes:
+            return traced
+        _refuse_lossy_views(writes)
+    elif any(_name_of(node) in LOSSY_NAMES or node.target in LOSSY_NAMES for node in module.graph.nodes):
+        raise ImportRefused("the graph is traced only as functional, and may write through lossy views")
     traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
     if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
         # decompositions changed something of their own
         traced = _traced(torch.func.functionalize(traced, remove="mutations"), examples)
     return traced
+
+
+LOSSY = ("aten.expand.default", "aten.unfold.default")
+"""Views through which functional graphs write wrongly: torch adds up what lies in several places of them."""
+
+LOSSY_NAMES = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "unfold")
+
+
+def _refuse_lossy_views(writes: Sequence[torch.fx.Node]) -> None:
+    """Raise ImportRefused if something is written through a view of `LOSSY`."""
+    for write in writes:
+        given = zip(write.args, write.target._schema.arguments, strict=False)  # type: ignore[union-attr]
+        changed = [value for value, argument in given if argument.alias_info is not None]
+        for value in [*changed, *write.kwargs.values()]:
+            while isinstance(value, torch.fx.Node) and _shares_memory(value):
+                if str(value.target) in LOSSY:
+                    raise ImportRefused(f"{write.target} writes through {value.target}")
+                value = value.args[0]
+
+
+def _shares_memory(node: torch.fx.Node) -> bool:
+    """Tell whether a traced operator gives a view of its first operand, or that operand."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    return any(result.alias_info is not None for result in target._schema.returns)
 
 
 def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:

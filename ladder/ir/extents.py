@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import permutations
 
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
@@ -172,14 +173,60 @@ def _extreme(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
     ``n - min(n, 5)`` and ``max(n - 5, 0)`` have one spelling.
     """
     difference = _added(left, _multiplied({(): -1}, right))
-    if all(factor >= 0 for factor in difference.values()):
+    least, most = _bounds(difference)
+    if least is not None and least >= 0:
         return left if name == "max" else right
-    if all(factor <= 0 for factor in difference.values()):
+    if most is not None and most <= 0:
         return right if name == "max" else left
     if difference[max(difference, key=_degree)] < 0:
         left, right, difference = right, left, _multiplied({(): -1}, difference)
     excess: _Polynomial = {(f"max({_text(difference)}, 0)",): 1}
     return _added(right, excess) if name == "max" else _added(left, _multiplied({(): -1}, excess))
+
+
+def _bounds(value: _Polynomial) -> tuple[int | None, int | None]:
+    """Return the least and the largest number that a polynomial may be, None where there is no such bound.
+
+    Sizes are not negative. Two quotients by one number, rounded alike, of dividends that are ``k`` apart
+    differ by ``k`` over that number, rounded down or up.
+    """
+    rest = dict(value)
+    least = most = rest.pop((), 0)
+    for plus, minus in permutations([m for m in value if len(m) == 1 and "(" in m[0]], 2):
+        if rest.get(plus, 0) <= 0 or rest.get(minus, 0) >= 0:
+            continue
+        apart = _apart(plus[0], minus[0])
+        if apart is None:
+            continue
+        count = min(rest[plus], -rest[minus])
+        least, most = least + count * apart[0], most + count * apart[1]
+        rest[plus], rest[minus] = rest[plus] - count, rest[minus] + count
+    return (
+        least if all(factor >= 0 for factor in rest.values()) else None,
+        most if all(factor <= 0 for factor in rest.values()) else None,
+    )
+
+
+def _apart(a: str, b: str) -> tuple[int, int] | None:
+    """Return the bounds of the difference of two quotients, None where their dividends have none."""
+    first, second = (_divisions(atom) for atom in (a, b))
+    if first is None or second is None or first[0] != second[0] or first[2] != second[2]:
+        return None
+    difference = _added(_polynomial(first[1]), _multiplied({(): -1}, _polynomial(second[1])))
+    if set(difference) - {()}:
+        return None
+    steps = difference.get((), 0)
+    return steps // first[2], -(-steps // first[2])
+
+
+def _divisions(atom: str) -> tuple[str, str, int] | None:
+    """Return how a quotient by a number is rounded, its dividend and the number; None for other atoms."""
+    call = ast.parse(atom, mode="eval").body
+    assert isinstance(call, ast.Call)  # `_read` makes no other atoms but names
+    assert isinstance(call.func, ast.Name)
+    divisor = ast.unparse(call.args[1])
+    known = call.func.id not in _EXTREMES and divisor.isdigit()
+    return (call.func.id, ast.unparse(call.args[0]), int(divisor)) if known else None
 
 
 def _quotient(name: str, dividend: _Polynomial, divisor: _Polynomial) -> _Polynomial:

@@ -151,6 +151,19 @@ def _two_of_one(x: Any, y: Any) -> Any:
     return x * 2, part + y.sum()
 
 
+def _expanded_written(x: Any, y: Any) -> Any:
+    x.expand(2, *x.shape).fill_(7)
+    y.expand_as(y).add_(1e-9)
+    y[:, :1].expand_as(y).split(1)[0].zero_()
+    return x + y
+
+
+def _unfolded_written(x: Any, y: Any) -> Any:
+    x.unfold(1, 2, 2).mul_(2)
+    y.unfold(0, 2, 3)[..., 0].fill_(7)
+    return x * 2, y + 1
+
+
 MOVED = (_resized, _sum_resizes, _extremes_resize, _seen_otherwise, _turned, _two_of_one)
 """Programs that give a tensor from outside another shape or other strides."""
 
@@ -165,7 +178,11 @@ for _name, _function in FUNCTIONS.items():
             f"layout_{_name}": lambda function=_function: _world(function, LAYOUTS),  # type: ignore[misc]
         }
     )
-for _function in MOVED:
+WRITTEN_THROUGH = (_expanded_written, _unfolded_written)
+"""Programs that write through views of which an element lies in several places, or not every one in any."""
+
+
+for _function in (*MOVED, *WRITTEN_THROUGH):
     programs(
         **{
             f"layout_moved{_function.__name__}": lambda function=_function: calls(

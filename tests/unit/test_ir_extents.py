@@ -136,6 +136,26 @@ def test_quotients_of_quotients_and_numbers(divide, factor, number, first, secon
         assert bind(extent, {"n": n}) == plain(plain(factor * n, first) + number, second)
 
 
+def test_quotients_of_near_dividends_are_ordered() -> None:
+    """``floor((n + 2) / 3)`` is at most ``floor(n / 3) + 1``; nothing else is taken for it."""
+    assert larger("floordiv(n, 3) + 1", "floordiv(n + 2, 3)") == canonical("floordiv(n, 3) + 1")
+    assert smaller("floordiv(n, 3) + 1", "floordiv(n + 2, 3)") == "floordiv(n + 2, 3)"
+    draw, decided = random.Random(0), 0
+    for _ in range(300):
+        a, b = (
+            f"{draw.randint(1, 2)}*{draw.choice(('floordiv', 'ceildiv'))}("
+            f"{draw.choice(('n', '2*n', 'n + m'))} + {draw.randint(0, 20)}, {draw.choice((2, 3, 16))})"
+            f" + {draw.randint(-4, 8)}"
+            for _ in range(2)
+        )
+        decided += "max" not in str(larger(a, b))
+        for n in range(0, 40, 7):
+            sizes = {"n": n, "m": n // 2 + 1}
+            ends = bind(a, sizes), bind(b, sizes)
+            assert (bind(smaller(a, b), sizes), bind(larger(a, b), sizes)) == tuple(sorted(map(int, ends)))
+    assert decided
+
+
 def test_only_sums_of_sizes_are_never_negative():
     assert all(map(only_adds, (0, 3, "n", "n + 1", "2*m*n + n")))
     assert not any(map(only_adds, (-1, "n - 1", "m*n - n + 4", "m - n")))
