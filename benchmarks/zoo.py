@@ -80,6 +80,7 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "decoder_start_token_id": 0,
+    "image_token_id": 126,
 }
 """Sizes of configurations, where a configuration has them."""
 
@@ -93,6 +94,7 @@ STATE_SPACE = {
 SHIFTED = {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2, "patch_size": 4}
 STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2}
 PARTICULAR: dict[str, dict[str, Any]] = {
+    "vipllava": {"vision_feature_layers": [-1, -2]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 8},
     "codegen": {"rotary_dim": 8},
@@ -126,6 +128,10 @@ HF = words(
     canine nomic_bert eurobert esm led umt5 fsmt plbart bigbird_pegasus t5gemma nllb-moe encoder-decoder
     data2vec-vision swiftformer layoutlm markuplm visual_bert flava git llava idefics3 mllama internvl
     dinov3_vit dinov3_convnext ijepa
+    camembert bert-generation blenderbot-small tapas gte jina_embeddings_v3 modernbert-decoder ernie4_5
+    ministral seed_oss hunyuan_v1_dense minicpm3 jetmoe granitemoeshared glm4_moe minimax_m2 llama4_text
+    deepseek_v4 hrm_text cwm mt5 imagegpt siglip_vision_model aimv2_vision_model pixtral glpn dpt vit_mae
+    sew sew-d wavlm emu3 aria vipllava aya_vision smolvlm
     """
 )
 """Model types of transformers that are run by default."""
@@ -134,12 +140,14 @@ TIMM = words(
     """
     resnet18 mobilenetv3_small_100 efficientnet_b0 convnext_atto vit_tiny_patch16_224
     deit_tiny_patch16_224 mixer_s32_224 regnetx_002 ghostnet_100 edgenext_xx_small
+    lcnet_050 fasternet_t0 mambaout_femto shvit_s1 selecsls42 gcresnext26ts hgnetv2_b0 swiftformer_xs
     """
 )
 
 TORCHVISION = words(
     """
     resnet18 mobilenet_v3_small squeezenet1_1 shufflenet_v2_x0_5 efficientnet_b0 vgg11_bn
+    regnet_y_400mf alexnet
     """
 )
 
@@ -266,7 +274,23 @@ def _inputs_of(model: Any, config: Any, seed: int) -> Inputs:
             inputs[name] = MADE[name](config, drawn, batch, length)
     if config.is_encoder_decoder and "decoder_input_ids" in asked:
         inputs["decoder_input_ids"] = torch.randint(3, 128, (batch, 5), generator=drawn)
+    if model.main_input_name == "input_ids" and config.model_type in SEEING:
+        inputs.update(_with_images(model, config, inputs["input_ids"], drawn))
     return inputs
+
+
+def _with_images(model: Any, config: Any, tokens: torch.Tensor, drawn: torch.Generator) -> Inputs:
+    """Return one image for each row of `tokens`, and the tokens with places for what is seen in it."""
+    batch = tokens.shape[0]
+    pixels = _pixels(config, drawn, batch, 0)
+    if SEEING[config.model_type]:
+        pixels = pixels.unsqueeze(1)  # images of each row
+    with torch.no_grad():
+        seen = model.get_image_features(pixel_values=pixels).pooler_output
+    count = sum(len(part.flatten(0, -2)) for part in seen) // batch
+    places = torch.full((batch, count), config.image_token_id)
+    ids = torch.cat([tokens[:, :2].clamp(max=100), places, tokens[:, 2:].clamp(max=100)], 1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
 
 
 def _pixels(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
@@ -299,6 +323,8 @@ def _wave(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch
     return torch.randn(batch, 400 + 80 * length, generator=drawn)
 
 
+SEEING = {"llava": False, "vipllava": False, "aya_vision": False, "idefics3": True, "smolvlm": True}
+"""Types of models that are given images with their tokens -> whether a row has several."""
 MADE: dict[str, Callable[[Any, torch.Generator, int, int], torch.Tensor]] = {
     "input_ids": _tokens,
     "pixel_values": _pixels,

@@ -277,18 +277,18 @@ class ResumePoint:
         return self.settled.setdefault(_kind(roots), set())
 
     def is_passing(self, roots: tuple[Any, ...]) -> bool:
-        """Say whether a call is not recorded yet, as its case comes seldom.
+        """Say whether a call of a program with a cache is not recorded yet, as its case comes seldom.
 
         Extents are 1 where they are in a recorded call. Its sizes are none that can be left open; or,
-        with a cache, all else differs too, and the empty and the filled cache have been recorded.
+        all else differs too, and both the empty and the filled cache have been recorded.
         """
-        if _kind(roots) not in self.settled:
+        if not self.expects or _kind(roots) not in self.settled:
             return False
         known = self.unliftable(roots)
         told = [failed for record in self.records if (failed := _told(record, roots))]
         if any(paths & known and (not other or other.path in known) for paths, other in told):
             case: tuple[Any, ...] = shapes_of(roots)
-        elif self.expects and told and len(self.store.records) > 1 and all(other for _, other in told):
+        elif told and len(self.store.records) > 1 and all(other for _, other in told):
             case = tuple(other.why for _, other in told if other)
         else:
             return False

@@ -67,13 +67,13 @@ class Weight:
         How many matrices lie side by side in it.
     alone
         Whether kernels of found graphs read other arrays of it, so that none but they may read it.
-    turned
-        Whether it is stored as ``[K, N]``.
+    readable
+        Whether its arrays are those that kernels of found graphs take.
     """
 
     joined: int = 1
     alone: bool = False
-    turned: bool = False
+    readable: bool = True
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Regions:
         alone = {v for v in (*whole, *divided) if v in self.weights and self.weights[v].alone}
         shared = any(set(self.readers[value]) - numbers for value in (*alone, *divided))
         apart = all(self._is_divided(value, program.slices) for value in divided)
-        return apart and not shared and not any(weight.turned for weight in every)
+        return apart and not shared and all(weight.readable for weight in every)
 
     def _is_divided(self, value: str, slices: Sequence[Slice]) -> bool:
         """Tell whether slices are the matrices that lie side by side in a weight."""
@@ -295,8 +295,9 @@ def _part_of(graph: Graph, regions: _Regions, offer: _Offer) -> tuple[Graph, Sub
     members, outputs = regions.members(offer.numbers), regions.outputs(offer.numbers)
     inputs = offer.program.inputs
     graph, members = separated(graph, members, offer.program.slices)
-    roles = tuple((f"X{number}", str(value)) for number, value in enumerate(inputs))
     region, outside = extract(graph, members, outputs, "found"), outside_inputs(graph, members)
+    values = dict(zip((node.name for node in region.inputs), outside, strict=True))
+    roles = tuple((f"X{number}", values[str(value)]) for number, value in enumerate(inputs))
     choice = offer.choice
     part = Subgraph("found", region, outside, tuple(outputs), choice.reason, roles=roles, found=choice.text)
     return graph, part

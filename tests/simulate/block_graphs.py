@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.superopt_graphs import (
     Case,
+    _Block,
     attention,
     gated_mlp,
     lora,
@@ -22,8 +23,8 @@ from ladder.simulate import SimulationResult, simulate_launch
 from targets import get_device
 
 __all__ = [
-    "Case", "add_then_multiply", "attention", "gated_mlp", "lora", "norm_transition", "rmsnorm_matmul",
-    "run", "run_kernels", "run_quantized", "split_attention",
+    "Case", "add_then_multiply", "attention", "gated_mlp", "greatest_product", "lora", "norm_transition",
+    "rmsnorm_matmul", "run", "run_kernels", "run_quantized", "split_attention",
 ]  # fmt: skip
 
 
@@ -40,6 +41,19 @@ def add_then_multiply(tokens: int, k: int, rank: int, n: int) -> Case:
     y = b.add("matmul", x, b.add("convert", both, type="float16"), type="float32")
     body = b.finish(b.add("store", b.add("convert", y, type="float16"), shape=(tokens, n)))
     return Case(g.finish(*g.nest(body, *inputs)), lambda x, w, a, c: x @ (w + a @ c))
+
+
+def greatest_product(tokens: int, k: int, n: int, nt: int, kt: int) -> Case:
+    """The greatest of the products of parts of K."""
+    g = _Block("greatest_product", {"Ng": n // nt}, {"Kl": k // kt})
+    x = g.load("x", (tokens, k), (tokens, kt), (-1,), 1)
+    y = g.b.add("accumulate", g.weight("w", n, k, nt, kt, "float16")(x), kind="max")
+
+    def expected(x: Any, w: Any) -> Any:
+        parts = [x[:, at : at + kt] @ w[at : at + kt] for at in range(0, k, kt)]
+        return np.maximum.reduce(parts)
+
+    return Case(g.finish(y, (tokens, n), (1,)), expected)
 
 
 def run(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:

@@ -172,6 +172,14 @@ def test_descriptors_hold_no_rank_of_a_cluster(monkeypatch: pytest.MonkeyPatch) 
     assert result.findings or not error < BOUND["float16"]
 
 
+def test_products_of_warpgroups_are_summed() -> None:
+    """They run on behind what a step reads: another kind of accumulator would take what is not computed."""
+    case = graphs.greatest_product(64, 256, 64, 64, 64)
+    check(case, BlockSchedule(1, 4, 2, copies="tensor"))
+    with pytest.raises(ScheduleError, match="for a sum"):
+        graphs.run(case, BlockSchedule(1, 4, 2, copies="tensor", products="wgmma"))
+
+
 def test_products_of_warpgroups_of_bfloat16() -> None:
     schedule = BlockSchedule(1, 4, 2, copies="tensor", products="wgmma")
     check(graphs.rmsnorm_matmul(64, 256, 64, 64, 128, dtype="bfloat16"), schedule, "bfloat16")

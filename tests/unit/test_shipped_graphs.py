@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
+from ladder.superopt import ship
 from ladder.superopt.canonical import Canonical, canonical
 from ladder.superopt.generator import Found, Limits, instantiate
 from ladder.superopt.generator.instantiate import symbolic_program
@@ -79,3 +82,14 @@ def test_a_graph_with_another_number_is_refused() -> None:
     numbers = dict(zip(entry.numbers, wrong.numbers, strict=True))
     found = proved(structure.with_constants(numbers), form.program, Limits(), Fraction(DELTA))
     assert isinstance(found, str)
+
+
+def test_what_is_shipped_is_what_the_search_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ship, "PATH", tmp_path / "shipped.json")
+    assert ship.main(["product, residual", "--weights", "rows", "columns"]) == 0
+    made = json.loads((tmp_path / "shipped.json").read_text("utf-8"))
+    for key, entry in made.items():
+        again = json.loads(json.dumps([found["structure"] for found in entry["found"]]))
+        assert again == [found["structure"] for found in entries()[key].found]
+        assert [found["graph"] for found in entry["found"]] == [f["graph"] for f in entries()[key].found]
+    assert {entry["weights"] for entry in made.values()} == {"rows", "columns"}

@@ -109,10 +109,12 @@ class Geometry:
 
     def _check_warpgroup_product(self, node: Node) -> None:
         operands = [self.program.block.producer(name) for name in node.inputs]
-        users = [user.operator for user in self.program.users[node.name]]
+        users = self.program.users[node.name]
+        kinds = [node_attributes(user)["kind"] for user in users if user.operator == "accumulate"]
         require(
             all(tile.operator == "load" and self.is_looped(tile) for tile in operands)
-            and users == ["accumulate"]
+            and len(users) == 1
+            and kinds == ["sum"]
             and not node_attributes(node)["transpose_b"],
             f"%{node.name}: warpgroups multiply tiles of the loop, [M, K] with [K, N], for a sum",
         )

@@ -79,7 +79,8 @@ def with_found_graphs(prepared: Prepared, device: TileDevice, search: float) -> 
     find, program = finder(device, search), prepared.program
     if find is None or program.precise:
         return prepared
-    found = with_found(program.graph, prepared.parts, find, weights_of(program.sources))
+    weights = weights_of(program.graph, program.sources, device)
+    found = with_found(program.graph, prepared.parts, find, weights)
     if all(part.kind != "found" for part in found.parts):
         return prepared
     program = replace(program, graph=found.graph, sources=apart(program.sources, found))
