@@ -25,7 +25,7 @@ from schedules.layouts import packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, check
-from schedules.segments import cover, m_grid, octave_weights, segments
+from schedules.segments import GAIN, cover, m_grid, octave_weights, segments
 from schedules.spilling import is_known_to_spill
 from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
@@ -74,8 +74,11 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
-MOST_SCHEDULES = 18
-"""Kernels of a plan: each takes seconds to compile on first use."""
+MOST_SCHEDULES, MOST_CLOSE = 10, 18
+"""Kernels of a plan, and of one whose tiles follow M by sixteens: each takes seconds to compile."""
+
+CLOSE_GAIN = 0.0007
+"""What a kernel of such a plan must gain, as `schedules.segments.GAIN` says of others."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,8 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
     expected = estimator.seconds if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
-    served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
+    most, gain = (MOST_CLOSE, CLOSE_GAIN) if estimator.close else (MOST_SCHEDULES, GAIN)
+    served = segments(costs, cover(costs, octave_weights(grid), most, gain))
     limits = (*grid[:-1], LARGEST_M)
     return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GAIN = 0.0007
+GAIN = 0.0015
 """Least mean share of time by which one more schedule must shorten calls to be worth compiling:
 2 % over one octave of the thirteen from M = 1 to 8192."""
 
@@ -35,11 +35,11 @@ def octave_weights(grid: Sequence[int]) -> np.ndarray:
     return np.asarray(steps / steps.sum())
 
 
-def cover(costs: np.ndarray, weights: np.ndarray, most: int) -> list[int]:
+def cover(costs: np.ndarray, weights: np.ndarray, most: int, gain: float = GAIN) -> list[int]:
     """Return the rows of ``costs[schedule, M]`` that together are nearly the fastest everywhere.
 
     Rows are taken greedily: each shortens the weighted mean of log time most, until ``most`` are
-    taken or the next one gains less than `GAIN`.
+    taken or the next one gains less than ``gain``.
     """
     logs = np.log(costs)
     chosen: list[int] = []
@@ -47,7 +47,7 @@ def cover(costs: np.ndarray, weights: np.ndarray, most: int) -> list[int]:
     while len(chosen) < min(most, len(costs)):
         gains = np.maximum(current - logs, 0.0) @ weights
         best = int(gains.argmax())
-        if chosen and gains[best] < GAIN:
+        if chosen and gains[best] < gain:
             break
         chosen.append(best)
         current = np.minimum(current, logs[best])

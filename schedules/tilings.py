@@ -13,6 +13,7 @@ from math import gcd
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
+from schedules.codes import weight_bits
 from schedules.cost_model import is_tight
 from schedules.footprint import (
     SLICED,
@@ -99,9 +100,11 @@ def tilings(
     """
     column = _column(gemm, pipeline)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
-    useful = _useful_m(RULES[pipeline].tile_m, m)
+    competing = _tiles_of_m(gemm, pipeline)
+    useful = _useful_m(competing, m)
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
-        useful = _useful_m(tuple(sorted({tile.tile_m for tile in tiles})), m)
+        held = {tile.tile_m for tile in tiles}
+        useful = _useful_m(tuple(rows for rows in competing if rows in held), m)
     for schedule in tiles:
         if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
@@ -183,6 +186,13 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
+
+
+def _tiles_of_m(gemm: Gemm, pipeline: str) -> tuple[int, ...]:
+    """Return the tiles along M that compete: beside powers of two others where those were measured."""
+    tiles = RULES[pipeline].tile_m
+    measured = weight_bits(gemm) < lane_of(gemm.activation) and not gemm.windows and not gemm.experts
+    return tiles if measured else tuple(tile for tile in tiles if tile & (tile - 1) == 0)
 
 
 def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:

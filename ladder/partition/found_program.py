@@ -98,6 +98,8 @@ class _Translation:
         if self.dtype not in HALVES:
             raise ConversionError(f"the result is {self.dtype}")
         self.count = rows_of(tile)
+        for node in region.nodes:
+            rows_of(node.tile)  # all extents are known
         self.tracer = Tracer()
         self.values: dict[str, Traced] = {}
         self.numbers: dict[str, float] = {}
@@ -208,6 +210,8 @@ class _Translation:
 
     def _div(self, node: Node, given: Mapping[str, Any]) -> Any:
         a, b = (self.value(name) for name in node.inputs)
+        if b == 0.0:
+            raise ConversionError(f"%{node.name} divides by zero")
         total = self.region.producer(node.inputs[0])
         if isinstance(b, float) and total.operator == "reduce_sum":
             summed = self.value(total.inputs[0]).axes[-1]
@@ -240,6 +244,8 @@ def sliced_product(graph: Graph, node: Node) -> Node | None:
         if graph.tile(source.inputs[0]).shape[-1:] != source.tile.shape[-1:]:
             return None
         source = graph.producer(source.inputs[0])
+    if not isinstance(given["begin"][-1], int):
+        return None
     columns = not any(given["begin"][:-1]) and node.tile.shape[:-1] == whole[:-1] and not given.get("step")
     return source if source.operator == "matmul" and columns else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import ladder
 from ladder.lower.chain.panels import panel_vectors, panels
 from ladder.partition.row_products import FEATURE
 from ladder.runtime.compile import target_of
+from ladder.runtime.model import build
 from targets import get_device
 
 HAS = FEATURE in get_device(target_of(torch.device("cpu"))).features
@@ -173,3 +175,19 @@ def test_windows_of_images_of_open_sizes() -> None:
             assert torch.equal(found.isnan(), expected.isnan())
             assert close(found, expected, 180)
     assert not fast.refused
+
+
+def test_convolutions_without_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels cannot be built, torch computes a convolution and what follows it, node by node."""
+
+    def none(parts: Any, requests: Any, device: Any) -> Any:
+        own = [at for at, part in enumerate(parts) if part.kind in build.JOBS]
+        return {}, [], dict.fromkeys(own, "no compiler")
+
+    monkeypatch.setattr(build, "build_kernels", none)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).eval(), torch.randn(1, 3, 9, 9)
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), model(x))
+    assert "operator by operator" in fast.plan()

@@ -168,6 +168,23 @@ def test_found_graphs_are_taken_only_where_they_are_predicted_to_be_faster(
     assert found.finder(get_device("rocm/gfx942")) is None
 
 
+def test_models_of_open_sizes_stay_as_they_are(slow_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the second length on are for all lengths: tokens, and what is summed over."""
+
+    class Across(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return nn.functional.silu(x * 2.0 @ w.t()) / 2.0
+
+    monkeypatch.setattr(found, "has_kernels", lambda device: True)
+    fast = ladder.compile(Across())
+    with torch.no_grad():
+        for depth in (32, 48, 64):
+            x, w = torch.randn(16, depth).half(), torch.randn(64, depth).half()
+            wanted = Across()(x.double(), w.double())
+            require_right("plan", fast(x, w).numpy(), wanted.numpy())
+    assert "found" not in fast.plan()
+
+
 def test_weights_with_arrays_that_no_block_graph_reads_stay_as_they_are(
     slow_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

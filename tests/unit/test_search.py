@@ -13,7 +13,7 @@ from ladder.runtime.compile_pool import Campaign, Trial, at_shapes, load, save
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import finals, known_winners, relatives_winners, winners
 from schedules.legal import is_legal
-from schedules.policy import MOST_SCHEDULES, make_plan, rank
+from schedules.policy import MOST_CLOSE, make_plan, rank
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.search import TOKENS, neighbours, refinements, shortlist
 from schedules.segments import cover, m_grid, octave_weights, segments
@@ -96,7 +96,7 @@ def test_plans_never_lose_to_a_neighbour() -> None:
         later = np.minimum.accumulate(times[::-1])[::-1]
         worst = float((times / later).max())
         assert worst <= 1 / 0.95
-        assert len({schedule for _, schedule in plan.entries}) <= MOST_SCHEDULES
+        assert len({schedule for _, schedule in plan.entries}) <= MOST_CLOSE
 
 
 def test_the_latest_time_of_a_finalist_counts() -> None:

@@ -29,7 +29,7 @@ from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.packed import layout_of
 from ladder.runtime.trials import Trial, candidates_of
-from ladder.superopt.generator import Database, Limits, Program, Report, search
+from ladder.superopt.generator import Database, Found, Limits, Program, Report, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
 from tile_types.errors import CacheError, LadderError, ScheduleError
 from tile_types.library import get_type
@@ -84,7 +84,7 @@ class _Finder:
     def __call__(self, region: RegionProgram, parts: Sequence[Subgraph]) -> Choice | None:
         """Return the kernels of a region if they are predicted to be faster than its parts."""
         entry, left = entries().get(region.form.key), self.deadline - time.monotonic()
-        own = None if entry else self._own(region.form.program, left)
+        own = None if entry else self._own(region.form.program)
         if entry is None and own is None and left <= 0:
             return None
         unfused = sum(seconds_of(part, self.device) for part in parts)
@@ -101,7 +101,7 @@ class _Finder:
         times = f"predicted {best['seconds'] * 1e6:.1f} us, its {len(parts)} parts {unfused * 1e6:.1f} us"
         return Choice(best["text"], best["seconds"], unfused, f"found for {name}, {proof}; {times}")
 
-    def _own(self, program: Program, seconds: float) -> Report | None:
+    def _own(self, program: Program) -> Report | None:
         """Return the report of an earlier search, from the user's database."""
         if not knobs.settings.cache:
             return None
@@ -171,13 +171,12 @@ def _chosen(
     try:
         report = own or recalled(region.form, limits, GRAPHS)
         trials = candidates_of(report, device, 1, choices=CHOICES) if report and report.found else []
-    except LadderError:  # no tiles fit these sizes, or no schedule this device
+        fast = (trial for trial in trials if trial.predicted <= most)
+        best = next((trial for trial in fast if is_emitted(trial, device)), None)
+        found = None if best is None else certified(best.found, program, limits)
+    except LadderError:  # no tiles fit these sizes, no schedule this device, or no argument proves it
         return None
-    best = next((trial for trial in trials if trial.predicted <= most and is_emitted(trial, device)), None)
-    if best is None:
-        return None
-    found = certified(best.found, program, limits)
-    if isinstance(found, str):
+    if best is None or not isinstance(found, Found):
         return None
     proof = found.certificate
     numbers = {"seconds": best.predicted, "error": proof.error, "seed": f"{proof.seed:x}"}

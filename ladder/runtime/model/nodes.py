@@ -14,6 +14,7 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
+from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.library import RUNS, VIEWS, Run, torch_type
 from ladder.runtime.model.sizes import Now
 from tile_types.errors import DTypeError
@@ -32,7 +33,11 @@ def graph_run(graph: Graph, now: Now, where: torch.device) -> Run:
         If a node has no function of torch: one that takes packed codes.
     """
     steps = [
-        (node.name, node.inputs, node_run(node, now, where))
+        (
+            node.name,
+            node.inputs,
+            contract_run(graph, node, now) if node.operator == "contract" else node_run(node, now, where),
+        )
         for node in graph.nodes
         if node.operator != "input"
     ]
