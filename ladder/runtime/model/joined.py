@@ -15,6 +15,7 @@ import torch
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.runtime.model.parameters import computed
+from ladder.runtime.model.probes import Probes
 from ladder.runtime.model.program import Source
 
 DENSE = ("words", "row_scale")
@@ -110,6 +111,7 @@ class Joined:
         self.counted: list[torch.Tensor] = []
         """Parts that count how often they were changed in place: inference tensors do not."""
         self.versions: list[int] = []
+        self.probes = Probes(())
         self.arrays: tuple[torch.Tensor, ...] = ()
         self.generation = 0
         """How often the arrays were made."""
@@ -122,6 +124,7 @@ class Joined:
             self.parts, self.addresses = parts, [*map(torch.Tensor.data_ptr, parts)]
             self.counted = [part for part in parts if not part.is_inference()]
             self.versions = [*map(_version, self.counted)]
+            self.probes = Probes(parts)
             self.generation += 1
         return self.arrays
 
@@ -132,6 +135,7 @@ class Joined:
             and all(map(is_, parts, self.parts))
             and [*map(torch.Tensor.data_ptr, parts)] == self.addresses
             and [*map(_version, self.counted)] == self.versions
+            and self.probes.hold()
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ladder.ir.extents import product
+from ladder.runtime.model.probes import Probes
 from tile_types.tile import Tile
 
 Order = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -44,6 +45,7 @@ class Ordered:
         self.known: tuple[Any, int, int] = (None, 0, 0)
         """The weight of the last call, its address, and how often it was changed in place."""
         self.ordered: torch.Tensor | None = None
+        self.probes = Probes(())
         self.changes = 0
         """Calls in a row that brought another weight than the call before."""
 
@@ -51,10 +53,10 @@ class Ordered:
         """Return the weight in order; None where torch's own function is to take the plain one."""
         version = 0 if weight.is_inference() else weight._version
         now = (weight, weight.data_ptr(), version)
-        if self.known[0] is weight and self.known[1:] == now[1:]:
+        if self.known[0] is weight and self.known[1:] == now[1:] and self.probes.hold():
             self.changes = 0
         else:
-            self.known, self.ordered = now, None
+            self.known, self.ordered, self.probes = now, None, Probes((weight,))
             self.changes += 1
         if self.ordered is None and x.numel() > 0 and self.changes <= MOST_CHANGES:
             self.ordered = self.order(weight.detach(), x)
