@@ -28,15 +28,8 @@ def to_aten(
     _refuse_state(module)
     prepared = _with_whole_operators(module)
 
-    def run(*arguments: Any) -> Any:
-        before = _lies(arguments)
-        results = prepared(*arguments)
-        if _lies(arguments) != before:
-            raise ImportRefused("an argument gets another shape or other strides")
-        return results
-
     try:
-        traced = _functional(run, examples, prepared)
+        traced = _functional(prepared, examples)
     except ImportRefused:
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
@@ -46,17 +39,39 @@ def to_aten(
     return traced
 
 
-def _lies(values: Sequence[Any]) -> list[Any]:
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return [(value.shape, value.stride(), value.storage_offset()) for value in tensors]
+Layout = Callable[[torch.Tensor], Any]
 
 
-def _functional(
-    run: Callable[..., Any], examples: Sequence[Any], module: torch.fx.GraphModule
-) -> torch.fx.GraphModule:
-    """Trace; a graph that changes tensors in place, or is not traced as it is, is first made functional."""
+def _shape(tensor: torch.Tensor) -> Any:
+    return tensor.shape
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _unmoved(module: torch.fx.GraphModule, layout: Layout) -> Callable[..., Any]:
+    """Return the module as a function that refuses to give an argument another layout."""
+
+    def run(*arguments: Any) -> Any:
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        before = [*map(layout, tensors)]
+        results = module(*arguments)
+        if [*map(layout, tensors)] != before:
+            raise ImportRefused("an argument gets another shape or other strides")
+        return results
+
+    return run
+
+
+def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace; a graph that changes tensors in place, or is not traced as it is, is first made functional.
+
+    Functional tensors that were written lie contiguously, whatever the arguments do.
+    """
+    run = _unmoved(module, _shape)
     try:
-        traced = _traced(run, examples)
+        traced = _traced(_unmoved(module, _place), examples)
     except RuntimeError:
         traced = None
     if traced is not None:

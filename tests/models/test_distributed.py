@@ -17,6 +17,8 @@ from ladder.integrations.distributed import only_own, own_experts, shard_experts
 from tile_types.errors import UnknownNameError
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
+PATHS = [str(WORKER.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+"""Where processes find the package `benchmarks`, which is not installed."""
 RANKS = 2
 SPLITS = {"not awaited"}
 """Programs whose graph breaks at the collective."""
@@ -29,6 +31,7 @@ def run_in_a_group(folder: Path, part: str) -> list[dict[str, Any]]:
             [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), part],
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)},
         )
         for rank in range(RANKS)
     ]

@@ -8,13 +8,11 @@ from typing import Literal
 
 import torch
 
-from tile_types import TType, register_type
+from tile_types import TType
 from tile_types.errors import DTypeError, LadderError, ShapeError, unknown_name
 
-SIGN = register_type(
-    TType("sign1", 1, lambda code, ops: ops.cast(code, "int32") * 2 - 1, doc="-1, 1 as codes 0, 1")
-)
-"""BitBLAS's ``int1``."""
+SIGN = TType("sign1", 1, lambda code, ops: ops.cast(code, "int32") * 2 - 1, doc="-1, 1 as codes 0, 1")
+"""BitBLAS's ``int1``; registered when a matrix of it is made."""
 
 
 class TransformKind(IntEnum):

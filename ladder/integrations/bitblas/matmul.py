@@ -10,12 +10,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ladder.api.lowered import Lowered
 from ladder.api.matmul import Matmul as Product
-from ladder.integrations.bitblas.config import ACTIVATIONS, ELEMENTS, MatmulConfig
+from ladder.integrations.bitblas.config import ACTIVATIONS, ELEMENTS, SIGN, MatmulConfig
 from ladder.integrations.bitblas.layouts import Layout
 from ladder.integrations.bitblas.timing import milliseconds
 from ladder.runtime.compile import target_of
 from ladder.runtime.packed import PackedWeight
-from tile_types import QuantizedTensor, get_type
+from tile_types import QuantizedTensor, get_type, register_type
 from tile_types.errors import DeviceError, ShapeError
 from tile_types.library import NF4_VALUES
 from tile_types.packing import pack_codes
@@ -307,7 +307,7 @@ class Matmul:
                 name = f"u{name}"
             else:
                 codes = codes ^ (1 << (self.bit - 1))
-        element = get_type(name)
+        element = register_type(SIGN) if name == SIGN.name else get_type(name)
         block = (1, self.config.group)
         if zeros is not None and scale is None:
             scale = torch.ones(n, k // block[1], dtype=ELEMENTS[self.config.A_dtype].dtype, device=W.device)
