@@ -140,7 +140,7 @@ ENDS = {
     "none": ("", 0, 0),
     "waits": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
     "computes": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
-    "killed": ("RankFailedError: rank 1 has given no sign of life for 2 s", 1, -9),
+    "killed": ("rank 1 has given no sign of life for 2 s", 1, -9),
 }
 
 
