@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 
 import ladder
 from benchmarks.harness import capture_long, copies_for, environment, interleaved_us
+from benchmarks.peers.ladder_engine import copy_of
 from ladder.runtime.packed import PackedWeight
 
 PRODUCTS: tuple[tuple[str, str, int | None, int, int], ...] = (
@@ -53,11 +53,6 @@ def other_bits(multiply: Callable[[Any], Any], x: Any) -> list[tuple[int, int]]:
 
 def _multiplied(operator: ladder.Matmul, packed: PackedWeight, x: Any) -> Any:
     return operator(x, packed)
-
-
-def copy_of(packed: PackedWeight) -> PackedWeight:
-    """Return the same weight in memory of its own."""
-    return replace(packed, arrays={name: array.clone() for name, array in packed.arrays.items()})
 
 
 def ratios(plans: Mapping[str, Any], packed: PackedWeight, x: Any) -> dict[int, float]:

@@ -291,7 +291,8 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
     return list(dict.fromkeys(pool))
 
 
-def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> list[Schedule]:
+@lru_cache(maxsize=256)
+def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> tuple[Schedule, ...]:
     """Return the schedules that compete where all must add in one order: that which is fastest over M."""
     pools: dict[Order, list[Schedule]] = {}
     for m in GPU_BUCKETS[:-1]:
@@ -311,7 +312,7 @@ def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> list[Schedule]:
         )
 
     check(bool(pools), f"no kernels for {gemm} on {device.name} add in one order for every M")
-    return list(dict.fromkeys(min(pools.values(), key=over_all_m)))
+    return tuple(dict.fromkeys(min(pools.values(), key=over_all_m)))
 
 
 def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:

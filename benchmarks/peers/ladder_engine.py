@@ -11,6 +11,7 @@ from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
 from ladder.runtime.operator import with_token_scale
+from ladder.runtime.packed import PackedWeight
 from schedules.footprint import SLICED
 from schedules.legal import is_legal
 from schedules.rules import RULES
@@ -39,6 +40,11 @@ STEPS: dict[str, dict[str, Any]] = {
 """
 
 
+def copy_of(packed: PackedWeight) -> PackedWeight:
+    """Return the same weight in memory of its own."""
+    return replace(packed, arrays={name: array.clone() for name, array in packed.arrays.items()})
+
+
 class LadderOperand(Operand):
     """A packed weight and its operator."""
 
@@ -50,9 +56,7 @@ class LadderOperand(Operand):
         return self.held.dequantize("float64")
 
     def clone(self) -> Operand:
-        arrays = {name: array.clone() for name, array in self.packed.arrays.items()}
-        twin = type(self.packed)(self.packed.gemm, self.packed.family, arrays)
-        return LadderOperand(self.operator, twin, self.held, self.dynamic)
+        return LadderOperand(self.operator, copy_of(self.packed), self.held, self.dynamic)
 
     @property
     def eight_bit(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ladder.api.experts import GroupedMatmul
-from ladder.api.linear import Linear
+from ladder.api.linear import Linear, form_of
 from ladder.runtime.packed import PackedWeight, layout_of
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, ShapeError
@@ -66,19 +66,8 @@ class GroupedLinear(Linear):
         rows, columns = weight.shape
         if rows % experts or weight.columns is not None:
             raise ShapeError(f"{weight.type_name} [{rows}, {columns}] is no matrix of {experts} experts")
-        module = cls(
-            experts,
-            columns,
-            rows // experts,
-            bias is not None,
-            weight=weight.ttype.name,
-            group_size=min(weight.block[1], columns),
-            zero=weight.zero_kind if weight.offset is None else "float",
-            **options,
-        )
-        module.set_weight(weight)
-        if bias is not None and module.bias is not None:
-            module.bias.data.copy_(bias.detach())
+        module = cls(experts, columns, rows // experts, bias is not None, **form_of(weight), **options)
+        module._fill(weight, bias)
         return module
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

@@ -37,6 +37,15 @@ DESCRIPTION = "description"
 """Key, after the prefix, of the JSON text (as uint8) that says what the arrays are."""
 
 
+def form_of(weight: QuantizedTensor) -> dict[str, Any]:
+    """Return the options of a layer's constructor that say how a quantized weight is stored."""
+    return {
+        "weight": weight.ttype.name,
+        "group_size": min(weight.block[1], weight.shape[1]),
+        "zero": weight.zero_kind if weight.offset is None else "float",
+    }
+
+
 class Linear(torch.nn.Module):
     """``y = x · Wᵀ + b`` with W in a low-bit type.
 
@@ -171,19 +180,15 @@ class Linear(torch.nn.Module):
         the inputs.
         """
         rows, columns = weight.shape
-        module = cls(
-            columns,
-            rows,
-            bias is not None,
-            weight=weight.ttype.name,
-            group_size=min(weight.block[1], columns),
-            zero=weight.zero_kind if weight.offset is None else "float",
-            **options,
-        )
-        module.set_weight(weight)
-        if bias is not None and module.bias is not None:
-            module.bias.data.copy_(bias.detach())
+        module = cls(columns, rows, bias is not None, **form_of(weight), **options)
+        module._fill(weight, bias)
         return module
+
+    def _fill(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
+        """Take a weight and a bias."""
+        self.set_weight(weight)
+        if bias is not None and self.bias is not None:
+            self.bias.data.copy_(bias.detach())
 
     def set_weight(self, weight: QuantizedTensor) -> None:
         """Take a quantized weight and pack it for the module's device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ladder.lower.cuda.toolkit import INCLUDE_FOLDERS, LIBRARY_FOLDERS, homes
@@ -111,8 +111,8 @@ def _loaded() -> ctypes.CDLL:
     return nvrtc
 
 
-def _strings(values: object) -> ctypes.Array[ctypes.c_char_p]:
-    encoded = [str(value).encode() for value in values]  # type: ignore[attr-defined]
+def _strings(values: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    encoded = [value.encode() for value in values]
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 

@@ -146,10 +146,9 @@ def resolve(target: str) -> Any:
         If this torch has none of that name.
     """
     try:
-        found = reduce(getattr, target.split("."), torch.ops)
+        return reduce(getattr, target.split("."), torch.ops)
     except AttributeError as error:
         raise LadderError(f"torch {torch.__version__} has no operator {target}") from error
-    return found
 
 
 def awaited(target: str) -> Any:
