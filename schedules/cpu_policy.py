@@ -200,7 +200,7 @@ def _fits(gemm: Gemm, device: TileDevice, row: Row, m: int) -> bool:
     instruction = INSTRUCTIONS[row.core]
     if row.core not in {core.name for core in device.cores} or m > row.m_max:
         return False
-    if instruction.tiles and m < AMX_FROM:
+    if instruction.tiles and m < AMX_FROM and not gemm.batch_invariant:  # those need one core for every m
         return False
     return instruction.operand in (operand_type(gemm), "float32")
 

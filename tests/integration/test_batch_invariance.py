@@ -55,7 +55,7 @@ def test_a_model_passes_it_on() -> None:
     assert not fast.refused
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("weight", "activation", "device"),
     [
@@ -64,6 +64,7 @@ def test_a_model_passes_it_on() -> None:
         ("int4", "int8", "cuda/sm_90a"),
         ("fp8_e4m3", "fp8_e4m3", "cuda/sm_90a"),
         ("int4", "float16", "rocm/gfx942"),
+        ("int4", "bfloat16", "cpu/amx"),
     ],
 )
 def test_kernels_of_a_plan_add_in_one_order(weight: str, activation: str, device: str) -> None:
