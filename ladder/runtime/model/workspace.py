@@ -147,7 +147,7 @@ class Workspace:
         return tuple(self.slot[value] for value in step.part.inputs)
 
     def lasting_inputs(self, step: Step) -> dict[str, bool]:
-        """Return the inputs of a step's graph, on a CPU, that no step writes -> whether they are constants."""
+        """Return the inputs of a step's graph, on a CPU, that no step writes, and which are constants."""
         if self.owner.where.type != "cpu":
             return {}
         bindings, changed = self.owner.bindings, self.owner.changed
