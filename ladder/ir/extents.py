@@ -191,8 +191,8 @@ def _extreme(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
 def _bounds(value: _Polynomial) -> tuple[int | None, int | None]:
     """Return the least and the largest number that a polynomial may be, None where there is no such bound.
 
-    Sizes are not negative. What has a term ``max(d, 0)`` is the larger or the smaller one of what it is without
-    it, and with ``d`` in its place. Else the tighter ones of two bounds hold, where there are both.
+    Sizes are not negative. What has a term ``max(d, 0)`` is the larger or the smaller one of what it is
+    without it, and with ``d`` in its place. Else the tighter ones of two bounds hold, where there are both.
     """
     excesses = {monomial: above for monomial in value if (above := _excess(monomial)) is not None}
     for monomial, above in list(excesses.items())[: 1 if len(excesses) <= MOST_EXCESSES else 0]:
