@@ -235,7 +235,7 @@ def _bounds_of_fractions(value: _Polynomial) -> tuple[int | None, int | None]:
         for inner, times in _polynomial(dividend).items():
             rest[inner] = rest.get(inner, Fraction(0)) + Fraction(factor * times, by)
         off = Fraction(factor * (by - 1) * (1 if name == "ceildiv" else -1), by)
-        least, most = least + min(off, 0), most + max(off, 0)
+        least, most = least + min(off, Fraction(0)), most + max(off, Fraction(0))
     number = rest.pop((), Fraction(0))
     return (
         math.ceil(number + least) if all(factor >= 0 for factor in rest.values()) else None,
