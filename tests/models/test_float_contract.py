@@ -101,6 +101,7 @@ def test_elements_are_those_of_torch(name: str) -> None:
     assert not compiled.refused
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
     """All programs at once, but for one with a number that float16 lacks."""
