@@ -27,6 +27,7 @@ from ladder.frontend.onnx_flow import Flow, LateOfPiece
 from ladder.frontend.onnx_inline import renamed
 from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of
 from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
+from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
 from ladder.frontend.onnx_stages import (
     Imported,
@@ -254,7 +255,7 @@ class Walk:
             return None, "operands have types, or a rank, that plans do not have"
         state = self.piece.state()
         try:
-            found = row(self._call(node, given, inputs, version))
+            found = by_row(row, self._call(node, given, inputs, version))
             reason = f"this form of it is not supported: {_form(given)}"
         except Invalid:
             raise
