@@ -171,7 +171,8 @@ def _refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str,
         given = args[place] if place < len(args) else kwargs.get(argument.name)
         written = argument.alias_info is not None and argument.alias_info.is_write
         for value in (given if isinstance(given, list | tuple) else [given]) if written else ():
-            if type(value) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(value):
+            real = isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
+            if real and not torch._is_functional_tensor(value):  # type: ignore[arg-type]
                 raise ImportRefused(f"{function} changes a tensor that is no argument")
 
 
