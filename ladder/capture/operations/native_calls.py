@@ -262,6 +262,9 @@ def native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[s
     owner, name, rest = _receiver(function, args)
     if (type(owner), name) in METHODS:
         return METHODS[type(owner), name](vm, owner, *map(vm.plain, rest), **kwargs)
+    held = vm.heap.class_attribute(owner, name) if is_a(owner, type) else None
+    if is_a(held, types.ClassMethodDescriptorType) and held in FUNCTIONS:
+        return FUNCTIONS[held](vm, function, (owner, *rest), kwargs)
     if owner is NULL:
         raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
     if is_a(owner, type) and name in _OF_CLASSES:
