@@ -26,7 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Threads of several test processes share the cores: one that waits must not keep a core busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config.addinivalue_line(
-        "markers", "daily(count): run so many cases of a test, others every day; --long runs them all"
+        "markers",
+        "daily(count, among): run so many cases of a test, or of the tests that name the same group, "
+        "others every day; --long runs them all",
     )
 
 
@@ -36,8 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("daily"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if marker := item.get_closest_marker("daily"):
+            group = marker.kwargs.get("among", item.nodeid.partition("[")[0])
+            cases.setdefault(group, []).append(item)
     left = {item for those in cases.values() for item in _of_other_days(those)}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]

@@ -10,6 +10,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 
@@ -29,6 +30,9 @@ FUNCTIONS: Mapping[str, Callable[[int, int], int]] = {
 """What extents may use beside sums and products."""
 
 _EXTREMES = ("max", "min")
+
+MOST_EXCESSES = 4
+"""Terms ``max(d, 0)`` of a sum up to which all cases are told apart."""
 
 
 def canonical(extent: Extent) -> Extent:
@@ -187,8 +191,62 @@ def _extreme(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
 def _bounds(value: _Polynomial) -> tuple[int | None, int | None]:
     """Return the least and the largest number that a polynomial may be, None where there is no such bound.
 
-    Sizes are not negative. Two quotients by one number, rounded alike, of dividends that are ``k`` apart
-    differ by ``k`` over that number, rounded down or up.
+    Sizes are not negative. What has a term ``max(d, 0)`` is the larger or the smaller one of what it is
+    without it, and with ``d`` in its place. Else the tighter ones of two bounds hold, where there are both.
+    """
+    excesses = {monomial: above for monomial in value if (above := _excess(monomial)) is not None}
+    for monomial, above in list(excesses.items())[: 1 if len(excesses) <= MOST_EXCESSES else 0]:
+        factor = value[monomial]
+        without = {other: times for other, times in value.items() if other != monomial}
+        with_it = _added(without, _multiplied({(): factor}, above))
+        (least, most), (other_least, other_most) = _bounds(without), _bounds(with_it)
+        leasts, mosts = (least, other_least), (most, other_most)
+        if factor > 0:
+            return _tightest(max, leasts), None if None in mosts else _tightest(max, mosts)
+        return None if None in leasts else _tightest(min, leasts), _tightest(min, mosts)
+    exact, rational = _bounds_of_pairs(value), _bounds_of_fractions(value)
+    return _tightest(max, (exact[0], rational[0])), _tightest(min, (exact[1], rational[1]))
+
+
+def _tightest(function: Callable[..., int], bounds: Iterable[int | None]) -> int | None:
+    """Return the largest or the smallest of the bounds that there are."""
+    return function((bound for bound in bounds if bound is not None), default=None)
+
+
+def _excess(monomial: _Monomial) -> _Polynomial | None:
+    """Return d of a term ``max(d, 0)``, None for others."""
+    if len(monomial) != 1 or not monomial[0].startswith("max("):
+        return None
+    call = ast.parse(monomial[0], mode="eval").body
+    assert isinstance(call, ast.Call)  # what begins so
+    return _polynomial(ast.unparse(call.args[0])) if ast.unparse(call.args[1]) == "0" else None
+
+
+def _bounds_of_fractions(value: _Polynomial) -> tuple[int | None, int | None]:
+    """Return bounds from what quotients by a number are at least and at most: off by less than 1."""
+    least = most = Fraction(0)
+    rest: dict[_Monomial, Fraction] = {}
+    for monomial, factor in value.items():
+        found = _divisions(monomial[0]) if len(monomial) == 1 and "(" in monomial[0] else None
+        if found is None:
+            rest[monomial] = rest.get(monomial, Fraction(0)) + factor
+            continue
+        name, dividend, by = found
+        for inner, times in _polynomial(dividend).items():
+            rest[inner] = rest.get(inner, Fraction(0)) + Fraction(factor * times, by)
+        off = Fraction(factor * (by - 1) * (1 if name == "ceildiv" else -1), by)
+        least, most = least + min(off, Fraction(0)), most + max(off, Fraction(0))
+    number = rest.pop((), Fraction(0))
+    return (
+        math.ceil(number + least) if all(factor >= 0 for factor in rest.values()) else None,
+        math.floor(number + most) if all(factor <= 0 for factor in rest.values()) else None,
+    )
+
+
+def _bounds_of_pairs(value: _Polynomial) -> tuple[int | None, int | None]:
+    """Return bounds where quotients by one number, rounded alike, of dividends that are ``k`` apart meet.
+
+    They differ by ``k`` over that number, rounded down or up.
     """
     rest = dict(value)
     least = most = rest.pop((), 0)

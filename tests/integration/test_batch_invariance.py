@@ -27,6 +27,7 @@ def products_of_each_count(multiply: Any, x: Any) -> list[Any]:
     return [*(multiply(x[:rows]) for rows in ROWS), multiply(x.flip(0)).flip(0)]
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("weight", "activation"),
     [("int4", "bfloat16"), ("nf4", "float32"), ("int4", "int8"), ("fp6_e3m2", "float16")],

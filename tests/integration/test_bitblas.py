@@ -53,6 +53,7 @@ def test_stored_weights_read_back(name: str, tiles: int, fast: bool | None) -> N
         assert torch.equal(op.quantized(form).dequantize().to(torch.float16), values.to(torch.float16))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mode", ["original", "rescale", "quantized"])
 def test_zeros(mode: str, bias: bool) -> None:
@@ -80,6 +81,7 @@ def test_zeros(mode: str, bias: bool) -> None:
     assert close(op(x, op.transform_weight(codes), scale, zeros, *vectors), expected)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("activation", "weight", "output"),
     [
@@ -102,6 +104,7 @@ def test_types(activation: str, weight: str, output: str) -> None:
     assert close(y, x.double() @ values.double().T)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("activation", "weight"), [("int8", "int8"), ("int8", "uint4"), ("int4", "int4"), ("uint4", "int2")]
 )

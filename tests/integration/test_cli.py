@@ -176,6 +176,7 @@ def test_gemm_on_this_cpu_is_exact_and_timed(ladder: Command) -> None:
     assert report["not_run"] is None
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "options",
     [

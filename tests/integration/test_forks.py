@@ -90,6 +90,7 @@ ENDS = {"sys.exit(3)": 3, "raise ValueError": 1, "pass": 0, "raise SystemExit('n
 """How a child leaves -> its exit status."""
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("leave", ENDS)
 def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str) -> None:
     """Whatever TVM's pool does at exit; workers sleep a millisecond after the last kernel."""

@@ -28,6 +28,7 @@ def _check(target: str, every: int, first: int) -> None:
     assert not [str(outcome) for outcome in outcomes if outcome.spilled]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_sample_of_the_shipped_kernels_does_not_spill(target: str) -> None:
     every = SAMPLES[target.partition("/")[0]]

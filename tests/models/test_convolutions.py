@@ -37,6 +37,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_modules_convolve(case: str) -> None:
     torch.manual_seed(0)
@@ -69,6 +70,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", NETS)
 def test_nets_run_on_kernels_of_ours(name: str) -> None:
     """Products, windows, stencils and what lies between: nothing is left to torch, nothing is reordered."""

@@ -65,7 +65,7 @@ def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, A
         assert results["plan"].count("all_gather") == 2
 
 
-@pytest.mark.daily(1)
+@pytest.mark.daily(2, among="groups of processes")
 @pytest.mark.parametrize("part", ["loaded", "stored"])
 def test_transformers_cuts_models_while_it_loads_them(part: str, tmp_path: Path) -> None:
     """By ``tp_plan="auto"``: of full precision, and of files that were saved quantized."""
@@ -144,7 +144,7 @@ ENDS = {
 }
 
 
-@pytest.mark.daily(1)
+@pytest.mark.daily(2, among="groups of processes")
 @pytest.mark.parametrize("how", ENDS)
 def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_path: Path) -> None:
     """The group's own timeout is 30 minutes; the test's is what these need to start."""
@@ -160,6 +160,7 @@ def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_pat
     assert message in said[0]
 
 
+@pytest.mark.daily(2, among="groups of processes")
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     """As it says: by torchrun, in two processes."""
     page = Path(ladder.__file__).with_name("integrations") / "README.md"

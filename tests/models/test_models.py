@@ -76,6 +76,7 @@ def compiled(model: nn.Module, *arguments: object) -> Compiled:
     return fast
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_one_graph_and_right(name: str) -> None:
     make, arguments = MODELS[name]

@@ -81,7 +81,7 @@ def layers(model: Any) -> list[Any]:
 CASES = [(name, weight) for name in ARCHITECTURES for weight in TYPES]
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("name", "weight"), CASES)
 def test_loaded_quantized_and_saved(name: str, weight: str, tmp_path: Path) -> None:
     plain(name, tmp_path / "plain")

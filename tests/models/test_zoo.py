@@ -18,6 +18,7 @@ GRAPHS_ONLY = [
 ]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", GRAPHS_ONLY)
 def test_one_graph(name: str) -> None:
     row = run(name, graphs_only=True, rounds=1)
@@ -41,6 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_generate(way: str) -> None:
     model: Any

@@ -16,7 +16,7 @@ from targets import get_device
 pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("core", CORES)
 def test_generated_decoders_equal_the_proven_ones(core: str, placement: str, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def decoded(gemm: Gemm, problem: Problem) -> np.ndarray:
     return ttype.values()[packed_layout(ttype, gemm.activation).unpack(words, gemm.n, gemm.k).numpy()]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("weight", EXPONENTS)
 @pytest.mark.parametrize("activation", ["float16", "bfloat16"])
 def test_elements_are_as_exact_as_stated(weight: str, activation: str, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_follow_each_other(case: str, tmp_path: Path) -> None:
     arch, gemm, schedule, sizes = CASES[case]

@@ -56,6 +56,7 @@ def check_seed(target: str, seed: int, part: slice = slice(None)) -> None:
         check(drawn, order)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("target", COUNTS)
 def test_drawn_schedules(target: str) -> None:
     """Every third draw of a seed, others every day."""

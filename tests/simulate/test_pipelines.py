@@ -62,6 +62,7 @@ def _chosen(name: str, arch: str, m: int) -> Any:
     return emit(problem, device, plan.entries[plan.index(m)][1], "chosen")
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("m", TOKENS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_chosen_schedules(name: str, m: int) -> None:
@@ -154,6 +155,7 @@ WGMMA = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("name", "order"), [*product(WGMMA, ORDERS[::3]), *zip(WGMMA, ORDERS[1:] * 2, strict=False)]
 )

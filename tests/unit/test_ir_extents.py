@@ -10,6 +10,7 @@ import pytest
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import (
+    FUNCTIONS,
     bind,
     canonical,
     ceildiv,
@@ -154,6 +155,23 @@ def test_quotients_of_near_dividends_are_ordered() -> None:
             ends = bind(a, sizes), bind(b, sizes)
             assert (bind(smaller(a, b), sizes), bind(larger(a, b), sizes)) == tuple(sorted(map(int, ends)))
     assert decided
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("N + max(-N + max(N - 1, 0), 0)", "N"),
+        ("max(max(N, 8) - N, 8) - 8", 0),
+        ("min(floordiv(2*N + 2, 3), 2*floordiv(N, 3) + 2)", "floordiv(2*N + 2, 3)"),
+        ("max(7*ceildiv(N, 3) - 2*N, 0) + 2*N", "7*ceildiv(N, 3)"),
+        ("max(3*floordiv(N, 3) - 1, N - 3)", "max(3*floordiv(N, 3) - 1, N - 3)"),
+        ("max(3*ceildiv(N, 3), N) - N", "3*ceildiv(N, 3) - N"),
+        ("max(3*floordiv(N, 3), N)", "N"),
+    ],
+)
+def test_excesses_and_quotients_that_have_one_sign(text, expected):
+    assert canonical(text) == canonical(expected)
+    assert all(bind(canonical(text), {"N": n}) == eval(text, {**FUNCTIONS, "N": n}) for n in range(40))
 
 
 def test_only_sums_of_sizes_are_never_negative():

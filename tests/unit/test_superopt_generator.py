@@ -80,6 +80,7 @@ def test_everything_found_is_valid_and_proved(reports, name):
         ]
 
 
+@pytest.mark.daily(2, among="searches")
 def test_rmsnorm_divides_after_the_matmul(reports):
     """Load, one loop over K with two accumulators, then one division: no second pass over X."""
     bodies = [block_of(found.plain) for found in reports["rmsnorm_matmul"].found]
@@ -137,6 +138,7 @@ def test_gqa_is_flash_attention():
     assert found.certificate.equal
 
 
+@pytest.mark.daily(2, among="searches")
 def test_gqa_is_flash_decoding(reports):
     """Blocks share the keys; each leaves sums and its maximum, a second kernel rescales and divides."""
     found = next(f for f in reports["gqa"].found if f.structure.mapping.loops == ("S",))
@@ -171,6 +173,7 @@ def test_attention_without_its_maximum_overflows(reports):
     assert not check_stability(bare, program.graph()).stable
 
 
+@pytest.mark.daily(2, among="searches")
 def test_qknorm_attention_is_one_pass(reports):
     """Both norms, the products and softmax in one block graph; the norms divide scores, or operands."""
     for found in reports["qknorm_attention"].found:
@@ -191,6 +194,7 @@ def test_ntrans_is_one_kernel(reports):
     assert [node.tile.shape[0] for node in body.nodes if node.operator == "load"] == [1, 1, 1]
 
 
+@pytest.mark.daily(2, among="searches")
 def test_split_sums_are_combined_by_a_second_kernel():
     """RMSNorm and matmul with K shared by blocks: two partial results."""
     limits = Limits(8, proofs=4, workers=1)
@@ -418,6 +422,7 @@ def grouped(n, sizes) -> Graph:
     return g.finish(g.add("reduce_sum", g.add("matmul", x, decoded), axis=0))
 
 
+@pytest.mark.daily(2, among="searches")
 def test_scales_move_across_the_product():
     """Codes are multiplied as they are, and a group's sum scaled: less work, and exact products."""
     program = Program("grouped", grouped, {"G": 32, "B": 16, "I": 128, "N": 1024})
@@ -432,6 +437,7 @@ def test_scales_move_across_the_product():
     assert body.producer(body.producer(product.inputs[1]).inputs[0]).tile.ttype.name == "int4"
 
 
+@pytest.mark.daily(2, among="searches")
 def test_loops_of_two_dimensions():
     """Groups and rows of a group in one loop: two accumulated sums are one."""
     program = Program("grouped", grouped, {"G": 32, "B": 16, "I": 128, "N": 1024})

@@ -26,6 +26,7 @@ EQUAL = list(equal_pairs())
 X = {"x": (2, 2)}
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("start", range(5))
 def test_equal_pairs_are_accepted(start):
     for pair in EQUAL[start::5]:

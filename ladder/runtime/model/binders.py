@@ -81,7 +81,8 @@ def _bind_rows(memory: Workspace, step: Step) -> Bound:
     graph, entry = step.part.graph, memory.owner.kernels.get(step.entry)
     rows = Rows(graph, memory.now, memory.owner.where)
     outside = dict(zip((node.name for node in graph.inputs), step.part.inputs, strict=True))
-    weights = Ordered(rows.order) if rows.form.matrix in memory.lasting_inputs(step) else None
+    lasting = memory.lasting_inputs(step)
+    weights = Ordered(rows.order, lasting[rows.form.matrix]) if rows.form.matrix in lasting else None
     x, matrix = (memory.slot[outside[name]] for name in (rows.form.x, rows.form.matrix))
     others = [memory.slot[outside[name]] for name in rows.form.others]
     value = step.part.outputs[0]

@@ -109,7 +109,7 @@ class BoundPlan:
             return
         values: list[Any] = [*[None] * first, *stored]
         if self.joined is not None and min(self.joined.read, default=first) >= first:
-            values += self.joined.of(values)
+            values += self.joined.settle(values)
         self.owned = {
             name: values[at].detach()
             for name, at in self.bindings.items()

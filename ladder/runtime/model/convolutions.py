@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import operator
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -33,13 +34,14 @@ def _plain(part: Subgraph) -> Convolution:
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Subgraph, now: Now, lasting: Collection[str]) -> Run:
+def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, bool]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
 
     Parameters
     ----------
     lasting
-        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own.
+        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> whether they are
+        constants.
 
     Raises
     ------
@@ -57,11 +59,13 @@ def convolution_run(part: Subgraph, now: Now, lasting: Collection[str]) -> Run:
     places = [order.index(name) if name else None for name in roles]
     weight = graph.tile(found.weight)
     worth = pays(weight) if by == ADDMM else weight.ttype.name == "float32" and is_enabled()
-    call = _CALLS[by](found, found.weight in lasting and worth)
+    stays = lasting.get(found.weight) if worth else None
+    call = _CALLS[by](found, stays)
+    given = operator.itemgetter(*(len(order) if place is None else place for place in places))
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
-        given: Any = (None if place is None else operands[place] for place in places)
-        return call(*given).reshape(shape())
+        y, wanted = call(*given((*operands, None))), shape()
+        return y if y.shape == wanted else y.reshape(wanted)
 
     return run
 
@@ -99,7 +103,7 @@ def _images(form: Convolution, x: torch.Tensor) -> torch.Tensor:
     """Return ``[N, C, H, W]`` of channels last ``[N, (H,) W, (g,) C]``: the same memory."""
     x = x.flatten(-2) if form.groups > 1 else x
     x = x.unsqueeze(1) if form.rank == 1 else x
-    return x.movedim(-1, 1)
+    return x.permute(0, 3, 1, 2) if x.ndim == 4 else x.movedim(-1, 1)
 
 
 def _kernels(form: Convolution, weight: torch.Tensor) -> torch.Tensor:
@@ -116,11 +120,11 @@ def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
     return [1] * one + stride, [0] * one + padding, [1] * one + dilation, form.groups
 
 
-def _convolve(found: FusedConvolution, in_order: bool) -> Call:
+def _convolve(found: FusedConvolution, stays: bool | None) -> Call:
     form, settings = found.form, _settings(found.form)
     stride, padding, dilation, groups = settings
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
-    weights = Ordered(_order(form)) if in_order and form.rank <= 2 else None
+    weights = Ordered(_order(form), stays) if stays is not None and form.rank <= 2 else None
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         image = _images(form, x)
@@ -146,7 +150,7 @@ def _order(form: Convolution) -> Order:
     return ordered
 
 
-def _convolve_relu(found: FusedConvolution, in_order: bool) -> Call:
+def _convolve_relu(found: FusedConvolution, stays: bool | None) -> Call:
     form, function, settings = found.form, _function(RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -156,7 +160,7 @@ def _convolve_relu(found: FusedConvolution, in_order: bool) -> Call:
     return run
 
 
-def _convolve_add_relu(found: FusedConvolution, in_order: bool) -> Call:
+def _convolve_add_relu(found: FusedConvolution, stays: bool | None) -> Call:
     form, function, settings = found.form, _function(ADD_RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: torch.Tensor) -> torch.Tensor:
@@ -167,8 +171,8 @@ def _convolve_add_relu(found: FusedConvolution, in_order: bool) -> Call:
     return run
 
 
-def _rows(found: FusedConvolution, in_order: bool) -> Call:
-    weights = Ordered(ordered_matrix) if in_order else None
+def _rows(found: FusedConvolution, stays: bool | None) -> Call:
+    weights = None if stays is None else Ordered(ordered_matrix, stays)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         rows = x.reshape(-1, found.depth)
@@ -181,7 +185,7 @@ def _rows(found: FusedConvolution, in_order: bool) -> Call:
     return run
 
 
-def _rows_relu(found: FusedConvolution, in_order: bool) -> Call:
+def _rows_relu(found: FusedConvolution, stays: bool | None) -> Call:
     function = _function(ADDMM_RELU)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -191,14 +195,15 @@ def _rows_relu(found: FusedConvolution, in_order: bool) -> Call:
     return run
 
 
-_CALLS: Mapping[str, Callable[[FusedConvolution, bool], Call]] = {
+_CALLS: Mapping[str, Callable[[FusedConvolution, bool | None], Call]] = {
     CONVOLVE: _convolve,
     RELU: _convolve_relu,
     ADD_RELU: _convolve_add_relu,
     ADDMM: _rows,
     ADDMM_RELU: _rows_relu,
 }
-"""Function of torch -> what calls it."""
+"""Function of torch -> what calls it, told whether oneDNN may keep the weight in its order (not None), and
+whether that is a constant."""
 
 
 def _function(name: str) -> Any:

@@ -115,9 +115,19 @@ class Joined:
         self.arrays: tuple[torch.Tensor, ...] = ()
         self.generation = 0
         """How often the arrays were made."""
+        self.settled = False
+        """Whether the parts are constants, at which no call looks again."""
+
+    def settle(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Make the arrays of parts that nobody else holds or writes; returns them."""
+        arrays = self.of(values)
+        self.settled = True
+        return arrays
 
     def of(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Return the arrays for the arguments of a call; the same tensors while no part changes."""
+        if self.settled:
+            return self.arrays
         if self.joins and not self._hold(parts := [values[at] for at in self.read]):
             with torch.no_grad():
                 self.arrays = tuple(array for join in self.joins for array in join.made(values))

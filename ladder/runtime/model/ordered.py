@@ -38,10 +38,12 @@ class Ordered:
     ----------
     order
         Puts it in order.
+    stays
+        Whether it is a constant: the same tensor, which nobody writes, in each call.
     """
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self, order: Order, stays: bool = False) -> None:
+        self.order, self.stays = order, stays
         self.known: tuple[Any, int, int] = (None, 0, 0)
         """The weight of the last call, its address, and how often it was changed in place."""
         self.ordered: torch.Tensor | None = None
@@ -51,6 +53,8 @@ class Ordered:
 
     def of(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Return the weight in order; None where torch's own function is to take the plain one."""
+        if self.stays and self.ordered is not None:
+            return self.ordered
         version = 0 if weight.is_inference() else weight._version
         now = (weight, weight.data_ptr(), version)
         if self.known[0] is weight and self.known[1:] == now[1:] and self.probes.hold():

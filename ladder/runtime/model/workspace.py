@@ -146,18 +146,18 @@ class Workspace:
         """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
-    def lasting_inputs(self, step: Step) -> frozenset[str]:
-        """Return the inputs of a step's graph, on a CPU, that no step writes: what stays, or says if not."""
+    def lasting_inputs(self, step: Step) -> dict[str, bool]:
+        """Return the inputs of a step's graph, on a CPU, that no step writes, and which are constants."""
         if self.owner.where.type != "cpu":
-            return frozenset()
+            return {}
         bindings, changed = self.owner.bindings, self.owner.changed
         inside = (node.name for node in step.part.graph.inputs)
         given = zip(inside, step.part.inputs, strict=True)
-        return frozenset(
-            name
+        return {
+            name: value in self.constants
             for name, value in given
             if value in self.constants or (value in bindings and bindings[value] not in changed)
-        )
+        }
 
     def _writes_in_place(self, step: Step) -> bool:
         """Tell whether a step writes into memory that it is given."""
