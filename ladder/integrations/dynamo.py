@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from ladder.api.compiler import Compiler
+from ladder.capture.trace.graph_module import switched
 
 
 class DynamoCompiler(Compiler):
@@ -31,6 +32,9 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
     takes none.
     """
     fix_floats(module)
+    held = [value for _, value in (*module.named_parameters(), *module.named_buffers())]
+    if why := switched(module.graph, [*examples, *held], torch.is_grad_enabled()):
+        module.meta["switches"] = why
     opened = opened_examples(module, examples)
     if opened is not None:
         module.meta["open"] = opened
