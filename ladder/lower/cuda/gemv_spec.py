@@ -109,7 +109,9 @@ def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int
     step, groups = wide or select_step(device, gemm.activation), Groups(gemm, schedule.placement, core)
     clocks = SUM_CLOCKS if schedule.cluster == 1 else SHARED_SUM_CLOCKS
     sums = clocks * schedule.tile_m // STEP_COLUMNS / (schedule.warp_rows // STRIP)
-    decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core)
+    decoder = make_decoder(
+        gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core
+    )
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
     geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared)
     return Spec(gemm, schedule, step, groups, decoder, geo)

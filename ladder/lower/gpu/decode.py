@@ -304,7 +304,8 @@ def make_decoder(
         If no recipe passes its proof.
     """
     device.core_for(gemm.activation)
-    operand, element = core or operand_type(gemm), get_type(gemm.weight).element_type
+    operand, element = operand_type(gemm), get_type(gemm.weight).element_type
+    operand = core or operand
     raw = placement == "accumulator"
     # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero

@@ -30,7 +30,7 @@ EMULATED = ((9, 0),)
 """Compute capabilities whose fp8 ``mma`` ptxas composes of float16 ones (seen in its machine code)."""
 
 WIDTHS = (1, 2, 4)
-"""Bits of codes whose words have registers of both cores in places that differ by a permutation of K alone."""
+"""Bits of codes whose words hold registers of both cores in places that differ by a permutation of K."""
 
 WIDENINGS = {"fp8_e4m3": "cvt.rn.f16x2.e4m3x2", "fp8_e5m2": "cvt.rn.f16x2.e5m2x2"}
 """Two 8-bit floats to float16, exactly (PTX ISA, cvt)."""
