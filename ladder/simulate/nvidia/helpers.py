@@ -201,7 +201,8 @@ def widen(pairs: Array, name: str, half: str) -> Array:
 def _float8_values(dtype: str) -> Array:
     """Return the bits of each code's float16 value."""
     codes = np.arange(256, dtype=np.uint8)
-    return codes.view(getattr(ml_dtypes, dtype)).astype(np.float16).view(np.uint16)
+    halves: Array = codes.view(getattr(ml_dtypes, dtype)).astype(np.float16).view(np.uint16)
+    return halves
 
 
 def _halves(high: Array, low: Array) -> Array:
