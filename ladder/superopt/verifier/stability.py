@@ -112,7 +112,7 @@ IF_FINITE = "all vast"
 """Data on which results are compared if the original is finite everywhere, as quotients are."""
 
 EDGE = 2.0**-8
-"""A result beyond this part of the largest finite number may overflow: sums in another order do."""
+"""Where results exceed this part of the largest finite number they may overflow: sums in another order do."""
 
 SUBTRACTS = "by rule: it subtracts products where the original subtracts factors, if anything"
 
@@ -266,7 +266,8 @@ def _errors(
     """Yield relative Frobenius errors of candidate and original, where the original is finite and right."""
     for result, own, value, ttype in zip(found, wanted, exact, types, strict=True):
         finite = np.isfinite(own) & np.isfinite(value)
-        finite &= ~(np.isinf(result) & (result * value > 0) & (np.abs(value) > EDGE * ttype.max_abs))
+        if np.max(np.abs(value[finite]), initial=0.0) > EDGE * ttype.max_abs:
+            finite &= np.isfinite(result)
         parts = [finite, *(_magnitudes(value, finite) if apart else [])]
         for part in parts:
             scale = float(np.linalg.norm(value[part])) or 1.0
