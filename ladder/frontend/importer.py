@@ -73,9 +73,9 @@ class Importer:
         self.precise = False
         """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
+        """Whether a launch costs more than what a kernel of its own would do better."""
         self.on_cpu = False
         """Whether the operator at hand runs on a CPU."""
-        """Whether a launch costs more than what a kernel of its own would do better."""
 
     def is_value(self, value: Any) -> bool:
         """Tell a value of the graph from a number or an extent."""
