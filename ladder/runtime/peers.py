@@ -1,7 +1,7 @@
 """All-reduce over peers' memory, for small tensors on GPUs that reach each other's: one kernel, no barrier.
 
-Plans use it where all ranks of a group agree that they can; NCCL adds up what is larger, of another type, or on
-GPUs that do not reach each other.
+Plans use it where all ranks of a group agree that they can; NCCL adds up what is larger, of another type, or
+on GPUs that do not reach each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _groups: dict[tuple[str, torch.device], Peers | None] = {}
 
 
 class Peers:
-    """Memory that the GPUs of a group share, and the kernels that add up through it. Made by all ranks together.
+    """Memory that the GPUs of a group share, and the kernels that add up through it; all ranks make it.
 
     Raises
     ------
@@ -161,7 +161,8 @@ def _all(group: str, where: torch.device, mine: bool) -> bool:
 
 
 def _group(name: str) -> Any:
-    return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    home: Any = torch.distributed.distributed_c10d
+    return home._resolve_process_group(name)
 
 
 def stop_waiting() -> None:

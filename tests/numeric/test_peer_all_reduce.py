@@ -1,4 +1,4 @@
-"""The all-reduce over peers' memory: its CUDA source, run by g++ with a thread for each of the GPUs' threads."""
+"""The all-reduce over peers' memory: CUDA source compiled by g++, a thread for each of the GPUs'."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ static u32 told(u64 from) { return std::atomic_ref<u32>(*(u32*)from).load(); }
 static u64 nanoseconds() { return 0; }
 static void give_up() { abort(); }
 static float widen_half(unsigned short x) { __half y; memcpy(&y, &x, 2); return __half2float(y); }
-static unsigned short narrow_half(float x) { __half y = __float2half_rn(x); unsigned short z; memcpy(&z, &y, 2); return z; }
+static unsigned short narrow_half(float x) {
+  __half y = __float2half_rn(x); unsigned short z; memcpy(&z, &y, 2); return z;
+}
 static float widen_brain(unsigned short x) { u32 y = (u32)x << 16; float z; memcpy(&z, &y, 4); return z; }
 static unsigned short narrow_brain(float x) {
   __nv_bfloat16 y = __float2bfloat16_rn(x); unsigned short z; memcpy(&z, &y, 2); return z;
@@ -71,7 +73,8 @@ static u32 narrow_single(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 
 RUN = r"""
 // Calls one after the other on each rank; the ranks only know of each other what the kernel tells them.
-extern "C" void run(u32 calls, u32 ranks, const u32* counts, Item** x, Item** y, u64* buffers, u32** epochs, u32* stop) {
+extern "C" void run(u32 calls, u32 ranks, const u32* counts, Item** x, Item** y, u64* buffers, u32** epochs,
+                    u32* stop) {
   std::vector<std::thread> gpus;
   for (u32 rank = 0; rank < ranks; rank++) gpus.emplace_back([=] {
     for (u32 call = 0; call < calls; call++) {
@@ -83,7 +86,8 @@ extern "C" void run(u32 calls, u32 ranks, const u32* counts, Item** x, Item** y,
       for (u32 b = 0; b < blocks; b++) barriers.push_back(std::make_unique<std::barrier<>>(THREADS));
       for (u32 b = 0; b < blocks; b++) for (u32 t = 0; t < THREADS; t++) threads.emplace_back([&, b, t] {
         blockIdx = {b}; threadIdx = {t}; block_barrier = barriers[b].get();
-        all_reduce(x[call * ranks + rank], y[call * ranks + rank], counts[call], rank, peers, epochs[rank], (u64)stop, 0);
+        const u32 at = call * ranks + rank;
+        all_reduce(x[at], y[at], counts[call], rank, peers, epochs[rank], (u64)stop, 0);
       });
       for (auto& thread : threads) thread.join();
     }
@@ -178,7 +182,8 @@ def test_who_is_told_to_stop_waits_no_longer(tmp_path: Path) -> None:
     epochs, stop, counts = np.zeros(BLOCKS, np.uint32), np.ones(1, np.uint32), np.array([3], np.uint32)
     run(
         1, 2, ctypes.c_void_p(counts.ctypes.data), pointers([x, x]), pointers([y, y]),
-        (ctypes.c_void_p * 2)(address, address), pointers([epochs, epochs]), ctypes.c_void_p(stop.ctypes.data),
+        (ctypes.c_void_p * 2)(address, address), pointers([epochs, epochs]),
+        ctypes.c_void_p(stop.ctypes.data),
     )  # fmt: skip
     assert epochs[0] == 1
     assert epochs[1:].sum() == 0

@@ -1,8 +1,9 @@
 """CUDA source of the all-reduce over peers' memory: every GPU writes its summand to all others and adds up.
 
-Each 8 bytes that travel hold 4 bytes of data and the number of the call, the epoch: a reader that finds its epoch
-has the data too, so no barrier is needed. Halves of the buffer take turns. A block writes a half again two calls later,
-when it has read the peers' next summands, which they send only after reading the ones before.
+Each 8 bytes that travel hold 4 bytes of data and the number of the call, the epoch: a reader that finds its
+epoch has the data too, so no barrier is needed. Halves of the buffer take turns. A block writes a half again
+two calls later: it has read the peers' next summands by then, which they send after reading the ones before.
+Calls of a group must follow each other on the GPU, as NCCL's must.
 """
 
 from __future__ import annotations
@@ -27,41 +28,43 @@ DTYPES = {
 """Type -> the C type that holds its bits, and the suffix of its conversions."""
 
 PRIMITIVES = r"""
-static __device__ __forceinline__ void send(u64 to, u64 first, u64 second) {
+#define MACHINE static __device__ __forceinline__
+MACHINE void send(u64 to, u64 first, u64 second) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" :: "l"(to), "l"(first), "l"(second) : "memory");
 }
-static __device__ __forceinline__ void look(u64 from, u64& first, u64& second) {
-  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
+MACHINE void look(u64 from, u64& first, u64& second) {
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second) : "l"(from) : "memory");
 }
-static __device__ __forceinline__ u32 told(u64 from) {
+MACHINE u32 told(u64 from) {
   u32 value;
   asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
-static __device__ __forceinline__ u64 nanoseconds() {
+MACHINE u64 nanoseconds() {
   u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
-static __device__ __forceinline__ void give_up() { __trap(); }
-static __device__ __forceinline__ float widen_half(unsigned short x) {
+MACHINE void give_up() { __trap(); }
+MACHINE float widen_half(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
 }
-static __device__ __forceinline__ unsigned short narrow_half(float x) {
+MACHINE unsigned short narrow_half(float x) {
   unsigned short y;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return y;
 }
-static __device__ __forceinline__ float widen_brain(unsigned short x) { return __uint_as_float((u32)x << 16); }
-static __device__ __forceinline__ unsigned short narrow_brain(float x) {
+MACHINE float widen_brain(unsigned short x) { return __uint_as_float((u32)x << 16); }
+MACHINE unsigned short narrow_brain(float x) {
   unsigned short y;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return y;
 }
-static __device__ __forceinline__ float widen_single(u32 x) { return __uint_as_float(x); }
-static __device__ __forceinline__ u32 narrow_single(float x) { return __float_as_uint(x); }
+MACHINE float widen_single(u32 x) { return __uint_as_float(x); }
+MACHINE u32 narrow_single(float x) { return __float_as_uint(x); }
 """
 """What the machine does: memory that other GPUs see, time, conversions. Tests on a CPU put their own here."""
 
@@ -112,9 +115,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_reduce(
 #pragma unroll
     for (u32 peer = 0; peer < RANKS; peer++) {  // in the same order on all
       Eight summand = own;
-      if (peer != rank) summand = arrived(peers.at[0] + 16 * ((half + peer) * PLACES + at), epoch, stop, patience);
+      const u64 place = peers.at[0] + 16 * ((half + peer) * PLACES + at);
+      if (peer != rank) summand = arrived(place, epoch, stop, patience);
 #pragma unroll
-      for (u32 i = 0; i < each; i++) sum[i] = peer ? sum[i] + WIDEN(summand.items[i]) : WIDEN(summand.items[i]);
+      for (u32 i = 0; i < each; i++) {
+        const float value = WIDEN(summand.items[i]);
+        sum[i] = peer ? sum[i] + value : value;  // 0 + -0 would be 0
+      }
     }
 #pragma unroll
     for (u32 i = 0; i < each; i++) own.items[i] = NARROW(sum[i]);
@@ -137,7 +144,7 @@ def buffer_bytes(ranks: int) -> int:
 
 
 def all_reduce_source(dtype: str, ranks: int, primitives: str = PRIMITIVES, threads: int = THREADS) -> str:
-    """Return CUDA source whose kernel ``all_reduce`` adds up a tensor of all ranks, in float32, in their order."""
+    """Return CUDA source of ``all_reduce``: it adds up tensors of all ranks, in float32, in their order."""
     item, kind = DTYPES[dtype]
     facts = {"RANKS": ranks, "THREADS": threads, "PLACES": BLOCKS * threads}
     names = {"WIDEN": f"widen_{kind}", "NARROW": f"narrow_{kind}"}
