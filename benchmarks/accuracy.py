@@ -97,7 +97,11 @@ class Size:
     modules: int = 10_000
 
 
-TINY = Size(64, 1, 2, 32, 8, 30, 16, (256, 256), 30)
+SIZES = {
+    "tiny": Size(64, 1, 2, 32, 8, 30, 16, (256, 256), 30),
+    "small": Size(128, 2, 4, 128, 16, 800, 64, (2048, 2048)),
+    "full": Size(),
+}
 
 
 # the text --------------------------------------------------------------------------------------------
@@ -369,14 +373,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument("--types", nargs="*", default=weight_types(), help="all by default")
-    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, and a model that knows little")
+    parser.add_argument(
+        "--size", choices=SIZES, default="full", help="small: minutes on a CPU; tiny: seconds"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args(arguments)
     for name in given.types:
         get_type(name)  # unknown ones are named before the model is trained
-    size, found = TINY if given.tiny else Size(), []
+    size, found = SIZES[given.size], []
     for row in rows(size, given.device, given.types, given.jobs):
         found.append(row)
         print(json.dumps(shortened(row)), flush=True)

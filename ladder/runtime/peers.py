@@ -1,7 +1,7 @@
 """All-reduce over peers' memory, for small tensors on GPUs that reach each other's: one kernel, no barrier.
 
-Plans use it where all ranks of a group agree that they can; NCCL adds up what is larger, of another type, or
-on GPUs that do not reach each other.
+With `LADDER_PEER_MEMORY=1` plans use it where all ranks of a group agree that they can; NCCL adds up what is
+larger, of another type, or on GPUs that do not reach each other.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import ctypes
 import functools
 import importlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ladder import knobs
-from ladder.lower.cuda.peer_source import DTYPES, LARGEST, THREADS, all_reduce_source, buffer_bytes
+from ladder.lower.cuda.peer_source import BLOCKS, DTYPES, LARGEST, THREADS, all_reduce_source, buffer_bytes
 from ladder.runtime.compile import target_of
 from ladder.runtime.tensor_map import DRIVER
 from tile_types.errors import DeviceError
@@ -32,27 +33,25 @@ _groups: dict[tuple[str, torch.device], Peers | None] = {}
 
 
 class Peers:
-    """Memory that the GPUs of a group share, and the kernels that add up through it; all ranks make it.
+    """Memory that the GPUs of a group share, and the kernels that add up through it.
 
-    Raises
-    ------
-    RuntimeError
-        If torch's symmetric memory cannot be had.
+    Parameters
+    ----------
+    where
+        This rank's GPU.
+    rank
+        Of this process.
+    addresses
+        Of every rank's memory as this GPU reaches it, `buffer_bytes` of zeros each, in the order of ranks.
+    held
+        What must live as long.
     """
 
-    def __init__(self, group: str, where: torch.device) -> None:
-        symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        ranks = _group(group).size()
-        self.where = where
-        self.buffer = symmetric.empty(buffer_bytes(ranks), dtype=torch.uint8, device=where)
-        self.buffer.zero_()
-        self.epochs = torch.zeros(LARGEST // (8 * THREADS), dtype=torch.int32, device=where)
+    def __init__(self, where: torch.device, rank: int, addresses: Sequence[int], held: Any) -> None:
+        self.where, self.rank, self.ranks, self.held = where, rank, len(addresses), held
+        self.addresses = (ctypes.c_uint64 * self.ranks)(*addresses[rank:], *addresses[:rank])
+        self.epochs = torch.zeros(BLOCKS, dtype=torch.int32, device=where)
         self.stop = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        torch.cuda.synchronize(where)  # zeros are there before a peer may write
-        self.handle = symmetric.rendezvous(self.buffer, group)
-        self.rank, self.ranks = self.handle.rank, self.handle.world_size
-        addresses = self.handle.buffer_ptrs
-        self.addresses = (ctypes.c_uint64 * ranks)(*addresses[self.rank :], *addresses[: self.rank])
 
     def takes(self, x: torch.Tensor, operation: str) -> bool:
         """Tell whether the kernel adds up such a tensor."""
@@ -81,6 +80,22 @@ class Peers:
             ),
         )
         return y
+
+
+def connected(group: str, where: torch.device) -> Peers:
+    """Return the peers of a group, in torch's symmetric memory; all its ranks call this together.
+
+    Raises
+    ------
+    RuntimeError
+        If such memory cannot be had.
+    """
+    symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    buffer = symmetric.empty(buffer_bytes(_group(group).size()), dtype=torch.uint8, device=where)
+    buffer.zero_()
+    torch.cuda.synchronize(where)  # zeros are there before a peer may write
+    handle = symmetric.rendezvous(buffer, group)
+    return Peers(where, handle.rank, handle.buffer_ptrs, (buffer, handle))
 
 
 @functools.cache
@@ -134,10 +149,10 @@ def _agreed(group: str, where: torch.device) -> Peers | None:
     """Make a group's peers if all ranks can, told from each other by the reference's all-reduce."""
     if torch.cuda.is_current_stream_capturing():
         raise DeviceError("the first all-reduce of a group cannot be recorded in a CUDA graph: run it before")
-    found, why = None, "a rank cannot, or was told not to (LADDER_PEER_MEMORY=0)"
-    if _all(group, where, knobs.settings.peer_memory and _reaches_others(where)):
+    found, why = None, "a rank's GPU does not reach the others'"
+    if _all(group, where, _reaches_others(where)):
         try:
-            found = Peers(group, where)
+            found = connected(group, where)
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
         if not _all(group, where, found is not None):
@@ -179,7 +194,7 @@ def forget() -> None:
 
 def all_reduce(x: torch.Tensor, operation: str, group: str) -> torch.Tensor:
     """Return a reduction over all ranks of a group, over peers' memory where that is possible."""
-    if x.is_cuda:
+    if x.is_cuda and knobs.settings.peer_memory:
         peers = peers_of(group, x.device)
         if peers is not None and peers.takes(x, operation):
             return peers.all_reduce(x)

@@ -172,9 +172,10 @@ def test_ladder_generate(name: str, form: str, tmp_path: Path) -> None:
     request = Request(path, "5 9 33 7 60 2", group_size=GROUP, tokens=12, dtype="float32", device="cpu")
     ready = load(request)
     found = run_generate(request, ready, lambda piece: None)
-    ids = torch.tensor([[5, 9, 33, 7, 60, 2]])
-    wanted = eager(ready.model, folder).generate(ids, max_new_tokens=12, do_sample=False)[0, 6:]
-    assert found["text"].split() == [str(token) for token in wanted.tolist()]
+    ids = ready.tokenizer(request.prompt, return_tensors="pt")["input_ids"]  # architectures have their own
+    wanted = eager(ready.model, folder).generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    assert found["tokens"] == len(wanted) == 12
+    assert found["text"] == ready.tokenizer.decode(wanted, skip_special_tokens=True)
 
 
 def as_blocks(weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
