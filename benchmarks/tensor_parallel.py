@@ -323,7 +323,7 @@ def main() -> None:
             if options.output is not None:
                 options.output.write_text(json.dumps(report, indent=1, default=str))
 
-    with torch.no_grad():
+    with torch.no_grad(), knobs.override(peer_memory=True):
         run(options, mesh, keep)
     release_collectives()
     dist.destroy_process_group()
