@@ -172,8 +172,10 @@ def test_ladder_generate(name: str, form: str, tmp_path: Path) -> None:
     request = Request(path, "5 9 33 7 60 2", group_size=GROUP, tokens=12, dtype="float32", device="cpu")
     ready = load(request)
     found = run_generate(request, ready, lambda piece: None)
-    ids = ready.tokenizer(request.prompt, return_tensors="pt")["input_ids"]  # architectures have their own
-    wanted = eager(ready.model, folder).generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    given = ready.tokenizer(request.prompt, return_tensors="pt")  # architectures have their own
+    given = {name: given[name] for name in ("input_ids", "attention_mask")}
+    made = eager(ready.model, folder).generate(**given, max_new_tokens=12, do_sample=False)
+    wanted = made[0, given["input_ids"].shape[1] :]
     assert found["tokens"] == len(wanted) == 12
     assert found["text"] == ready.tokenizer.decode(wanted, skip_special_tokens=True)
 
