@@ -156,7 +156,7 @@ def tokenizer(folder: Path) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", ["int4", *STORED])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ladder_generate(name: str, form: str, tmp_path: Path) -> None:
