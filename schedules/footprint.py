@@ -121,7 +121,7 @@ def promotes_rarely(gemm: Gemm) -> bool:
 
 
 def promoted_columns(tile_m: int) -> int:
-    """Return the activation rows that are promoted together: all of a tile, or an even part of a large one."""
+    """Return the activation rows that are promoted together: a tile's, or those of an even part of it."""
     return tile_m // -(-tile_m // PROMOTED_COLUMNS)
 
 

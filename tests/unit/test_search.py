@@ -35,6 +35,18 @@ def test_shortlist_has_the_best_of_every_point() -> None:
         assert rank(gemm, H200, m, wide=True)[0].schedule in chosen
 
 
+@pytest.mark.parametrize(
+    ("weight", "activation", "group", "tuned"),
+    [("int4", "fp8_e4m3", 128, True), ("int4", "int8", 128, False), ("fp8_e4m3", "fp8_e4m3", 4096, False)],
+)
+def test_tuning_tries_tiles_that_fit_the_rows(weight: str, activation: str, group: int, tuned: bool) -> None:
+    gemm = Gemm(4096, 4096, weight, activation, "float32", group, scale=group < 4096)
+    odd = GpuSchedule("wgmma", 208, 128, 128, 3, 8, placement="accumulator")
+    assert is_legal(gemm, H200, odd) == tuned
+    tried = [candidate.schedule for candidate in rank(gemm, H200, 200, full=True)]
+    assert (208 in {schedule.tile_m for schedule in tried if isinstance(schedule, GpuSchedule)}) == tuned
+
+
 def test_what_won_for_classes_alike_is_tried() -> None:
     weight = Gemm(4096, 4096, "nf4", group_size=64)
     known, found = known_winners(H200, weight), relatives_winners(H200, weight)
