@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,16 +36,13 @@ def test_shortlist_has_the_best_of_every_point() -> None:
         assert rank(gemm, H200, m, wide=True)[0].schedule in chosen
 
 
-@pytest.mark.parametrize(
-    ("weight", "activation", "group", "tuned"),
-    [("int4", "fp8_e4m3", 128, True), ("int4", "int8", 128, False), ("fp8_e4m3", "fp8_e4m3", 4096, False)],
-)
-def test_tuning_tries_tiles_that_fit_the_rows(weight: str, activation: str, group: int, tuned: bool) -> None:
-    gemm = Gemm(4096, 4096, weight, activation, "float32", group, scale=group < 4096)
+def test_tuning_tries_tiles_that_fit_the_rows() -> None:
     odd = GpuSchedule("wgmma", 208, 128, 128, 3, 8, placement="accumulator")
-    assert is_legal(gemm, H200, odd) == tuned
+    gemm = Gemm(4096, 4096, "int4", "fp8_e4m3", "float16", group_size=128)
+    assert not is_legal(replace(gemm, activation="int8"), H200, odd)
+    assert not is_legal(replace(gemm, weight="fp8_e4m3", group_size=4096, scale=False), H200, odd)
     tried = [candidate.schedule for candidate in rank(gemm, H200, 200, full=True)]
-    assert (208 in {schedule.tile_m for schedule in tried if isinstance(schedule, GpuSchedule)}) == tuned
+    assert 208 in {schedule.tile_m for schedule in tried if isinstance(schedule, GpuSchedule)}
 
 
 def test_what_won_for_classes_alike_is_tried() -> None:
