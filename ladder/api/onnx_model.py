@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ladder.api.problem import gemm_for
-from ladder.frontend.onnx_branches import BranchedStage
+from ladder.frontend.onnx_branches import BRANCHES, BranchedStage, graph_model, outside, unchanged
 from ladder.frontend.onnx_import import import_stages
 from ladder.frontend.onnx_late import shape_of
 from ladder.frontend.onnx_stages import Imported, NodeStage, Staged
@@ -22,6 +22,7 @@ from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel, TorchStage, Wanted
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.onnx_ops.evaluate import bound_node
+from ladder.runtime.onnx_ops.specialized import Specialized
 from ladder.runtime.packed import pack
 from tile_types.errors import LadderError
 
@@ -95,8 +96,11 @@ class OnnxModel:
         ShapeError, DTypeError
             If an argument does not fit; the message names it.
         """
-        given = (*arguments, *named.values())
-        where = next((value.device for value in given if isinstance(value, torch.Tensor)), CPU)
+        where = CPU
+        for value in (*arguments, *named.values()):
+            if isinstance(value, torch.Tensor):
+                where = value.device
+                break
         return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def on(self, device: torch.device | str) -> WholeModel | StagedModel:
@@ -155,7 +159,7 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
     stages = [
         PlanStage(build_imported(stage, where), stage.inputs, stage.outputs)
         if isinstance(stage, Imported)
-        else node_stage(stage, where)
+        else node_stage(stage, staged, where)
         for stage in staged.stages
     ]
     inputs = {name: wanted_of(info) for name, info in staged.inputs.items()}
@@ -166,19 +170,49 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
     return StagedModel(inputs, staged.outputs, stages, stored, where, staged.title)
 
 
-def node_stage(stage: NodeStage, where: torch.device) -> TorchStage:
-    """Return a node that torch runs; the branches of an If are models."""
-    node = bound_node(stage.node, stage.versions)
+def node_stage(stage: NodeStage, staged: Staged, where: torch.device) -> TorchStage:
+    """Return a node that torch runs; graphs of its own are models."""
+
+    precise = any(isinstance(other, Imported) and other.program.precise for other in staged.stages)
+
+    def special(graph: Any) -> Specialized:
+        return specialized(graph, stage, staged.stored, where, precise)
+
+    node = bound_node(stage.node, stage.versions, special)
     if not isinstance(stage, BranchedStage):
         return TorchStage(node, stage.reads, stage.why)
 
     def make(taken: bool) -> WholeModel | StagedModel | None:
-        try:
-            return build_staged(import_stages(stage.models[taken], gemm_for), where)
-        except LadderError:
-            return None  # the node runs it, and says what is wrong with it
+        return built_or_none(stage.models[taken], where, precise)
 
-    return IfStage(node, stage.reads, stage.why, make)
+    graphs = {attribute.name: attribute.g for attribute in stage.node.attribute}
+    branches = {taken: special(graphs[name]) for taken, name in BRANCHES.items()}
+    return IfStage(node, stage.reads, stage.why, make, branches)
+
+
+def specialized(
+    graph: Any, stage: NodeStage, stored: Mapping[str, Any], where: torch.device, precise: bool
+) -> Specialized:
+    """Return what makes a graph of a node a model for the types and shapes of a call.
+
+    A branch is one from its first call on; the body of a loop from the second on that has the same shapes.
+    """
+    inputs = [info.name for info in graph.input]
+    constant = {**stored, **{n: stored[v] for n, v in unchanged(stage.node, graph).items() if v in stored}}
+    names = [name for name in (*inputs, *outside(graph)) if name not in constant]
+
+    def make(given: Mapping[str, torch.Tensor]) -> WholeModel | StagedModel | None:
+        return built_or_none(graph_model(graph, stage.versions, given, constant), where, precise)
+
+    return Specialized(names, make, patience=2 if inputs else 1)
+
+
+def built_or_none(model: Any, where: torch.device, precise: bool) -> WholeModel | StagedModel | None:
+    """Return a model of a node's graph; None if it can be none: the node runs it, or says what is wrong."""
+    try:
+        return build_staged(import_stages(model, gemm_for, precise), where)
+    except LadderError:
+        return None
 
 
 def wanted_of(info: Any) -> Wanted:

@@ -10,12 +10,17 @@ from typing import Any, Literal
 import torch
 import torch._dispatch.python
 import torch.fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.frontend.function_match import match_functions
+from ladder.frontend.function_match import RUN, drop_unused, match_functions
+from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
 
-KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
+KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col", "std", "std_mean")
 """Operators that torch would take apart and that are rows of ours."""
+
+SWITCH_AT = {"set_autocast_enabled": -1, "_enter_autocast": 2}
+"""Which argument of the functions that set autocasting says whether it is on."""
 
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state."""
@@ -121,20 +126,80 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
     fakes = (value for value in examples if isinstance(value, torch._subclasses.FakeTensor))
     mode = next((value.fake_mode for value in fakes), None)
     way: Literal["fake", "real"] = "fake" if mode is None else "real"
-    trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
+    trace = make_fx(_with_failing(run), decomposition_table=dict(decompositions()), tracing_mode=way)
     with torch.no_grad():
         if mode is None:
             with torch._guards.tracing(None):  # torch.compile's own would leave sizes open
-                return trace(*examples)
+                return _without_failing(trace(*examples))
         before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
             with (
                 mode,
                 torch._dispatch.python.enable_python_dispatcher(),
             ):  # what is made of no tensor is fake too
-                return trace(*examples)
+                return _without_failing(trace(*examples))
         finally:
             mode.allow_non_fake_inputs = before
+
+
+class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the results of operators that may raise: tracing drops what nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.results: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        _refuse_real_writes(func, args, kwargs)
+        check = checks().get(func)
+        if check is not None:
+            self.results.append(check(*args, *kwargs.values()))
+            return None
+        found = func(*args, **kwargs)
+        if may_raise(func, args):
+            several = found if isinstance(found, list | tuple) else (found,)
+            self.results += [value for value in several[:1] if isinstance(value, torch.Tensor)]
+        return found
+
+
+def _refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ImportRefused before tracing writes into a tensor that the program holds."""
+    if not function._schema.is_mutable:
+        return
+    for place, argument in enumerate(function._schema.arguments):
+        given = args[place] if place < len(args) else kwargs.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        for value in (given if isinstance(given, list | tuple) else [given]) if written else ():
+            real = isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
+            if real and not torch._is_functional_tensor(value):  # type: ignore[arg-type]
+                raise ImportRefused(f"{function} changes a tensor that is no argument")
+
+
+def _with_failing(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that also gives what operators that may raise gave."""
+
+    def watched(*arguments: Any) -> Any:
+        with _Failing() as failing:
+            results = run(*arguments)
+        return results, failing.results
+
+    return watched
+
+
+def _without_failing(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a graph of `_with_failing` with its own results, and `RUN` of what it has to run besides."""
+    output = traced.graph.output_node()
+    given: Any = output.args[0]
+    results, failing = given
+    output.args = (results,)
+    for node in failing:
+        if isinstance(node, torch.fx.Node) and not node.users:
+            run = node.args[0] if node.target is operator.getitem else node
+            run.meta[RUN] = node.meta[RUN] = True  # type: ignore[union-attr]
+    drop_unused(traced.graph)
+    traced.recompile()
+    return traced
 
 
 def _changes_in_place(node: torch.fx.Node) -> bool:
@@ -174,9 +239,11 @@ def _name_of(node: torch.fx.Node) -> str:
 
 def _keeps_autocast_off(module: torch.fx.GraphModule) -> bool:
     """Tell whether autocasting is off, and a graph at most switches it off."""
-    switches = [node for node in module.graph.nodes if _name_of(node) == "set_autocast_enabled"]
+    switches = [node for node in module.graph.nodes if _name_of(node) in SWITCH_AT]
     off = not torch._C._is_any_autocast_enabled()
-    return off and not any(node.kwargs or node.args[-1] is not False for node in switches)
+    return off and not any(
+        node.kwargs or node.args[SWITCH_AT[_name_of(node)]] is not False for node in switches
+    )
 
 
 def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:

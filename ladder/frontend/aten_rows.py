@@ -101,9 +101,10 @@ def _like(im: Importer, value: Any) -> Any:
 
 
 def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
-    """Small constant exponents are products and roots."""
+    """Small constant exponents are products and roots; of integers torch refuses negative ones."""
     if not isinstance(exponent, int | float):
-        return im.floats("pow", [base, exponent], out)
+        exact = not out.startswith(("float", "bfloat")) and not im.is_value(exponent)
+        return None if exact else im.floats("pow", [base, exponent], out)
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
     if known is None or not out.startswith(("float", "bfloat")):
         return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None
@@ -123,8 +124,24 @@ def _clamped(im: Importer, out: str, x: Any, low: Any = None, high: Any = None) 
         if limit is None or limit == (-math.inf if operator == "maximum" else math.inf):
             continue
         limit = held(limit, out) if isinstance(limit, int | float) else limit
-        x = im.arithmetic(operator, [x, limit], out)
+        x = _extreme(operator)(im, out, x, limit)
     return im.cast(x, out)
+
+
+def _extreme(operator: str) -> Row:
+    """Return the row of an extreme, whose operands torch converts to the type of the result."""
+
+    def row(im: Importer, out: str, *operands: Any) -> Any:
+        held_by_type = [_rounded(im, value, out) if isinstance(value, str) else value for value in operands]
+        return im.arithmetic(operator, held_by_type, out)
+
+    return row
+
+
+def _rounded(im: Importer, value: str, ttype: str) -> str:
+    """Return a value or an extent as a type holds it, also where computing goes on in a wider one."""
+    value = im.operand(value, "int64") if not im.is_value(value) else value
+    return value if im.ttype(value) == ttype else im.g.add("convert", value, type=ttype, exact=True)
 
 
 def _chosen(im: Importer, out: str, condition: Any, yes: Any, no: Any) -> Any:
@@ -372,22 +389,33 @@ def _axes(im: Importer, x: str, axes: Any) -> list[int]:
     return [axis % rank for axis in chosen] if chosen and rank else list(range(rank))
 
 
-def _varied(im: Importer, out: str, x: str, axes: Any = None, correction: Any = 1, keep: bool = False) -> Any:
-    return _mean_and_variance(im, out, x, axes, correction, keep)[0]
+def _moments(*, root: bool = False, both: bool = False) -> Row:
+    """Return a row of the variance or its root, or of (that, mean)."""
+
+    def row(
+        im: Importer, out: str, x: str, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
+    ) -> Any:
+        found = _mean_and_variance(im, out, x, axes, correction, keepdim, root)
+        return found if both else found[0]
+
+    return row
 
 
 def _mean_and_variance(
-    im: Importer, out: str, x: str, axes: Any = None, correction: Any = 1, keepdim: bool = False
+    im: Importer, out: str, x: str, axes: Any, correction: Any, keepdim: bool, root: bool
 ) -> Any:
-    """Return (variance, mean)."""
-    chosen, wide = _axes(im, x, axes), im.cast(x, wide_of(out))
+    """Return (variance or its root, mean); on CPUs those of float32 in float64, as torch takes them."""
+    within = "float64" if im.on_cpu and out == "float32" else wide_of(out)
+    chosen, wide = _axes(im, x, axes), im.cast(x, within)
     mean = im.mean(wide, chosen)
     deviations = im.g.add("square", im.g.add("sub", wide, mean))
     sums = im.reduce("reduce_sum", deviations, chosen, True)
     count = im.count(wide, chosen)
     if correction:
-        count = im.apply("sub", [count, float(correction)], wide_of(out))
-    results = (im.g.add("div", sums, count), mean)
+        left = im.apply("sub", [count, float(correction)], within)
+        count = im.apply("maximum", [left, 0.0], within)
+    variance = im.g.add("div", sums, count)
+    results = (im.g.add("sqrt", variance) if root else variance, mean)
     shape = [extent for at, extent in enumerate(im.shape(x)) if at not in chosen]
     return tuple(im.cast(r if keepdim else im.reshape(r, shape), out) for r in results)
 
@@ -424,8 +452,7 @@ ROWS: dict[str, Row] = {
     "sign.default": _sign,
     "relu.default": lambda im, out, x: im.arithmetic("relu", [x], out),
     "gelu.default": _gelu,
-    "maximum.default": lambda im, out, a, b: im.arithmetic("maximum", [a, b], out),
-    "minimum.default": lambda im, out, a, b: im.arithmetic("minimum", [a, b], out),
+    **{f"{name}.default": _extreme(name) for name in ("maximum", "minimum")},
     "clamp_min.default": lambda im, out, x, low: _clamped(im, out, x, low),
     "clamp_max.default": lambda im, out, x, high: _clamped(im, out, x, None, high),
     "hardtanh.default": lambda im, out, x, low=-1.0, high=1.0: _clamped(im, out, x, low, high),
@@ -470,9 +497,9 @@ ROWS: dict[str, Row] = {
     "mean.dim": _averaged,
     "amax.default": _largest,
     "amin.default": _smallest,
-    "var.correction": lambda im, out, x, axes=None, *, correction=1, keepdim=False: _varied(
-        im, out, x, axes, correction, keepdim
-    ),
-    "var_mean.correction": _mean_and_variance,
+    "var.correction": _moments(),
+    "std.correction": _moments(root=True),
+    "var_mean.correction": _moments(both=True),
+    "std_mean.correction": _moments(root=True, both=True),
 }  # fmt: skip
 """Name and overload -> row."""

@@ -25,6 +25,9 @@ LARGEST_POWER = 4
 CLOSE = 1e-6
 """Relative difference of coefficients that are taken for equal: constants are written with some digits."""
 
+RUN = "run"
+"""Key of what nodes hold that are run though nothing uses them: they may raise."""
+
 REACH = 8
 """Operators on a path that are looked through."""
 
@@ -81,8 +84,8 @@ def match_functions(module: torch.fx.GraphModule) -> None:
 
 
 def drop_unused(graph: torch.fx.Graph) -> None:
-    """Remove unused nodes, except random draws: later draws depend on them."""
-    graph.eliminate_dead_code(lambda node: node.is_impure())
+    """Remove unused nodes, except random draws: later draws depend on them; and those that are `RUN`."""
+    graph.eliminate_dead_code(lambda node: node.is_impure() or bool(node.meta.get(RUN)))
 
 
 def _matched(inner: Node, form: Form) -> tuple[Node, Node] | None:

@@ -73,6 +73,8 @@ class Importer:
         self.precise = False
         """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
+        self.on_cpu = False
+        """Whether the operator at hand runs on a CPU."""
         """Whether a launch costs more than what a kernel of its own would do better."""
 
     def is_value(self, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Branches of If as models of their own, whose inputs are the values around them."""
+"""Graphs of nodes (branches of If, bodies of loops) as models of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx
 
 from ladder.frontend.onnx_stages import NodeStage, names_read
 from ladder.frontend.onnx_values import Known
+from ladder.runtime.onnx_ops.values import array_of, code_of
 
 BRANCHES = {True: "then_branch", False: "else_branch"}
 
@@ -60,8 +61,7 @@ def branches(
         model.ir_version = file.ir_version
         model.opset_import.extend(file.opset_import)
         model.graph.CopyFrom(given[name])
-        outside = _outside(given[name])
-        for value in outside:
+        for value in outside(given[name]):
             if value in known:
                 model.graph.initializer.append(onnx.numpy_helper.from_array(known[value].array, value))
             elif infos.get(value) is None or not infos[value].HasField("tensor_type"):
@@ -72,7 +72,57 @@ def branches(
     return found
 
 
-def _outside(graph: Any) -> list[str]:
+def graph_model(
+    graph: Any, versions: Mapping[str, int], given: Mapping[str, Any], stored: Mapping[str, Any]
+) -> Any:
+    """Return a graph as a model for the types and shapes of values.
+
+    Parameters
+    ----------
+    graph
+        ``GraphProto``.
+    versions
+        Domain -> version of its operators.
+    given
+        Name -> what becomes an input.
+    stored
+        Name -> what is the same in every call, if the graph reads it.
+    """
+    model = onnx.ModelProto()
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, at) for domain, at in versions.items())
+    model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.graph.CopyFrom(graph)
+    for known in (model.graph.input, model.graph.value_info):
+        del known[:]
+    for name, value in given.items():
+        info = onnx.helper.make_tensor_value_info(name, code_of(value), list(value.shape))
+        model.graph.input.append(info)
+    for name in (*(info.name for info in graph.input), *outside(graph)):
+        if name not in given:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array_of(stored[name]), name))
+    for info in model.graph.output:
+        info.type.tensor_type.ClearField("shape")  # what is stated may be of other calls
+    return model
+
+
+def unchanged(node: Any, graph: Any) -> dict[str, str]:
+    """Return input of a Loop's body that it hands on as it is -> the value that the node begins with."""
+    if node.op_type != "Loop":
+        return {}
+    same = {
+        made: inner.input[0] for inner in graph.node if inner.op_type == "Identity" for made in inner.output
+    }
+    found = {}
+    for info, result, first in zip(graph.input[2:], graph.output[1:], node.input[2:], strict=False):
+        value = result.name
+        while value in same:
+            value = same[value]
+        if value == info.name:
+            found[value] = first
+    return found
+
+
+def outside(graph: Any) -> list[str]:
     """Return the values that a graph reads from around it."""
     holder = onnx.NodeProto()
     holder.attribute.append(onnx.helper.make_attribute("body", graph))

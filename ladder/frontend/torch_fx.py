@@ -20,6 +20,7 @@ from ladder import faults
 from ladder.frontend.aten_graphs import to_aten
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
+from ladder.frontend.function_match import RUN
 from ladder.frontend.fx_nodes import (
     CARRIED,
     LAID_OUT,
@@ -152,6 +153,9 @@ class _Walk:
             else:
                 found.append((self.extent(item),))
         updates = tuple((at, place(value)) for at, value in self.updates)
+        for node in self.module.graph.nodes:
+            if node.meta.get(RUN) and isinstance(self.values[node], str):
+                place(self.values[node])
         graph = _pruned(self.im.g, outputs)
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
@@ -210,8 +214,8 @@ class _Walk:
         row = ROWS.get(name) or MODEL_ROWS.get(name)
         if row is None or not all(value.dtype in TYPES for value in tensors_around(node)):
             return self.call(node)
-        self.im.used = used_results(node)
-        self.im.stated = tuple(size_of(size) for size in first_result(node).shape)
+        first, self.im.used = first_result(node), used_results(node)
+        self.im.on_cpu, self.im.stated = first.device.type == "cpu", tuple(map(size_of, first.shape))
         try:
             arguments = [self.argument(value) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime import failing  # noqa: F401  registers what checks values
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface

@@ -115,6 +115,45 @@ def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
     assert_equal(twice(ladder.compile(program, precise=True), x, y), program(x, y))
 
 
+MOST, LEAST = 3e38, 1e-30
+SPREAD = torch.tensor(
+    [[MOST, -MOST, MOST, 1e38], [MOST] * 4, [2e19, -2e19, 1, 1], [LEAST, 2 * LEAST, 0, 1e-28]]
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_moments_of_the_largest_and_smallest_numbers(name: str) -> None:
+    """Torch sums squares of float32 in float64 on CPUs; too few elements divide by 0."""
+    function = getattr(torch, name)
+
+    def program(x: Any) -> Any:
+        rows = (function(x, -1), function(x, 0, correction=0, keepdim=True), function(x, 1, correction=7))
+        few = function(x[:, :1], 1), function(x[:, :0], 1)
+        return tuple(part for found in (*rows, *few) for part in each(found))
+
+    compiled = ladder.compile(program)
+    for a, b in zip(twice(compiled, SPREAD), program(SPREAD), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-7, atol=0, equal_nan=True)
+    assert not compiled.refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8, torch.int8])
+def test_bounds_that_are_tensors_of_rank_0_are_converted_first(dtype: torch.dtype) -> None:
+    """1e-8 is 0 in float16, 300 is 44 in uint8: so rows of zeros have a cosine of NaN."""
+    x, low, high = (torch.arange(40) % 7).to(dtype), torch.tensor(1e-8), torch.tensor(300)
+
+    def program(x: Any) -> Any:
+        bounds = low if dtype.is_floating_point else high
+        return x / torch.maximum(x, bounds), x / torch.clamp(x * 0, min=bounds), torch.minimum(x, high)
+
+    assert_equal(twice(ladder.compile(program), x), program(x))
+    if dtype.is_floating_point:
+        zeros = torch.zeros(4, 33, dtype=dtype)
+        norms = ladder.compile(lambda x: (F.cosine_similarity(x, x, -1), F.normalize(x, dim=-1)))
+        assert_equal(twice(norms, zeros), (F.cosine_similarity(zeros, zeros, -1), F.normalize(zeros, dim=-1)))
+
+
 def test_sixteen_bits_stay_wide_unless_precise() -> None:
     x = torch.full((64,), 256.0, dtype=torch.bfloat16)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,15 @@ def test_bodies_run_alone() -> None:
     (found,) = body([], {name: torch.from_numpy(np.array(value)) for name, value in feeds.items()})
     (wanted,) = ReferenceEvaluator(model).run(None, feeds)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "double", "int32"])
+def test_sign_of_what_is_no_number(dtype: str) -> None:
+    """NaN in the standard's reference (and in onnxruntime, but for its float16)."""
+    model = model_of(f"g ({dtype}[n] x) => (y) {{ s = Sign(x)  y = Neg(s) }}")
+    x = torch.tensor([math.nan, 0.0, -0.0, math.inf, -math.inf, 1e-7, -2.0, 3.0])
+    given = x.nan_to_num(4, 5, -5).int() if dtype == "int32" else x.to(getattr(torch, dtype))
+    compiled = ladder.compile(model)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": given.numpy()})
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(given).numpy(), expected)

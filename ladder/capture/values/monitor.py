@@ -10,17 +10,10 @@ import torch
 import torch.overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.capture.python.words import words
 from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.indices import Use, uses
 from ladder.capture.values.kinds import is_a
-
-_RISKY = words(
-    "index gather scatter embedding take multinomial nll_loss cholesky linalg lu_ inverse bernoulli ctc"
-    " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram"
-    " one_hot"
-)
-"""Beginnings of the names of aten operators that may raise, or not, depending on values."""
+from ladder.runtime.failing import may_raise
 
 
 class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -60,7 +53,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self.shape_depends |= depends and not _takes_numbers(name, args)
         self.random |= torch.Tag.nondeterministic_seeded in tags
-        if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
+        if may_raise(func, args):
             self.risks.append(uses(name, args))
         written_to: list[torch.Tensor] = []
         for place, argument in enumerate(func._schema.arguments):

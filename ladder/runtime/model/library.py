@@ -120,10 +120,12 @@ def onnx_run(node: Node, now: Now) -> Run:
     places = [None if value is None else value[1] for value in given["arguments"]]
     stated = [(torch_type(tile.ttype.name), now.numbers(tile.shape)) for tile in node.tiles]
 
+    as_they_are = places == [*range(len(places))]
+
     def call(*operands: torch.Tensor) -> Any:
-        found = run(*(None if at is None else operands[at] for at in places))
+        found = run(*operands) if as_they_are else run(*(None if p is None else operands[p] for p in places))
         for result, (dtype, shape) in zip(found, stated, strict=True):
-            if result.dtype != dtype or tuple(result.shape) != shape():
+            if result.dtype != dtype or result.shape != shape():
                 raise LadderError(
                     f"{given['target']} gives {result.dtype}{list(result.shape)}, the plan has"
                     f" {dtype}{list(shape())}"

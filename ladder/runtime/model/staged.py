@@ -14,6 +14,7 @@ from ladder.ir.graph import Graph
 from ladder.runtime.model.executable import MOST_FITTING
 from ladder.runtime.model.whole import WholeModel, by_name
 from ladder.runtime.onnx_ops.evaluate import BoundNode, run_node
+from ladder.runtime.onnx_ops.specialized import Specialized
 from ladder.runtime.onnx_ops.values import code_of, given_value
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.tile import Extent
@@ -80,10 +81,13 @@ class IfStage(TorchStage):
     node, reads, why
         As of any; the node runs a branch that cannot be a model.
     make
-        Condition -> the model of its branch, None if it can be none.
+        Condition -> the model of its branch for any shapes, None if it can be none.
+    special
+        Condition -> the branch for the shapes that it is first taken with.
     """
 
     make: Callable[[bool], WholeModel | StagedModel | None]
+    special: Mapping[bool, Specialized]
 
     @cached_property
     def _made(self) -> dict[bool, WholeModel | StagedModel | None]:
@@ -92,13 +96,17 @@ class IfStage(TorchStage):
     def run(self, values: dict[str, Any]) -> None:
         """Compute results from values of the call."""
         taken = bool(values[self.node.reads[0]])
-        if taken not in self._made:
-            self._made[taken] = self.make(taken)
-        model = self._made[taken]
+        special = self.special[taken]
+        names, model = special.names, special.of(values)
         if model is None:
-            run_node(self.node, values)
-            return
-        found = model(*(values[name] for name in model.names))
+            if taken not in self._made:
+                self._made[taken] = self.make(taken)
+            model = self._made[taken]
+            if model is None:
+                run_node(self.node, values)
+                return
+            names = model.names
+        found = model(*(values[name] for name in names))
         results = found if len(self.writes) > 1 else (found,)
         values.update(zip(self.writes, results, strict=True))
 

@@ -220,6 +220,12 @@ def _in_float(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: function(x.float()).to(x.dtype) if x.element_size() == 2 else function(x)
 
 
+def _sign(x: Any) -> Any:
+    """Return the sign; of NaN it is NaN, as in ONNX's reference, where torch says 0."""
+    found = torch.sign(x)
+    return torch.where(x.isnan(), x, found) if x.is_floating_point() else found
+
+
 UNARY: Mapping[str, Callable[[Any], Any]] = {
     **{
         name: getattr(torch, name.lower())
@@ -229,7 +235,7 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
             *("Ceil", "Floor", "Round"),
         )
     },
-    "Sign": torch.sign,
+    "Sign": _sign,
     "Not": torch.logical_not,
     "BitwiseNot": torch.bitwise_not,
     "Relu": _relu,

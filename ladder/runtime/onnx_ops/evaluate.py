@@ -12,12 +12,16 @@ import torch
 
 from ladder.runtime.onnx_ops.control import CONTROL
 from ladder.runtime.onnx_ops.operation import Operation
+from ladder.runtime.onnx_ops.specialized import Specialized
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import DTYPES, code_of, value_of
 from tile_types.errors import LadderError, unknown_name
 
 Versions = Mapping[str, int]
 """Domain -> version of its operators."""
+
+Specialize = Callable[[Any], "Specialized | None"]
+"""Graph of a node -> what makes it a model; None if that is not worth it."""
 
 Step = Callable[[Mapping[str, Any], Sequence[Any]], tuple[Any, ...]]
 """``(scope, operands) -> results``."""
@@ -50,10 +54,10 @@ def tensor_value(tensor: Any) -> Any:
     return value_of(onnx.numpy_helper.to_array(tensor))
 
 
-def attribute_value(attribute: Any, versions: Versions) -> Any:
+def attribute_value(attribute: Any, versions: Versions, specialize: Specialize | None = None) -> Any:
     """Return an attribute as rows take it."""
     if attribute.type == onnx.AttributeProto.GRAPH:
-        return Body(attribute.g, versions)
+        return Body(attribute.g, versions, None if specialize is None else specialize(attribute.g))
     if attribute.type == onnx.AttributeProto.TENSOR:
         return tensor_value(attribute.t)
     if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
@@ -78,9 +82,9 @@ def dense_value(sparse: Any) -> Any:
     )
 
 
-def operation_of(node: Any, versions: Versions) -> Operation:
+def operation_of(node: Any, versions: Versions, specialize: Specialize | None = None) -> Operation:
     """Return a node as rows take it."""
-    given = {attribute.name: attribute_value(attribute, versions) for attribute in node.attribute}
+    given = {attribute.name: attribute_value(attribute, versions, specialize) for attribute in node.attribute}
     name = key_of(node.domain, node.op_type)
     return Operation(name, version_of(node.domain, versions), given, len(node.output))
 
@@ -100,8 +104,8 @@ def unknown(node: Any) -> LadderError:
     return unknown_name("ONNX operator", name, (*TABLE, *CONTROL))
 
 
-def step_of(node: Any, versions: Versions) -> Step:
-    """Return what computes a node.
+def step_of(node: Any, versions: Versions, specialize: Specialize | None = None) -> Step:
+    """Return what computes a node; graphs of its own as models where `specialize` makes some.
 
     Raises
     ------
@@ -110,7 +114,7 @@ def step_of(node: Any, versions: Versions) -> Step:
     """
     name = key_of(node.domain, node.op_type)
     if name in CONTROL:
-        control, op = CONTROL[name], operation_of(node, versions)
+        control, op = CONTROL[name], operation_of(node, versions, specialize)
         return lambda scope, operands: _tuple(control(op, scope, *operands))
     if name in TABLE:
         row, op = TABLE[name], operation_of(node, versions)
@@ -229,6 +233,8 @@ class Body:
         ``GraphProto`` or ``FunctionProto``.
     versions
         Of the operators.
+    special
+        The graph as a model, for the types and shapes of some calls.
 
     Raises
     ------
@@ -236,7 +242,8 @@ class Body:
         If it has an operator that nothing computes.
     """
 
-    def __init__(self, graph: Any, versions: Versions) -> None:
+    def __init__(self, graph: Any, versions: Versions, special: Specialized | None = None) -> None:
+        self.special = special
         is_function = self._is_function = isinstance(graph, onnx.FunctionProto)
         stored = () if is_function else graph.initializer
         self.held = {tensor.name: tensor_value(tensor) for tensor in stored}
@@ -247,7 +254,14 @@ class Body:
 
     def __call__(self, operands: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:
         """Return the results; ``scope`` has the values around the graph."""
-        values = {**scope, **self.held, **dict(zip(self.inputs, operands, strict=False))}
+        given = dict(zip(self.inputs, operands, strict=False))
+        if self.special is not None:
+            around = {name: scope[name] for name in self.special.names if name not in given}
+            model = self.special.of(around | given)
+            if model is not None:
+                found = model(*((around | given)[name] for name in self.special.names))
+                return [found] if len(self.outputs) == 1 else [*found]
+        values = {**scope, **self.held, **given}
         for step in self.steps:
             run_node(step, values)
         return [self._result(values, name) for name in self.outputs]
@@ -264,12 +278,12 @@ class Body:
         return DTYPES[kind.elem_type or 1], [dim.dim_value for dim in kind.shape.dim]
 
 
-def bound_node(node: Any, versions: Versions) -> BoundNode:
-    """Return a node with what computes it."""
+def bound_node(node: Any, versions: Versions, specialize: Specialize | None = None) -> BoundNode:
+    """Return a node with what computes it, see `step_of`."""
     title = (
         f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} that computes {node.output[0]!r}"
     )
-    return BoundNode(title, tuple(node.input), tuple(node.output), step_of(node, versions))
+    return BoundNode(title, tuple(node.input), tuple(node.output), step_of(node, versions, specialize))
 
 
 def run_node(node: BoundNode, values: dict[str, Any]) -> None:

@@ -1,0 +1,78 @@
+"""Operands that broadcast only while a size keeps to a limit, such as a table of positions cut to a length.
+
+A table of 512 rows cut to ``S`` rows has ``min(S, 512)`` of them. It broadcasts with ``S`` rows where ``S``
+is at most 512, and with no more: so it has ``S`` rows, and each call is checked to keep to that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+from ladder.frontend.onnx_call import Call, Row, Value
+from ladder.ir.extents import canonical, smaller
+from tile_types.errors import ShapeError
+from tile_types.tile import Extent
+
+BROADCAST = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "Expand", "And", "Or", "Xor"),
+        *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+    }
+)
+"""Operators whose operands all broadcast; the second of Expand is what its first broadcasts with."""
+
+_LIMIT = re.compile(r"- (\d+), 0\)")
+
+
+def by_row(row: Row, call: Call) -> Any:
+    """Return what a row gives, of operands as they are or as they can only be."""
+    try:
+        return row(call)
+    except ShapeError:
+        again = met(call)
+        if again is None:
+            raise
+        return row(again)
+
+
+def met(call: Call) -> Call | None:
+    """Return a call whose operands have the extents that they can only have; None if none has others.
+
+    The limits that this needs are added to the plan's.
+    """
+    if call.node.op_type not in BROADCAST:
+        return None
+    shapes = [call.shape(at) for at in range(len(call.inputs))]
+    targets = (
+        [*shapes[:1], tuple(map(canonical, call.extents(1)))] if call.node.op_type == "Expand" else shapes
+    )
+    inputs, changed = list(call.inputs), False
+    for axis, extents in enumerate(zip_longest(*(shape[::-1] for shape in targets), fillvalue=1)):
+        for at, extent in enumerate(extents):
+            whole = next((other for other in extents if limit_of(extent, other) is not None), None)
+            if whole is None or shapes[at] is not targets[at]:
+                continue
+            inputs[at] = _shown(call, inputs[at], -1 - axis, whole)
+            call.piece.limits.append((whole, limit_of(extent, whole) or 0))
+            changed = True
+    return replace(call, inputs=tuple(inputs)) if changed else None
+
+
+def limit_of(extent: Extent, whole: Extent) -> int | None:
+    """Return the number n > 1 of which and of ``whole`` an extent is the smaller one; None if there is none.
+
+    >>> limit_of("S - max(S - 512, 0)", "S")
+    512
+    """
+    if not isinstance(extent, str) or not isinstance(whole, str) or extent == whole:
+        return None
+    numbers = (int(number) for number in _LIMIT.findall(extent))
+    return next((n for n in numbers if n > 1 and smaller(whole, n) == extent), None)
+
+
+def _shown(call: Call, value: Value | None, axis: int, extent: Extent) -> str:
+    assert value is not None  # it has a shape
+    return call.im.take_axis(call.piece.tensor(value), axis, 0, extent)

@@ -1,0 +1,58 @@
+"""Graphs of nodes (branches, bodies of loops) as models for the types and shapes that a call shows.
+
+A graph whose operands have no known rank at import runs node by node, or as many stages. What it is given in
+a call has all of that, so it becomes a model then: of what is given first, since most programs give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Model = Callable[..., Any]
+"""``(values) -> result``, or a tuple of several."""
+
+
+class Specialized:
+    """A graph as a model for one set of types and shapes.
+
+    Parameters
+    ----------
+    names
+        The values that it is given, in the order in which the model takes them.
+    make
+        Name -> value of a call, to the model; None if it can be none.
+    patience
+        Calls in a row with the same types and shapes until it is made.
+    """
+
+    def __init__(
+        self, names: Sequence[str], make: Callable[[Mapping[str, torch.Tensor]], Model | None], patience: int
+    ) -> None:
+        self.names, self.make, self.patience = tuple(names), make, patience
+        self.form: tuple[Any, ...] = ()
+        self.calls = 0
+        """In a row, with `form`."""
+        self.model: Model | None = None
+
+    def of(self, values: Mapping[str, Any]) -> Model | None:
+        """Return the model for values; None where there is none for theirs."""
+        form = tuple([_form(values[name]) for name in self.names])
+        if form == self.form and self.calls >= self.patience:
+            return self.model
+        if self.calls >= self.patience:
+            return None
+        self.calls = self.calls + 1 if form == self.form else 1
+        self.form = form
+        if self.calls < self.patience:
+            return None
+        given = {name: values[name] for name in self.names}
+        if all(isinstance(value, torch.Tensor) for value in given.values()):
+            self.model = self.make(given)
+        return self.model
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else (type(value),)

@@ -1,0 +1,115 @@
+"""Graphs of ONNX nodes (branches, bodies of loops) as models for the shapes that calls show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+import ladder
+from ladder.runtime.model.staged import IfStage, StagedModel
+
+MODELS = {
+    "a loop that hands a matrix on": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        loops (int64 n, float[B, 4] x) => (float[B, 4] y, float[T, B, 4] all)
+        <float[4, 4] w = {0.5, -1, 0, 2, 1, 0.25, 0, 0, 0, 1, -0.5, 1, 1, 0, 0, 0.5}, bool go = {1}>
+        {
+            y, same, all = Loop <body = step (int64 i, bool c, float[B, 4] s, float[4, 4] m)
+                => (bool again, float[B, 4] next, float[4, 4] kept, float[B, 4] out) {
+                    again = Identity(c)
+                    p = MatMul(s, m)
+                    next = Tanh(p)
+                    out = Add(next, x)
+                    kept = Identity(m)
+                }>(n, go, x, w)
+        }""",
+    "a loop whose state grows": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        grows (int64 n, float[B, 4] x) => (float[R, 4] y)
+        <bool go = {1}>
+        {
+            y = Loop <body = step (int64 i, bool c, float[R, 4] s) => (bool again, float[Q, 4] next) {
+                    again = Identity(c)
+                    next = Concat <axis = 0> (s, x)
+                }>(n, go, x)
+        }""",
+    "a scan": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        scans (int64 n, float[B, 4] x) => (float[4] last, float[B, 4] all)
+        <float[4] zero = {0, 0, 0, 0}>
+        {
+            last, all = Scan <num_scan_inputs = 1, body = step (float[4] s, float[4] row)
+                => (float[4] next, float[4] out) {
+                    next = Add(s, row)
+                    out = Exp(next)
+                }>(zero, x)
+        }""",
+    "branches of different ranks": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        branches (int64 n, float[B, 4] x) => (float[] y)
+        <int64 two = {2}>
+        {
+            many = Greater(n, two)
+            y = If(many) <
+                then_branch = yes () => (float[] a) { a = Exp(x) },
+                else_branch = no () => (float[] b) { s = ReduceSum <keepdims = 0> (x)  b = Neg(s) }
+            >
+        }""",
+}
+
+
+MATRIX = torch.tensor([[0.5, -1, 0, 2], [1, 0.25, 0, 0], [0, 1, -0.5, 1], [1, 0, 0, 0.5]])
+
+
+def handed_on(count: int, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    state, found = x, [torch.empty(0, *x.shape)]
+    for _ in range(count):
+        state = (state @ MATRIX).tanh()
+        found.append((state + x)[None])
+    return state, torch.cat(found)
+
+
+def chosen(count: int, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (x.exp() if count > 2 else -x.sum(),)
+
+
+WANTED: Mapping[str, Callable[[int, torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "a loop that hands a matrix on": handed_on,
+    "a loop whose state grows": lambda count, x: (x.repeat(count + 1, 1),),
+    "a scan": lambda count, x: (x.sum(0), x.cumsum(0).exp()),
+    "branches of different ranks": chosen,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_of_nodes_compute_what_the_standard_says(name: str) -> None:
+    fast = ladder.compile(onnx.parser.parse_model(MODELS[name]))
+    for count, rows in [(3, 2), (3, 2), (1, 2), (0, 2), (4, 5), (3, 2), (2, 1), (3, 0)]:
+        x = torch.randn(rows, 4)
+        x[:1, :2] = torch.tensor([float("nan"), -0.0])
+        found = fast(n=torch.tensor(count), x=x)
+        for a, b in zip(found if isinstance(found, tuple) else (found,), WANTED[name](count, x), strict=True):
+            assert a.shape == b.shape or a.numel() == b.numel() == 0  # open extents of no iterations are 0
+            torch.testing.assert_close(a.reshape(b.shape), b, rtol=2e-6, atol=1e-6, equal_nan=True)
+
+
+def specials(fast: Any) -> list[Any]:
+    model = fast.on("cpu")
+    assert isinstance(model, StagedModel)
+    stages = [stage for stage in model.stages if isinstance(stage, IfStage)]
+    return [special for stage in stages for special in stage.special.values()]
+
+
+def test_a_branch_is_a_model_for_the_shapes_that_it_is_first_given() -> None:
+    fast = ladder.compile(onnx.parser.parse_model(MODELS["branches of different ranks"]))
+    x = torch.randn(2, 4)
+    fast(n=torch.tensor(3), x=x)
+    first, second = specials(fast)
+    assert first.model is not None
+    assert second.model is None
+    assert torch.equal(fast(n=torch.tensor(3), x=torch.ones(3, 4)), torch.ones(3, 4).exp())
+    assert first.of(dict.fromkeys(first.names, x)) is first.model
