@@ -19,6 +19,9 @@ from ladder.runtime.model.program import ImportRefused
 KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col", "std", "std_mean")
 """Operators that torch would take apart and that are rows of ours."""
 
+SWITCH_AT = {"set_autocast_enabled": -1, "_enter_autocast": 2}
+"""Which argument of the functions that set autocasting says whether it is on."""
+
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state."""
 
@@ -148,6 +151,7 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        _refuse_real_writes(func, args, kwargs)
         check = checks().get(func)
         if check is not None:
             self.results.append(check(*args, *kwargs.values()))
@@ -157,6 +161,19 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             several = found if isinstance(found, list | tuple) else (found,)
             self.results += [value for value in several[:1] if isinstance(value, torch.Tensor)]
         return found
+
+
+def _refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ImportRefused before tracing writes into a tensor that the program holds."""
+    if not function._schema.is_mutable:
+        return
+    for place, argument in enumerate(function._schema.arguments):
+        given = args[place] if place < len(args) else kwargs.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        for value in (given if isinstance(given, list | tuple) else [given]) if written else ():
+            real = isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
+            if real and not torch._is_functional_tensor(value):  # type: ignore[arg-type]
+                raise ImportRefused(f"{function} changes a tensor that is no argument")
 
 
 def _with_failing(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,9 +239,11 @@ def _name_of(node: torch.fx.Node) -> str:
 
 def _keeps_autocast_off(module: torch.fx.GraphModule) -> bool:
     """Tell whether autocasting is off, and a graph at most switches it off."""
-    switches = [node for node in module.graph.nodes if _name_of(node) == "set_autocast_enabled"]
+    switches = [node for node in module.graph.nodes if _name_of(node) in SWITCH_AT]
     off = not torch._C._is_any_autocast_enabled()
-    return off and not any(node.kwargs or node.args[-1] is not False for node in switches)
+    return off and not any(
+        node.kwargs or node.args[SWITCH_AT[_name_of(node)]] is not False for node in switches
+    )
 
 
 def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:

@@ -101,9 +101,10 @@ def _like(im: Importer, value: Any) -> Any:
 
 
 def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
-    """Small constant exponents are products and roots."""
+    """Small constant exponents are products and roots; of integers torch refuses negative ones."""
     if not isinstance(exponent, int | float):
-        return im.floats("pow", [base, exponent], out)
+        exact = not out.startswith(("float", "bfloat")) and not im.is_value(exponent)
+        return None if exact else im.floats("pow", [base, exponent], out)
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
     if known is None or not out.startswith(("float", "bfloat")):
         return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None
@@ -131,14 +132,15 @@ def _extreme(operator: str) -> Row:
     """Return the row of an extreme, whose operands torch converts to the type of the result."""
 
     def row(im: Importer, out: str, *operands: Any) -> Any:
-        held_by_type = [_rounded(im, value, out) if im.is_value(value) else value for value in operands]
+        held_by_type = [_rounded(im, value, out) if isinstance(value, str) else value for value in operands]
         return im.arithmetic(operator, held_by_type, out)
 
     return row
 
 
 def _rounded(im: Importer, value: str, ttype: str) -> str:
-    """Return a value as a type holds it, also where computing goes on in a wider one."""
+    """Return a value or an extent as a type holds it, also where computing goes on in a wider one."""
+    value = im.operand(value, "int64") if not im.is_value(value) else value
     return value if im.ttype(value) == ttype else im.g.add("convert", value, type=ttype, exact=True)
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from ladder.api.compiler import Compiler
+from ladder.capture.trace.graph_module import switched
 
 
 class DynamoCompiler(Compiler):
@@ -31,6 +32,9 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
     takes none.
     """
     fix_floats(module)
+    held = [value for _, value in (*module.named_parameters(), *module.named_buffers())]
+    if why := switched(module.graph, [*examples, *held], torch.is_grad_enabled()):
+        module.meta["switches"] = why
     opened = opened_examples(module, examples)
     if opened is not None:
         module.meta["open"] = opened
@@ -50,7 +54,8 @@ def opened_examples(module: torch.fx.GraphModule, examples: list[Any]) -> list[A
 def fix_floats(module: torch.fx.GraphModule) -> None:
     """Let torch begin anew with the floats as constants that it left open, guarded as such.
 
-    Floats that are computed of sizes stay: `BySizes` has a plan for each.
+    They arrive as numbers, or as tensors that the graph asks for their item. Floats that are computed of
+    sizes stay: `BySizes` has a plan for each.
 
     Raises
     ------
@@ -59,10 +64,11 @@ def fix_floats(module: torch.fx.GraphModule) -> None:
     """
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-    places = (node for node in module.graph.nodes if node.op == "placeholder")
-    values = (node.meta.get("example_value") for node in places)
-    symbols = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    found = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
+    symbols = [symbol for symbol in found if symbol_is_type(symbol, SymT.FLOAT)]
     for symbol in symbols:
         TensorifyState.specialize(str(symbol))
     if symbols:

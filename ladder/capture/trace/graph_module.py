@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -69,14 +70,18 @@ def _switches_gradients(trace: Trace, graph: torch.fx.Graph, wanted: list[Value]
 
     `before`: whether gradients were recorded where it begins.
     """
-    if any(node.op == "call_method" and node.target in ASKING_FOR_GRADIENTS for node in graph.nodes):
-        return "it says of tensors whether they have gradients"
     if any(is_a(value.obj, torch.Tensor) and value.obj.requires_grad for value in wanted):
         return "its results have gradients"
+    return switched(graph, [item for _, _, item in trace.placeholders], before)
+
+
+def switched(graph: torch.fx.Graph, examples: Iterable[Any], before: bool) -> str:
+    """Say what the nodes of a graph do to the recording of gradients of its arguments; empty if nothing."""
+    if any(node.op == "call_method" and node.target in ASKING_FOR_GRADIENTS for node in graph.nodes):
+        return "it says of tensors whether they have gradients"
     written = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
     if written and written[-1] is not before:
         return "it leaves the recording of gradients otherwise than it was"
-    tensors = [item for _, _, item in trace.placeholders if is_a(item, torch.Tensor)]
-    if True in written and any(item.requires_grad for item in tensors):
+    if True in written and any(is_a(item, torch.Tensor) and item.requires_grad for item in examples):
         return "gradients are recorded in a part of it"
     return ""

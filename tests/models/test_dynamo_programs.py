@@ -1,0 +1,97 @@
+"""Programs that torch.compile captures for our backend: what a graph holds and sets stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ladder.integrations.dynamo import backend
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch.set_grad_enabled(True)
+
+
+def trained(compiling: Any) -> list[Tensor]:
+    """Return parameters and losses after steps whose momentum the optimizer's graph holds and changes."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = torch.compile(step, backend=compiling)
+    losses = [run(torch.ones(3, 2)) for _ in range(4)]
+    return [*model.parameters(), *losses]
+
+
+@pytest.mark.filterwarnings("ignore:a graph runs")
+def test_tracing_changes_nothing_that_a_program_holds() -> None:
+    for found, expected in zip(trained(backend), trained("eager"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x.t()
+
+
+def _recording(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return x * 2
+
+
+def _left(x: Tensor) -> Tensor:
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:a graph runs")
+@pytest.mark.parametrize("function", [_autocast, _recording, _left])
+@pytest.mark.parametrize("before", [True, False])
+def test_modes_within_graphs(function: Callable[[Tensor], Tensor], before: bool) -> None:
+    def outcome(run: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        torch.set_grad_enabled(before)
+        found = [run(torch.ones(3, 3, requires_grad=True)) for _ in range(2)]
+        return [(y.dtype, y.requires_grad) for y in found], torch.is_grad_enabled()
+
+    assert outcome(torch.compile(function, backend=backend)) == outcome(function)
+
+
+OPEN_NUMBERS: dict[str, Callable[[Tensor, int], Any]] = {
+    "power": lambda x, n: x.int() ** n,
+    "power of reals": lambda x, n: x.float() ** n,
+    "clamp": lambda x, n: x.clamp(-n, n),
+    "maximum": lambda x, n: torch.maximum(x, torch.full_like(x, 3)).clamp(max=n),
+    "results": lambda x, n: (x + n, n, n + 1, n),
+}
+
+
+@pytest.mark.filterwarnings("ignore:a graph runs")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("name", OPEN_NUMBERS)
+def test_numbers_that_are_open(name: str, dtype: torch.dtype) -> None:
+    """They are converted as constants are; of integers negative powers are refused."""
+    function, x = OPEN_NUMBERS[name], torch.tensor([0, 1, 3, 100, 127], dtype=dtype)
+    run = torch.compile(function, backend=backend)
+    for n in (2, 3, 5, 70, -1, -2):
+        try:
+            expected = function(x, n)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error)[:30]):
+                run(x, n)
+            continue
+        torch.testing.assert_close(run(x, n), expected, rtol=1e-6, atol=0)
