@@ -294,7 +294,12 @@ def wanted_operators(only: Sequence[str], part: str = "0/1") -> list[tuple[Any, 
 
     found = [info for info in op_db if not only or any(title(info).startswith(name) for name in only)]
     first, step = (int(number) for number in part.split("/"))
-    return [(info, name) for info in found[first::step] for name in DTYPES if info.supports_dtype(DTYPES[name], "cpu")]
+    return [
+        (info, name)
+        for info in found[first::step]
+        for name in DTYPES
+        if info.supports_dtype(DTYPES[name], "cpu")
+    ]
 
 
 def in_torch(parts: Any, requests: Any, device: Any) -> Any:
