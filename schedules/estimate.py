@@ -145,9 +145,15 @@ class Estimator:
         """Schedules that were measured at the nearest shape and are legal here."""
         return list(self._corrections if self._few is None else self._few._corrections)
 
-    def timed(self, schedule: Schedule, m: int) -> bool:
-        """Tell whether a schedule was timed at the nearest shape, for as few rows as ``m``."""
-        found = (self if self._few is None else self._few)._corrections.get(schedule)
+    def tells(self, schedule: Schedule, m: int) -> bool:
+        """Tell whether what was measured says what a schedule takes for ``m`` rows.
+
+        Below the fewest rows that it was timed for it was only found to be slower than others, of that type:
+        of another type that says nothing.
+        """
+        if self._few is None:
+            return schedule in self._corrections
+        found = self._few._corrections.get(schedule)
         return found is not None and found.least <= m
 
     def knows(self, m: int) -> bool:

@@ -275,9 +275,9 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
 
 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
-    """Return the expected time; unless timed for so few rows, other pipelines than M's own do not compete."""
+    """Return the expected time; unless measured, other pipelines than M's own do not compete."""
     assert isinstance(schedule, GpuSchedule)
-    own = schedule.pipeline in pipelines_for(estimator.device, m) or estimator.timed(schedule, m)
+    own = schedule.pipeline in pipelines_for(estimator.device, m) or estimator.tells(schedule, m)
     return estimator.seconds(schedule, m) if own else FOREIGN_SECONDS
 
 
