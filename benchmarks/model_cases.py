@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ladder
+from benchmarks.peers.engine import Work
+from tile_types import get_type
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "models"))
 zoo: Any = importlib.import_module("model_zoo")
@@ -145,14 +147,19 @@ class Step:
         return x.half().to(where), cos.half().to(where), sin.half().to(where), position.to(where)
 
 
+def group_of(weight: str, activation: str) -> int:
+    """Return the group size of a step's weights; 0 for the type's own blocks or whole rows."""
+    return 0 if not weight or activation or get_type(weight).is_block else 128
+
+
 def decoder(step: Step, where: str, weight: str = "") -> tuple[nn.Module, nn.Module]:
     """Return a stack in half precision and its layer in float32, of the same values.
 
     Parameters
     ----------
     weight
-        Type of the weights, in groups of 128; ``weight:activation`` quantizes rows, and tokens too. Empty:
-        they stay halves.
+        Type of the weights, in groups of 128 or its own blocks; ``weight:activation`` quantizes rows, and
+        tokens too. Types of one sign clip. Empty: they stay halves.
     """
     weight, _, activation = weight.partition(":")
     sizes = LAYERS[step.model]
@@ -162,9 +169,10 @@ def decoder(step: Step, where: str, weight: str = "") -> tuple[nn.Module, nn.Mod
             CachedLayer(sizes, step.batch, step.context, torch.float16).half().eval().requires_grad_(False)
         )
     exact = copy.deepcopy(layer)
+    work = Work(weight, activation or "float16", group_of(weight, activation))
     for name, module in list(layer.named_modules()) if weight else []:
         if isinstance(module, nn.Linear):
-            quantized = ladder.quantize(module.weight, weight, **({} if activation else {"group_size": 128}))
+            quantized = work.quantized(module.weight)
             values = torch.as_tensor(quantized.dequantize("float32"), device=where)
             exact.get_submodule(name).weight.data = values
             owner, _, field = name.rpartition(".")

@@ -292,6 +292,24 @@ BREAKDOWN = Case(
     chart=True,
 )
 
+OPERATORS = Case(
+    "operators",
+    "types at the products of LADDER's operator benchmark",
+    (
+        Contender("ladder", Work("float16"), "float16"),
+        Contender("ladder", INT4, "int4"),
+        Contender("ladder", Work("nf4", "float16", 128), "nf4"),
+        Contender("ladder", Work("fp8_e4m3", "float16"), "fp8_e4m3"),
+        Contender("ladder", Work("mxfp8_e4m3", "float16"), "mxfp8_e4m3"),
+        Contender("ladder", Work("int1", "int8"), "int1 × int8"),
+        CUBLAS,
+    ),
+    (1, 32, 4096),
+    ((57344, 14336), (28672, 8192)),
+    chart=True,
+)
+"""M0 to M5 of the paper's figure 12: (M, K, N) = (1 | 32 | 4096, 14336, 57344) and (…, 8192, 28672)."""
+
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in (
@@ -308,6 +326,7 @@ CASES: Mapping[str, Case] = {
         HOST,
         BITS,
         BREAKDOWN,
+        OPERATORS,
         *HELD_OUT_CASES,
     )
 }

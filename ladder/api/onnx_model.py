@@ -96,8 +96,11 @@ class OnnxModel:
         ShapeError, DTypeError
             If an argument does not fit; the message names it.
         """
-        given = (*arguments, *named.values())
-        where = next((value.device for value in given if isinstance(value, torch.Tensor)), CPU)
+        where = CPU
+        for value in (*arguments, *named.values()):
+            if isinstance(value, torch.Tensor):
+                where = value.device
+                break
         return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def on(self, device: torch.device | str) -> WholeModel | StagedModel:

@@ -81,13 +81,13 @@ def is_packed(group: Sequence[Node], serves: Serves | None) -> bool:
     if serves is None or not str(group[0].target).startswith("aten.") or value.dtype not in HALVES:
         return False
     weight: Any = group[0].args[-1]
-    sizes = [
+    rows, depth = (
         size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size
         for size in (value.shape[0], weight.meta["val"].shape[0])
-    ]
-    if not all(sizes):  # open, or empty
+    )
+    if not rows or not depth:  # open, or empty
         return False
-    return serves(dense_gemm(group, HALVES[value.dtype]), int(sizes[0]))
+    return serves(dense_gemm(group, HALVES[value.dtype]), rows)
 
 
 def dense_gemm(group: Sequence[Node], ttype: str) -> Gemm:

@@ -29,6 +29,7 @@ from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_til
 from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
 from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
+from ladder.frontend.onnx_products import ROWS_OF_PRODUCTS
 from ladder.frontend.onnx_stages import (
     Imported,
     NodeStage,
@@ -149,7 +150,8 @@ class Walk:
                 self.piece.limits.extend((a, b) for a, b in json.loads(entry.value))
         outputs = tuple(info.name for info in graph.output)
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
-        rules = () if self.precise or ours else ATTENTION_PATTERNS  # what Ladder wrote stays as it was
+        stays = self.precise or ours  # what Ladder wrote stays as it was
+        rules = () if stays else ATTENTION_PATTERNS + ROWS_OF_PRODUCTS
         results = {name: self.value(name) for name in outputs}
         named = {info.name: self._named(info) if self.shapes else info.type for info in inputs}
         return self.flow.staged(self.file.title, named, results, rules, self.tensor)

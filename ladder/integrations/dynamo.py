@@ -54,7 +54,8 @@ def opened_examples(module: torch.fx.GraphModule, examples: list[Any]) -> list[A
 def fix_floats(module: torch.fx.GraphModule) -> None:
     """Let torch begin anew with the floats as constants that it left open, guarded as such.
 
-    Floats that are computed of sizes stay: `BySizes` has a plan for each.
+    They arrive as numbers, or as tensors that the graph asks for their item. Floats that are computed of
+    sizes stay: `BySizes` has a plan for each.
 
     Raises
     ------
@@ -63,10 +64,11 @@ def fix_floats(module: torch.fx.GraphModule) -> None:
     """
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-    places = (node for node in module.graph.nodes if node.op == "placeholder")
-    values = (node.meta.get("example_value") for node in places)
-    symbols = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    found = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
+    symbols = [symbol for symbol in found if symbol_is_type(symbol, SymT.FLOAT)]
     for symbol in symbols:
         TensorifyState.specialize(str(symbol))
     if symbols:

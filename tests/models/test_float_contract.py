@@ -101,6 +101,19 @@ def test_elements_are_those_of_torch(name: str) -> None:
     assert not compiled.refused
 
 
+def beyond(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Numbers that no float32 holds are infinite beside one."""
+    return x * 2 + 1e300, x > 1e300, x - 1e300, -1e39 / x, torch.maximum(x * -1e39, x), x / 1e300
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_beyond_the_largest(dtype: torch.dtype) -> None:
+    x = torch.tensor([-torch.inf, -2.0, -0.0, 0.0, 1.0, 3e38, torch.inf, torch.nan]).to(dtype)
+    compiled = ladder.compile(beyond)
+    assert_equal(twice(compiled, x), beyond(x))
+    assert not compiled.refused
+
+
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:

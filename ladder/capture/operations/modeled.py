@@ -31,6 +31,8 @@ from ladder.capture.python.prescan import frame_names, only_computes
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 
+_APPLY = vars(torch.autograd.Function)["apply"]
+"""Python's before torch 2.14, native since."""
 _UNSET = object()
 _VALUE = "value"
 
@@ -221,9 +223,9 @@ FUNCTIONS: dict[Any, Call] = {
     associative_scan: scan,
     collections.namedtuple: make_tuple_class,
     torch._check_with: check,
-    torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
+    getattr(_APPLY, "__func__", _APPLY): apply_function,
 }
-"""Python functions that are not interpreted -> ``call(vm, function, args, kwargs)``."""
+"""Functions, and native class methods as their class holds them -> ``call(vm, function, args, kwargs)``."""
 ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}
 """(module, qualified name) of cached functions whose results, lists among them, no caller changes."""
 NAMED: dict[tuple[str, str], Call] = {

@@ -257,9 +257,10 @@ def native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[s
         return _torch_native(vm, function, args, kwargs)
     if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
         return annotated(vm, function, args, kwargs)
-    if function in FUNCTIONS:
-        return FUNCTIONS[function](vm, function, args, kwargs)
     owner, name, rest = _receiver(function, args)
+    held = _held(vm, function, owner, name)
+    if held in FUNCTIONS:
+        return FUNCTIONS[held](vm, function, args if held is function else (owner, *rest), kwargs)
     if (type(owner), name) in METHODS:
         return METHODS[type(owner), name](vm, owner, *map(vm.plain, rest), **kwargs)
     if owner is NULL:
@@ -271,6 +272,12 @@ def native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[s
     if owner is object or is_a(function, types.WrapperDescriptorType | types.MethodWrapperType):
         return _wrapper(vm, function, owner, name, rest, kwargs)
     return container_method(vm, function, owner, name, rest, kwargs)
+
+
+def _held(vm: Interpreter, function: Any, owner: Any, name: str) -> Any:
+    """Return the native class method that `function` binds to a class, as that holds it, else `function`."""
+    found = vm.heap.class_attribute(owner, name) if is_a(owner, type) else NULL
+    return found if type(found) is types.ClassMethodDescriptorType else function
 
 
 def _of_class(

@@ -82,10 +82,13 @@ class Executable:
     def run(self, values: Sequence[Any], look: Look) -> tuple[Any, ...]:
         """Run with arguments that `look` has seen."""
         given, generation = values, look.generation
-        if self.bound.joined is not None:
+        joined = self.bound.joined
+        if joined is not None and joined.settled:
+            values = (*values, *joined.arrays)
+        elif joined is not None:
             with self._lock:
-                values = (*values, *self.bound.joined.of(values))
-                generation += self.bound.joined.generation
+                values = (*values, *joined.of(values))
+                generation += joined.generation
         frame = self._take()
         try:
             sizes = self.read(values) if self.bound.names else ()
@@ -126,7 +129,9 @@ class Executable:
         """
         from ladder.runtime.model.library import torch_type
 
-        seen = tuple((type(v), getattr(v, "shape", None), getattr(v, "dtype", None)) for v in values[:given])
+        seen = tuple(
+            [(type(v), getattr(v, "shape", None), getattr(v, "dtype", None)) for v in values[:given]]
+        )
         if seen in self._fitting:
             return
         sizes: dict[str, int] = {}

@@ -39,10 +39,12 @@ class Given:
         made
             Position of the first argument that is made of others.
         """
-        if self.known is None or not self._stay([values[at] for at in self.staying], self.known):
+        known, staying = self.known, self.staying
+        if known is None or (staying and not self._stay([values[at] for at in staying], known)):
             self._learn(values, slots, made)
         for slot, at in self.moving:
-            slots[slot] = plain(values[at])
+            value = values[at]
+            slots[slot] = value.detach() if value.requires_grad else value
 
     def drop(self, slots: list[Any]) -> None:
         """Forget what may be another tensor in the next call."""

@@ -12,6 +12,7 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph
+from ladder.runtime import peers
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Ordered, multiply, ordered_matrix, pays
@@ -25,6 +26,10 @@ TORCH_TYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 COLLECTIVES = "_c10d_functional."
 """How the names of operators begin that the processes of a group carry out together."""
+
+
+OVER_PEERS: Mapping[str, Run] = {f"{COLLECTIVES}all_reduce.default": peers.all_reduce}
+"""Collectives that GPUs carry out in each other's memory where they can."""
 
 
 def torch_type(name: str) -> torch.dtype:
@@ -115,10 +120,12 @@ def onnx_run(node: Node, now: Now) -> Run:
     places = [None if value is None else value[1] for value in given["arguments"]]
     stated = [(torch_type(tile.ttype.name), now.numbers(tile.shape)) for tile in node.tiles]
 
+    as_they_are = places == [*range(len(places))]
+
     def call(*operands: torch.Tensor) -> Any:
-        found = run(*(None if at is None else operands[at] for at in places))
+        found = run(*operands) if as_they_are else run(*(None if p is None else operands[p] for p in places))
         for result, (dtype, shape) in zip(found, stated, strict=True):
-            if result.dtype != dtype or tuple(result.shape) != shape():
+            if result.dtype != dtype or result.shape != shape():
                 raise LadderError(
                     f"{given['target']} gives {result.dtype}{list(result.shape)}, the plan has"
                     f" {dtype}{list(shape())}"
@@ -157,6 +164,8 @@ def awaited(target: str) -> Any:
     On GPUs that is an order of streams, which a CUDA graph records.
     """
     function = resolve(target)
+    if target in OVER_PEERS:
+        return OVER_PEERS[target]
     if not target.startswith(COLLECTIVES):
         return function
     wait = torch.ops._c10d_functional.wait_tensor

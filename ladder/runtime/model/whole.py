@@ -129,6 +129,8 @@ class WholeModel:
         """Return the tensors of a call, in order."""
         if self._are_tensors and not named and len(arguments) == len(self.names):
             return arguments
+        if self._are_tensors and not arguments and named.keys() == self.parameters.keys():
+            return [named[name] for name in self.names]
         given = by_name(self.names, arguments, named)
         if self._are_tensors:
             return list(given.values())

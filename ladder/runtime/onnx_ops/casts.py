@@ -224,7 +224,20 @@ def _along(parameter: Any, axis: int | None, rank: int) -> Any:
 
 def _matmul_integer(op: Operation, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
     left = _less_zero(a, a_zero, -2 if a.ndim > 1 else None)
-    return torch.matmul(left, _less_zero(b, b_zero, -1)).to(torch.int32)
+    return _whole_product(left, _less_zero(b, b_zero, -1)).to(torch.int32)
+
+
+FEW_ROWS = 32
+
+
+def _whole_product(a: Any, b: Any) -> Any:
+    """Return the product of small integers: exact in float64, for which there are fast kernels.
+
+    Few rows do not make up for converting the second factor.
+    """
+    if a.numel() < FEW_ROWS * a.shape[-1]:
+        return torch.matmul(a, b)
+    return torch.matmul(a.double(), b.double()).to(torch.int64)
 
 
 def _qlinear_matmul(
@@ -232,7 +245,7 @@ def _qlinear_matmul(
 ) -> Any:
     if code_of(y_z) in SMALL or not _is_integer(code_of(y_z)):
         raise DTypeError(f"QLinearMatMul to {y_z.dtype} is not supported")
-    total = torch.matmul(_less_zero(a, a_z, -2), _less_zero(b, b_z, -1))
+    total = _whole_product(_less_zero(a, a_z, -2), _less_zero(b, b_z, -1))
     scale = _along(a_s.float(), -2, total.ndim) * _along(b_s.float(), -1, total.ndim)
     ratio = total.float() * scale / _along(y_s.float(), -2, total.ndim)
     return saturated(ratio, code_of(y_z), _along(_numbers(y_z), -2, total.ndim))

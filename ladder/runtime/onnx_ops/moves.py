@@ -123,12 +123,10 @@ def _slice(
         places = range(
             *slice(first, last if step > 0 or last > -(1 << 31) else None, step).indices(x.shape[axis])
         )
-        if step > 0:
-            box = [slice(None)] * x.ndim
-            box[axis] = slice(places.start, places.stop, step)
-            x = x[tuple(box)]
-        else:
-            x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64, device=x.device))
+        forward = places if step > 0 else places[::-1]
+        box = [slice(None)] * x.ndim
+        box[axis] = slice(forward.start, forward.stop, forward.step) if len(forward) else slice(0, 0)
+        x = x[tuple(box)] if step > 0 else x[tuple(box)].flip(axis)
     return x
 
 
@@ -141,9 +139,10 @@ def from_the_end(indices: Any, extent: int) -> Any:
         If one lies outside of the axis.
     """
     indices = indices.to(torch.int64)
-    if indices.numel() and not -extent <= int(indices.min()) <= int(indices.max()) < extent:
-        raise ShapeError(f"indices {int(indices.min())} to {int(indices.max())} of an axis of {extent}")
-    return torch.where(indices < 0, indices + extent, indices)
+    least, most = map(int, torch.aminmax(indices)) if indices.numel() else (0, 0)
+    if indices.numel() and not -extent <= least <= most < extent:
+        raise ShapeError(f"indices {least} to {most} of an axis of {extent}")
+    return torch.where(indices < 0, indices + extent, indices) if least < 0 else indices
 
 
 def _gather(op: Operation, x: Any, indices: Any) -> Any:
@@ -223,7 +222,8 @@ def _pad(op: Operation, x: Any, pads: Any = None, value: Any = None, axes: Any =
     fill = value.reshape(()).item() if value is not None else op.get("value", 0.0)
     low, high = amounts[: len(chosen)], amounts[len(chosen) :]
     for axis, before, after in zip(chosen, low, high, strict=True):
-        x = _padded_axis(x, axis, before, after, mode, fill)
+        if before or after:
+            x = _padded_axis(x, axis, before, after, mode, fill)
     return x
 
 
@@ -235,6 +235,9 @@ def _padded_axis(x: Any, axis: int, before: int, after: int, mode: str, fill: An
     if mode == "constant":
         borders = [0, 0] * (x.ndim - 1 - axis) + [before, after]
         return F.pad(x, borders, value=fill)
+    of_torch = x.is_floating_point() and x.element_size() >= 4 and x.ndim in (2, 3) and axis == x.ndim - 1
+    if of_torch and mode == "reflect" and max(before, after) < extent:
+        return F.pad(x, [before, after], mode)
     places = torch.arange(-before, extent + after, device=x.device)
     return x.index_select(axis, PLACES[mode](places, extent))
 

@@ -35,7 +35,7 @@ class Operation:
     def axes(self, operand: Any, name: str = "axes") -> list[int] | None:
         """Return integers from an operand or, as older versions have it, from an attribute."""
         if operand is not None:
-            return [int(value) for value in operand.reshape(-1).tolist()]
+            return [int(value) for value in (operand if operand.ndim == 1 else operand.reshape(-1)).tolist()]
         found = self.given.get(name)
         return None if found is None else [int(value) for value in found]
 

@@ -28,6 +28,8 @@ def _dft(op: Operation, x: Any, length: Any = None, axis: Any = None) -> Any:
     count = None if length is None else int(length.reshape(()))
     if op.get("inverse", 0) and op.get("onesided", 0):
         return torch.fft.irfft(_complex(x), count, place).unsqueeze(-1)
+    if op.get("onesided", 0) and x.shape[-1] == 1:
+        return torch.view_as_real(torch.fft.rfft(x[..., 0], count, place))
     function = torch.fft.ifft if op.get("inverse", 0) else torch.fft.fft
     found = function(_complex(x), count, place)
     if op.get("onesided", 0):
@@ -38,6 +40,9 @@ def _dft(op: Operation, x: Any, length: Any = None, axis: Any = None) -> Any:
 def _stft(op: Operation, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
     """Transform frames of a signal."""
     count = int(length.reshape(())) if length is not None else window.shape[0]
+    if (x.ndim == 2 or x.shape[-1] == 1) and op.get("onesided", 1):
+        parts = (x if x.ndim == 2 else x[..., 0]).unfold(1, count, int(step.reshape(())))
+        return torch.view_as_real(torch.fft.rfft(parts if window is None else parts * window))
     signal = x if x.ndim == 3 else x.unsqueeze(-1)
     frames = signal.unfold(1, count, int(step.reshape(()))).movedim(-1, 2)  # [batch, frames, count, parts]
     values = _complex(frames)
