@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import importlib
 import json
 import os
@@ -28,7 +29,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import ladder
 from benchmarks.harness import environment, events, relative_error
 from benchmarks.model_cases import LAYERS, CachedLayer, Stack, Step
+from ladder import knobs
 from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear, connected, release_collectives
+from ladder.runtime import peers
 from tile_types import QuantizedTensor
 from tile_types.shards import COLUMNS, ROWS, shard
 
@@ -38,6 +41,9 @@ CUT = {
     **dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), COLUMNS),
 }
 """Linear layer -> the axis of its weight that is cut."""
+
+WAYS = (("NCCL", False), ("peers' memory", True))
+"""How sums are made, and whether that is over peers' memory."""
 
 STYLES = {ROWS: ColwiseLinear, COLUMNS: RowwiseLinear}
 
@@ -150,23 +156,58 @@ def measured(
 
 
 def collective_us(width: int) -> dict[str, float]:
-    """Return microseconds of one all-reduce of a token, in a CUDA graph of many."""
+    """Return microseconds of one all-reduce of a token, in a CUDA graph of many, by NCCL and by plans."""
     x = torch.randn(1, width, device="cuda").half()
     group, operators = dist.group.WORLD.group_name, torch.ops._c10d_functional  # type: ignore[union-attr]
 
     def functional() -> torch.Tensor:
         return operators.wait_tensor(operators.all_reduce(x, "sum", group))  # type: ignore[no-any-return]
 
-    found = {}
-    for name, call in (("functional", functional), ("in place", lambda: dist.all_reduce(x))):
-        for _ in range(3):
+    ways: dict[str, Callable[[], Any]] = {
+        "functional": functional,
+        "in place": lambda: dist.all_reduce(x),
+        "peers' memory": lambda: peers.all_reduce(x, "sum", group),
+    }
+    return {name: graph_us(call, 20) for name, call in ways.items()}
+
+
+def graph_us(call: Callable[[], Any], count: int) -> float:
+    """Return microseconds of a call in a CUDA graph of many."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(count):
             call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(20):
-                call()
-        found[name] = us(graph.replay, True) / 20
+    return us(graph.replay, True) / count
+
+
+SIZES = (1, 4096, 8192, 32768, 131072, 262144, 524288)
+"""Numbers of a summand; of the largest plans leave the two widest types to NCCL."""
+
+
+def sums_by_size() -> dict[str, Any]:
+    """Return, for each type and size, microseconds of both ways, whether ranks' bits agree, and the error."""
+    group, found = dist.group.WORLD.group_name, {}  # type: ignore[union-attr]
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for size in SIZES:
+            generator = torch.Generator("cuda").manual_seed(dist.get_rank())
+            x = torch.randn(size, device="cuda", generator=generator).to(dtype)
+            total = peers.all_reduce(x, "sum", group)
+            every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+            dist.all_gather(every, x)
+            wanted = torch.stack([each.float() for each in every]).sum(0).to(dtype)
+            dist.all_gather(every, total)
+            nccl = x.clone()
+            taken = peers.peers_of(group, x.device)
+            found[f"{dtype} {size}"] = {
+                "over peers": taken is not None and taken.takes(x, "sum"),
+                "right": torch.equal(total, wanted),
+                "ranks_equal": all(torch.equal(every[0], other) for other in every),
+                "us": graph_us(functools.partial(peers.all_reduce, x, "sum", group), 20),
+                "nccl_us": graph_us(functools.partial(dist.all_reduce, nccl), 20),
+            }
     return found
 
 
@@ -218,25 +259,34 @@ def run(options: argparse.Namespace, mesh: DeviceMesh, keep: Callable[[str, Any]
     keep("quantize_s", time.perf_counter() - start)
     arguments = step.arguments(str(where))
     keep("all_reduce_us", collective_us(LAYERS[step.model].width))
-    cut, results = {}, {}
-    for count in sorted({1, step.layers}):
-        sized = Step(options.model, 1, 1, options.context, count)
-        model = stack(sized, weights, mesh, True)
-        cut[count], results[count] = measured(model, arguments, count, True)
-        every = [torch.empty_like(results[count]) for _ in range(mesh.size())]
-        dist.all_gather(every, results[count])
-        cut[count]["ranks_equal"] = all(torch.equal(every[0], other) for other in every)
-        keep(f"cut, {count} layers", cut[count])
-        del model
+    cut: dict[Any, Any] = {}
+    results: dict[int, torch.Tensor] = {}
+    for way, over_peers in WAYS:
+        release_collectives()  # the group decides anew
+        with knobs.override(peer_memory=over_peers):
+            for count in sorted({1, step.layers}):
+                sized = Step(options.model, 1, 1, options.context, count)
+                model = stack(sized, weights, mesh, True)
+                row, result = measured(model, arguments, count, True)
+                row["equals_nccl"] = torch.equal(results.setdefault(count, result), result)
+                every = [torch.empty_like(result) for _ in range(mesh.size())]
+                dist.all_gather(every, result)
+                row["ranks_equal"] = all(torch.equal(every[0], other) for other in every)
+                cut[way, count] = row
+                keep(f"cut, {count} layers, {way}", row)
+                del model
     sums, _ = measured(stack(step, weights, mesh, False), arguments, step.layers, True)
     keep("without collectives", sums)
-    added = (cut[step.layers]["us_per_layer"] - sums["us_per_layer"]) / 2
+    alone = sums["us_per_layer"]
+    added = {way: (cut[way, step.layers]["us_per_layer"] - alone) / 2 for way, _ in WAYS}
     keep("added_us_per_all_reduce", added)
     if mesh.get_local_rank() == 0:
         for count in sorted({1, step.layers}):
             sized = Step(options.model, 1, 1, options.context, count)
             row, whole = measured(stack(sized, weights, None, False), arguments, count, False)
-            row["cut_is_faster_by"] = row["us_per_layer"] / cut[count]["us_per_layer"]
+            row["cut_is_faster_by"] = {
+                way: row["us_per_layer"] / cut[way, count]["us_per_layer"] for way, _ in WAYS
+            }
             row["error_of_cut"] = relative_error(results[count], whole)
             keep(f"one GPU, {count} layers", row)
         one = Step(options.model, 1, 1, options.context, 1)
@@ -244,6 +294,7 @@ def run(options: argparse.Namespace, mesh: DeviceMesh, keep: Callable[[str, Any]
             "cut": dequantized_error(one, weights, results[1]),
         })  # fmt: skip
     dist.barrier()
+    keep("sums by size", sums_by_size())
     keep("peer_all_reduce_us", peer_us(LAYERS[step.model].width))
 
 
@@ -272,7 +323,7 @@ def main() -> None:
             if options.output is not None:
                 options.output.write_text(json.dumps(report, indent=1, default=str))
 
-    with torch.no_grad():
+    with torch.no_grad(), knobs.override(peer_memory=True):
         run(options, mesh, keep)
     release_collectives()
     dist.destroy_process_group()

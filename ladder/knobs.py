@@ -137,6 +137,9 @@ class Settings:
     strict = Knob[bool](
         False, _boolean, "1 raises faults of the compiler, where programs otherwise run on in torch"
     )
+    peer_memory = Knob[bool](
+        False, _boolean, "1, in all processes: GPUs add up small tensors in each other's memory, not by NCCL"
+    )
     found_graphs = Knob[bool](True, _boolean, "0 leaves kernels of the superoptimizer out of plans")
     runtime_dir = Knob[Path | None](None, _path, "folder of libtvm_runtime*.so [of the installed apache-tvm]")
 

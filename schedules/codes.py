@@ -12,6 +12,8 @@ from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic, wirings
 TABLE_ROW = 128
 """Bytes of an entry of a decode table: a word for each lane of a warp."""
 
+FLOAT_OPERANDS = ("float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
+
 LARGEST_GAIN = 2.0**24
 """Raw operands must not be so small that products with x leave float32's normal numbers."""
 
@@ -24,6 +26,11 @@ def _bits(weight: str) -> int:
 def weight_bits(gemm: Gemm) -> int:
     """Return the bits of one weight code."""
     return _bits(gemm.weight)
+
+
+def decodes_to_floats(gemm: Gemm) -> bool:
+    """Whether weight codes are decoded to 16-bit floats or to fp8: narrower than what is multiplied."""
+    return gemm.activation in FLOAT_OPERANDS and weight_bits(gemm) < lane_of(gemm.activation)
 
 
 @cache

@@ -72,10 +72,13 @@ class Correction:
         Logarithms of the M, ascending.
     ratios
         Logarithms of the ratios.
+    least
+        The smallest M at which the schedule was timed; below it the ratios are only bounds.
     """
 
     logs: tuple[float, ...]
     ratios: tuple[float, ...]
+    least: int
 
     def at(self, m: int) -> float:
         """Return the factor at M = ``m``: interpolated, and beyond the ends as at the end."""
@@ -141,6 +144,17 @@ class Estimator:
     def measured(self) -> list[Schedule]:
         """Schedules that were measured at the nearest shape and are legal here."""
         return list(self._corrections if self._few is None else self._few._corrections)
+
+    def tells(self, schedule: Schedule, m: int) -> bool:
+        """Tell whether what was measured says what a schedule takes for ``m`` rows.
+
+        Below the fewest rows that it was timed for it was only found to be slower than others, of that type:
+        of another type that says nothing.
+        """
+        if self._few is None:
+            return schedule in self._corrections
+        found = self._few._corrections.get(schedule)
+        return found is not None and found.least <= m
 
     def knows(self, m: int) -> bool:
         """Tell whether this very shape was measured at M = ``m``."""
@@ -220,15 +234,16 @@ def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) ->
     corrections = {}
     for schedule, seconds in points.items():
         predicted = {m: predict(here, device, schedule, m).seconds for m in fastest}
-        own = _correction({m: seconds[m] / predicted[m] for m in seconds})
+        timed = {m: seconds[m] / predicted[m] for m in seconds}
+        own = _correction(timed, min(seconds))
         least = {m: max(own.at(m), PASSED_OVER * fastest[m] / predicted[m]) for m in fastest}
-        corrections[schedule] = _correction({**least, **{m: seconds[m] / predicted[m] for m in seconds}})
+        corrections[schedule] = _correction({**least, **timed}, min(seconds))
     return corrections
 
 
-def _correction(ratios: Mapping[int, float]) -> Correction:
+def _correction(ratios: Mapping[int, float], least: int) -> Correction:
     ordered = sorted(ratios)
-    return Correction(tuple(log(m) for m in ordered), tuple(log(ratios[m]) for m in ordered))
+    return Correction(tuple(log(m) for m in ordered), tuple(log(ratios[m]) for m in ordered), least)
 
 
 def gemm_at(gemm: Gemm, n: int, k: int) -> Gemm:

@@ -120,6 +120,11 @@ def promotes_rarely(gemm: Gemm) -> bool:
     return not gemm.scale and not gemm.token_group
 
 
+def promoted_columns(tile_m: int) -> int:
+    """Return the activation rows that are promoted together: a tile's, or those of an even part of it."""
+    return tile_m // -(-tile_m // PROMOTED_COLUMNS)
+
+
 def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
     plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
@@ -294,8 +299,8 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
-        parted = schedule.tile_m > PROMOTED_COLUMNS
-        partial = max(min(schedule.tile_m, PROMOTED_COLUMNS) // 2, min(schedule.tile_m, PARTIAL_COLUMNS))
+        parted, part = schedule.tile_m > PROMOTED_COLUMNS, promoted_columns(schedule.tile_m)
+        partial = part // 2 if part > PARTIAL_COLUMNS else part
         # A tile in parts decodes nothing ahead.
         rest = 16 + (8 if plain else 16) if parted else 32 + (8 if plain else 28)
         return sums + partial + rest + (row_tiles - 1) * 32

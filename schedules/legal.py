@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import evenly_spaced, table_bytes, weight_bits
+from schedules.codes import decodes_to_floats, evenly_spaced, table_bytes, weight_bits
 from schedules.footprint import (
     CHUNK_BYTES,
     PROMOTED_COLUMNS,
@@ -193,8 +193,10 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     yield from _grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
-    if lane_of(gemm.activation) == 8 and schedule.tile_m & (schedule.tile_m - 1):
-        yield f"partial sums of 8-bit cores take tiles of a power of two, not of {schedule.tile_m} tokens"
+    # Integer products have fewer sizes, and large tiles of fp8 codes carry (`footprint.carries`).
+    by_eights = lane_of(gemm.activation) == 16 or decodes_to_floats(gemm)
+    if schedule.tile_m & (schedule.tile_m - 1) and not by_eights:
+        yield f"sums of {gemm.activation} take tiles of a power of two, not of {schedule.tile_m} tokens"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"

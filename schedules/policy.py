@@ -277,7 +277,7 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
     """Return the expected time; unless measured, other pipelines than M's own do not compete."""
     assert isinstance(schedule, GpuSchedule)
-    own = schedule.pipeline in pipelines_for(estimator.device, m) or schedule in estimator.measured
+    own = schedule.pipeline in pipelines_for(estimator.device, m) or estimator.tells(schedule, m)
     return estimator.seconds(schedule, m) if own else FOREIGN_SECONDS
 
 

@@ -36,6 +36,8 @@ class Series:
         Whether marks are outlines.
     dashed
         Whether the line is dashed: a limit, not a measurement.
+    named
+        Whether each mark has its text beside it.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Series:
     marks: bool = True
     hollow: bool = False
     dashed: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ def drawn(one: Series, x: Axis, y: Axis) -> list[str]:
         for px, py, text in places:
             hover = f"<title>{escape(text)}</title>"
             parts.append(f'<circle class="{kind} {colour}" cx="{px}" cy="{py}" r="3.5">{hover}</circle>')
+            if one.named:
+                parts.append(f'<text x="{float(px) + 5:.1f}" y="{float(py) + 3:.1f}">{escape(text)}</text>')
     return parts
 
 

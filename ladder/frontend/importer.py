@@ -30,10 +30,13 @@ HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 """Types of 16 bits -> those of numpy."""
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
 def rounded(value: float, ttype: str) -> float:
-    """Return a number as a type of `HALVES` holds it; beyond its largest, infinity."""
+    """Return a number as float32 or a type of `HALVES` holds it; beyond its largest, infinity."""
     with np.errstate(over="ignore"):
-        return float(HALVES[ttype](value))
+        return float(HALVES.get(ttype, np.float32)(value))
 
 
 def held(value: float, ttype: str) -> float:
@@ -42,6 +45,8 @@ def held(value: float, ttype: str) -> float:
         return rounded(value, ttype)
     if ttype == "bool":
         return bool(value)
+    if ttype == "float32" and abs(value) > LARGEST:
+        return rounded(value, ttype)
     if not ttype.startswith(("int", "uint")):
         return value
     bits = get_type(ttype).elem_bits
@@ -73,9 +78,9 @@ class Importer:
         self.precise = False
         """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
+        """Whether a launch costs more than what a kernel of its own would do better."""
         self.on_cpu = False
         """Whether the operator at hand runs on a CPU."""
-        """Whether a launch costs more than what a kernel of its own would do better."""
 
     def is_value(self, value: Any) -> bool:
         """Tell a value of the graph from a number or an extent."""

@@ -302,8 +302,17 @@ def _filled(call: Call) -> Any:
     return ATEN["full.default"](call.im, number.ttype, call.extents(0), number.scalar())
 
 
+EXACT = 1 << 24
+"""Up to here all whole numbers are float32."""
+
+
 def _counted(call: Call) -> Any:
     begin, end, step = (call.number(at) for at in range(3))
+    if call.out == "float32" and isinstance(end, str):  # numbers up to which all are floats
+        if not (float(begin).is_integer() and float(step).is_integer()):
+            return None
+        begin, step = int(begin), int(step)
+        call.piece.limits.append((end, EXACT))
     return ATEN["arange.start_step"](call.im, call.out, begin, end, step)
 
 

@@ -21,6 +21,7 @@ TYPE_NAMES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 """numpy's name of a type -> ours, where they differ."""
 
 WHOLE = {6: "int32", 7: "int64"}
+FLOATS = {1: "float32", 11: "float64"}
 """ONNX's types of sizes -> ours."""
 
 TENSOR_TYPES = (
@@ -41,7 +42,7 @@ class Known:
     text
         Whether elements of dtype object are text.
     whole
-        Type of symbolic sizes: ``int64`` or ``int32``.
+        Type of symbolic sizes: of `WHOLE` or `FLOATS`.
     """
 
     array: np.ndarray
@@ -192,12 +193,16 @@ def _joined(given: Mapping[str, Any], *parts: Known) -> Known:
 
 
 def _cast(given: Mapping[str, Any], x: Known) -> Known | None:
-    return x.typed(WHOLE[given["to"]]) if given["to"] in WHOLE else None
+    """Return sizes in another type; as floats they are only moved and counted to, see `MOVES`."""
+    target = {**WHOLE, **FLOATS}.get(given["to"])
+    return None if target is None else x.typed(target)
 
 
 def symbolic_value(operator: str, given: Mapping[str, Any], operands: Sequence[Known]) -> Known | None:
     """Return what an operator gives of symbolic sizes; None if that depends on them."""
     if operator not in SYMBOLIC or (operator in ARRANGING and any(value.symbolic for value in operands[1:])):
+        return None
+    if operator not in MOVES and any(value.symbolic and value.whole in FLOATS.values() for value in operands):
         return None
     found = SYMBOLIC[operator](given, *with_attributes(operator, given, operands))
     keeps = found is not None and operator not in ("Cast", "Equal")
@@ -233,6 +238,9 @@ SYMBOLIC: Mapping[str, Callable[..., Known | None]] = {
 
 ARRANGING = frozenset(("Gather", "Reshape", "Unsqueeze", "Squeeze", "Slice"))
 """Operators whose further operands are places, which must be numbers."""
+
+MOVES = ARRANGING | {"Identity", "Cast"}
+"""Operators that compute nothing."""
 
 ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "Unsqueeze": ("axes",),

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ladder.runtime.peers import stop_waiting
 from tile_types.errors import LadderError
 
 BEAT = 0.25
@@ -125,6 +126,7 @@ class Together:
 
     def _leave(self) -> None:
         """End the block: collectives fail, Python is interrupted, and at last the process exits."""
+        stop_waiting()
         with contextlib.suppress(Exception):  # what cannot be aborted may end by itself
             dist.distributed_c10d._abort_process_group()
         if not self._ended.is_set():

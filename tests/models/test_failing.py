@@ -31,6 +31,7 @@ CASES: Mapping[str, Case] = {
     "embedding": (lambda x, i: F.embedding(i, x), (X, GOOD), (X, BAD)),
     "gather": (lambda x, i: x.gather(0, i[None]), (X, GOOD), (X, BAD)),
     "scatter": (lambda x, i: x.scatter(0, i[None], 1.0), (X, GOOD), (X, BAD)),
+    "index_add": (lambda x, i: x.index_add(0, i, x[:1]), (X, GOOD), (X, -GOOD)),
     "index_put": (_put, (X, GOOD), (X, BAD)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x[:1], i), (X, GOOD), (X, BAD)),
     "floor_divide": (lambda x, i: x.int() // i, (X, GOOD), (X, GOOD * 0)),

@@ -101,6 +101,19 @@ def test_elements_are_those_of_torch(name: str) -> None:
     assert not compiled.refused
 
 
+def beyond(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Numbers that no float32 holds are infinite beside one."""
+    return x * 2 + 1e300, x > 1e300, x - 1e300, -1e39 / x, torch.maximum(x * -1e39, x), x / 1e300
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_beyond_the_largest(dtype: torch.dtype) -> None:
+    x = torch.tensor([-torch.inf, -2.0, -0.0, 0.0, 1.0, 3e38, torch.inf, torch.nan]).to(dtype)
+    compiled = ladder.compile(beyond)
+    assert_equal(twice(compiled, x), beyond(x))
+    assert not compiled.refused
+
+
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
@@ -152,6 +165,18 @@ def test_bounds_that_are_tensors_of_rank_0_are_converted_first(dtype: torch.dtyp
         zeros = torch.zeros(4, 33, dtype=dtype)
         norms = ladder.compile(lambda x: (F.cosine_similarity(x, x, -1), F.normalize(x, dim=-1)))
         assert_equal(twice(norms, zeros), (F.cosine_similarity(zeros, zeros, -1), F.normalize(zeros, dim=-1)))
+
+
+def test_what_torch_negates_where_it_is_read() -> None:
+    """The imaginary part of a conjugate, as an argument and within a program."""
+
+    def program(x: Any, y: Any) -> Any:
+        return torch.view_as_complex(torch.stack([x, x], -1)).conj().imag * 2, y + x
+
+    x = torch.randn(5)
+    y = torch.complex(x, x).conj().imag
+    assert y.is_neg()
+    assert_equal(twice(ladder.compile(program), x, y), program(x, y))
 
 
 def test_sixteen_bits_stay_wide_unless_precise() -> None:

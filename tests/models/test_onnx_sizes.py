@@ -136,3 +136,32 @@ def test_branches_are_models() -> None:
 def test_what_is_no_program_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="takes a function, a module or an ONNX model, not int"):
         ladder.compile(3)  # type: ignore[call-overload]
+
+
+COUNTED = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    counts (float[A, B] x) => (float[N] y, float h, float[A, B] z, int64[1] back)
+    <float zero = {0}, float one = {1}, float two = {2}, int64 first = {0}>
+    {
+        shape = Shape(x)
+        rows = Gather(shape, first)
+        size = Cast <to = 1> (rows)
+        y = Range(zero, size, one)
+        h = Div(size, two)
+        z = Mul(x, size)
+        axes = Constant <value_ints = [0]> ()
+        whole = Cast <to = 7> (size)
+        back = Unsqueeze(whole, axes)
+    }"""
+
+
+def test_sizes_as_floats_are_counted_to_and_computed_with() -> None:
+    fast = ladder.compile(onnx.parser.parse_model(COUNTED))
+    assert "node" not in fast.plan()
+    for rows, columns in [(3, 2), (1, 1), (0, 2), (7, 3)]:
+        x = torch.randn(rows, columns)
+        y, h, z, back = fast(x)
+        assert torch.equal(y, torch.arange(float(rows)))
+        assert (h.dtype, h.item()) == (torch.float32, rows / 2)
+        assert torch.equal(z, x * rows)
+        assert torch.equal(back, torch.tensor([rows]))

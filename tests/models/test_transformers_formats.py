@@ -18,6 +18,7 @@ from benchmarks import zoo
 transformers = pytest.importorskip("transformers", minversion="5")
 zoo._import_torchvision()
 from ladder.api.grouped_linear import GroupedLinear  # noqa: E402
+from ladder.cli.generate import Request, load, run_generate  # noqa: E402
 from ladder.integrations.transformers import LadderConfig, load_pretrained  # noqa: E402
 from tests.models.test_transformers_loading import STORED, TOKENS, as_gptq, logits  # noqa: E402
 
@@ -31,7 +32,14 @@ SIZES = {
 EXPERTS = {"moe_intermediate_size": 96, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 ARCHITECTURES = {
     "llama": {},
+    "qwen2": {},
     "qwen3": {},
+    "mistral": {},
+    "phi3": {},
+    "olmo2": {},
+    "starcoder2": {},
+    "granite": {},
+    "gemma2": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS,
@@ -74,6 +82,12 @@ def same_tokens(model: Any, other: Any) -> bool:
     return torch.equal(*made)
 
 
+def linears(model: Any) -> list[str]:
+    """Return the names of a plain model's layers that are quantized, stacks of experts aside."""
+    found = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return [name for name in found if name != "lm_head"]
+
+
 def layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, ladder.Linear)]
 
@@ -84,12 +98,12 @@ CASES = [(name, weight) for name in ARCHITECTURES for weight in TYPES]
 @pytest.mark.daily(2)
 @pytest.mark.parametrize(("name", "weight"), CASES)
 def test_loaded_quantized_and_saved(name: str, weight: str, tmp_path: Path) -> None:
-    plain(name, tmp_path / "plain")
+    wanted = linears(plain(name, tmp_path / "plain"))
     config = LadderConfig(weight, **TYPES[weight])
     model = AUTO.from_pretrained(tmp_path / "plain", quantization_config=config).eval()
     stacks = [layer for layer in layers(model) if isinstance(layer, GroupedLinear)]
     assert len(stacks) == (4 if "num_experts" in ARCHITECTURES[name] else 0)
-    assert len(layers(model)) - len(stacks) == (8 if stacks else 14)
+    assert len(layers(model)) - len(stacks) == len(wanted)
     assert same_tokens(model, eager(model, tmp_path / "plain"))
     model.save_pretrained(tmp_path / "saved", max_shard_size="60KB")
     again = AUTO.from_pretrained(tmp_path / "saved").eval()
@@ -100,7 +114,7 @@ def test_loaded_quantized_and_saved(name: str, weight: str, tmp_path: Path) -> N
 def store(folder: Path, target: Path, form: str) -> None:
     """Rewrite a model's folder as another tool would have stored it, experts one by one."""
     make, config = STORED[form]
-    rewrite(folder, target, config, lambda name: "proj" in name or ".experts." in name, make)
+    rewrite(folder, target, config, lambda name: bool(re.search(r"proj|c_fc|\.experts\.", name)), make)
 
 
 def rewrite(
@@ -126,11 +140,42 @@ def rewrite(
 @pytest.mark.parametrize("form", STORED)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
 def test_formats_of_other_tools(name: str, form: str, tmp_path: Path) -> None:
-    plain(name, tmp_path / "plain")
+    wanted = linears(plain(name, tmp_path / "plain"))
     store(tmp_path / "plain", tmp_path / "stored", form)
     model = load_pretrained(AUTO, tmp_path / "stored").eval()
-    assert len(layers(model)) == (12 if "num_experts" in ARCHITECTURES[name] else 14)
+    assert len(layers(model)) == len(wanted) + (4 if "num_experts" in ARCHITECTURES[name] else 0)
     assert same_tokens(model, eager(model, tmp_path / "plain"))
+
+
+def tokenizer(folder: Path) -> None:
+    """Write a tokenizer of numbers: each is its own token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({str(at): at for at in range(64)}, unk_token="3"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("form", ["int4", *STORED])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
+def test_ladder_generate(name: str, form: str, tmp_path: Path) -> None:
+    """The command, its model compiled: its text is that of the dequantized weights, run by torch."""
+    folder = tmp_path / "plain"
+    plain(name, folder)
+    if form in STORED:
+        store(folder, tmp_path / "stored", form)
+    path = tmp_path / "stored" if form in STORED else folder
+    tokenizer(path)
+    request = Request(path, "5 9 33 7 60 2", group_size=GROUP, tokens=12, dtype="float32", device="cpu")
+    ready = load(request)
+    found = run_generate(request, ready, lambda piece: None)
+    given = ready.tokenizer(request.prompt, return_tensors="pt")  # architectures have their own
+    given = {name: given[name] for name in ("input_ids", "attention_mask")}
+    made = eager(ready.model, folder).generate(**given, max_new_tokens=12, do_sample=False)
+    wanted = made[0, given["input_ids"].shape[1] :]
+    assert found["tokens"] == len(wanted) == 12
+    assert found["text"] == ready.tokenizer.decode(wanted, skip_special_tokens=True)
 
 
 def as_blocks(weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:

@@ -118,6 +118,18 @@ def as_gptq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
+def as_awq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    q = ladder.quantize(weight, "uint4", group_size=GROUP, zero="integer", scale_type="float16")
+    low, high = q.storage & 15, q.storage >> 4
+    codes = torch.stack([low, high], -1).flatten(1)
+
+    def words(values: torch.Tensor) -> torch.Tensor:
+        eight = values.t().to(torch.int32).unflatten(1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+        return (eight << (4 * torch.arange(8))).sum(-1).to(torch.int32)
+
+    return {"qweight": words(codes), "qzeros": words(q.zero), "scales": q.scale.t().contiguous()}
+
+
 def as_packed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     q = ladder.quantize(weight, "int4", group_size=GROUP, scale_type="bfloat16")
     words = (q.storage ^ 0x88).view(torch.int32)
@@ -132,6 +144,10 @@ STORED: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[
     "gptq": (
         as_gptq,
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
+    ),
+    "awq": (
+        as_awq,
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
     ),
     "pack-quantized": (as_packed, {"quant_method": "compressed-tensors", "format": "pack-quantized"}),
     "fp8-blocks": (as_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),

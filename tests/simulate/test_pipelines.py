@@ -147,6 +147,16 @@ WGMMA = {
         {"tile_m": 208, "persistent": True, "stream_k": True},
         230,
     ),
+    "96 tokens of fp8": (
+        gemm(weight="int4", activation="fp8_e4m3", group_size=128, scale=True, n=130, k=400),
+        {"tile_m": 96, "tile_k": 128, "placement": "accumulator"},
+        100,
+    ),
+    "208 tokens of fp8 in two parts": (
+        gemm(weight="fp4_e2m1", activation="fp8_e4m3", group_size=32, scale=True, n=130, k=400),
+        {"tile_m": 208, "tile_n": 128, "tile_k": 128, "warps": 8, "placement": "accumulator"},
+        215,
+    ),
     "units that do not go round": (
         gemm(weight="int5", group_size=128, scale=True, n=203, k=450),
         {"tile_k": 128, "tile_n": 192, "tile_m": 32, "warps": 12, "split_k": 8},

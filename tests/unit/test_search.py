@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,15 @@ def test_shortlist_has_the_best_of_every_point() -> None:
     assert len(chosen) == len(set(chosen)) == 64
     for gemm, m in points:
         assert rank(gemm, H200, m, wide=True)[0].schedule in chosen
+
+
+def test_tuning_tries_tiles_that_fit_the_rows() -> None:
+    odd = GpuSchedule("wgmma", 208, 128, 128, 3, 8, placement="accumulator")
+    gemm = Gemm(4096, 4096, "int4", "fp8_e4m3", "float16", group_size=128)
+    assert not is_legal(replace(gemm, activation="int8"), H200, odd)
+    assert not is_legal(replace(gemm, weight="fp8_e4m3", group_size=4096, scale=False), H200, odd)
+    tried = [candidate.schedule for candidate in rank(gemm, H200, 200, full=True)]
+    assert 208 in {schedule.tile_m for schedule in tried if isinstance(schedule, GpuSchedule)}
 
 
 def test_what_won_for_classes_alike_is_tried() -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
@@ -27,6 +28,7 @@ from schedules.tuning import (
     write_json,
 )
 from targets import get_device
+from tile_types import TType, register_type
 from tile_types.errors import CacheError
 
 H200 = get_device("sm_90a")
@@ -239,3 +241,18 @@ def test_a_class_that_nobody_measured_takes_after_the_likest_one_for_few_rows() 
     assert borrowed.seconds(schedule, 32) != alone.seconds(schedule, 32)
     assert borrowed.seconds(schedule, 512) == alone.seconds(schedule, 512)
     assert not borrowed.knows(1)
+
+
+def test_what_was_timed_for_many_rows_does_not_serve_few() -> None:
+    """Of a type that nobody measured: for few rows, all that is known is that others were faster."""
+    database, name = TuningDatabase(None), "values_for_few_rows"
+    values = tuple(map(float, np.random.default_rng(7).integers(-60, 60, 32)))
+    register_type(TType(name, 5, lambda code, ops: ops.lookup(values, code)))
+    gemm = replace(GEMM, n=9728, k=2560, weight=name, activation="bfloat16", output="bfloat16", group_size=64)
+    estimator = Estimator(gemm, H200, (), database.akin(H200, gemm))
+    many = [s for s in estimator.measured if isinstance(s, GpuSchedule) and s.pipeline == "wgmma"]
+    assert many
+    assert not any(estimator.tells(schedule, 8) for schedule in many)
+    assert all(estimator.tells(schedule, 64) for schedule in many)
+    plan = make_plan(gemm, H200, database)
+    assert {str(plan.schedule_for(m).pipeline) for m in (1, 4, 8)} == {"gemv"}

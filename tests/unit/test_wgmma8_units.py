@@ -14,7 +14,10 @@ from schedules.footprint import FP8_INTERVAL, math_registers
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
-TILES = ((8, 64, 4), (8, 192, 4), (64, 128, 8), (32, 128, 4), (128, 128, 8), (128, 64, 4), (256, 128, 8))
+TILES = (
+    *((8, 64, 4), (8, 192, 4), (64, 128, 8), (32, 128, 4), (128, 128, 8), (128, 64, 4), (256, 128, 8)),
+    *((96, 128, 4), (144, 64, 4), (208, 128, 8)),
+)
 
 
 def plan(tile: tuple[int, int, int], activation: str, weight: str, group: int, tile_k: int = 128) -> Loop:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.footprint import FP8_INTERVAL, PARTIAL_COLUMNS, PROMOTED_COLUMNS, promotes_rarely
+from schedules.footprint import FP8_INTERVAL, PARTIAL_COLUMNS, promoted_columns, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
@@ -76,7 +76,7 @@ class Loop:
         """Activation rows of one unit."""
         tile = self.geo.schedule.tile_m
         if self.geo.promotes:
-            return min(tile, PROMOTED_COLUMNS)
+            return promoted_columns(tile)
         return tile // 2 if self.integer and tile > INTEGER_ROWS else tile
 
     @property

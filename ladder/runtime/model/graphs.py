@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import torch
 
+from ladder.runtime import peers
 from ladder.runtime.model.bound_plan import BoundPlan
 
 log = logging.getLogger("ladder.model")
@@ -33,11 +34,15 @@ _with_collectives: WeakSet[Replay] = WeakSet()
 
 
 def release_collectives() -> None:
-    """Drop all CUDA graphs with collectives, so that their group can be destroyed; calls record anew."""
+    """Drop all CUDA graphs with collectives, and memory shared with peers, so that groups can be destroyed.
+
+    Calls record anew.
+    """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     for replay in list(_with_collectives):
         replay.graph, replay.results, replay.copies = None, [], []
+    peers.forget()
 
 
 class Replay:

@@ -12,6 +12,7 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph
+from ladder.runtime import peers
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Ordered, multiply, ordered_matrix, pays
@@ -25,6 +26,10 @@ TORCH_TYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 COLLECTIVES = "_c10d_functional."
 """How the names of operators begin that the processes of a group carry out together."""
+
+
+OVER_PEERS: Mapping[str, Run] = {f"{COLLECTIVES}all_reduce.default": peers.all_reduce}
+"""Collectives that GPUs carry out in each other's memory where they can."""
 
 
 def torch_type(name: str) -> torch.dtype:
@@ -159,6 +164,8 @@ def awaited(target: str) -> Any:
     On GPUs that is an order of streams, which a CUDA graph records.
     """
     function = resolve(target)
+    if target in OVER_PEERS:
+        return OVER_PEERS[target]
     if not target.startswith(COLLECTIVES):
         return function
     wait = torch.ops._c10d_functional.wait_tensor
