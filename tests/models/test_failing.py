@@ -34,6 +34,7 @@ CASES: Mapping[str, Case] = {
     "index_add": (lambda x, i: x.index_add(0, i, x[:1]), (X, GOOD), (X, -GOOD)),
     "index_put": (_put, (X, GOOD), (X, BAD)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x[:1], i), (X, GOOD), (X, BAD)),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x), (EYE,), (-EYE,)),
     "floor_divide": (lambda x, i: x.int() // i, (X, GOOD), (X, GOOD * 0)),
     "remainder": (lambda x, i: x.int() % i, (X, GOOD), (X, GOOD * 0)),
     "cholesky": (torch.linalg.cholesky, (EYE,), (-EYE,)),
