@@ -7,6 +7,7 @@ not come out right, each is tried alone. Random operators start from the same se
     python -m benchmarks.opinfo                          # all samples; parts run in torch, no kernel is built
     python -m benchmarks.opinfo --kernels --samples 3    # with kernels, on few samples of each operator
     python -m benchmarks.opinfo --only softmax add       # names, or beginnings of names
+    python -m benchmarks.opinfo --kernels --part 3/16    # every 16th operator, so that 16 processes do all
 
 What is compared with tolerance: results of floats, relative to their largest value, by as many roundings as
 sums of the sample's size may differ in; where that fails, an error against float64 that eager's exceeds.
@@ -287,12 +288,18 @@ def title(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def wanted_operators(only: Sequence[str]) -> list[tuple[Any, str]]:
-    """Return (operator, type) of everything to try."""
+def wanted_operators(only: Sequence[str], part: str = "0/1") -> list[tuple[Any, str]]:
+    """Return (operator, type) of everything to try; ``"3/16"`` is every 16th operator from the fourth on."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     found = [info for info in op_db if not only or any(title(info).startswith(name) for name in only)]
-    return [(info, name) for info in found for name in DTYPES if info.supports_dtype(DTYPES[name], "cpu")]
+    first, step = (int(number) for number in part.split("/"))
+    return [
+        (info, name)
+        for info in found[first::step]
+        for name in DTYPES
+        if info.supports_dtype(DTYPES[name], "cpu")
+    ]
 
 
 def in_torch(parts: Any, requests: Any, device: Any) -> Any:
@@ -313,7 +320,7 @@ def child(arguments: argparse.Namespace) -> None:
     unseeded = patch(f"{DATABASE}.wrapper_set_seed", _plain_call)  # a program does not seed itself
     strict = knobs.override(strict=True, num_threads=1)
     with torch.no_grad(), strict, patch.dict(vars(build), builds), unseeded:
-        for at, (info, name) in enumerate(wanted_operators(arguments.only)):
+        for at, (info, name) in enumerate(wanted_operators(arguments.only, arguments.part)):
             if at >= arguments.begin:
                 print(json.dumps({"begin": at, "operator": title(info), "dtype": name}), flush=True)
                 row = row_of(info, name, arguments.samples)
@@ -325,6 +332,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     begin, ended = 0, False
     while not ended:
         command = [sys.executable, "-m", "benchmarks.opinfo", "--child", "--begin", str(begin)]
+        command += ["--part", arguments.part]
         command += ["--samples", str(arguments.samples), *(["--kernels"] if arguments.kernels else [])]
         command += ["--only", *arguments.only] if arguments.only else []
         now: dict[str, Any] = {}
@@ -353,6 +361,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="operators, or beginnings of their names")
     parser.add_argument("--samples", type=int, default=0, help="at most so many of an operator; 0: all")
     parser.add_argument("--kernels", action="store_true", help="build the kernels of ours, and run them")
+    parser.add_argument("--part", default="0/1", help="I/N: every Nth operator from number I on")
     parser.add_argument("--output", type=Path, help="write all rows as JSON")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)

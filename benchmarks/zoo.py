@@ -1,14 +1,14 @@
 """Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
 
-``python -m benchmarks.zoo [NAME ...] [--graphs-only] [--threads N] [--output FILE]``
+``python -m benchmarks.zoo [NAME ...] [--graphs-only | --both] [--threads N] [--output FILE]``
 
 A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
 ``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
 weights, and called with inputs that repeat and change; every call is compared with eager. Reported are also
 a call once everything has settled beside eager's (in turns, the least of each), the CPU seconds of all calls
 that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts time of the process alone.
-``--graphs-only`` runs captured graphs operator by operator, which tests capture alone. The libraries come
-with the extra ``zoo``.
+``--graphs-only`` runs captured graphs operator by operator, which tests capture alone; ``--both`` makes the
+same calls by ``torch.compile(backend="ladder")`` too. The libraries come with the extra ``zoo``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
 from ladder.capture.python.words import words
 from ladder.installation import ladder_version
+from ladder.integrations import dynamo
 
 Inputs = dict[str, torch.Tensor]
 Made = tuple[torch.nn.Module, list[Inputs]]
@@ -363,23 +364,43 @@ def difference(expected: Any, found: Any) -> float:
     return worst
 
 
-def run(name: str, *, graphs_only: bool, rounds: int = ROUNDS) -> dict[str, Any]:
+def called(eager: Any, fast: Any, inputs: list[Inputs], recorded: Callable[[], int]) -> dict[str, Any]:
+    """Make all calls beside eager; return the worst difference, and how long calls and records took."""
+    worst, seconds, spent = 0.0, [], 0.0
+    for number in ORDER:
+        torch.manual_seed(0)
+        expected = eager(**copy.deepcopy(inputs[number]))
+        torch.manual_seed(0)
+        given, start, begun = copy.deepcopy(inputs[number]), time.perf_counter(), time.process_time()
+        before = recorded()
+        found = fast(**given)
+        seconds.append(round(time.perf_counter() - start, 3))
+        spent += (time.process_time() - begun) * (recorded() > before)
+        worst = max(worst, difference(expected, found))
+    return {"right": worst <= TOLERANCE, "worst": worst, "seconds": seconds, "compile_s": round(spent, 2)}
+
+
+def by_dynamo(name: str) -> dict[str, Any]:
+    """Return what the same calls give through torch's own capture; an error is a part of the result."""
+    torch._dynamo.reset()
+    model, inputs = made(name)
+    eager = copy.deepcopy(model)
+    frames = torch._dynamo.utils.counters["frames"]
+    fast = torch.compile(model, backend=dynamo.backend)
+    try:
+        with torch.no_grad():
+            return called(eager, fast, inputs, lambda: frames["total"])
+    except Exception as error:
+        return {"right": False, "error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def run(name: str, *, graphs_only: bool, both: bool = False, rounds: int = ROUNDS) -> dict[str, Any]:
     """Run one model; return its outcome, the worst difference, splits and times."""
     model, inputs = made(name)
     eager = copy.deepcopy(model)
     fast: Captured = capture(model, backend=AsIs()) if graphs_only else ladder.compile(model)
-    worst, seconds, spent = 0.0, [], 0.0
     with torch.no_grad():
-        for number in ORDER:
-            torch.manual_seed(0)
-            expected = eager(**copy.deepcopy(inputs[number]))
-            torch.manual_seed(0)
-            given, start, begun = copy.deepcopy(inputs[number]), time.perf_counter(), time.process_time()
-            recorded = fast.calls["recorded"]
-            found = fast(**given)
-            seconds.append(round(time.perf_counter() - start, 3))
-            spent += (time.process_time() - begun) * (fast.calls["recorded"] > recorded)
-            worst = max(worst, difference(expected, found))
+        calls = called(eager, fast, inputs, lambda: fast.calls["recorded"])
         times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], rounds), strict=True))
         us = {} if graphs_only else microseconds_by_kind(fast, inputs[0])
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
@@ -387,15 +408,13 @@ def run(name: str, *, graphs_only: bool, rounds: int = ROUNDS) -> dict[str, Any]
     return {
         "name": name,
         "outcome": fast.outcome,
-        "right": worst <= TOLERANCE,
-        "worst": worst,
+        **calls,
         "splits": splits,
         "refused": refused,
-        "seconds": seconds,
-        "compile_s": round(spent, 2),
         "ratio": times["ladder_ms"] / times["eager_ms"],
         **times,
         **({"us": us, **shares(us)} if us else {}),
+        **({"dynamo": by_dynamo(name)} if both else {}),
     }
 
 
@@ -410,7 +429,9 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--graphs-only", action="store_true")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--graphs-only", action="store_true")
+    ways.add_argument("--both", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -419,7 +440,7 @@ def main() -> None:
     rows = []
     for name in arguments.names or all_names():
         try:
-            row = run(name, graphs_only=arguments.graphs_only)
+            row = run(name, graphs_only=arguments.graphs_only, both=arguments.both)
         except Exception as error:
             row = {
                 "name": name,
@@ -431,7 +452,7 @@ def main() -> None:
         rows.append(row)
         ratio, spent, ours = (row.get(key, float("nan")) for key in ("ratio", "compile_s", "ours"))
         print(
-            f"{name:36} {row['outcome']:7} {'right' if row['right'] else 'WRONG'} ×{ratio:.2f} of eager,"
+            f"{name:36} {row['outcome']:7} {'right' if _is_right(row) else 'WRONG'} ×{ratio:.2f} of eager,"
             f" compiled in {spent:.1f} s, {ours:.0%} on our kernels",
             *row.get("splits", [])[:3],
             row.get("error", "")[:150],
@@ -449,7 +470,7 @@ def _is_whole(row: dict[str, Any]) -> bool:
 
 
 def _is_right(row: dict[str, Any]) -> bool:
-    return bool(row["right"])
+    return bool(row["right"] and row.get("dynamo", row)["right"])
 
 
 if __name__ == "__main__":

@@ -209,6 +209,10 @@ UNSTABLE: dict[str, tuple[Body, Body]] = {
     "added and taken away": (lambda x, y: x + 0.0 * y, lambda x, y: (x + y) - y),
     "fraction of a difference": (lambda x, y: (x - y) / y, lambda x, y: x / y - 1.0),
     "divided by a square": (lambda x, y: x / y / y, lambda x, y: x / (y * y)),
+    "quotients by squares": (
+        lambda x, y: (x / y).sum(1).op("maximum", y),
+        lambda x, y: ((x * y) / y.square()).sum(1).op("maximum", y),
+    ),
     "exponential of a difference": (lambda x, y: (x - y).exp(), lambda x, y: x.exp() / y.exp()),
 }  # fmt: skip
 """Equal wherever both are defined; the second loses what the first keeps."""

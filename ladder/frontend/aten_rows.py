@@ -444,7 +444,8 @@ ROWS: dict[str, Row] = {
     },
     "erf.default": _error_function,
     "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
-    "neg.default": lambda im, out, x: im.arithmetic("neg", [x], out),
+    # A view that torch negates where it is read, as of what is conjugate; kernels read memory as it is.
+    **{f"{name}.default": lambda im, out, x: im.arithmetic("neg", [x], out) for name in ("neg", "_neg_view")},
     "abs.default": lambda im, out, x: im.arithmetic("abs", [x], out),
     "round.default": lambda im, out, x: im.floats("round", [x], out),
     "floor.default": lambda im, out, x: im.floats("floor", [x], out),

@@ -151,9 +151,15 @@ def attend(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Tell shape and type of attention's result; keys and values that differ in number are refused there."""
+    """Tell shape, type and, on CPUs, the strides of attention's result, which programs may rely on.
+
+    Keys and values that differ in number are refused. Elsewhere the result is said to be contiguous: torch
+    asks the device itself which strides it gives, and there may be none.
+    """
     if k.shape[-2] != v.shape[-2]:
         raise ShapeError(f"attention has {k.shape[-2]} keys and {v.shape[-2]} values")
+    if q.device.type == "cpu":
+        return attend(q, k, v, *rest, **options)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 

@@ -167,6 +167,18 @@ def test_bounds_that_are_tensors_of_rank_0_are_converted_first(dtype: torch.dtyp
         assert_equal(twice(norms, zeros), (F.cosine_similarity(zeros, zeros, -1), F.normalize(zeros, dim=-1)))
 
 
+def test_what_torch_negates_where_it_is_read() -> None:
+    """The imaginary part of a conjugate, as an argument and within a program."""
+
+    def program(x: Any, y: Any) -> Any:
+        return torch.view_as_complex(torch.stack([x, x], -1)).conj().imag * 2, y + x
+
+    x = torch.randn(5)
+    y = torch.complex(x, x).conj().imag
+    assert y.is_neg()
+    assert_equal(twice(ladder.compile(program), x, y), program(x, y))
+
+
 def test_sixteen_bits_stay_wide_unless_precise() -> None:
     x = torch.full((64,), 256.0, dtype=torch.bfloat16)
 

@@ -67,3 +67,14 @@ def test_a_wrong_result_is_found(operators: dict[str, Any]) -> None:
     assert "error" in opinfo.difference(wanted + 1, wanted)
     assert "dtype" in opinfo.difference(wanted.double(), wanted)
     assert opinfo.difference(wanted * (1 + 1e-7), wanted) == ""
+
+
+def test_parts_are_all_of_it() -> None:
+    whole = opinfo.wanted_operators(["s"])
+    parts = [opinfo.wanted_operators(["s"], f"{number}/3") for number in range(3)]
+    assert sorted(map(_key, whole)) == sorted(_key(each) for part in parts for each in part)
+    assert all(parts)
+
+
+def _key(each: tuple[Any, str]) -> tuple[str, str]:
+    return opinfo.title(each[0]), each[1]

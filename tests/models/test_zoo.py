@@ -66,3 +66,11 @@ def test_generate(way: str) -> None:
 def test_every_model(name: str, long_test: None) -> None:
     pytest.importorskip("torchvision")
     assert run(name, graphs_only=False, rounds=1)["right"]
+
+
+@pytest.mark.daily(4)
+def test_both_ways() -> None:
+    """A gate behind attention takes its result as a view, which torch's own strides allow."""
+    row = run("hf/afmoe", graphs_only=False, both=True, rounds=1)
+    assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
+    assert row["dynamo"]["right"], row

@@ -2,7 +2,8 @@
 
 They are the same objects call after call. What a record read in them is a table of facts (home, key, value).
 Dictionaries, those of classes too, count their changes (torch's ``dict_version``), so those that did not
-change are not looked into; facts about other homes are compared by identity in bulk.
+change are not looked into, where the count can be relied on. Facts about other homes are compared by
+identity in bulk.
 """
 
 from __future__ import annotations
@@ -32,12 +33,30 @@ WHOLE = _Missing()
 _instance_dict = attrgetter("__dict__")
 
 
+def _instances_count() -> bool:
+    """Tell whether the dictionary of an instance counts what is set through the instance.
+
+    In Python 3.13 it may show values that lie in the instance itself, and is not told of changes of these.
+    """
+    if dict_version is None:
+        return False
+    instance = _Missing()
+    before = dict_version(vars(instance))
+    setattr(instance, "name", None)  # noqa: B010  as programs do: the name is not known before
+    return dict_version(vars(instance)) != before
+
+
+INSTANCES_COUNT = _instances_count()
+
+
 def counted_dict(home: Any) -> dict[Any, Any] | None:
     """Return the dictionary that `home` is or shows, if it counts its changes."""
     if dict_version is None:
         return None
-    behind = gc.get_referents(home) if type(home) is MappingProxyType else [home]
-    return behind[0] if len(behind) == 1 and type(behind[0]) is dict else None
+    shows = type(home) is MappingProxyType
+    behind = gc.get_referents(home) if shows else [home]
+    counts = shows or INSTANCES_COUNT  # any other dictionary may be that of an instance
+    return behind[0] if counts and len(behind) == 1 and type(behind[0]) is dict else None
 
 
 class Field(str):

@@ -227,8 +227,16 @@ def _matmul_integer(op: Operation, a: Any, b: Any, a_zero: Any = None, b_zero: A
     return _whole_product(left, _less_zero(b, b_zero, -1)).to(torch.int32)
 
 
+FEW_ROWS = 32
+
+
 def _whole_product(a: Any, b: Any) -> Any:
-    """Return the product of small integers as int64: exact in float64, for which there are fast kernels."""
+    """Return the product of small integers: exact in float64, for which there are fast kernels.
+
+    Few rows do not make up for converting the second factor.
+    """
+    if a.numel() < FEW_ROWS * a.shape[-1]:
+        return torch.matmul(a, b)
     return torch.matmul(a.double(), b.double()).to(torch.int64)
 
 
