@@ -16,7 +16,18 @@ from ladder.frontend.function_match import RUN, drop_unused, match_functions
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
 
-KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col", "std", "std_mean", "index_add")
+KEPT = (
+    "silu",
+    "gelu",
+    "hardtanh",
+    "embedding",
+    "arange",
+    "im2col",
+    "std",
+    "std_mean",
+    "index_add",
+    "binary_cross_entropy",
+)
 """Operators that torch would take apart and that are rows of ours."""
 
 SWITCH_AT = {"set_autocast_enabled": -1, "_enter_autocast": 2}

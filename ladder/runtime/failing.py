@@ -15,7 +15,7 @@ _NAMES = (
     *("index", "gather", "scatter", "embedding", "take", "put", "one_hot", "nll_loss", "ctc", "nonzero"),
     *("cholesky", "linalg", "lu_", "inverse", "geqrf", "multinomial", "bernoulli", "poisson", "binomial"),
     *("local_scalar_dense", "masked_s", "repeat_interleave", "bincount", "assert", "searchsorted"),
-    *("histogram", "histc", "max_unpool", "segment_reduce"),
+    *("histogram", "histc", "max_unpool", "segment_reduce", "binary_cross_entropy"),
 )
 """How the names of such operators begin, underscores aside."""
 

@@ -37,7 +37,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_modules_convolve(case: str) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ CASES: Mapping[str, Case] = {
     "index_add": (lambda x, i: x.index_add(0, i, x[:1]), (X, GOOD), (X, -GOOD)),
     "index_put": (_put, (X, GOOD), (X, BAD)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x[:1], i), (X, GOOD), (X, BAD)),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x), (EYE,), (-EYE,)),
     "floor_divide": (lambda x, i: x.int() // i, (X, GOOD), (X, GOOD * 0)),
     "remainder": (lambda x, i: x.int() % i, (X, GOOD), (X, GOOD * 0)),
     "cholesky": (torch.linalg.cholesky, (EYE,), (-EYE,)),
@@ -90,3 +92,39 @@ def test_what_cannot_raise_is_dropped() -> None:
         compiled(EYE)
     assert "tanh" not in compiled.plan()
     assert "mm" not in compiled.plan()
+
+
+OF_SOME_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "an element": lambda x, i: x[i] * 2,
+    "a view": lambda x, i: x.view(i, -1) + 1,
+    "rows of a table": lambda x, i: F.embedding(torch.tensor([i]), x[:, None]),
+    "a sum": lambda x, i: x + torch.arange(i),
+    "an element of a list": lambda x, i: x * [1, 2, 3][i],
+}
+
+
+@pytest.mark.parametrize("name", OF_SOME_NUMBERS)
+def test_an_error_for_some_numbers_and_sizes_is_none_for_others(name: str) -> None:
+    program = OF_SOME_NUMBERS[name]
+    compiled = ladder.compile(program)
+    for size, number in [
+        (8, 0),
+        (8, 1),
+        (8, 2),
+        (8, 9),
+        (8, 4),
+        (8, 2),
+        (2, 2),
+        (3, 7),
+        (9, 7),
+        (7, 7),
+        (8, 1),
+    ]:
+        x = torch.arange(float(size))
+        try:
+            wanted = program(x, number)
+        except (IndexError, RuntimeError) as error:
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                compiled(x, number)
+        else:
+            assert torch.equal(compiled(x, number), wanted)

@@ -34,7 +34,7 @@ ZEROS_SLACK = 1.2
 """Real zero points by bfloat16: code and zero times scale both round (3.4e-3 were measured on an H200)."""
 
 LARGE = {
-    *(("wgmma", "tile_m", rows) for rows in RULES["wgmma"].tile_m if rows & (rows - 1) or rows == 256),
+    *(("wgmma", "tile_m", rows) for rows in RULES["wgmma"].tile_m if rows & (rows - 1) or rows > 64),
     ("mfma", "tile_m", 256),
 }
 """Extents that few types fit, or that are too many for the draws of a normal run."""

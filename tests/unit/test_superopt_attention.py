@@ -31,6 +31,7 @@ def test_every_kind_is_accepted_for_all_extents(name):
         assert agree_at_once(one.first, one.second, seed=3), extents
 
 
+@pytest.mark.daily(1, among="proofs of many programs")
 def test_near_misses_are_rejected():
     """No certificate for any; where float64 differs, one evaluation in a field shows it."""
     seen: Counter[str] = Counter()

@@ -293,6 +293,7 @@ def test_quantized_inputs_are_free_variables():
     assert verify_equal(dequantized(False), dequantized(True)).equal
 
 
+@pytest.mark.daily(1, among="proofs of many programs")
 def test_random_programs():
     """2000 random sparse unequal pairs: none accepted; the bound per pair is 2**-64."""
     pairs = random_pairs(2_000, seed=0)

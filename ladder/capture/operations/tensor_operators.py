@@ -46,7 +46,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
             result = function(*values, **named)
     except Exception as error:
         vm.trace.late = monitor.counted
-        return _failed(vm, function, values, named, error)
+        return _failed(vm, function, *vm.plain_given(args, kwargs), error)
     if _value_is_known(vm, function, inputs, result):
         return result
     _fix_read_numbers(vm, monitor)
@@ -118,7 +118,8 @@ def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:
 
 
 def _failed(vm: Interpreter, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-    graph_break = try_break(vm, function, tuple(map(vm.plain, args)), kwargs, "push", "an operator failed")
+    """Break the graph at an operator that has raised: of other values it may not."""
+    graph_break = try_break(vm, function, args, kwargs, "push", "an operator failed")
     if graph_break is not None:
         finish(vm, graph_break, error)
     raise error
