@@ -15,9 +15,8 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import raw_needs_gain, weight_bits
+from schedules.codes import decodes_to_floats, raw_needs_gain
 from schedules.cost_model import predict
-from schedules.layouts import LANES
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
@@ -202,8 +201,8 @@ def _tells_of_others(row: Measurement, gemm: Gemm) -> bool:
 
 
 def _close(gemm: Gemm, device: TileDevice) -> bool:
-    """Whether the model of many rows is fitted well: weights are decoded to 16 bits, for wgmma."""
-    return "wgmma" in device.features and LANES.get(gemm.activation) == 16 and weight_bits(gemm) < 16
+    """Whether the model of many rows is fitted well: weights are decoded to floats, for wgmma."""
+    return "wgmma" in device.features and decodes_to_floats(gemm)
 
 
 def _typical(corrections: Mapping[Schedule, Correction], untried: float, least: int = 1) -> float:
