@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -266,30 +266,19 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     estimator = Estimator(gemm, device, *known)
     grid = m_grid(TYPICAL_LARGE_M)
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
-    costs = np.array([_over_m(estimator, schedule, grid) for schedule in pool])
+    expected = estimator.seconds if gemm.batch_invariant else partial(_expected, estimator)
+    costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
     most, gain = (MOST_CLOSE, CLOSE_GAIN) if estimator.close else (MOST_SCHEDULES, GAIN)
     served = segments(costs, cover(costs, octave_weights(grid), most, gain))
     limits = (*grid[:-1], LARGEST_M)
     return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
 
 
-def _over_m(estimator: Estimator, schedule: Schedule, grid: Sequence[int]) -> list[float]:
-    """Return the expected time at every M of a grid: no longer than for any more rows, which are more work.
-
-    Unless measured, other pipelines than M's own do not compete, but where all sums must add in one order.
-    """
+def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
+    """Return the expected time; unless measured, other pipelines than M's own do not compete."""
     assert isinstance(schedule, GpuSchedule)
-    seconds = np.array([estimator.seconds(schedule, m) for m in grid])
-    least = np.minimum.accumulate(seconds[::-1])[::-1]
-    return [
-        time if estimator.gemm.batch_invariant or _competes(estimator, schedule, m) else FOREIGN_SECONDS
-        for time, m in zip(least.tolist(), grid, strict=True)
-    ]
-
-
-def _competes(estimator: Estimator, schedule: GpuSchedule, m: int) -> bool:
-    """Whether a schedule may serve ``m`` rows: of a pipeline for so many, or measured."""
-    return schedule.pipeline in pipelines_for(estimator.device, m) or estimator.tells(schedule, m)
+    own = schedule.pipeline in pipelines_for(estimator.device, m) or estimator.tells(schedule, m)
+    return estimator.seconds(schedule, m) if own else FOREIGN_SECONDS
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
