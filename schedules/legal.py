@@ -204,6 +204,14 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
+def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.placement != placement_for(gemm):
+        yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
+    row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
+    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
+        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
+
+
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
@@ -224,6 +232,7 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
+    "tcgen05": _tcgen05_violations,
     "mfma": _wave_violations,
     "mfma32": _wave_violations,
     "dot": _wave_violations,

@@ -101,6 +101,11 @@ def _wgmma(k: int, a: str, accumulator: str, rate: float) -> Core:
     )
 
 
+def _tcgen05(k: int, a: str, rate: float) -> Core:
+    shape = ("tcgen05",), 16, TENSOR_TILE, CORE_SUSTAINED
+    return Core(f"tcgen05.m128n256k{k}.{a}", 128, 256, k, a, a, "float32", rate, *shape)
+
+
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
     compute = chip.arch.removeprefix("sm_")
     target = {
@@ -324,20 +329,9 @@ SM_100A = _device(
         BULK_LOADS,
     ),
     (
-        # No pipeline emits tcgen05 yet; mma.sync is taken to run at Hopper's rate (not published).
-        Core(
-            "tcgen05.m128n256k16.float16",
-            128,
-            256,
-            16,
-            "float16",
-            "float16",
-            "float32",
-            8192,
-            (),
-            16,
-            TENSOR_TILE,
-        ),
+        # mma.sync is taken to run at Hopper's rate (not published).
+        _tcgen05(16, "float16", 8192),
+        _tcgen05(16, "bfloat16", 8192),
         *_ada_cores(4096 * MMA_ON_HOPPER),
     ),
 )
