@@ -126,6 +126,9 @@ EDGE_OVERLAP = 1.0
 FLOP_SECONDS = 0.0
 """wgmma: time per operation, padding included, that nothing hides: the clock falls as cores draw power."""
 
+FITTED_PEAK = 989e12
+"""Operations per second of the H200's 16-bit cores, for which `FLOP_SECONDS` was fitted."""
+
 L2_SHARE = 1.0
 """wgmma: bandwidth of L2 over what `targets` states as sustained."""
 
@@ -295,7 +298,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     else:
         work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
         launch, overlap, l2 = own["LAUNCH_SECONDS"], own["OVERLAP"], l2 / own["L2_SHARE"]
-        power = own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid)
+        power = own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid) * _efficiency(gemm, device, schedule)
     units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
     seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     parts = {
@@ -328,6 +331,16 @@ def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
 
 
+def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
+    """Return the time per operation over that of the device whose clock was seen to fall.
+
+    Others are taken to lose the same share of their time: power per operation falls with it.
+    """
+    if schedule.pipeline == "wgmma":
+        return 1.0
+    return FITTED_PEAK / device.peak(device.core_for(gemm.activation, schedule.pipeline))
+
+
 def _padded_flops(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
     """Return the operations of a launch of wgmma, those on padding included."""
     return 2.0 * grid.along_n * schedule.tile_n * grid.along_m * schedule.tile_m * gemm.k
@@ -356,7 +369,7 @@ def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
 @lru_cache(maxsize=16384)
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: stages of slabs, 128 bytes of K each, then the epilogue."""
-    core = device.core_for(gemm.activation, "wgmma")
+    core = device.core_for(gemm.activation, schedule.pipeline)
     slab = SWIZZLE_ROW // operand_bytes(gemm)
     slabs = schedule.tile_k // slab
     turn = max(2, slabs) * slab * schedule.split_k  # K that one turn of the loop takes from all slices

@@ -120,6 +120,8 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
     Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
     """
+    if schedule.pipeline == "tcgen05":  # sums are float32 (PTX ISA, "tcgen05.mma": .kind::f8f6f4)
+        return False
     flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
     return schedule.placement == "accumulator" and flushed
 

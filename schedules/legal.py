@@ -207,6 +207,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
+    if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
+        yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"

@@ -332,6 +332,8 @@ SM_100A = _device(
         # mma.sync is taken to run at Hopper's rate (not published).
         _tcgen05(16, "float16", 8192),
         _tcgen05(16, "bfloat16", 8192),
+        _tcgen05(32, "fp8_e4m3", 16384),
+        _tcgen05(32, "fp8_e5m2", 16384),
         *_ada_cores(4096 * MMA_ON_HOPPER),
     ),
 )

@@ -52,7 +52,8 @@ class TensorSums:
         if self.held != (m, part):
             self._load(m, part)
             self.held = (m, part)
-        return self.registers[register]
+        gain = self.spec.decoder.decoder.gains[register // 2 % 2]
+        return self.registers[register] if gain == 1.0 else self.registers[register] * T.float32(gain)
 
     def _load(self, m: int, part: int) -> None:
         """Load the columns that the epilogue stages together, of row tile ``m`` of the warpgroup."""

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.tcgen05_memory import TensorMemory, after_sync
 from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, TensorGeometry
+from ladder.lower.cuda.wgmma_geometry import ROW_BYTES
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
@@ -24,8 +25,8 @@ Expr = Any
 ROWS = 128
 """Weight rows of one instruction."""
 
-STEPS = 4
-"""Products along K in a slab of 128 bytes; each takes 8 columns of weights and 32 bytes of a row of x."""
+STEPS, STEP_BYTES = 4, 32
+"""Products along K in a slab, and bytes of a row of x that each takes."""
 
 COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"
 
@@ -47,6 +48,8 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "float16": Kind("kind::f16", 0),
     "bfloat16": Kind("kind::f16", 1),
+    "fp8_e4m3": Kind("kind::f8f6f4", 0),
+    "fp8_e5m2": Kind("kind::f8f6f4", 1),
 }
 """Operand types that this pipeline multiplies."""
 
@@ -88,14 +91,19 @@ class Issuer:
         with b.loop(piece.turns) as turn:
             for slab in range(geo.body):
                 if slab % geo.slabs == 0:
-                    b.emit(T.cuda.mbarrier_wait(self.memory.full.ptr_to([ring.stage.value]), ring.phase.value))
+                    b.emit(
+                        T.cuda.mbarrier_wait(self.memory.full.ptr_to([ring.stage.value]), ring.phase.value)
+                    )
                 slot = slab % SLOTS
                 b.emit(T.cuda.mbarrier_wait(self.tensor.decoded.ptr_to([slot]), phase.value))
                 after_sync()
-                # Slabs beyond K hold a repeated tile: infinities times the zeros of x would be NaN.
+                # Tiles beyond K repeat the last one: infinities times the zeros of x would be NaN.
                 first = piece.first_tile + (turn * geo.body + slab) * geo.tiles_per_slab
-                with b.when(first < self.k_tiles):
-                    self._slab(turn, slab, ring.stage.value, start[0])
+                each = STEPS // geo.tiles_per_slab
+                for tile in range(geo.tiles_per_slab):
+                    with b.when(first + tile < self.k_tiles):
+                        for step in range(tile * each, tile * each + each):
+                            self._product(turn, slab, step, ring.stage.value, start[0])
                 b.ptx(COMMIT, self.tensor.free.ptr_to([slot]))
                 if slot == SLOTS - 1:
                     phase.set(phase.value ^ 1)
@@ -104,20 +112,17 @@ class Issuer:
                     ring.advance()
         b.ptx(COMMIT, self.tensor.finished.ptr_to([0]))
 
-    def _slab(self, turn: Expr, slab: int, stage: Expr, start: Expr) -> None:
-        """Start the products of a slab."""
+    def _product(self, turn: Expr, slab: int, step: int, stage: Expr, start: Expr) -> None:
+        """Start the product of a step of a slab; the first one of the tile overwrites the sums."""
         geo, spec = self.spec.geo, self.spec
         assert isinstance(geo, TensorGeometry)
-        spelling = f"tcgen05.mma.cta_group::1.{KINDS[spec.gemm.activation].name}"
         tile_m = spec.schedule.tile_m
+        inside = slab % geo.slabs * tile_m * ROW_BYTES + step * STEP_BYTES
+        low = start + T.Cast("uint32", stage) * T.uint32(geo.x_bytes >> 4) + T.uint32(inside >> 4)
+        x = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
+        weights = self.base + T.uint32(slab % SLOTS * SLAB_COLUMNS + step * SLAB_COLUMNS // STEPS)
         number = instruction_descriptor(spec.decoder.operand, spec.gemm.activation, tile_m)
-        inside = slab % geo.slabs * tile_m * SLAB_COLUMNS * 4
-        for step in range(STEPS):
-            low = start + T.Cast("uint32", stage) * T.uint32(geo.x_bytes >> 4)
-            low = low + T.uint32((inside + step * 32) >> 4)
-            x = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
-            weights = self.base + T.uint32(slab % SLOTS * SLAB_COLUMNS + step * SLAB_COLUMNS // STEPS)
-            adds = T.bool(True) if step or slab else turn > 0
-            masks = map(T.uint32, EVERY_LANE)
-            sums = self.base + T.uint32(geo.sum_column)
-            b.ptx(spelling, sums, weights, x, T.uint32(number), *masks, adds)
+        adds = T.bool(True) if step or slab else turn > 0
+        spelling = f"tcgen05.mma.cta_group::1.{KINDS[spec.gemm.activation].name}"
+        masks = map(T.uint32, EVERY_LANE)
+        b.ptx(spelling, self.base + T.uint32(geo.sum_column), weights, x, T.uint32(number), *masks, adds)

@@ -138,7 +138,9 @@ class Fragment:
             warp, lane, column = int(c.warps[row]), base >> 16, base & 0xFFFF
             own = warp % c.machine.block_warps % 4 * 32
             if not own <= lane <= own + 32 - self.lanes or lane % self.lanes:
-                message = f"warp {warp} accesses lanes from {lane} on of tensor memory, it has {own} to {own + 31}"
+                message = (
+                    f"warp {warp} accesses lanes from {lane} on of tensor memory, it has {own} to {own + 31}"
+                )
                 c.machine.log.add("out of bounds", statement, message, "lanes")
                 lane = own
             if column + self.columns > COLUMNS:
@@ -187,7 +189,9 @@ def _load(t: Translator, call: CallView) -> Step:
             tensor.on_read(block, _parts(lane, fragment.lanes), columns, access)
             data[row] = tensor.words[block, lane + fragment.row, column + fragment.column]
         for number, (slot, dtype) in enumerate(slots):
-            c.store(slot, np.ascontiguousarray(data[:, :, number]).view(NUMPY[dtype]), statement, NUMPY[dtype])
+            c.store(
+                slot, np.ascontiguousarray(data[:, :, number]).view(NUMPY[dtype]), statement, NUMPY[dtype]
+            )
             c.slots[slot] = InFlight(c.slots[slot], c.products.committed + 1)
             c.products.results[slot] = c.products.committed + 1
 
@@ -257,7 +261,11 @@ def _multiply(
         return  # reported
     held = np.ascontiguousarray(tensor.words[block][:, words]).view(np.uint8)
     rows = decode(_rows(c, what, warp, x, statement), what.kinds[1])
-    old = tensor.words[block][:, columns].view(np.float32) if add else np.zeros((ROWS, what.columns), np.float32)
+    old = (
+        tensor.words[block][:, columns].view(np.float32)
+        if add
+        else np.zeros((ROWS, what.columns), np.float32)
+    )
     total = multiply(decode(held, what.kinds[0]), rows.T, old, integer=False)
     tensor.words[block][:, columns] = total.view(np.uint32)
 
