@@ -14,6 +14,7 @@ The constants of the ``gemv`` part and of ``wgmma`` with 8-bit operands were fit
 `benchmarks.fit_cost_model` to 1,399 runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit
 activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096); those of ``wgmma`` that
 decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`). Samples lie in ``tests/unit``.
+``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
 was not fitted (`schedules.cost_mma`). The model ranks candidates where nothing was measured;
 `schedules.estimate` corrects it by what was.
@@ -298,7 +299,9 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     else:
         work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
         launch, overlap, l2 = own["LAUNCH_SECONDS"], own["OVERLAP"], l2 / own["L2_SHARE"]
-        power = own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid) * _efficiency(gemm, device, schedule)
+        power = (
+            own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid) * _efficiency(gemm, device, schedule)
+        )
     units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
     seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     parts = {

@@ -329,6 +329,8 @@ SM_100A = _device(
         BULK_LOADS,
     ),
     (
+        # NVIDIA's datasheet of eight B200 has 36 PFLOPS of 16-bit products and 72 of fp8, both with sparsity,
+        # so half of an eighth each; as a share of that cores are taken to sustain what the H200's do.
         # mma.sync is taken to run at Hopper's rate (not published).
         _tcgen05(16, "float16", 8192),
         _tcgen05(16, "bfloat16", 8192),

@@ -1,4 +1,4 @@
-"""Kernels of the pipeline ``tcgen05``: right on the simulator in every order of warps, and planted bugs are found."""
+"""Kernels of the pipeline ``tcgen05``: right on the simulator, and bugs planted in them are found."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 from problems import bound_of, emitted, gemm, run
-from rewriting import NOTHING, Once, argument, called, remove, rewrite
+from rewriting import Once, argument, called, remove, rewrite
 from tvm import tirx
 from tvm.script import tirx as T
 
 import ladder
 from ladder.api.lowered import Lowered
 from ladder.ir.gemm import Gemm
+from ladder.lower.gpu.proven import packed_layout
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
-from ladder.lower.gpu.proven import packed_layout
 from ladder.simulate import simulate_launch
 from ladder.simulate.operator import simulate
 from schedules.schedule import GpuSchedule, Plan
@@ -41,7 +41,10 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
     "float16": (gemm(weight="float16", n=130), tcgen05(), 16, "together"),
     "one row, one column": (gemm(weight="float16", n=1, k=1), tcgen05(), 1, "random"),
     "bfloat16 by int8, deep stages": (
-        gemm(weight="int8", activation="bfloat16", n=203, k=700, output="bfloat16", group_size=128, scale=True),
+        gemm(
+            weight="int8", activation="bfloat16", n=203, k=700, output="bfloat16", group_size=128,
+            scale=True,
+        ),
         tcgen05(tile_m=96, tile_k=256, stages=2, warps=8),
         130,
         "last warps first",
@@ -263,13 +266,13 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
+_MUTATED = (gemm(weight="float16", n=130, k=700), tcgen05(), 16)
+
+
 @cache
 def _kernel() -> Any:
     problem, schedule, _ = _MUTATED
     return emitted(problem, schedule, "sm_100a")
-
-
-_MUTATED = (gemm(weight="float16", n=130, k=700), tcgen05(), 16)
 
 
 def test_kernel_without_bugs() -> None:

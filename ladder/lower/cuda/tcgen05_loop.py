@@ -16,7 +16,7 @@ from ladder.lower.cuda.tcgen05_memory import (
     load_columns,
     store_slab,
 )
-from ladder.lower.cuda.tcgen05_spec import SLOTS
+from ladder.lower.cuda.tcgen05_spec import SLOTS, SUM_COLUMN
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_operands import Operands
@@ -59,7 +59,7 @@ class TensorSums:
         """Load the columns that the epilogue stages together, of row tile ``m`` of the warpgroup."""
         geo = self.spec.geo
         lanes = lanes_of(self.who, self.who.group * geo.m64 + m)
-        place = self.base + lanes + T.uint32(geo.sum_column + part * geo.chunk)
+        place = self.base + lanes + T.uint32(SUM_COLUMN + part * geo.chunk)
         load_columns(place, self.registers, geo.chunk)
         pin_registers(self.registers, geo.chunk // 2)
 

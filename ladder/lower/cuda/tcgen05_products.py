@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.tcgen05_memory import TensorMemory, after_sync
-from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, TensorGeometry
+from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, SUM_COLUMN
 from ladder.lower.cuda.wgmma_geometry import ROW_BYTES
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
@@ -115,7 +115,6 @@ class Issuer:
     def _product(self, turn: Expr, slab: int, step: int, stage: Expr, start: Expr) -> None:
         """Start the product of a step of a slab; the first one of the tile overwrites the sums."""
         geo, spec = self.spec.geo, self.spec
-        assert isinstance(geo, TensorGeometry)
         tile_m = spec.schedule.tile_m
         inside = slab % geo.slabs * tile_m * ROW_BYTES + step * STEP_BYTES
         low = start + T.Cast("uint32", stage) * T.uint32(geo.x_bytes >> 4) + T.uint32(inside >> 4)
@@ -125,4 +124,4 @@ class Issuer:
         adds = T.bool(True) if step or slab else turn > 0
         spelling = f"tcgen05.mma.cta_group::1.{KINDS[spec.gemm.activation].name}"
         masks = map(T.uint32, EVERY_LANE)
-        b.ptx(spelling, self.base + T.uint32(geo.sum_column), weights, x, T.uint32(number), *masks, adds)
+        b.ptx(spelling, self.base + T.uint32(SUM_COLUMN), weights, x, T.uint32(number), *masks, adds)

@@ -19,6 +19,9 @@ SLAB_COLUMNS = 32
 SLOTS = 2
 """Slabs of weights that tensor memory holds: one is multiplied while the next is decoded."""
 
+SUM_COLUMN = SLOTS * SLAB_COLUMNS
+"""First column of the sums: weights come before."""
+
 
 @dataclass(frozen=True)
 class TensorGeometry(Geometry):
@@ -45,11 +48,6 @@ class TensorGeometry(Geometry):
     def columns(self) -> int:
         """Columns of tensor memory that a block allocates."""
         return tensor_columns(self.schedule)
-
-    @property
-    def sum_column(self) -> int:
-        """First column of the sums: slabs of weights come before."""
-        return SLOTS * SLAB_COLUMNS
 
     @property
     def register_estimate(self) -> int:

@@ -16,13 +16,13 @@ import numpy as np
 from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort, InFlight
 from ladder.simulate.matrix import decode, descriptor_chunks, multiply
-from ladder.simulate.nvidia.ptx import WORD, collect, meet
 from ladder.simulate.memory import to_bytes
+from ladder.simulate.nvidia.ptx import WORD, collect, meet
 from ladder.simulate.nvidia.tensor_memory import COLUMNS, PART, ROWS, Access, TensorMemory
 from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
-from ladder.simulate.values import LANES, NUMPY, WITHIN, Array, spread
+from ladder.simulate.values import LANES, NUMPY, WITHIN, Array
 
 SHAPES = {"16x128b": (16, 4), "16x256b": (16, 8), "32x32b": (32, 1)}
 """Shape of a load or store -> lanes, and columns that its number multiplies."""
@@ -132,7 +132,7 @@ class Fragment:
         return Fragment(16, each * count, row, column)
 
     def places(self, c: Cohort, address: Any, statement: int) -> Iterator[tuple[int, int, int, Access]]:
-        """Yield row, first lane and column, and access of each active warp; what it cannot reach is reported."""
+        """Yield row, first lane and column, and access of each active warp; others' lanes are reported."""
         tensor = TensorMemory.of(c.machine)
         for row, base in _whole(c, address, statement):
             warp, lane, column = int(c.warps[row]), base >> 16, base & 0xFFFF

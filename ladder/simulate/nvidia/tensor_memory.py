@@ -95,7 +95,7 @@ class TensorMemory:
 
     def on_read(self, block: int, parts: Array, columns: Array, access: Access) -> None:
         """Check and record a read of ``parts x columns``."""
-        at = np.ix_([block], parts, columns)
+        at = np.ix_(np.array([block]), parts, columns)
         if not self._exists(block, columns, access):
             return
         if (self.written[at] == NEVER).any():
@@ -105,7 +105,7 @@ class TensorMemory:
 
     def on_write(self, block: int, parts: Array, columns: Array, access: Access) -> None:
         """Check and record a write of ``parts x columns``."""
-        at = np.ix_([block], parts, columns)
+        at = np.ix_(np.array([block]), parts, columns)
         if not self._exists(block, columns, access):
             return
         self._check(at, access, "overwrites", readers=True)
@@ -167,7 +167,7 @@ class TensorMemory:
         every, which = np.arange(ROWS // PART), np.arange(first, first + columns)
         if not self._exists(block, which, access):
             return
-        self._check(np.ix_([block], every, which), access, "frees", readers=True)
+        self._check(np.ix_(np.array([block]), every, which), access, "frees", readers=True)
         self.taken[block, which] = False
 
     def check_freed(self) -> None:
