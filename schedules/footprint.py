@@ -327,7 +327,7 @@ def _decoding_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a thread that decodes into tensor memory, and stores sums from there."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     decoding = row_tiles * (16 + _fetched(gemm, schedule))
-    return max(decoding, staged_columns(gemm, schedule)) + 48
+    return max(decoding, staged_columns(gemm, schedule)) + 56
 
 
 def tensor_columns(schedule: GpuSchedule) -> int:

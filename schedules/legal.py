@@ -38,6 +38,10 @@ from tile_types.errors import ScheduleError
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
+UNPACKED_REGISTERS = 56
+"""Registers that ``mma`` of fp8 takes besides where ptxas unpacks its operands to float16: up to 55 (compiled
+for sm_100a)."""
+
 MOST_DIGIT_COLUMNS = 32
 """Columns of products, four for an activation row of 16 bits, that a warp of digits holds sums of."""
 
@@ -248,6 +252,8 @@ def _capacity_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) 
     registers, shared = registers_per_thread(gemm, schedule), shared_bytes(gemm, schedule)
     if device.vendor == "nvidia" and "ldmatrix" not in device.features:
         registers += QUAD_PAIR_COPIES * schedule.tile_m * schedule.tile_n // threads
+    if schedule.pipeline == "mma" and gemm.activation.startswith("fp8") and "tma" in device.features:
+        registers += UNPACKED_REGISTERS
     if registers > limit:
         yield f"about {registers} registers per thread, limit {limit}"
     if shared > device.shared_per_block:
