@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import ladder
 
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'ladder-compiler[engines]'")
-from benchmarks import zoo  # noqa: E402
+from benchmarks import zoo
 
 zoo._import_torchvision()
 from torchao.core.config import config_from_dict, config_to_dict  # noqa: E402
@@ -97,3 +99,11 @@ def test_wrong_use_is_named() -> None:
     bad[0].weight.data[1, 2] = float("nan")
     with pytest.raises(ladder.LadderError, match="1, 2"):
         quantize_(bad, LadderWeightOnlyConfig(group_size=32))
+
+
+def test_the_example_of_the_readme() -> None:
+    page = Path(ladder.__file__).parent / "integrations" / "README.md"
+    (block,) = re.findall(r"<!-- test: torchao -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert any(isinstance(layer, ladder.Linear) for layer in names["model"].modules())
