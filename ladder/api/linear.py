@@ -257,7 +257,8 @@ class Linear(torch.nn.Module):
         """
         if self._canonical is None:
             raise AttributeError("no canonical weight is kept: build the module with keep_canonical=True")
-        return self._canonical.dequantize(DTYPES[self.dtype]).to(self._where)
+        values: torch.Tensor = self._canonical.dequantize(DTYPES[self.dtype])
+        return values.to(self._where)
 
     @property
     def factor(self) -> QuantizedTensor | None:
