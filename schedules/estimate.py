@@ -247,7 +247,9 @@ def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) ->
         timed = {m: seconds[m] / predicted[m] for m in seconds}
         own = _correction(timed, min(seconds))
         passed_over = {m: max(own.at(m) * predicted[m], PASSED_OVER * fastest[m]) for m in fastest}
-        bounded = {m: min(s for n, s in (*seconds.items(), (m, least)) if n >= m) for m, least in passed_over.items()}
+        bounded = {
+            m: min(s for n, s in (*seconds.items(), (m, least)) if n >= m) for m, least in passed_over.items()
+        }
         ratios = {m: bounded[m] / predicted[m] for m in fastest}
         corrections[schedule] = _correction({**ratios, **timed}, min(seconds))
     return corrections
