@@ -230,8 +230,7 @@ def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) ->
     """Compare measurements with predictions at the shape where they were made.
 
     Only the fastest few of a point are measured to the end. So where a schedule has no time of its
-    own although others do, it counts as at least `PASSED_OVER` times the fastest, but as no longer than
-    it took for more rows, which are more work.
+    own although others do, it counts as at least `PASSED_OVER` times the fastest.
     """
     if not rows:
         return {}
@@ -246,12 +245,8 @@ def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) ->
         predicted = {m: predict(here, device, schedule, m).seconds for m in fastest}
         timed = {m: seconds[m] / predicted[m] for m in seconds}
         own = _correction(timed, min(seconds))
-        passed_over = {m: max(own.at(m) * predicted[m], PASSED_OVER * fastest[m]) for m in fastest}
-        bounded = {
-            m: min(s for n, s in (*seconds.items(), (m, least)) if n >= m) for m, least in passed_over.items()
-        }
-        ratios = {m: bounded[m] / predicted[m] for m in fastest}
-        corrections[schedule] = _correction({**ratios, **timed}, min(seconds))
+        least = {m: max(own.at(m), PASSED_OVER * fastest[m] / predicted[m]) for m in fastest}
+        corrections[schedule] = _correction({**least, **timed}, min(seconds))
     return corrections
 
 

@@ -276,11 +276,3 @@ def test_another_type_tells_nothing_of_a_kernel_that_shares_a_multiprocessor() -
     assert blocks == [2, 1]
     assert timed.schedule not in Estimator(gemm, H200, (), database.akin(H200, gemm)).measured
     assert make_plan(gemm, H200, database).schedule_for(1) != timed.schedule
-
-
-def test_what_was_passed_over_takes_no_longer_than_for_more_rows() -> None:
-    first, second = (replace(SCHEDULE, tile_m=tile) for tile in (64, 32))
-    rows = [Measurement(4096, 4096, 64, first, 11e-6), Measurement(4096, 4096, 32, second, 10e-6)]
-    estimator = Estimator(GEMM, H200, rows)
-    assert estimator.seconds(first, 32) == pytest.approx(11e-6)  # not PASSED_OVER times 10
-    assert estimator.seconds(second, 64) >= 1.3 * 11e-6 * 0.999
