@@ -91,7 +91,7 @@ def test_instances_of_properties_made_in_a_call() -> None:
 
 def test_distributions() -> None:
     def program(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = torch.distributions.Categorical(logits=logits)
+        found = torch.distributions.Categorical(logits=logits, validate_args=True)
         drawn = found.sample()
         return drawn, found.log_prob(drawn), found.entropy()
 
