@@ -80,7 +80,7 @@ def is_free(graph: Graph, members: Sequence[str]) -> bool:
 
 
 def _probe_sizes(shapes: Sequence[Shape]) -> dict[str, int] | None:
-    """Return sizes that no extent is negative for; None if no probe is, as for what is left of a fixed extent."""
+    """Return sizes for which no extent is negative; None if no probe is one, as for `8 - n`."""
     names = sorted(size_names(extent for shape in shapes for extent in shape))
     for probe in _PROBES:
         sizes = {name: probe + 12 * at for at, name in enumerate(names)}
