@@ -346,3 +346,18 @@ def test_autocasting_that_stays_off_is_no_reason_to_refuse() -> None:
         assert len(fast.refused) == refusals
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ladder.compile(apart)(x), apart(x))
+
+
+def test_results_that_were_not_asked_for() -> None:
+    """Attention of torch's modules gives None where its fake tensors are weights, if nobody needs them."""
+    attention, x = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(2, 5, 16)
+
+    def program(x: Tensor) -> Tensor:
+        found: Tensor = attention(x, x, x, need_weights=False)[0] + 1
+        return found
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), program(x))
+    assert fast.calls["eager"] == 0, fast.explain()
