@@ -151,14 +151,14 @@ def attend(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Tell shape, type and, on CPUs, the strides of attention's result, which programs may rely on.
+    """Tell shape, type and strides of attention's result, which programs may rely on.
 
-    Keys and values that differ in number are refused. Elsewhere the result is said to be contiguous: torch
-    asks the device itself which strides it gives, and there may be none.
+    Keys and values that differ in number are refused. Torch asks a GPU itself which kernel it takes, and the
+    strides follow from it: where there is no GPU, the result is said to be contiguous.
     """
     if k.shape[-2] != v.shape[-2]:
         raise ShapeError(f"attention has {k.shape[-2]} keys and {v.shape[-2]} values")
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" or (q.device.type == "cuda" and torch.cuda.is_available()):
         return attend(q, k, v, *rest, **options)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
