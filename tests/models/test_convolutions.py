@@ -24,10 +24,9 @@ from targets import get_device
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("convolutions-cache")
-    with knobs.override(cache_dir=folder):
-        yield folder
+def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
+    with knobs.override(cache_dir=kernels_of_the_run):
+        yield
 
 
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {

@@ -38,11 +38,10 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
     """Keep the kernels of one test for the next: models share them."""
-    folder = tmp_path_factory.mktemp("models-cache")
-    with knobs.override(cache_dir=folder):
-        yield folder
+    with knobs.override(cache_dir=kernels_of_the_run):
+        yield
 
 
 def built(make: Callable[[], nn.Module]) -> nn.Module:

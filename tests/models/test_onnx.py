@@ -25,10 +25,9 @@ BOUND = BOUNDS[torch.float32]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("onnx-cache")
-    with knobs.override(cache_dir=folder):
-        yield folder
+def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
+    with knobs.override(cache_dir=kernels_of_the_run):
+        yield
 
 
 def exported(

@@ -24,10 +24,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("open-cache")
-    with knobs.override(cache_dir=folder), torch.no_grad():
-        yield folder
+def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
+    with knobs.override(cache_dir=kernels_of_the_run), torch.no_grad():
+        yield
 
 
 def error(found: Any, expected: Any) -> float:

@@ -84,13 +84,31 @@ def test_pipelines_need_their_device() -> None:
         ("sm_90a", 9, ("gemv", "wgmma")),
         ("sm_90a", 17, ("wgmma",)),
         ("sm_80", 16, ("gemv", "mma")),
-        ("sm_100a", 64, ("mma",)),
+        ("sm_100a", 16, ("gemv", "tcgen05", "mma")),
+        ("sm_100a", 64, ("tcgen05", "mma")),
         ("sm_70", 1, ("mma",)),
         ("cpu", 1, ("cpu",)),
     ],
 )
 def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
     assert pipelines_for(get_device(device), m) == expected
+
+
+@pytest.mark.parametrize(
+    ("gemm", "m", "pipeline"),
+    [
+        (INT4, 4096, "tcgen05"),
+        (Gemm(8192, 8192, "float16", scale=False), 4096, "tcgen05"),
+        (Gemm(8192, 8192, "float16", scale=False), 32, "mma"),
+        (Gemm(8192, 8192, "int8", activation="int8", scale=False), 4096, "mma"),
+    ],
+)
+def test_tensor_memory_is_chosen_where_predicted_faster(gemm: Gemm, m: int, pipeline: str) -> None:
+    ranked = rank(gemm, get_device("sm_100a"), m)
+    assert ranked[0].schedule.pipeline == pipeline
+    rivals = [c.cost.seconds for c in ranked if c.schedule.pipeline != pipeline]
+    assert all(ranked[0].cost.seconds <= seconds for seconds in rivals)
+    assert make_plan(gemm, get_device("sm_100a")).schedule_for(m).pipeline == pipeline
 
 
 def test_every_tiling_is_legal() -> None:
