@@ -211,6 +211,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
+    if schedule.tile_m % (schedule.cluster * 8):
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
         yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8

@@ -77,6 +77,7 @@ RULES: Mapping[str, Rule] = {
         (4, 8),
         (1,),
         (False,),
+        (1, 2, 4),
     ),
     "mfma": Rule(
         "mfma",

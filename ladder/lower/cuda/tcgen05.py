@@ -48,7 +48,7 @@ class Tcgen05:
         assert isinstance(geo, TensorGeometry)
         args = declare_arguments(spec.gemm)
         x_map = encode_map(spec, args)
-        overlap.declare("blockIdx.x", "threadIdx.x")
+        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=geo.resident_blocks(spec.device))
         grid = find_grid(spec, args)
         overlap.release()
@@ -60,7 +60,7 @@ class Tcgen05:
         # Made an address once: every access of tensor memory adds to it.
         base = b.Variable("uint32", tensor.word[0]).value
         self._emit_roles(args, grid, memory, tensor, x_map, base)
-        b.block_sync()
+        self._sync()
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.release(base)
 
@@ -69,8 +69,8 @@ class Tcgen05:
         spec = self.spec
         with b.when(grid.thread == 0):
             tensor.initialise()
-            # Products leave a stage too: they read its x.
-            initialise_barriers(spec, memory, others=1)
+            # Math warps leave a stage, and products of every block that has a copy of its x.
+            initialise_barriers(spec, memory, spec.schedule.warps + spec.schedule.cluster)
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.allocate()
         if memory.table is not None:
@@ -78,8 +78,15 @@ class Tcgen05:
         if self.overlap.possible:
             with b.when(grid.thread == 32):
                 prefetch(spec, args, x_map, cut(spec, grid, grid.first)[0], grid.first_tile)
-        b.block_sync()
+        self._sync()
         after_sync()
+
+    def _sync(self) -> None:
+        """Wait for the block's threads, or those of its cluster, whose blocks reach each other's memory."""
+        if self.spec.schedule.cluster > 1:
+            b.cluster_sync()
+        else:
+            b.block_sync()
 
     def _emit_roles(
         self, args: Arguments, grid: Grid, memory: Memory, tensor: TensorMemory, x_map: Expr, base: Expr
@@ -90,10 +97,12 @@ class Tcgen05:
 
         def produce() -> None:
             with b.when(warp == spec.schedule.warps), b.when(T.cuda.elect_sync()):
-                ring = Ring(spec.schedule.stages)
-                tiles.for_each(Producer(spec, args, grid, memory, x_map, ring).fill)
+                producer = Producer(spec, args, grid, memory, x_map, Ring(spec.schedule.stages))
+                tiles.for_each(producer.fill)
+                if spec.schedule.cluster > 1:
+                    producer.drain()
             with b.when(warp == spec.schedule.warps + 1), b.when(T.cuda.elect_sync()):
-                tiles.for_each(Issuer(spec, memory, tensor, base, args.k_tiles).tile)
+                tiles.for_each(Issuer(spec, grid, memory, tensor, base, args.k_tiles).tile)
 
         def compute() -> None:
             who = find_math_thread(grid.thread)
