@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from problems import bound_of, emitted, gemm, run
+from problems import SimulatedKernel, bound_of, emitted, gemm, run
 from rewriting import Once, argument, called, remove, rewrite
+from test_cuda_experts_emulated import GroupedProblem
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -157,7 +158,8 @@ def test_residual_and_factor() -> None:
 @pytest.mark.parametrize(
     ("fields", "changes", "words"),
     [
-        ({"experts": 4}, {}, "experts"),
+        ({"experts": 4}, {"cluster": 2}, "one expert each"),
+        ({"token_group": 64, "token_scale": True}, {}, "token_group"),
         ({"activation": "int8", "weight": "int8"}, {"placement": "accumulator"}, "no core multiplies int8"),
         (
             {"activation": "fp8_e4m3", "group_size": 64, "scale": True},
@@ -177,6 +179,13 @@ def test_residual_and_factor() -> None:
 def test_refused_by_name(fields: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         emitted(gemm(**fields), tcgen05(**changes), "sm_100a")
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 17, 1), (0, 0, 0, 40), (1,), (0, 5, 0)])
+def test_experts(counts: tuple[int, ...]) -> None:
+    problem = gemm(group_size=64, scale=True, zero="integer", bias=True, epilogue=("relu",))
+    kernel = SimulatedKernel(emitted(replace(problem, experts=1), tcgen05(), "sm_100a"), target=B200.name)
+    assert GroupedProblem(problem, counts).run(kernel) <= bound_of(problem)
 
 
 def test_other_devices_refuse() -> None:
