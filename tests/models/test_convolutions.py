@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import model_zoo as zoo
@@ -14,7 +13,6 @@ from test_models import PHOTO, built, compiled, error
 from torch import nn
 
 import ladder
-from ladder import knobs
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, evaluate
 from ladder.lower.chain import emit_chain
@@ -22,11 +20,7 @@ from ladder.partition import partition, simplify
 from ladder.simulate import simulate_launch
 from targets import get_device
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    with knobs.override(cache_dir=kernels_of_the_run):
-        yield
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
