@@ -38,6 +38,7 @@ TYPES: Mapping[str, tuple[str, int | None]] = {
     "nvfp4": ("bfloat16", None),
     "nf4": ("float16", 64),
     "fp8_e4m3": ("fp8_e4m3", None),
+    "int8": ("int8", None),
 }
 """Weight -> activations, and elements of K per scale."""
 

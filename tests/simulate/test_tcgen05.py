@@ -94,6 +94,18 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
         60,
         "last warps first",
     ),
+    "int8": (
+        gemm(weight="int8", activation="int8", n=140, k=700, token_scale=True),
+        tcgen05(tile_k=128, tile_m=32, placement="accumulator"),
+        40,
+        "random",
+    ),
+    "int8 by uint3": (
+        gemm(weight="uint3", activation="int8", n=67, k=330),
+        tcgen05(tile_k=256, warps=8, placement="accumulator"),
+        3,
+        "together",
+    ),
     "fp8 by fp4": (
         gemm(weight="fp4_e2m1", activation="fp8_e4m3", n=67, k=130),
         tcgen05(tile_k=256, placement="accumulator"),
@@ -139,13 +151,14 @@ def test_fragments_are_those_of_tvm(shape: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds", [("float16", "float16"), ("bfloat16", "bfloat16"), ("fp8_e5m2", "fp8_e4m3")]
+    "kinds", [("float16", "float16"), ("bfloat16", "bfloat16"), ("fp8_e5m2", "fp8_e4m3"), ("int8", "int8")]
 )
 def test_instruction_descriptors_are_those_of_tvm(kinds: tuple[str, str]) -> None:
     names = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+    sums = "int32" if kinds[0] == "int8" else "float32"
     for columns in (16, 144, 256):
-        types = ("float32", *(names.get(kind, kind) for kind in kinds))
-        k = 32 if kinds[0].startswith("fp8") else 16
+        types = (sums, *(names.get(kind, kind) for kind in kinds))
+        k = 16 if kinds[0].endswith("float16") else 32
         theirs = encode_instr_descriptor_dense_uint32(128, columns, k, *types, False, False)
         assert instruction_descriptor(*kinds, columns) == theirs
 
@@ -193,7 +206,11 @@ def test_residual_and_factor() -> None:
     [
         ({"experts": 4}, {"cluster": 2}, "one expert each"),
         ({"token_group": 64, "token_scale": True}, {}, "token_group"),
-        ({"activation": "int8", "weight": "int8"}, {"placement": "accumulator"}, "no core multiplies int8"),
+        (
+            {"activation": "int8", "zero": "integer"},
+            {"placement": "accumulator", "tile_k": 128},
+            "cannot meet",
+        ),
         (
             {"activation": "fp8_e4m3", "group_size": 64, "scale": True},
             {"placement": "accumulator", "tile_k": 128},
