@@ -20,6 +20,7 @@ from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig  # noqa: E402
 from sglang.srt.layers.moe.token_dispatcher import StandardDispatchOutput  # noqa: E402
 from sglang.srt.layers.moe.topk import StandardTopKOutput  # noqa: E402
 from sglang.srt.layers.quantization import get_quantization_config  # noqa: E402
+from sglang.srt.model_loader.auto_loader import STANDARD_QKV_MAPPING  # noqa: E402
 
 from ladder.integrations import sglang as plugin  # noqa: E402
 from tests.integration.engine_forms import GROUP, QKV, K, forms, gptq, once, sizes, stored  # noqa: E402
@@ -58,12 +59,14 @@ def down(quant: Any, rank: int, ranks: int, k: int = K) -> Any:
     )  # fmt: skip
 
 
-def fill(layer: Any, arrays: dict[str, torch.Tensor], *shard: Any) -> None:
-    """Load the arrays of one layer of a checkpoint as SGLang's models do: by the name that each has there."""
-    known = dict(layer.named_parameters())
+def fill(layer: Any, arrays: dict[str, torch.Tensor], shard: str = "") -> None:
+    """Load the arrays of one layer of a checkpoint as SGLang's models do: by the names they have there."""
+    known = dict(torch.nn.ModuleDict({"qkv_proj" if shard else "down_proj": layer}).named_parameters())
     for name, value in arrays.items():
-        parameter = known[name.removeprefix(".")]
-        parameter.weight_loader(parameter, value, *shard)
+        if shard:
+            assert STANDARD_QKV_MAPPING.try_load(f"{shard}_proj{name}", value, known) in known
+        else:
+            known[f"down_proj{name}"].weight_loader(known[f"down_proj{name}"], value)
 
 
 def weight_of(layer: Any) -> torch.Tensor:
