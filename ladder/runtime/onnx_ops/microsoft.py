@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ladder.runtime.onnx_ops.casts import saturated
+from ladder.runtime.onnx_ops.integers import whole_product
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
@@ -63,22 +63,6 @@ def _matmul_nbits(
             else codes.reshape(n, -1)[:, :k] - zero
         ) * scales.reshape(n, -1)[:, groups.long()]
     return F.linear(a, weight.to(a.dtype), bias)
-
-
-def _matmul_integer_to_float(
-    op: Operation, a: Any, b: Any, a_s: Any, b_s: Any, a_z: Any = None, b_z: Any = None, bias: Any = None
-) -> Any:
-    left = a.to(torch.int32) if a_z is None else a.to(torch.int32) - a_z.to(torch.int32)
-    right = b.to(torch.int32) if b_z is None else b.to(torch.int32) - b_z.to(torch.int32)
-    found = torch.matmul(left, right).to(a_s.dtype) * (a_s * b_s)
-    return found if bias is None else found + bias
-
-
-def _dynamic_matmul(op: Operation, a: Any, b: Any, b_s: Any, b_z: Any = None, bias: Any = None) -> Any:
-    """Quantize the activation by its range, multiply integers, scale back."""
-    _, scale, zero = _range_of(a)
-    codes = saturated(a / scale, 2, zero)
-    return _matmul_integer_to_float(op, codes, b, scale, b_s, zero, b_z, bias)
 
 
 def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any, zeros: Any = None) -> Any:
@@ -294,14 +278,27 @@ def _attention(
     op: Operation, x: Any, weight: Any, bias: Any, mask: Any = None, past: Any = None, added: Any = None
 ) -> Any:
     """Project, and attend; one weight for queries, keys and values."""
-    heads, total = op.get("num_heads"), weight.shape[1]
-    sizes = op.get("qkv_hidden_sizes") or [total // 3] * 3
+    sizes = op.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
     projected = torch.matmul(x, weight) if bias is None else torch.matmul(x, weight) + bias
+    return _attended_parts(op, projected, sizes, mask, past, added)
+
+
+def _attended_parts(op: Operation, projected: Any, sizes: Any, mask: Any, past: Any, added: Any) -> Any:
+    heads = op.get("num_heads")
     q, k, v = (_in_heads(part, heads) for part in projected.split(list(sizes), -1))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     found = _attended(op, q, k, v, _allowed(op, mask, q.shape[2], k.shape[2]), added)
     return _joined(found), torch.stack([k, v])
+
+
+def _quantized_attention(
+    op: Operation, x: Any, weight: Any, bias: Any, x_s: Any, w_s: Any, mask: Any = None, x_z: Any = None,
+    w_z: Any = None, past: Any = None,
+) -> Any:  # fmt: skip
+    """Project codes, and attend."""
+    projected = whole_product(x, weight, x_z, w_z).to(x_s.dtype) * (x_s * w_s) + bias
+    return _attended_parts(op, projected, [weight.shape[1] // 3] * 3, mask, past, None)
 
 
 # others ----------------------------------------------------------------------------------------------
@@ -378,8 +375,6 @@ _ROWS: Mapping[str, Run] = {
     "FusedGemm": _fused_gemm,
     "FusedConv": _fused_conv("Conv"),
     "MatMulNBits": _matmul_nbits,
-    "MatMulIntegerToFloat": _matmul_integer_to_float,
-    "DynamicQuantizeMatMul": _dynamic_matmul,
     "DynamicQuantizeLSTM": _quantized_lstm,
     "GatherBlockQuantized": _gather_block_quantized,
     "Gelu": lambda op, x: F.gelu(x),
@@ -396,6 +391,7 @@ _ROWS: Mapping[str, Run] = {
     "GroupQueryAttention": _group_query,
     "MultiHeadAttention": _multi_head,
     "Attention": _attention,
+    "QAttention": _quantized_attention,
 }
 """By their names in the domain."""
 
