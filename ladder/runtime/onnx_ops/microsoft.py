@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.integers import whole_product
 from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
 from tile_types.errors import ShapeError
@@ -308,32 +309,17 @@ def _quantized_lstm(
     op: Operation, x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, c: Any, p: Any,
     w_s: Any, w_z: Any, r_s: Any, r_z: Any,
 ) -> Any:  # fmt: skip
-    """Run a LSTM whose weights are 8-bit codes, stored ``[directions, K, N]``."""
-    weight, inner = (
-        ((codes.float() - _spread(zero.float())) * _spread(scale)).mT.contiguous()
-        for codes, scale, zero in ((w, w_s, w_z), (r, r_s, r_z))
-    )
-    given = {**op.given, "rounded": _to_8_bits}
-    return RECURRENT["LSTM"](Operation("LSTM", 14, given, op.count), x, weight, inner, b, lengths, h, c, p)
+    """Run a LSTM whose weights are 8-bit codes, stored ``[directions, K, N]``; inputs and states are rounded."""
+    weights, inner = (list(zip(*parts, strict=True)) for parts in ((w, w_s, w_z), (r, r_s, r_z)))
+    given = {**op.given, "product": _product_of_codes, "hidden_size": r.shape[1]}
+    return RECURRENT["LSTM"](Operation("LSTM", 14, given, op.count), x, weights, inner, b, lengths, h, c, p)
 
 
-def _to_8_bits(x: Any) -> Any:
-    """Round to 256 numbers between the smallest and the largest element."""
-    _, scale, zero = _range_of(x)
-    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
-
-
-def _range_of(x: Any) -> tuple[Any, Any, Any]:
-    """Return the smallest element or 0, and scale and zero point of 8 bits that hold all."""
-    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-    scale = (high - low) / 255
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return low, scale, (-low / scale).clamp(0, 255).round()
-
-
-def _spread(parameter: Any) -> Any:
-    """Return a number per direction, or per direction and column, as it broadcasts."""
-    return parameter.reshape(parameter.shape[0], 1, -1)
+def _product_of_codes(x: Any, weight: tuple[Any, Any, Any]) -> Any:
+    """Round to codes by the range of all elements, and multiply."""
+    matrix, w_scale, w_zero = weight
+    codes, scale, zero = dynamic(x)
+    return whole_product(codes, matrix, zero, w_zero).to(scale.dtype) * (scale * w_scale)
 
 
 def _fused_conv(function: str) -> Run:
