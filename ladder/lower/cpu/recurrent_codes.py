@@ -1,4 +1,4 @@
-"""LSTM on CPUs whose weights are codes of 8 bits, and whose state is rounded to such codes before each product.
+"""LSTM on CPUs whose weights are codes of 8 bits; its state is rounded to such codes before each product.
 
 All sequences of a batch share the range of their states, so they go forward together: the states lie in the
 last two results. A step finds the range, rounds a row to codes, four to a word, and multiplies words.

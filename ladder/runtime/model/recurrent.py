@@ -69,8 +69,8 @@ class Packed:
     matrix, bias
         What multiplies inputs, ``[inputs, directions * gates * padded]``, and what is added to that.
     state
-        What multiplies the state, ``[directions, hidden, gates * padded]``, and what is added to its product for
-        the last gate.
+        What multiplies the state, ``[directions, hidden, gates * padded]``, and what is added to its product
+        for the last gate.
     """
 
     matrix: torch.Tensor
@@ -109,7 +109,7 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
     stays = {role: tensor for role, tensor in kept.items() if tensor is not None}
     if len(stays) == len(weights) and values["r"] not in known:
         known[values["r"]] = pack(form, stays)
-    whole = known.get(values["r"])
+    whole: Any = known.get(values["r"])
     outputs = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
 
     def run(slots: Slots) -> None:

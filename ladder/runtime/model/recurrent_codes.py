@@ -1,4 +1,4 @@
-"""Weights of recurrent layers that are codes of 8 bits, as their kernel takes them, and the gates of inputs."""
+"""Weights of recurrent layers that are codes of 8 bits, as their kernel takes them; gates of inputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ladder.lower.cpu.recurrent_codes import FOUR
 from ladder.runtime.model.recurrent import LANES, by_gates
 from ladder.runtime.onnx_ops.integers import SIGN, signed, whole_product
 from ladder.runtime.onnx_ops.quantized import dynamic
+
 
 @dataclass(frozen=True)
 class Coded:
@@ -46,7 +47,9 @@ def packed_codes(form: Recurrent, given: Mapping[str, torch.Tensor]) -> Coded:
     sums = codes.sum(1, dtype=torch.int32) - zero * form.hidden
     factors = (by_gates(form, x).reshape(count, -1) for x in (sums, zero, scale.expand(count, width)))
     columns = by_gates(form, codes.transpose(1, 2)).reshape(count, -1, form.hidden)
-    words = F.pad(columns, (0, -form.hidden % FOUR)).unflatten(2, (-1, FOUR)).transpose(1, 2)
+    words = (
+        F.pad(columns, (0, -form.hidden % FOUR)).reshape(count, columns.shape[1], -1, FOUR).transpose(1, 2)
+    )
     whole = words.reshape(count, words.shape[1], -1)
     return Coded(matrices, (outer + inner).reshape(-1), (whole, *factors))
 
@@ -58,5 +61,5 @@ def gates_of_codes(form: Recurrent, made: Coded, x: torch.Tensor) -> torch.Tenso
         whole_product(codes, w, zero, w_zero).float() * (scale * w_scale)
         for w, w_scale, w_zero in made.matrices
     ]
-    found = torch.stack(parts, 1).unflatten(2, (form.gates, form.hidden))
+    found = torch.stack(parts, 1).reshape(len(codes), len(parts), form.gates, form.hidden)
     return F.pad(found, (0, -form.hidden % LANES)).flatten(1) + made.bias

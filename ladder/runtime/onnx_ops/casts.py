@@ -175,6 +175,7 @@ def saturated(value: Any, code: int, zero: Any = None) -> Any:
 
 
 def is_integer(code: int) -> bool:
+    """Tell whether an element type is of whole numbers."""
     return (
         SMALL[code].name.endswith(("int4", "int2")) if code in SMALL else not DTYPES[code].is_floating_point
     )

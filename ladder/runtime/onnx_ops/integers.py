@@ -1,4 +1,4 @@
-"""Products and convolutions of integers of 8 bits, exact: by instructions for bytes where there are, else in floats.
+"""Products and convolutions of integers of 8 bits, exact: by instructions for bytes, or in floats.
 
 Sums of products of codes less their zero points are taken apart: the library multiplies codes, and what the
 zero points add is a rank-one correction. What follows from a stored matrix alone is kept with it.
@@ -70,14 +70,24 @@ class Kept:
     value: Any
 
 
-_KEPT: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_KEPT: Any = WeakIdKeyDictionary()
+"""Tensor that stays -> form -> what follows from it."""
+
+
+def stays(tensor: torch.Tensor) -> None:
+    """Say that a tensor is the same in every call, so that what follows from it may be kept."""
+    if tensor.dtype in BYTES and not tensor.is_inference() and tensor not in _KEPT:
+        _KEPT[tensor] = {}
 
 
 def kept(tensor: torch.Tensor, form: Any, make: Callable[[torch.Tensor], Any]) -> Any:
-    """Return ``make(tensor)``, made once for a tensor that lives on unchanged; ``form`` names what is made."""
-    if tensor.is_inference():  # changes of these are not counted
+    """Return ``make(tensor)``, made once for a tensor that `stays`; ``form`` names what is made.
+
+    Kernels write memory of other tensors without torch's knowledge, so nothing is kept of those.
+    """
+    forms = _KEPT.get(tensor)
+    if forms is None:
         return make(tensor)
-    forms = _KEPT.setdefault(tensor, {})
     found = forms.get(form)
     if found is None or found.version != tensor._version:
         found = forms[form] = Kept(tensor._version, make(tensor))
@@ -184,8 +194,8 @@ def _byte_convolution(op: Operation, x: Any, w: Any, zero: int) -> Any:
     codes, groups = unsigned(x), op.get("group", 1)
     if low != high or min(low) < 0:
         codes, low = padded(codes, low, high, zero), [0, 0]
-    spans = [n + 2 * p - g * (k - 1) for n, p, g, k in zip(codes.shape[2:], low, gaps, w.shape[2:], strict=True)]
-    if min(spans) < 1:
+    taps = zip(codes.shape[2:], low, gaps, w.shape[2:], strict=True)
+    if min(extent + 2 * pad - gap * (size - 1) for extent, pad, gap, size in taps) < 1:
         return convolved(op, x.float(), w.float())  # no window fits: empty
     ones, nothing = torch.ones(w.shape[0]), torch.zeros(w.shape[0], dtype=torch.int32)
     form = ("packed", zero, *strides, *low, *gaps, groups)
@@ -193,6 +203,6 @@ def _byte_convolution(op: Operation, x: Any, w: Any, zero: int) -> Any:
         x, ones, 1.0, zero, strides, low, gaps, groups, None
     ))  # fmt: skip
     return torch.ops.onednn.qconv2d_pointwise.default(
-        codes.contiguous(), 1.0, zero, packed, ones, nothing, None, strides, low, gaps, groups, 1.0, 0, torch.float32,
-        "none", [], "",
+        codes.contiguous(), 1.0, zero, packed, ones, nothing, None, strides, low, gaps, groups, 1.0, 0,
+        torch.float32, "none", [], "",
     ).contiguous()  # fmt: skip

@@ -309,7 +309,7 @@ def _quantized_lstm(
     op: Operation, x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, c: Any, p: Any,
     w_s: Any, w_z: Any, r_s: Any, r_z: Any,
 ) -> Any:  # fmt: skip
-    """Run a LSTM whose weights are 8-bit codes, stored ``[directions, K, N]``; inputs and states are rounded."""
+    """Run a LSTM whose weights are 8-bit codes, ``[directions, K, N]``; inputs and states are rounded."""
     weights, inner = (list(zip(*parts, strict=True)) for parts in ((w, w_s, w_z), (r, r_s, r_z)))
     given = {**op.given, "product": _product_of_codes, "hidden_size": r.shape[1]}
     return RECURRENT["LSTM"](Operation("LSTM", 14, given, op.count), x, weights, inner, b, lengths, h, c, p)
