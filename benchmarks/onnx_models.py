@@ -161,7 +161,7 @@ def unoptimized(path: Path, given: Mapping[str, np.ndarray]) -> list[np.ndarray]
 def own_change(
     path: Path, given: Mapping[str, np.ndarray], wanted: list[np.ndarray], draws: int = 8
 ) -> float:
-    """Return how far onnxruntime's results move when float32 matrices, not scales, move by `JITTER` at most."""
+    """Return how far onnxruntime's results move when float32 matrices (not scales) move by `JITTER`."""
     import onnx
     import onnxruntime
 
