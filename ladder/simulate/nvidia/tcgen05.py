@@ -294,26 +294,44 @@ def _rows(c: Cohort, what: Product, warp: int, descriptor: int, statement: int) 
 
 
 def _commit(t: Translator, call: CallView) -> Step:
-    """Arrive at an mbarrier when all products so far are done: what it hands on is that alone."""
-    if "cta_group::1" not in call.modifiers or len(call.operands) != 1:
+    """Arrive at an mbarrier when all products so far are done, which came after what their thread knew."""
+    if "cta_group::1" not in call.modifiers:
         raise UnknownCallError(f"the simulator has no tcgen05.commit of {call.modifiers}")
     place, statement = t.read(call.operands[0]), call.statement
+    mask = t.read(call.operands[1]) if len(call.operands) > 1 else lambda c: 0
 
     def action(c: Cohort) -> None:
-        tensor, clocks = TensorMemory.of(c.machine), c.machine.memory.clocks
-        at = place(c)
-        for _, warp, _, byte in each_active(c, getattr(at, "offset", at)):
-            block = warp // c.machine.block_warps
-            barrier = c.machine.mbarriers.reach(warp, block, byte & WITHIN, statement)
+        tensor, at = TensorMemory.of(c.machine), place(c)
+        for _, warp, _, byte, chosen in each_active(c, getattr(at, "offset", at), mask(c)):
             done = tensor.product(warp, statement)
             tensor.products[warp] = done.epoch
-            if barrier is not None:
-                clock = np.zeros(c.machine.memory.agents.count, np.int32)
-                clock[done.agent] = done.epoch
-                barrier.arrive(1, clock, statement)
-        clocks.advance(c.warps)
+            for block in _targets(c, warp, chosen, statement):
+                _arrive(c, block, byte & WITHIN, done)
+        c.machine.memory.clocks.advance(c.warps)
 
     return action
+
+
+def _targets(c: Cohort, warp: int, mask: int, statement: int) -> list[int]:
+    """Return the blocks that a mask of the cluster names; without one, the warp's own."""
+    block, cluster = warp // c.machine.block_warps, c.machine.cluster_blocks
+    if not mask:
+        return [block]
+    if mask >> cluster:
+        c.machine.log.add("barrier", statement, f"commit mask {mask:#x} names blocks beyond the cluster")
+    first = block // cluster * cluster
+    return [first + index for index in range(cluster) if mask >> index & 1]
+
+
+def _arrive(c: Cohort, block: int, byte: int, done: Access) -> None:
+    """Arrive at a block's mbarrier for products; another block must wait for that before it ends."""
+    barrier = c.machine.mbarriers.reach(done.warp, block, byte, done.statement)
+    if barrier is not None:
+        if block != done.warp // c.machine.block_warps:
+            barrier.filled = barrier.phase + 1
+        clock = c.machine.memory.clocks.published(done.warp, whole=False)
+        clock[done.agent] = done.epoch
+        barrier.arrive(1, clock, done.statement)
 
 
 STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
@@ -326,5 +344,6 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.tcgen05_ld": _load,
     "tirx.ptx.tcgen05_mma_ts": _product,
     "tirx.ptx.tcgen05_commit": _commit,
+    "tirx.ptx.tcgen05_commit_multicast": _commit,
 }
 """Calls about tensor memory."""
