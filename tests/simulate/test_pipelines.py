@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hardware.configurations import Measured, load
-from problems import BOUNDS, SimulatedKernel, bound_of, emitted, gemm, problem_of, run, wgmma
+from problems import BOUNDS, SimulatedKernel, bound_of, emitted, gemm, gemv, problem_of, run, wgmma
 from test_cuda_experts_emulated import CASES as EXPERT_CASES
 from test_cuda_experts_emulated import GroupedProblem
-from test_cuda_mma_emulated import CASES
+from test_cuda_mma_emulated import CASES, NUMPY
 
 from ladder.lower.build import emit
 from ladder.simulate.machine import ORDERS
@@ -247,3 +247,43 @@ def test_a_sample_of_blocks() -> None:
     assert result.blocks == (3, 20)
     assert not result.findings
     assert 0 < np.isfinite(result.y).sum() < result.y.size
+
+
+WIDENED = {
+    "int4": {"weight": "int4", "group_size": 128, "scale": True, "token_scale": True, "n": 130, "k": 450},
+    "ternary e5m2": {"weight": "ternary", "activation": "fp8_e5m2", "n": 67, "k": 330},
+    "uint1": {"weight": "uint1", "n": 67, "k": 200},
+    "fp4, groups of x": {
+        "weight": "fp4_e2m1", "group_size": 64, "scale": True, "token_scale": True, "token_group": 128,
+        "k": 330,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("name", WIDENED)
+def test_widened_operands(name: str, cluster: int) -> None:
+    """Products of 8-bit floats on Hopper's float16 core are exact, so sums are those of float32."""
+    problem = gemm(**{"activation": "fp8_e4m3", **WIDENED[name]})
+    kernel = emitted(problem, gemv(placement="accumulator", tile_m=16, warp_rows=32, cluster=cluster))
+    assert "ladder_widen_" in str(kernel)
+    for m in (1, 17):
+        result, error = run(kernel, problem, m)
+        assert not result.findings, result.report()
+        assert error <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+def test_widening_keeps_every_code(name: str) -> None:
+    from ladder.simulate.nvidia.helpers import widen
+
+    codes = np.arange(256, dtype=np.uint32)
+    words = widen(codes | codes[::-1] << np.uint32(8), name, "0")
+    halves = [(words >> np.uint32(shift) & np.uint32(0xFFFF)).astype(np.uint16) for shift in (0, 16)]
+    with np.errstate(all="ignore"):
+        values = codes.astype(np.uint8).view(NUMPY[name]).astype(np.float64)
+    for half, expected in zip(halves, (values, values[::-1]), strict=True):
+        assert np.array_equal(half.view(np.float16).astype(np.float64), expected, equal_nan=True)
+        assert np.array_equal(
+            np.signbit(half.view(np.float16))[expected == 0], np.signbit(expected)[expected == 0]
+        )

@@ -91,3 +91,21 @@ def test_results_are_written_without_bank_conflicts() -> None:
         for i in range(WARP_MAP.accumulators):
             places = [WARP_MAP.position(lane, i) for lane in range(32)]
             assert len({(token * pitch + row) % 32 for row, token in places}) == 32
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_widened_steps_multiply_each_byte_once(bits: int) -> None:
+    """Lanes of a word hold the same codes for both cores: each register's even bytes, then its odd ones."""
+    from ladder.lower.gpu.widening import parts_of
+    from schedules.layouts import fields
+
+    parts = parts_of(bits)
+    assert sorted(r for part in parts for r in part.registers) == list(range(16))
+    assert sorted(x for part in parts for x in part.x) == list(range(8))
+    for part in parts:
+        half, step = part.x[0] % 2, part.x[0] // 4
+        assert part.x[1] == part.x[0] + 2
+        for i, register in enumerate(part.registers):
+            (wide,), (narrow,) = fields(bits, 16, register), fields(bits, 8, 4 * step + i)
+            assert (wide.word, wide.position) == (narrow.word, narrow.position + 8 * half)
+            assert register % 2 == i % 2  # rows g and g+8

@@ -33,6 +33,7 @@ from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import SharedTable, allocate_table
 from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
+from ladder.lower.gpu.widening import WideningMultiplier
 from schedules.footprint import X_BUFFERS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
@@ -160,7 +161,10 @@ class Gemv:
             spec.decoder.fill_table(memory.table.buffer, thread, geo.threads)
         with b.when(thread < geo.rows):
             b.ptx("prefetch.global.L2", place.args.row_scale.ptr_to([place.first_row + thread]))
-        multiplier = TileMultiplier(spec.decoder, memory.sums, memory.table)
+        if spec.widens:
+            multiplier: TileMultiplier = WideningMultiplier(spec.decoder, memory.sums, spec.gemm.activation)
+        else:
+            multiplier = TileMultiplier(spec.decoder, memory.sums, memory.table)
         turn = Turn(spec, place, memory, cursor, weights, x, multiplier)
         tiles, own = geo.turn_tiles, place.share
         # Counted down: ptxas would compute a bound anew in every turn.

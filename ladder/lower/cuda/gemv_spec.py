@@ -10,6 +10,7 @@ from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Groups, Leftover, left_by
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
 from ladder.lower.gpu.proven import table_sizes
+from ladder.lower.gpu.widening import CORE, widened_step
 from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -48,6 +49,11 @@ class Spec:
         return 128 * self.groups.bits
 
     @property
+    def widens(self) -> bool:
+        """Whether operands of x are widened to the type that weights are decoded to."""
+        return bool(self.groups.core)
+
+    @property
     def row_blocks(self) -> int:
         """Blocks of eight activation rows of a thread block."""
         return self.schedule.tile_m // STEP_COLUMNS
@@ -67,7 +73,7 @@ def shares_sums(
     faster that every warp sums what it multiplies: filling the table makes all warps wait (measured on an
     H200).
     """
-    summed = left_by(decoder, gemm).sums_x and schedule.cluster > 1
+    summed = left_by(decoder, gemm).sums_x and schedule.cluster > 1 and not groups.core
     return summed and groups.per_tile == 1 and not step.lanes.partial_lanes
 
 
@@ -79,7 +85,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     ScheduleError
         If the schedule fits with none of the decoders.
     """
-    tables = table_sizes(gemm)
+    tables = [0] if widened_step(gemm, device) else table_sizes(gemm)
     choices: list[tuple[float, Spec]] = []
     for room in tables:
         try:
@@ -98,10 +104,14 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
 
 def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int) -> Spec:
     """Return the spec with a decode table of at most ``room`` bytes."""
-    step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
+    wide = widened_step(gemm, device)
+    core = CORE if wide else ""
+    step, groups = wide or select_step(device, gemm.activation), Groups(gemm, schedule.placement, core)
     clocks = SUM_CLOCKS if schedule.cluster == 1 else SHARED_SUM_CLOCKS
     sums = clocks * schedule.tile_m // STEP_COLUMNS / (schedule.warp_rows // STRIP)
-    decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums)
+    decoder = make_decoder(
+        gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core
+    )
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
     geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared)
     return Spec(gemm, schedule, step, groups, decoder, geo)

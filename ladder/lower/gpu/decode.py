@@ -272,6 +272,7 @@ def make_decoder(
     gains: bool = False,
     table: int = 0,
     offset_clocks: float = OFFSET_CLOCKS,
+    core: str = "",
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
 
@@ -292,6 +293,8 @@ def make_decoder(
     offset_clocks
         Clocks that an offset costs a warp per tile with placement ``"accumulator"``: those of its sums
         of x, where it needs them for nothing else.
+    core
+        Operand type, where it is not what packed words are ordered for.
 
     Raises
     ------
@@ -302,6 +305,7 @@ def make_decoder(
     """
     device.core_for(gemm.activation)
     operand, element = operand_type(gemm), get_type(gemm.weight).element_type
+    operand = core or operand
     raw = placement == "accumulator"
     # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero

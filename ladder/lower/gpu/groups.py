@@ -36,15 +36,18 @@ class Groups:
         The problem.
     placement
         ``"operand"`` or ``"accumulator"``; 8-bit cores always use the accumulator.
+    core
+        Type of the decoded operands; by default that of the activations.
     """
 
     gemm: Gemm
     placement: str = "operand"
+    core: str = ""
 
     @property
     def lane(self) -> int:
         """Bits of an operand element; also the operand registers of a tile per thread."""
-        return lane_of(self.gemm.activation)
+        return lane_of(self.core or self.gemm.activation)
 
     @property
     def bits(self) -> int:

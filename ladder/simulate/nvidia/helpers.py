@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ladder.simulate.barriers import each_active
@@ -186,6 +188,21 @@ def narrow(word: Array, name: str) -> Array:
 def narrow_pair(first: Array, second: Array, name: str) -> Array:
     """Round two float32, given by their bits, to 8-bit floats."""
     return _both_bytes(first.view(np.float32), second.view(np.float32), name)
+
+
+def widen(pairs: Array, name: str, half: str) -> Array:
+    """Convert the two 8-bit floats of a half of a word to float16."""
+    codes = np.asarray(pairs >> np.uint32(16 * int(half)))
+    low, high = (_float8_values(FP8[name])[codes >> np.uint32(8 * i) & np.uint32(0xFF)] for i in (0, 1))
+    return join_halves(low, high)
+
+
+@cache
+def _float8_values(dtype: str) -> Array:
+    """Return the bits of each code's float16 value."""
+    codes = np.arange(256, dtype=np.uint8)
+    halves: Array = codes.view(getattr(ml_dtypes, dtype)).astype(np.float16).view(np.uint16)
+    return halves
 
 
 def _halves(high: Array, low: Array) -> Array:
@@ -467,6 +484,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_float_fma_(\w+)", "fma.rn.{0} %0, %1, %2, %3;", _words(fma_halves)),
     Helper(r"ladder_narrow_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow)),
     Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow_pair)),
+    Helper(r"ladder_widen_(fp8_e\dm\d)_([01])", "cvt.rn.f16x2.e", _words(widen)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", _special),
