@@ -39,6 +39,7 @@ from schedules.footprint import (
     FP8_INTERVAL,
     SLICED,
     SWIZZLE_ROW,
+    WARPGROUPS,
     block_rows,
     digit_columns,
     k_slices,
@@ -323,10 +324,10 @@ def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     if schedule.pipeline == "gemv":
         most = launch_registers(schedule.warps)
         return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > most)
-    if schedule.pipeline != "wgmma":
+    if schedule.pipeline not in WARPGROUPS:
         return 1.0
     return (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1)) * (
-        1 + TIGHT_LOSS * is_tight(gemm, schedule)
+        1 + TIGHT_LOSS * (schedule.pipeline == "wgmma" and is_tight(gemm, schedule))
     )
 
 
@@ -478,7 +479,7 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
 def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
     """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
-    sharing = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    sharing = schedule.cluster if schedule.pipeline in WARPGROUPS else 1
     activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)

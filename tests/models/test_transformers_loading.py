@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 zoo._import_torchvision()
 from ladder.integrations.transformers import LadderConfig, LadderQuantizer, load_pretrained  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
 GROUP = 32
 TOKENS = torch.arange(6)[None]
 
