@@ -21,7 +21,7 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from schedules import cost_model
-from schedules.codes import decodes_to_floats
+from schedules.codes import is_timed_by_sixteens
 from schedules.cost_constants import DECODED, TO_FP8
 from schedules.cost_model import forget, predict
 from schedules.layouts import lane_of
@@ -200,7 +200,7 @@ def _wgmma_kind(gemm: Gemm) -> str:
     """Return whose constants wgmma's model of a problem has."""
     if lane_of(gemm.activation) == 16:
         return "decoded"
-    return "to fp8" if decodes_to_floats(gemm) else "wgmma"
+    return "to fp8" if is_timed_by_sixteens(gemm) else "wgmma"
 
 
 def fit(contests: Sequence[Contest], kind: str, target: str, rounds: int) -> Quality:

@@ -14,6 +14,12 @@ TABLE_ROW = 128
 
 FLOAT_OPERANDS = ("float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
+TIMED_TO_FP8 = ("int4",)
+"""Weights whose products by fp8 were timed in such tiles; others take powers of two unless tuning finds better."""
+
+FP8_SLAB = 128
+"""Elements of K of a slab of fp8 operands: groups of whole slabs were timed, whose sums are scaled once a slab."""
+
 LARGEST_GAIN = 2.0**24
 """Raw operands must not be so small that products with x leave float32's normal numbers."""
 
@@ -31,6 +37,12 @@ def weight_bits(gemm: Gemm) -> int:
 def decodes_to_floats(gemm: Gemm) -> bool:
     """Whether weight codes are decoded to 16-bit floats or to fp8: narrower than what is multiplied."""
     return gemm.activation in FLOAT_OPERANDS and weight_bits(gemm) < lane_of(gemm.activation)
+
+
+def is_timed_by_sixteens(gemm: Gemm) -> bool:
+    """Whether wgmma was timed in tiles of any multiple of sixteen activation rows for codes of this kind."""
+    to_fp8 = gemm.weight in TIMED_TO_FP8 and gemm.group_size % FP8_SLAB == 0
+    return decodes_to_floats(gemm) and (lane_of(gemm.activation) == 16 or to_fp8)
 
 
 @cache

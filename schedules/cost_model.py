@@ -28,7 +28,7 @@ from functools import lru_cache
 from math import log2
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import decodes_to_floats
+from schedules.codes import decodes_to_floats, is_timed_by_sixteens
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, TO_FP8
@@ -227,7 +227,7 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
 def _constants(gemm: Gemm) -> Mapping[str, float]:
     """Return the constants of wgmma for a problem."""
     own = (DECODED if decodes_to_floats(gemm) else DENSE) if lane_of(gemm.activation) == 16 else {}
-    if lane_of(gemm.activation) == 8 and decodes_to_floats(gemm):
+    if lane_of(gemm.activation) == 8 and is_timed_by_sixteens(gemm):
         own = TO_FP8
     return {name: float(own.get(name, globals()[name])) for name in {**DECODED, **TO_FP8}}
 

@@ -15,7 +15,7 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import decodes_to_floats, raw_needs_gain
+from schedules.codes import is_timed_by_sixteens, raw_needs_gain
 from schedules.cost_model import predict
 from schedules.footprint import SLICED, resources
 from schedules.legal import is_legal
@@ -211,8 +211,8 @@ def _resident(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
 
 
 def _close(gemm: Gemm, device: TileDevice) -> bool:
-    """Whether the model of many rows is fitted well: weights are decoded to floats, for wgmma."""
-    return "wgmma" in device.features and decodes_to_floats(gemm)
+    """Whether the model of many rows is fitted well: weights are decoded to 16 bits or as timed, for wgmma."""
+    return "wgmma" in device.features and is_timed_by_sixteens(gemm)
 
 
 def _typical(corrections: Mapping[Schedule, Correction], untried: float, least: int = 1) -> float:
