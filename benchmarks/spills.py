@@ -1,7 +1,7 @@
 """Registers and spills of the shipped kernels: compiles what users get and reads back what compilers report.
 
 ``python -m benchmarks.spills --target rocm/gfx942`` compiles, for every type of weights and activations, what
-the policy chooses for a layer; for NVIDIA every schedule of the plans of the shapes that ship tuned. Kernels
+the policy chooses for a layer; for devices with shapes that ship tuned every schedule of their plans. Kernels
 whose TIR is the same compile once. It needs no GPU and no linker. Issue 4: no shipped schedule spills.
 """
 
@@ -41,7 +41,7 @@ LAYER = (8192, 8192)
 TOKENS = (1, 16, 64, 256, 8192)
 GROUPS = (32, 128)
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-TARGETS = ("rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", "cuda/sm_90a")
+TARGETS = ("rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", "cuda/sm_90a", "cuda/sm_100a")
 
 SHARE = 24
 """Kernels that a process takes at a time: of one type, whose decoders it proves once."""
@@ -110,7 +110,8 @@ def tuned(device: TileDevice, every: int, first: int) -> Iterator[Shipped]:
 def kernels(target: str, every: int = 1, first: int = 0) -> list[Shipped]:
     """Return the kernels that users of a target get, or a sample."""
     device = get_device(target)
-    return list((chosen if device.vendor == "amd" else tuned)(device, every, first))
+    ships_tuned = any(True for _ in shipped_winners(device))
+    return list((tuned if ships_tuned else chosen)(device, every, first))
 
 
 def compiled(kernel: Shipped, known: Known | None = None) -> Outcome:

@@ -14,6 +14,7 @@ The constants of the ``gemv`` part and of ``wgmma`` with 8-bit operands were fit
 `benchmarks.fit_cost_model` to 1,399 runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit
 activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096); those of ``wgmma`` that
 decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`). Samples lie in ``tests/unit``.
+``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
 was not fitted (`schedules.cost_mma`). The model ranks candidates where nothing was measured;
 `schedules.estimate` corrects it by what was.
@@ -38,6 +39,7 @@ from schedules.footprint import (
     FP8_INTERVAL,
     SLICED,
     SWIZZLE_ROW,
+    WARPGROUPS,
     block_rows,
     digit_columns,
     k_slices,
@@ -125,6 +127,9 @@ EDGE_OVERLAP = 1.0
 
 FLOP_SECONDS = 0.0
 """wgmma: time per operation, padding included, that nothing hides: the clock falls as cores draw power."""
+
+FITTED_PEAK = 989e12
+"""Operations per second of the H200's 16-bit cores, for which `FLOP_SECONDS` was fitted."""
 
 L2_SHARE = 1.0
 """wgmma: bandwidth of L2 over what `targets` states as sustained."""
@@ -295,7 +300,9 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     else:
         work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
         launch, overlap, l2 = own["LAUNCH_SECONDS"], own["OVERLAP"], l2 / own["L2_SHARE"]
-        power = own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid)
+        power = (
+            own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid) * _efficiency(gemm, device, schedule)
+        )
     units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
     seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     parts = {
@@ -316,16 +323,26 @@ def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     if schedule.pipeline == "gemv":
         most = launch_registers(schedule.warps)
         return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > most)
-    if schedule.pipeline != "wgmma":
+    if schedule.pipeline not in WARPGROUPS:
         return 1.0
     return (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1)) * (
-        1 + TIGHT_LOSS * is_tight(gemm, schedule)
+        1 + TIGHT_LOSS * (schedule.pipeline == "wgmma" and is_tight(gemm, schedule))
     )
 
 
 def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether a wgmma schedule needs nearly all registers: none such was ever among the fastest."""
     return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
+
+
+def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
+    """Return the time per operation over that of the device whose clock was seen to fall.
+
+    Others are taken to lose the same share of their time: power per operation falls with it.
+    """
+    if schedule.pipeline == "wgmma":
+        return 1.0
+    return FITTED_PEAK / device.peak(device.core_for(gemm.activation, schedule.pipeline))
 
 
 def _padded_flops(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
@@ -356,7 +373,7 @@ def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
 @lru_cache(maxsize=16384)
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: stages of slabs, 128 bytes of K each, then the epilogue."""
-    core = device.core_for(gemm.activation, "wgmma")
+    core = device.core_for(gemm.activation, schedule.pipeline)
     slab = SWIZZLE_ROW // operand_bytes(gemm)
     slabs = schedule.tile_k // slab
     turn = max(2, slabs) * slab * schedule.split_k  # K that one turn of the loop takes from all slices
@@ -461,7 +478,7 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
 def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
     """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
-    sharing = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    sharing = schedule.cluster if schedule.pipeline in WARPGROUPS else 1
     activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)

@@ -47,6 +47,15 @@ X_BUFFER_BYTES = 216 * 1024
 WAVES = ("mfma", "mfma32", "dot")
 """Pipelines of waves of 64 lanes."""
 
+WARPGROUPS = ("wgmma", "tcgen05")
+"""Pipelines of warpgroups that a producer feeds through a ring of stages."""
+
+TENSOR_COLUMNS = 512
+"""Columns of 32 bits of tensor memory, each of 128 lanes (PTX ISA, "Tensor Memory")."""
+
+WEIGHT_COLUMNS = 64
+"""Columns of tensor memory that hold decoded weights: two slabs of 128 bytes of K."""
+
 SLICED = ("gemv", "digits")
 """Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
 
@@ -111,6 +120,8 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
     Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
     """
+    if schedule.pipeline == "tcgen05":  # sums are float32 (PTX ISA, "tcgen05.mma": .kind::f8f6f4)
+        return False
     flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
     return schedule.placement == "accumulator" and flushed
 
@@ -205,7 +216,8 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16) + table_bytes(gemm)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
-    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm)
+    barriers = 64 if schedule.pipeline == "tcgen05" else 0
+    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm) + barriers
 
 
 def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -257,6 +269,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return _digits_registers(gemm, schedule)
     if schedule.pipeline in WAVES:
         return wave_registers(gemm, schedule, promoted=promotes(gemm, schedule))
+    if schedule.pipeline == "tcgen05":
+        return _decoding_registers(gemm, schedule)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
@@ -309,6 +323,19 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
 
 
+def _decoding_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Estimate the registers of a thread that decodes into tensor memory, and stores sums from there."""
+    row_tiles = schedule.tile_n // (16 * schedule.warps)
+    decoding = row_tiles * (16 + _fetched(gemm, schedule))
+    return max(decoding, staged_columns(gemm, schedule)) + 56
+
+
+def tensor_columns(schedule: GpuSchedule) -> int:
+    """Return the columns of tensor memory that a tcgen05 block allocates: a power of two."""
+    needed = WEIGHT_COLUMNS + schedule.tile_m
+    return 1 << (needed - 1).bit_length()
+
+
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the registers of a row tile's packed words, scales and zero points of one slab."""
     wide = lane_of(gemm.activation) == 16
@@ -349,11 +376,13 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     if schedule.pipeline in SLICED:
         blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
+    if schedule.pipeline == "tcgen05":
+        blocks = min(blocks, TENSOR_COLUMNS // tensor_columns(schedule))
     return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
 
 
 def block_threads(schedule: GpuSchedule) -> int:
-    """Return the threads of a block: computing warps, and one producer warp for wgmma."""
+    """Return the threads of a block: computing warps, one producer, one that starts products of tcgen05."""
     if schedule.pipeline in WAVES:
         return WAVE * schedule.warps
-    return WARP * (schedule.warps + (schedule.pipeline == "wgmma"))
+    return WARP * (schedule.warps + {"wgmma": 1, "tcgen05": 2}.get(schedule.pipeline, 0))

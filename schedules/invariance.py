@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ladder.ir.gemm import Gemm
+from schedules.footprint import WARPGROUPS
 from schedules.schedule import GpuSchedule, Schedule, TransformList
 
 Order = tuple[object, ...]
@@ -25,7 +26,7 @@ def order_of_sums(gemm: Gemm, schedule: Schedule) -> Order | None:
     if schedule.stream_k:
         return None
     order: Order = (schedule.pipeline, schedule.placement, schedule.split_k)
-    if schedule.pipeline != "wgmma":  # warps or the blocks of a cluster take turns along K
+    if schedule.pipeline not in WARPGROUPS:  # warps or the blocks of a cluster take turns along K
         order += (schedule.tile_k, schedule.warps, schedule.cluster, schedule.warp_rows)
     if gemm.activation.startswith("fp8"):
         order += (schedule.tile_m, schedule.tile_n, schedule.tile_k)

@@ -11,6 +11,7 @@ from schedules.footprint import (
     PROMOTED_COLUMNS,
     SPARE_REGISTERS,
     SWIZZLE_ROW,
+    WARPGROUPS,
     WAVES,
     X_BUFFER_BYTES,
     X_BUFFERS,
@@ -37,6 +38,10 @@ from tile_types.errors import ScheduleError
 
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
+
+UNPACKED_REGISTERS = 56
+"""Registers that ``mma`` of fp8 takes besides where ptxas unpacks its operands to float16: up to 55 (compiled
+for sm_100a)."""
 
 MOST_DIGIT_COLUMNS = 32
 """Columns of products, four for an activation row of 16 bits, that a warp of digits holds sums of."""
@@ -123,17 +128,21 @@ def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if gemm.windows is None:
         return
     # A tensor copy's 128 bytes, or a chunk of 16, belong to one tap.
-    piece = SWIZZLE_ROW if schedule.pipeline == "wgmma" else CHUNK_BYTES
+    piece = SWIZZLE_ROW if schedule.pipeline in WARPGROUPS else CHUNK_BYTES
     if gemm.channels * operand_bytes(gemm) % piece:
         yield f"{gemm.channels} channels of a tap are no multiple of {piece} bytes"
     if cuts_groups(gemm, schedule):
-        yield f"tile_n={schedule.tile_n} does not divide the rows of one of {gemm.windows.groups} groups"
+        rows = f"tile_n={schedule.tile_n}" + f" by {schedule.cluster} blocks" * (schedule.cluster > 1)
+        yield f"{rows} does not divide the rows of one of {gemm.windows.groups} groups"
 
 
 def cuts_groups(gemm: Gemm, schedule: GpuSchedule) -> bool:
-    """Whether a block would hold weights of two groups of channels; never where N is not known (1)."""
+    """Whether a block, or blocks that share x, would hold weights of two groups of channels.
+
+    Never where N is not known (1).
+    """
     groups = gemm.windows.groups if gemm.windows else 1
-    return groups > 1 and gemm.n > 1 and gemm.n % (groups * schedule.tile_n) > 0
+    return groups > 1 and gemm.n > 1 and gemm.n % (groups * schedule.tile_n * schedule.cluster) > 0
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -204,6 +213,19 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
+def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.placement != placement_for(gemm):
+        yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
+    yield from _grid_violations(gemm, schedule)
+    if schedule.tile_m % (schedule.cluster * 8):
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
+        yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
+    row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
+    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
+        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
+
+
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
@@ -224,6 +246,7 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
+    "tcgen05": _tcgen05_violations,
     "mfma": _wave_violations,
     "mfma32": _wave_violations,
     "dot": _wave_violations,
@@ -237,6 +260,8 @@ def _capacity_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) 
     registers, shared = registers_per_thread(gemm, schedule), shared_bytes(gemm, schedule)
     if device.vendor == "nvidia" and "ldmatrix" not in device.features:
         registers += QUAD_PAIR_COPIES * schedule.tile_m * schedule.tile_n // threads
+    if schedule.pipeline == "mma" and gemm.activation.startswith("fp8") and "tma" in device.features:
+        registers += UNPACKED_REGISTERS
     if registers > limit:
         yield f"about {registers} registers per thread, limit {limit}"
     if shared > device.shared_per_block:

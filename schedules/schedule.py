@@ -15,7 +15,7 @@ from schedules.instructions import INSTRUCTIONS
 from schedules.transforms import Transform, Use, parse_transform
 from tile_types.errors import ParseError, ScheduleError
 
-GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "mfma", "mfma32", "dot")
+GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "tcgen05", "mfma", "mfma32", "dot")
 """Skeletons of GPU kernels: ``mfma`` and ``dot`` on AMD, the others on NVIDIA."""
 
 
@@ -47,7 +47,7 @@ class GpuSchedule(Schedule):
     stages
         Shared-memory buffers in flight.
     warps
-        Warps that compute (a wgmma warpgroup is four).
+        Warps that compute (a wgmma warpgroup is four); of ``tcgen05``, those that decode.
     split_k
         Slices of K that different blocks (or, for ``gemv`` and ``digits``, warps of one block) sum.
     persistent

@@ -18,6 +18,7 @@ from schedules.cost_model import is_tight
 from schedules.footprint import (
     SLICED,
     SWIZZLE_ROW,
+    WARPGROUPS,
     k_blocks,
     k_slices,
     operand_bytes,
@@ -38,6 +39,7 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "digits": (2, 4, 8),
     "mma": (2, 3, 4),
     "wgmma": (4, 6, 8),
+    "tcgen05": (3, 4, 6, 8),
     "mfma": (2,),
     "mfma32": (2,),
     "dot": (2,),
@@ -46,6 +48,12 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
 
 GRID = ("split_k", "persistent", "cluster", "stream_k")
 """How wgmma's blocks share tiles: what fits one block of no such grid fits none."""
+
+LARGE: Mapping[str, tuple[str, ...]] = {"wgmma": ("wgmma",), "tcgen05": ("tcgen05", "mma")}
+"""Feature of a device -> pipelines that compete for many rows of A; without any, ``mma`` alone.
+
+Nothing of ``tcgen05`` was measured yet, so that it must be predicted to be faster.
+"""
 
 MOST_GEMV_M = 32
 """M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
@@ -66,14 +74,14 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         return ("cpu",)
     if device.vendor == "amd":
         return ("dot", "mfma") if m <= MOST_DOT_M else ("mfma",)
-    large = "wgmma" if "wgmma" in device.features else "mma"
+    large = next((names for feature, names in LARGE.items() if feature in device.features), ("mma",))
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_M else ("gemv",)
     if full:
-        return (*few, large) if gemv and m <= MOST_GEMV_M else (large,)
+        return (*few, *large) if gemv and m <= MOST_GEMV_M else large
     if gemv and m <= 8:
         return few
-    return ("gemv", large) if gemv and m <= 16 else (large,)
+    return ("gemv", *large) if gemv and m <= 16 else large
 
 
 def aligned(hint: Hint, gemm: Gemm, schedule: GpuSchedule) -> bool:
@@ -170,7 +178,8 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
     wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
-    until_enough, used = schedule.pipeline in ("wgmma", "digits"), int(schedule.pipeline == "wgmma")
+    until_enough = schedule.pipeline in (*WARPGROUPS, "digits")
+    used = int(schedule.pipeline in WARPGROUPS)
     found = None
     for stages in DEPTHS[schedule.pipeline]:
         deep = replace(schedule, stages=stages)

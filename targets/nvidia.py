@@ -101,6 +101,11 @@ def _wgmma(k: int, a: str, accumulator: str, rate: float) -> Core:
     )
 
 
+def _tcgen05(k: int, a: str, rate: float) -> Core:
+    shape = ("tcgen05",), 16, TENSOR_TILE, CORE_SUSTAINED
+    return Core(f"tcgen05.m128n256k{k}.{a}", 128, 256, k, a, a, "float32", rate, *shape)
+
+
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
     compute = chip.arch.removeprefix("sm_")
     target = {
@@ -158,9 +163,10 @@ def _ampere_cores(rate: float, integer: float | None = None) -> tuple[Core, ...]
     )
 
 
-def _ada_cores(rate: float) -> tuple[Core, ...]:
-    fp8 = tuple(_mma(32, name, "float32", 2 * rate, BOTH) for name in ("fp8_e4m3", "fp8_e5m2"))
-    return _ampere_cores(rate) + fp8
+def _ada_cores(rate: float, fp8: float | None = None) -> tuple[Core, ...]:
+    eight = 2 * rate if fp8 is None else fp8
+    types = "fp8_e4m3", "fp8_e5m2"
+    return _ampere_cores(rate) + tuple(_mma(32, name, "float32", eight, BOTH) for name in types)
 
 
 SM_70 = _device(
@@ -324,21 +330,14 @@ SM_100A = _device(
         BULK_LOADS,
     ),
     (
-        # No pipeline emits tcgen05 yet; mma.sync is taken to run at Hopper's rate (not published).
-        Core(
-            "tcgen05.m128n256k16.float16",
-            128,
-            256,
-            16,
-            "float16",
-            "float16",
-            "float32",
-            8192,
-            (),
-            16,
-            TENSOR_TILE,
-        ),
-        *_ada_cores(4096 * MMA_ON_HOPPER),
+        # NVIDIA's datasheet of eight B200 has 36 PFLOPS of 16-bit products and 72 of fp8, both with sparsity,
+        # so half of an eighth each; as a share of that cores are taken to sustain what the H200's do.
+        # mma.sync is taken to run at Hopper's rate (not published); of fp8, ptxas makes products of float16.
+        _tcgen05(16, "float16", 8192),
+        _tcgen05(16, "bfloat16", 8192),
+        _tcgen05(32, "fp8_e4m3", 16384),
+        _tcgen05(32, "fp8_e5m2", 16384),
+        *_ada_cores(4096 * MMA_ON_HOPPER, fp8=4096 * MMA_ON_HOPPER),
     ),
 )
 

@@ -68,6 +68,15 @@ def _types_of_the_library() -> Iterator[None]:
         library._TYPES.update(before)
 
 
+@pytest.fixture(scope="session")
+def kernels_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache folder, empty at first, shared by all workers: each kernel is built once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Return ``check(file name, text)``: compares with tests/golden/<file name>, or writes it."""

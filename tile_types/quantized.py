@@ -274,6 +274,8 @@ class QuantizedTensor:
                 )
             metadata |= {"ttype": get_type(metadata["ttype"]), "shape": _pair(metadata["shape"])}
             metadata["block"] = _pair(metadata["block"])
+            if metadata["scale_type"] != "none" and "scale" not in arrays:
+                raise ArtifactError(f"its scales, of type {metadata['scale_type']}, are missing")
             for name, array in arrays.items():
                 if name == "scale" and metadata["scale_type"] in _ONE_BYTE and array.dtype.itemsize == 1:
                     arrays[name] = arrays_of(array).view(array, metadata["scale_type"])

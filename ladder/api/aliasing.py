@@ -58,6 +58,13 @@ def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
+def strides_for(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Strides | None, ...]:
+    """Return how the results of a function lie for the sizes of these inputs."""
+    mode, fakes = without_values(list(inputs))
+    with mode, torch._dispatch.python.enable_python_dispatcher():
+        return tuple(map(strides_of, flat(run(*fakes))))
+
+
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
     """Return fakes of examples, those that are fakes as they are, and the mode under which they compute."""
     given = (value.fake_mode for value in examples if isinstance(value, FakeTensor))
@@ -259,9 +266,7 @@ class Separated:
         known = self.expected.strides
         if not self.is_open or all(each is None or each.order is not None for each in known):
             return known
-        mode, fakes = without_values(list(inputs))
-        with mode:
-            return [*map(strides_of, flat(self.instead(*fakes)))]
+        return strides_for(self.instead, inputs)
 
     def _note_versions(
         self, inputs: tuple[Any, ...], written: Sequence[int], before: list[int | None], results: Any

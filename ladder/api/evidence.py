@@ -100,8 +100,8 @@ VENDORS: Mapping[str, Vendor] = {
     "nvidia": Vendor(
         "mma",
         {
-            "sass": r"\b(?:HMMA|IMMA|QMMA|HGMMA|IGMMA|QGMMA)\.",
-            "ptx": r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.m\d+n\d+k\d+",
+            "sass": r"\b(?:(?:HMMA|IMMA|QMMA|HGMMA|IGMMA|QGMMA)\.|UTC[HIQO]MMA )",
+            "ptx": r"\b(?:(?:wgmma\.mma_async|mma)\.sync\.aligned\.m\d+n\d+k\d+|tcgen05\.mma\.)",
         },
         (
             Fact("registers", _reported("registers")),

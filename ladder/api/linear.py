@@ -245,6 +245,22 @@ class Linear(torch.nn.Module):
         return self._canonical
 
     @property
+    def weight(self) -> torch.Tensor:
+        """The dequantized weight ``[N, K]``, for code that reads it instead of calling the layer.
+
+        It is computed at each access, from the canonical weight.
+
+        Raises
+        ------
+        AttributeError
+            If that was not kept.
+        """
+        if self._canonical is None:
+            raise AttributeError("no canonical weight is kept: build the module with keep_canonical=True")
+        values: torch.Tensor = self._canonical.dequantize(DTYPES[self.dtype])
+        return values.to(self._where)
+
+    @property
     def factor(self) -> QuantizedTensor | None:
         """The canonical weight as the product has it: columns as stored, zero points for an offset."""
         kept = self._canonical

@@ -20,6 +20,19 @@ Loaded = Union["QuantizedTensor", tuple["QuantizedTensor", ...], "torch.Tensor"]
 """A matrix, one per expert, or what no type here holds, dequantized."""
 
 
+class Held:
+    """A tensor in memory, as formats read it: in place of an array of a file."""
+
+    def __init__(self, tensor: torch.Tensor, name: str = "") -> None:
+        self.held, self.name = tensor.detach().cpu(), name
+        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        self.nbytes = self.held.nbytes
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor."""
+        return self.held
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """The arrays that one quantized tensor is stored in.
@@ -37,7 +50,7 @@ class Layer:
     """
 
     name: str
-    parts: Mapping[str, Stored]
+    parts: Mapping[str, Stored | Held]
     config: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -49,7 +62,7 @@ class Layer:
         """Return a part."""
         return self[suffix].tensor()
 
-    def __getitem__(self, suffix: str) -> Stored:
+    def __getitem__(self, suffix: str) -> Stored | Held:
         """Return a part's description."""
         found = self.parts.get(suffix)
         if found is None:

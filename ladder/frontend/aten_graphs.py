@@ -13,6 +13,7 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.frontend.function_match import RUN, drop_unused, match_functions
+from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
 
@@ -303,6 +304,8 @@ def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             _name_attention(node)
         if node.op == "call_function" and node.target in _LINEAR:
             node.target = matrix_linear
+        if node.op == "call_function":
+            node.target = upsampling(node.target) or node.target
         if node.op == "call_function" and node.target is torch.nn.functional.dropout:
             node.target = strided_dropout
         if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:

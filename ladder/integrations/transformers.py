@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,60 +22,37 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
-from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from ladder.formats.checkpoint import Checkpoint
 from ladder.integrations import transformers_experts as experts
+from ladder.integrations.loading import (
+    LINEAR_OPTIONS,
+    METHOD,
+    Settings,
+    device_of,
+    is_within,
+    linear_layers,
+    opened,
+    owned,
+)
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
 
-METHOD = "ladder"
-LINEAR_OPTIONS = ("activation", "keep_canonical")
-"""Options of `ladder.Linear` that are not `ladder.quantize`'s."""
-
 RENAMED = ((".block_sparse_moe.", ".mlp."),)
 """Parts of names of checkpoints -> what models of transformers 5 have."""
 
-SHARDS = "model.safetensors.index.json"
-
 
 @register_quantization_config(METHOD)
-class LadderConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class LadderConfig(Settings, QuantizationConfigMixin):  # type: ignore[misc]
     """How to quantize a model while it is loaded: ``quantization_config`` of ``from_pretrained``.
 
-    Parameters
-    ----------
-    weight
-        Type of the weights, or its name.
-    modules_to_not_convert
-        Names of modules that stay as they are; by default the head.
-    **options
-        For `ladder.quantize` (``group_size``, ``zero``, ``scaling``, ...) and `ladder.Linear`
-        (``activation``).
+    By default the head stays as it is; parameters are those of `Settings`.
 
     Examples
     --------
     >>> config = LadderConfig("int4", group_size=128)
     >>> model = AutoModelForCausalLM.from_pretrained(path, quantization_config=config)
     """
-
-    def __init__(
-        self, weight: str = "int4", *, modules_to_not_convert: list[str] | None = None, **options: Any
-    ) -> None:
-        options.pop("quant_method", None)
-        self.quant_method = METHOD
-        self.weight = weight
-        self.modules_to_not_convert = modules_to_not_convert
-        self.options = options
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what ``config.json`` holds."""
-        kept = {"weight": self.weight, "modules_to_not_convert": self.modules_to_not_convert}
-        return {"quant_method": METHOD, **kept, **self.options}
-
-    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options of `ladder.quantize` and those of `ladder.Linear`."""
-        ours = {name: value for name, value in self.options.items() if name in LINEAR_OPTIONS}
-        return {name: value for name, value in self.options.items() if name not in ours}, ours
 
 
 class LadderQuantize(ConversionOps):  # type: ignore[misc]
@@ -149,11 +125,18 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self._empty(model, name)
 
     def _empty(self, model: torch.nn.Module, name: str) -> None:
-        """Take a weight away; transformers initialises what it takes to be missing."""
+        """Take a weight away, so that transformers does not initialise what it takes to be missing."""
         path, _, stack = name.rpartition(".")
-        module = model.get_submodule(path if name in self.stacks else name)
-        setattr(module, stack if name in self.stacks else "weight", None)
-        module._is_hf_initialized = True  # type: ignore[assignment]
+        module: Any = model.get_submodule(path if name in self.stacks else name)
+        module._is_hf_initialized = True
+        if name in self.stacks:
+            setattr(module, stack, None)
+            return
+        # No rows, but a weight: modules initialise those of the layers that they hold, too.
+        module.weight = torch.nn.Parameter(
+            torch.empty(0, module.in_features, device="cpu"), requires_grad=False
+        )
+        module.weight._is_hf_initialized = True
 
     def _process_model_before_weight_loading(
         self, model: torch.nn.Module, device_map: Any = None, checkpoint_files: Any = None, **kwargs: Any
@@ -236,22 +219,11 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
-    """Return the names of ``torch.nn.Linear`` modules but those that are, or lie within, the skipped ones."""
-    names = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
-    return {name for name in names if not is_within(name, skipped)}
-
-
 def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
     """Return the names of experts' stacked weights but those that are, or lie within, the skipped modules."""
     found = [(name, module) for name, module in model.named_modules() if experts.is_experts(module)]
     kept = [(name, module) for name, module in found if not is_within(name, skipped)]
     return {f"{name}.{stack}" for name, module in kept for stack in experts.stacks(module)}
-
-
-def is_within(name: str, modules: Iterable[str]) -> bool:
-    """Tell whether a module is one of some, or lies within one, by parts of its name."""
-    return any(f".{part.strip('.')}." in f".{name}." for part in modules)
 
 
 def named(name: str, base: str, known: Container[str]) -> str:
@@ -261,28 +233,6 @@ def named(name: str, base: str, known: Container[str]) -> str:
     if name.startswith(f"{base}.") or name.removesuffix(".weight") in known:
         return name
     return f"{base}.{name}" if base else name
-
-
-def opened(files: list[Path]) -> Checkpoint:
-    """Open the files that transformers found for a model."""
-    if not files:
-        raise CheckpointError("a quantized model is loaded from files, transformers found none")
-    return load_checkpoint(files[0] if len(files) == 1 else files[0].parent / SHARDS)
-
-
-def owned(matrix: QuantizedTensor) -> QuantizedTensor:
-    """Return a matrix with memory of its own, so that its file may be written again."""
-    names = ("storage", "scale", "zero", "offset", "columns")
-    arrays = {name: getattr(matrix, name) for name in names}
-    return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
-
-
-def device_of(device_map: Mapping[str, Any] | None, name: str) -> torch.device:
-    """Return where a module goes: what the longest prefix of its name in a map says, else the CPU."""
-    fitting = [key for key in device_map or {} if not key or f"{name}.".startswith(f"{key}.")]
-    if not fitting or device_map is None:
-        return torch.device("cpu")
-    return torch.device(device_map[max(fitting, key=len)])
 
 
 def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: Any) -> Any:

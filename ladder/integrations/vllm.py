@@ -42,7 +42,7 @@ from ladder.api.grouped_linear import GroupedLinear, mixture
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats import gptq
-from ladder.formats.layer import Layer
+from ladder.formats.layer import Held, Layer
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError, ShapeError
 
@@ -58,18 +58,6 @@ GPTQ = ("qweight", "qzeros", "scales", "g_idx")
 """Parameters of layers in canonical storage, and of GPTQ's."""
 
 FLOATS = (torch.float16, torch.bfloat16)
-
-
-class Held:
-    """A tensor as formats read it, in place of an array of a file."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.held = tensor.detach().cpu()
-        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-
-    def tensor(self) -> torch.Tensor:
-        """Return the tensor."""
-        return self.held
 
 
 class LadderQuantizationConfig(QuantizationConfig):  # type: ignore[misc]

@@ -26,6 +26,7 @@ KERNELS = {
     "digits": "ladder.lower.cuda.digits:Digits",
     "mma": "ladder.lower.cuda.mma:Mma",
     "wgmma": "ladder.lower.cuda.wgmma:Wgmma",
+    "tcgen05": "ladder.lower.cuda.tcgen05:Tcgen05",
     "mfma": "ladder.lower.rocm.gemm:WaveGemm",
     "mfma32": "ladder.lower.rocm.gemm:WaveGemm",
     "dot": "ladder.lower.rocm.gemm:WaveGemm",

@@ -118,7 +118,9 @@ class Cohort(Threads):
             return np.full((self.count, self.lanes), 0x55, np.uint8).astype(dtype)
         if held.__class__ is InFlight:
             self._complain(
-                "asynchronous", statement, "reads a sum before wgmma.wait_group has waited for its products"
+                "asynchronous",
+                statement,
+                "reads a register before the wait for the asynchronous instruction that writes it",
             )
             return held.value
         if held.__class__ is Partial:
@@ -145,7 +147,9 @@ class Cohort(Threads):
     def _check_owned(self, slot: int, old: Any, statement: int) -> None:
         if old.__class__ is InFlight:
             self._complain(
-                "asynchronous", statement, "writes a sum before wgmma.wait_group has waited for its products"
+                "asynchronous",
+                statement,
+                "writes a register before the wait for the asynchronous instruction that writes it",
             )
         elif self.products.sources[slot] > self.products.finished:
             self._complain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class Hardware:
         self.counts: Counter[str] = Counter()
         # What tables of a machine family keep between their calls, by name.
         self.extras: dict[str, Any] = {}
+        # What they check when all blocks have ended.
+        self.at_end: list[Callable[[], None]] = []
 
     def block_has_left(self, block: int) -> bool:
         """Return whether all warps of a block have ended."""

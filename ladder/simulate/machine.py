@@ -69,6 +69,8 @@ class Machine:
                     return
                 self._advance(c)
         self.hardware.mbarriers.check_ended()
+        for check in self.hardware.at_end:
+            check()
 
     def _units(self) -> list[Array]:
         """Return the warps of every unit that is scheduled apart."""

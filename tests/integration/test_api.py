@@ -340,6 +340,7 @@ def test_state_dict_round_trip(keep_canonical: bool) -> None:
     assert torch.equal(fresh(x), module(x))
     assert fresh.state_dict().keys() == module.state_dict().keys()
     assert (module.canonical is None) != keep_canonical
+    assert hasattr(module, "weight") == keep_canonical
 
 
 def test_state_dict_goes_through_safetensors(tmp_path) -> None:

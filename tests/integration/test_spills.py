@@ -9,7 +9,10 @@ import pytest
 
 from benchmarks.spills import TARGETS, Shipped, compiled, kernels
 from ladder.api.problem import gemm_for
+from schedules.footprint import registers_per_thread
+from schedules.legal import placement_for
 from schedules.policy import rank
+from schedules.schedule import GpuSchedule
 from targets import get_device
 
 SAMPLES = {"rocm": 80, "cuda": 120}
@@ -45,6 +48,30 @@ def test_short_layers_do_not_spill(target: str) -> None:
     best = rank(gemm, get_device(target), 2)[0].schedule
     assert best.pipeline == "dot"
     assert not compiled(Shipped(gemm, target, str(best))).spilled
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize(
+    ("weight", "activation", "group", "tile_m", "tile_k"),
+    [
+        ("float16", "float16", None, 256, 64),
+        ("nf4", "bfloat16", 32, 256, 128),
+        ("uint7", "float16", 16, 16, 256),
+        ("fp8_e5m2", "fp8_e4m3", None, 192, 128),
+    ],
+)
+def test_kernels_of_tensor_memory_do_not_spill(
+    weight: str, activation: str, group: int | None, tile_m: int, tile_k: int, warps: int
+) -> None:
+    """The widest tiles, and the most decoded at a time; estimates of registers are not exceeded."""
+    target, gemm = _target("cuda/sm_100a"), gemm_for(4096, 4096, weight, activation, group_size=group)
+    schedule = GpuSchedule(
+        "tcgen05", tile_m, 128, tile_k, stages=2, warps=warps, placement=placement_for(gemm)
+    )
+    outcome = compiled(Shipped(gemm, target, str(schedule)))
+    assert not outcome.spilled
+    assert outcome.registers <= registers_per_thread(gemm, schedule)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import model_zoo as zoo
@@ -18,17 +17,12 @@ from test_models import BOUNDS, IDS, MASK, MODELS, PHOTO, built, error
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.runtime.model.program import ImportRefused
 
 BOUND = BOUNDS[torch.float32]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("onnx-cache")
-    with knobs.override(cache_dir=folder):
-        yield folder
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 def exported(

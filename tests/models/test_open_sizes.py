@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.memory import Block, Result, rounded_up
@@ -23,11 +22,13 @@ from tile_types.errors import LadderError, ShapeError
 CPU = torch.device("cpu")
 
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("open-cache")
-    with knobs.override(cache_dir=folder), torch.no_grad():
-        yield folder
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
 
 
 def error(found: Any, expected: Any) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from chain_targets import run_chain
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.api.model import Compiled
 from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
@@ -29,11 +27,7 @@ from targets import TileDevice
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("plans-cache")
-    with knobs.override(cache_dir=folder):
-        yield folder
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 class Gated(nn.Module):

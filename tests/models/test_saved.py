@@ -31,10 +31,9 @@ ROOT = Path(ladder.__file__).parents[1]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("saved-cache")
-    with knobs.override(cache_dir=folder):
-        yield folder
+def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
+    with knobs.override(cache_dir=kernels_of_the_run):
+        yield
 
 
 LOADED = """

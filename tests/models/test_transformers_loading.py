@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 zoo._import_torchvision()
 from ladder.integrations.transformers import LadderConfig, LadderQuantizer, load_pretrained  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
 GROUP = 32
 TOKENS = torch.arange(6)[None]
 
@@ -105,6 +106,23 @@ def test_skipped_modules_and_errors(folder: Path) -> None:
     with pytest.raises(ladder.ShapeError, match="group_size") as caught:
         quantizer.take(model, "lm_head", model.lm_head.weight)
     assert "lm_head" in caught.value.__notes__[0]
+
+
+def test_models_that_read_the_weights_of_their_layers(tmp_path: Path) -> None:
+    """Mamba's mixers initialise the layers that they hold, and multiply by a weight themselves."""
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(
+        hidden_size=64, state_size=8, num_hidden_layers=1, vocab_size=64, time_step_rank=32, dtype="float32"
+    )
+    transformers.MambaForCausalLM(config).eval().save_pretrained(tmp_path / "plain")
+    auto, options = transformers.AutoModelForCausalLM, LadderConfig("int4", group_size=GROUP)
+    model = auto.from_pretrained(tmp_path / "plain", quantization_config=options).eval()
+    plain = auto.from_pretrained(tmp_path / "plain").eval()
+    layers = quantized_layers(model)
+    assert set(layers) == {f"backbone.layers.0.mixer.{name}_proj" for name in ("in", "x", "dt", "out")}
+    for name, layer in layers.items():
+        plain.get_submodule(name).weight.data = layer.weight
+    assert torch.allclose(logits(model), logits(plain), atol=1e-4, rtol=1e-3)
 
 
 def as_gptq(weight: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -18,7 +18,14 @@ from targets import get_device
 
 DAY = int(os.environ["LADDER_TEST_DAY"])
 
-COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 24, "rocm/gfx90a": 12, "rocm/gfx950": 9}
+COUNTS = {
+    "cuda/sm_90a": 40,
+    "cuda/sm_100a": 12,
+    "cuda/sm_80": 12,
+    "rocm/gfx942": 24,
+    "rocm/gfx90a": 12,
+    "rocm/gfx950": 9,
+}
 """Target -> draws of a seed."""
 
 SEEDS = range(2, 27)

@@ -17,6 +17,7 @@ import test_attention as attention
 import test_pipelines as products
 import test_quantize as quantizers
 import test_random_chains as chains
+import test_tcgen05 as tensor_memory
 from problems import bound_of, run
 
 from ladder.lower.blocks import BlockSchedule
@@ -30,7 +31,7 @@ CALCULATES = re.compile(r"(\{\.reg \.b16 h; )?(lop3|prmt|fma|mul|add|sub|cvt|dp4
 """Instructions of registers of one thread: the compiler may merge and move them."""
 
 IN_ORDER = re.compile(
-    r"commit_group|wgmma\.mma_async|mma\.sync|movmatrix\.sync|elect\.sync|wait_group|setmaxnreg"
+    r"commit_group|wgmma\.mma_async|tcgen05\.(mma|ld|st)\.|mma\.sync|movmatrix\.sync|elect\.sync|wait_group|setmaxnreg"
 )
 """Instructions that touch no memory that C++ sees; they stay in order with others that are volatile."""
 
@@ -54,6 +55,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "mma": lambda: products.test_chosen_schedules_of_ampere("int4", 64),
     "wgmma": lambda: products.test_chosen_schedules("int4", 64),
     "wgmma, several tiles": _tiles_of_wgmma,
+    "tcgen05": lambda: tensor_memory.test_kernels("codebook from shared memory"),
     "experts": lambda: products.test_experts(next(iter(products.EXPERT_CASES))),
     "attention": lambda: attention.test_simulated("cluster"),
     "attention of int8": lambda: attention.test_simulated("int8, bfloat16, mask"),

@@ -247,12 +247,14 @@ MUTANTS: dict[str, Mutant] = {
     "wgmma: second wait in the loop removed": Mutant(
         "wgmma", lambda: remove(GROUP_WAIT, 1), "asynchronous", "operand register"
     ),
-    "wgmma: last wait removed": Mutant("wgmma", lambda: remove(GROUP_WAIT, 2), "asynchronous", "reads a sum"),
+    "wgmma: last wait removed": Mutant(
+        "wgmma", lambda: remove(GROUP_WAIT, 2), "asynchronous", "reads a register"
+    ),
     "wgmma: wait for one group too few": Mutant(
         "wgmma",
         lambda: argument(GROUP_WAIT, 0, _int(lambda n: n + 1, "int32"), 2),
         "asynchronous",
-        "reads a sum",
+        "reads a register",
     ),
     "int8: wait before the promotion removed": Mutant("int8", lambda: remove(GROUP_WAIT, 0), "asynchronous"),
     "wgmma: fence removed": Mutant("wgmma", lambda: remove(FENCE, 0), "asynchronous", "wgmma.fence"),

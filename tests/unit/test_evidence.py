@@ -17,12 +17,16 @@ COST = Cost(2e-6, "dram", (("dram", 2e-6), ("launch", 1e-7)), 100, 200)
 PTX = """
 wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%f1}, %rd1, %rd2, p, 1, 1;
 mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f1};
+tcgen05.mma.cta_group::1.kind::f16 [%r1], [%r2], %rd1, %r3, {%r4, %r4, %r4, %r4}, p;
 wgmma.wait_group.sync.aligned 0;
+tcgen05.wait::st.sync.aligned;
 """
 SASS = """
  /*0a30*/ HMMA.16816.F32 R4, R8, R2, R4 ;
  /*0a40*/ IMMA.16832.S8.S8 R4, R8.ROW, R2.COL, R4 ;
  /*0a50*/ HGMMA.64x128x16.F32 R24, R4, gdesc[UR4], R24 ;
+ /*28e0*/ UTCHMMA tmem[UR18], gdesc[UR8], tmem[UR5], tmem[UR16], idesc[UR17], UPT ;
+ /*29d0*/ UTCBAR [UR6], URZ ;
  /*0a60*/ IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
 """
 ASM = """
@@ -44,7 +48,7 @@ def _missing(stage: str) -> str | None:
 
 @pytest.mark.parametrize(
     ("vendor", "stage", "text", "count"),
-    [("nvidia", "ptx", PTX, 2), ("nvidia", "sass", SASS, 3), ("amd", "asm", ASM, 2)],
+    [("nvidia", "ptx", PTX, 3), ("nvidia", "sass", SASS, 4), ("amd", "asm", ASM, 2)],
 )
 def test_matrix_instructions_are_told_apart(vendor: str, stage: str, text: str, count: int) -> None:
     assert len(re.findall(VENDORS[vendor].stages[stage], text)) == count
@@ -53,7 +57,7 @@ def test_matrix_instructions_are_told_apart(vendor: str, stage: str, text: str, 
 def test_evidence_of_an_nvidia_kernel() -> None:
     evidence = gather(H200, REPORT, {"cuda": CUDA, "tir": TIR}, COST, {"sass": SASS}.get)
     found = evidence.as_json()
-    assert (found["mma"], found["counted_in"], found["notes"]) == (3, "sass", [])
+    assert (found["mma"], found["counted_in"], found["notes"]) == (4, "sass", [])
     assert (found["registers"], found["spills"], found["shared_bytes"]) == (168, 12, 217248)
     assert (found["blocks_per_unit"], found["occupancy"]) == (1, 384 / 2048)
     assert (found["predicted_us"], found["bound_by"]) == (2.0, "dram")
@@ -62,7 +66,7 @@ def test_evidence_of_an_nvidia_kernel() -> None:
 
 def test_without_a_disassembler_the_ptx_is_counted_and_it_says_so() -> None:
     found = gather(H200, REPORT, {"cuda": CUDA, "tir": TIR}, COST, _missing).as_json()
-    assert (found["mma"], found["counted_in"]) == (2, "ptx")
+    assert (found["mma"], found["counted_in"]) == (3, "ptx")
     assert found["notes"] == ["no SASS: neither cuobjdump nor nvdisasm is on PATH"]
 
 

@@ -117,8 +117,8 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    with ladder.knobs.override(cache_dir=tmp_path_factory.mktemp("cache")):
+def cache(kernels_of_the_run):
+    with ladder.knobs.override(cache_dir=kernels_of_the_run):
         yield
 
 

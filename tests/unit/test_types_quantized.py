@@ -126,6 +126,9 @@ def test_truncated_arrays_and_other_versions() -> None:
     truncated = {**saved, "arrays": {**saved["arrays"], "storage": saved["arrays"]["storage"][:1]}}
     with pytest.raises(ArtifactError, match="storage"):
         QuantizedTensor.from_dict(truncated)
+    unscaled = {name: array for name, array in saved["arrays"].items() if name != "scale"}
+    with pytest.raises(ArtifactError, match="its scales, of type float16, are missing"):
+        QuantizedTensor.from_dict({**saved, "arrays": unscaled})
     with pytest.raises(ArtifactError, match="version 99"):
         QuantizedTensor.from_dict({**saved, "metadata": {**saved["metadata"], "version": 99}})
     with pytest.raises(ArtifactError):

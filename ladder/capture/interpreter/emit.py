@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -90,6 +91,10 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     return record
 
 
+PRINTED = {"math": math, "torch": torch}
+"""What the text of conditions on sizes names."""
+
+
 def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
     """Let the graph take copies of inputs that may lie otherwise; whose memory is seen may not."""
     if not heap.copied:
@@ -112,6 +117,7 @@ def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
 
 def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:
     """Return the functions ``run`` and ``check`` of a record."""
+    space |= PRINTED
     try:
         exec(compile(source, RECORD, "exec"), space)
     except SyntaxError as error:

@@ -47,8 +47,15 @@ class Memory:
 
 def allocate_memory(spec: Spec, grid: Grid, args: Arguments) -> Memory:
     """Allocate shared memory."""
-    geo, stages = spec.geo, spec.schedule.stages
     pool = b.shared_pool()
+    memory = place_memory(pool, spec, grid, args)
+    pool.commit()
+    return memory
+
+
+def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
+    """Place what a block shares in a pool of shared memory."""
+    geo, stages = spec.geo, spec.schedule.stages
 
     def rows(stage_bytes: int, element: int, source: Any) -> Any:
         if not stage_bytes:
@@ -66,17 +73,14 @@ def allocate_memory(spec: Spec, grid: Grid, args: Arguments) -> Memory:
     table = pool.alloc((count,), "uint32", align=128) if count else None
     full = pool.alloc((stages,), "uint64", align=8)
     empty = pool.alloc((stages,), "uint64", align=8)
-    pool.commit()
     return Memory(x, words, scales, zeros, staging, cluster_sums, table, full, empty)
 
 
-def initialise_barriers(spec: Spec, memory: Memory) -> None:
-    """Emit the initialisation of all barriers, for one thread."""
+def initialise_barriers(spec: Spec, memory: Memory, leaving: int) -> None:
+    """Emit the initialisation of all barriers, for one thread; ``leaving`` arrivals free a stage."""
     for stage in range(spec.schedule.stages):
         b.emit(T.ptx.mbarrier.init.shared.b64(memory.full.ptr_to([stage]), T.uint32(1)))
-        # One arrival per math warp that reads what this block copies frees a stage.
-        warps = T.uint32(spec.schedule.warps * spec.schedule.cluster)
-        b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), warps))
+        b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), T.uint32(leaving)))
     if memory.cluster_sums is not None:
         memory.cluster_sums.initialise()
     b.emit(T.ptx.fence.mbarrier_init.release.cluster())

@@ -60,7 +60,14 @@ def library_title(graph: Graph) -> str:
     target = str(dict(node.attributes)["target"])
     if is_onnx(target):
         return f"torch {target}"
-    return f"ladder {target.split('.')[1]}" if target.startswith("ladder.") else f"torch.ops.{target}"
+    if not target.startswith("ladder."):
+        return f"torch.ops.{target}"
+    name = target.split(".")[1]
+    return f"torch {name}" if name in BY_TORCH else f"ladder {name}"
+
+
+BY_TORCH = ("upsample", "laid_out", "bernoulli")
+"""Operators of ours that are calls of torch's."""
 
 
 _TITLES = {

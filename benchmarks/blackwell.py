@@ -1,0 +1,100 @@
+"""Kernels for Blackwell without a Blackwell GPU: what they are predicted to take, and what their code holds.
+
+``python -m benchmarks.blackwell`` chooses the schedule for each problem as a plan would, compiles it for
+sm_100a, reads back registers and spills, and prints the predicted time beside that of the fastest schedule
+of ``mma`` and, where there is one, a time that others published for a B200. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import command
+from benchmarks.spills import Shipped, compiled, versions
+from ladder.api.problem import gemm_for
+from ladder.ir.gemm import Gemm
+from schedules.policy import Candidate, rank
+from schedules.tuning import write_json
+from targets import get_device
+
+TARGET = "cuda/sm_100a"
+
+SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192), (14336, 4096), (4096, 14336), (7168, 9216))
+"""N and K."""
+
+TOKENS = (64, 256, 4096)
+
+TYPES: Mapping[str, tuple[str, int | None]] = {
+    "float16": ("float16", None),
+    "bfloat16": ("bfloat16", None),
+    "int4": ("float16", 128),
+    "mxfp4": ("bfloat16", None),
+    "nvfp4": ("bfloat16", None),
+    "nf4": ("float16", 64),
+    "fp8_e4m3": ("fp8_e4m3", None),
+}
+"""Weight -> activations, and elements of K per scale."""
+
+PUBLISHED: Mapping[tuple[str, int, int, int], tuple[float, str]] = {
+    ("nvfp4", 8192, 8192, 1): (18.9, "FlashInfer's CUTLASS kernel, NVFP4 by NVFP4"),
+    ("nvfp4", 7168, 9216, 4): (13.5, "FlashInfer's CUTLASS kernel, NVFP4 by NVFP4, 9216 x 7168"),
+}
+"""Weight, N, K, M -> microseconds on a B200, and what took them (issue 20); ours have 16-bit activations."""
+
+
+def problems() -> Iterator[tuple[str, Gemm, int]]:
+    """Yield weight, problem and M."""
+    points = {(w, n, k, m) for w in TYPES for n, k in SHAPES for m in TOKENS} | set(PUBLISHED)
+    for weight, n, k, m in sorted(points):
+        activation, group = TYPES[weight]
+        yield weight, gemm_for(n, k, weight, activation, group_size=group, token_scale=False), m
+
+
+@cache
+def code_of(kernel: Shipped) -> tuple[int, int]:
+    """Return registers of a thread and bytes that it spills."""
+    outcome = compiled(kernel)
+    return outcome.registers, outcome.spilled
+
+
+def record(weight: str, gemm: Gemm, m: int) -> dict[str, Any]:
+    """Return what is known of one product."""
+    device = get_device(TARGET)
+    fastest: dict[str, Candidate] = {}
+    for candidate in rank(gemm, device, m):
+        fastest.setdefault(candidate.schedule.pipeline, candidate)  # type: ignore[attr-defined]
+    name, best = next(iter(fastest.items()))
+    generic = gemm_for(8192, 8192, weight, *TYPES[weight][:1], group_size=TYPES[weight][1], token_scale=False)
+    registers, spilled = code_of(Shipped(generic, TARGET, str(best.schedule)))
+    published = PUBLISHED.get((weight, gemm.n, gemm.k, m))
+    return {
+        "weight": weight, "activation": gemm.activation, "n": gemm.n, "k": gemm.k, "m": m,
+        "pipeline": name, "schedule": str(best.schedule), "bound_by": best.cost.bound,
+        "predicted_us": {pipeline: round(c.cost.seconds * 1e6, 2) for pipeline, c in fastest.items()},
+        "predicted_tflops": round(best.cost.flops / best.cost.seconds / 1e12),
+        "registers": registers, "spilled": spilled, "published": published,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print a line for each problem, and write them all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    rows = []
+    for weight, gemm, m in problems():
+        rows.append(record(weight, gemm, m))
+        print(json.dumps(rows[-1]), flush=True)
+    if options.output:
+        facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
+        write_json(options.output, {**facts, "target": TARGET, "products": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the quantizers of transformers and diffusers share: settings, choice of layers, checkpoints' files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from ladder.formats.files import read_json
+from tile_types import QuantizedTensor
+from tile_types.errors import CheckpointError
+
+METHOD = "ladder"
+LINEAR_OPTIONS = ("activation", "keep_canonical")
+"""Options of `ladder.Linear` that are not `ladder.quantize`'s."""
+
+
+class Settings:
+    """How to quantize a model while it is loaded.
+
+    Parameters
+    ----------
+    weight
+        Type of the weights, or its name.
+    modules_to_not_convert
+        Names of modules that stay as they are.
+    **options
+        For `ladder.quantize` (``group_size``, ``zero``, ``scaling``, ...) and `ladder.Linear`
+        (``activation``).
+    """
+
+    quant_method: str = METHOD
+
+    def __init__(
+        self, weight: str = "int4", *, modules_to_not_convert: list[str] | None = None, **options: Any
+    ) -> None:
+        options.pop("quant_method", None)
+        self.weight = weight
+        self.modules_to_not_convert = modules_to_not_convert
+        self.options = options
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``config.json`` holds."""
+        kept = {"weight": self.weight, "modules_to_not_convert": self.modules_to_not_convert}
+        return {"quant_method": METHOD, **kept, **self.options}
+
+    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options of `ladder.quantize` and those of `ladder.Linear`."""
+        ours = {name: value for name, value in self.options.items() if name in LINEAR_OPTIONS}
+        return {name: value for name, value in self.options.items() if name not in ours}, ours
+
+
+def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
+    """Return the names of ``torch.nn.Linear`` modules but those that are, or lie within, the skipped ones."""
+    names = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    return {name for name in names if not is_within(name, skipped)}
+
+
+def is_within(name: str, modules: Iterable[str]) -> bool:
+    """Tell whether a module is one of some, or lies within one, by parts of its name."""
+    return any(f".{part.strip('.')}." in f".{name}." for part in modules)
+
+
+def opened(files: list[Path]) -> Checkpoint:
+    """Open the files that a loader found for a model, by the index that names them if there are several.
+
+    Raises
+    ------
+    CheckpointError
+        If there are none, no index names just them, or they cannot be read.
+    """
+    if not files:
+        raise CheckpointError("a quantized model is loaded from files, none was found")
+    if len(files) == 1:
+        return load_checkpoint(files[0])
+    names = {file.name for file in files}
+    for index in sorted(files[0].parent.glob("*.index*.json")):
+        shards = read_json(index).get("weight_map")
+        if isinstance(shards, dict) and set(map(str, shards.values())) == names:
+            return load_checkpoint(index)
+    raise CheckpointError(f"{files[0].parent}: no index names just {', '.join(sorted(names))}")
+
+
+def owned(matrix: QuantizedTensor) -> QuantizedTensor:
+    """Return a matrix with memory of its own, so that its file may be written again."""
+    names = ("storage", "scale", "zero", "offset", "columns")
+    arrays = {name: getattr(matrix, name) for name in names}
+    return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
+
+
+def device_of(device_map: Mapping[str, Any] | None, name: str) -> torch.device:
+    """Return where a module goes: what the longest prefix of its name in a map says, else the CPU."""
+    fitting = [key for key in device_map or {} if not key or f"{name}.".startswith(f"{key}.")]
+    if not fitting or device_map is None:
+        return torch.device("cpu")
+    return torch.device(device_map[max(fitting, key=len)])

@@ -1,0 +1,107 @@
+"""Tensor memory of the pipeline ``tcgen05``, and the barriers between those that fill and those that read it.
+
+A block's columns: two slabs of decoded weights, then the sums. Addresses are lanes in the upper and columns
+in the lower 16 bits (PTX ISA, "Tensor Memory Addressing").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, TensorGeometry
+from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
+from ladder.lower.cuda.wgmma_thread import MathThread
+
+Expr = Any
+
+LANE = 16
+"""Bits of an address below its lane."""
+
+WARP_LANES = 32
+"""Lanes that one warp of a warpgroup reaches."""
+
+
+@dataclass(frozen=True)
+class TensorMemory:
+    """A block's part of tensor memory.
+
+    Parameters
+    ----------
+    geo
+        Its sizes.
+    word
+        Where the allocation writes its address: one word of shared memory.
+    decoded, free
+        Barriers of the slabs of weights: decoded, and multiplied.
+    finished
+        Barrier of the sums.
+    """
+
+    geo: TensorGeometry
+    word: Any
+    decoded: Any
+    free: Any
+    finished: Any
+
+    def initialise(self) -> None:
+        """Emit the initialisation of the barriers, for one thread."""
+        for slot in range(SLOTS):
+            b.emit(
+                T.ptx.mbarrier.init.shared.b64(self.decoded.ptr_to([slot]), T.uint32(self.geo.schedule.warps))
+            )
+            b.emit(T.ptx.mbarrier.init.shared.b64(self.free.ptr_to([slot]), T.uint32(1)))
+        b.emit(T.ptx.mbarrier.init.shared.b64(self.finished.ptr_to([0]), T.uint32(1)))
+
+    def allocate(self) -> None:
+        """Allocate columns, for one whole warp; other blocks may allocate theirs then."""
+        columns = T.uint32(self.geo.columns)
+        b.ptx("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32", self.word.ptr_to([0]), columns)
+        b.ptx("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned")
+        before_sync()
+
+    def release(self, base: Expr) -> None:
+        """Free the columns, for the warp that allocated them."""
+        after_sync()
+        b.ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32", base, T.uint32(self.geo.columns))
+
+
+def place_tensor_memory(pool: Any, geo: TensorGeometry) -> TensorMemory:
+    """Place in shared memory what tensor memory needs there."""
+    decoded, free = (pool.alloc((SLOTS,), "uint64", align=8) for _ in range(2))
+    finished = pool.alloc((1,), "uint64", align=8)
+    return TensorMemory(geo, pool.alloc((1,), "uint32", align=8), decoded, free, finished)
+
+
+def before_sync() -> None:
+    """Order accesses of tensor memory before the arrival or barrier that follows."""
+    b.ptx("tcgen05.fence::before_thread_sync")
+
+
+def after_sync() -> None:
+    """Order accesses of tensor memory after the wait or barrier that came before."""
+    b.ptx("tcgen05.fence::after_thread_sync")
+
+
+def lanes_of(who: MathThread, row_tile: Expr) -> Expr:
+    """Return, as part of an address, the first of sixteen lanes of the warp's strip of a row tile."""
+    return T.Cast("uint32", (who.warp * WARP_LANES + row_tile * WARP_ROWS) << LANE)
+
+
+def store_slab(place: Expr, slot: int, registers: list[Expr]) -> None:
+    """Store a slab's sixteen operand registers: the fragment order of mma is that of ``16x128b``."""
+    b.ptx("tcgen05.st.sync.aligned.16x128b.x8.b32", place + T.uint32(slot * SLAB_COLUMNS), *registers)
+
+
+def load_columns(place: Expr, registers: Any, columns: int) -> None:
+    """Load neighbouring columns of sums, in mma's order of accumulators; ``columns`` is a multiple of 8."""
+    first = 0
+    for power in (32, 16, 8, 4, 2, 1):
+        if columns - first >= 8 * power:
+            held = [registers[first // 2 + index] for index in range(4 * power)]
+            b.ptx(f"tcgen05.ld.sync.aligned.16x256b.x{power}.b32", *held, place + T.uint32(first))
+            first += 8 * power
+    b.ptx("tcgen05.wait::ld.sync.aligned")

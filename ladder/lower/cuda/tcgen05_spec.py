@@ -1,0 +1,76 @@
+"""What is decided about a kernel of the pipeline ``tcgen05`` before any of it is emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.wgmma_decode import byte_decoder, scaled_decoder
+from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, Geometry
+from ladder.lower.cuda.wgmma_spec import Spec
+from schedules.footprint import TENSOR_COLUMNS, registers_per_thread, tensor_columns
+from schedules.legal import violations
+from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
+
+SLAB_COLUMNS = 32
+"""Columns of tensor memory that 128 bytes of K take in each of its lanes."""
+
+SLOTS = 2
+"""Slabs of weights that tensor memory holds: one is multiplied while the next is decoded."""
+
+SUM_COLUMN = SLOTS * SLAB_COLUMNS
+"""First column of the sums: weights come before."""
+
+
+@dataclass(frozen=True)
+class TensorGeometry(Geometry):
+    """Sizes as those of wgmma, of which a block has one instruction's 128 rows of weights.
+
+    Packed tile h of the block, strip w of sixteen rows, row i, is lane 32w + 16h + i of tensor memory: warp
+    w of a warpgroup reaches lanes 32w to 32w + 31 alone, and has that strip's codes in wgmma too.
+    """
+
+    def __post_init__(self) -> None:
+        """Check nothing: `choose_spec` asks for everything that is legal."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those that decode, a producer's warp, and the one that multiplies."""
+        return (self.schedule.warps + 2) * 32
+
+    @property
+    def reallocates(self) -> bool:
+        """Whether registers move between warps: sums lie in tensor memory, so there is no need."""
+        return False
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory that a block allocates."""
+        return tensor_columns(self.schedule)
+
+    @property
+    def register_estimate(self) -> int:
+        """Registers that a decoding thread needs."""
+        return registers_per_thread(self.gemm, self.schedule)
+
+    def resident_blocks(self, device: TileDevice) -> int:
+        """Return the blocks that share a multiprocessor, its tensor memory included."""
+        shared = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
+        return max(1, min(shared, TENSOR_COLUMNS // self.columns))
+
+
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
+    """Return the sizes and the decoder of a kernel.
+
+    Raises
+    ------
+    ScheduleError
+        If the device has no tcgen05, or the schedule does not fit problem or device; names the rule.
+    """
+    broken = next(violations(gemm, device, schedule), None)
+    check(broken is None, f"pipeline 'tcgen05' on {device.name}: {broken}")
+    geo = TensorGeometry(gemm, schedule)
+    check(geo.shared_bytes <= device.shared_per_block, f"{geo.shared_bytes} bytes of shared memory")
+    choose = byte_decoder if geo.lane == 8 else scaled_decoder
+    return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))
