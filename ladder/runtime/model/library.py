@@ -82,8 +82,11 @@ def _take(node: Node, now: Now) -> Run:
 
 
 def _put(node: Node, now: Now) -> Run:
-    axis = node_attributes(node)["axis"]
-    return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+    axis, from_end = (node_attributes(node)[name] for name in ("axis", "from_end"))
+    if not from_end:
+        return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+    before = (None,) * axis
+    return lambda base, ids, rows: torch.ops.aten.index_put(base, (*before, ids), rows)
 
 
 def _call(node: Node, now: Now) -> Run:
@@ -100,7 +103,7 @@ def _call(node: Node, now: Now) -> Run:
         found = function(*(value(operands) for value in arguments), **named)
         results = found if isinstance(found, tuple | list) else (found,)
         for result, dtype in zip(results, dtypes, strict=True):
-            if result.dtype is not dtype:
+            if result is not None and result.dtype is not dtype:  # None was not asked for
                 raise UnlikeItsFakeError(
                     f"{given['target']} gives {result.dtype} here, its fake tensors say {dtype}"
                 )
