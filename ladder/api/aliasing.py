@@ -272,7 +272,14 @@ class Separated:
         known = self.expected.strides
         if not self.is_open or all(each is None or each.order is not None for each in known):
             return known
-        return strides_for(self.instead, inputs)
+        sizes = tuple(
+            (each.shape, each.stride()) if isinstance(each, torch.Tensor) else each for each in inputs
+        )
+        if sizes not in self.laid:
+            if len(self.laid) == MOST_SIZES:
+                self.laid.clear()
+            self.laid[sizes] = strides_for(self.instead, inputs)
+        return self.laid[sizes]
 
     def _note_versions(
         self, inputs: tuple[Any, ...], written: Sequence[int], before: list[int | None], results: Any
