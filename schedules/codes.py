@@ -15,10 +15,10 @@ TABLE_ROW = 128
 FLOAT_OPERANDS = ("float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 TIMED_TO_FP8 = ("int4",)
-"""Weights whose products by fp8 were timed in such tiles; others take powers of two unless tuning finds better."""
+"""Weights whose products by fp8 were timed in tiles of other than powers of two activation rows."""
 
 FP8_SLAB = 128
-"""Elements of K of a slab of fp8 operands: groups of whole slabs were timed, whose sums are scaled once a slab."""
+"""Elements of K of a slab of fp8 operands: groups of whole slabs were timed, scaled once a slab."""
 
 LARGEST_GAIN = 2.0**24
 """Raw operands must not be so small that products with x leave float32's normal numbers."""

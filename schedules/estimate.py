@@ -193,12 +193,12 @@ def _tells_of_others(gemm: Gemm, other: Gemm, device: TileDevice, row: Measureme
     """Tell whether a measurement of ``other`` says something: of a pipeline made for so many rows of x.
 
     Few warps that decode for many rows may do for a cheap type and not for a dearer one; sums that are
-    scaled save nothing where operands need a factor too. Registers of a thread that streams weights follow
-    from the blocks that a multiprocessor is to hold: of another number, it is another kernel.
+    scaled save nothing where operands need a factor too. Where a multiprocessor is to hold more blocks, threads
+    that stream weights have fewer registers than those that were timed.
     """
     schedule = row.schedule
     assert isinstance(schedule, GpuSchedule)
-    if _resident(gemm, device, schedule) != _resident(other, device, schedule):
+    if _resident(gemm, device, schedule) > _resident(other, device, schedule):
         return False
     if schedule.placement == "accumulator" and raw_needs_gain(gemm.weight, gemm.activation):
         return False
@@ -211,7 +211,7 @@ def _resident(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
 
 
 def _close(gemm: Gemm, device: TileDevice) -> bool:
-    """Whether the model of many rows is fitted well: weights are decoded to 16 bits or as timed, for wgmma."""
+    """Whether the model of many rows is fitted well: for wgmma, weights are decoded as was timed."""
     return "wgmma" in device.features and is_timed_by_sixteens(gemm)
 
 
