@@ -200,11 +200,9 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
 def _tiles_of_m(gemm: Gemm, pipeline: str, *, full: bool) -> tuple[int, ...]:
     """Return the tiles along M that compete: beside powers of two others where timed, for tuning all."""
     tiles, others = RULES[pipeline].tile_m, decodes_to_floats if full else is_timed_by_sixteens
-    return (
-        tiles
-        if others(gemm) and not gemm.windows and not gemm.experts
-        else tuple(tile for tile in tiles if tile & (tile - 1) == 0)
-    )
+    if others(gemm) and not gemm.windows and not gemm.experts:
+        return tiles
+    return tuple(tile for tile in tiles if tile & (tile - 1) == 0)
 
 
 def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
