@@ -193,8 +193,8 @@ def _tells_of_others(gemm: Gemm, other: Gemm, device: TileDevice, row: Measureme
     """Tell whether a measurement of ``other`` says something: of a pipeline made for so many rows of x.
 
     Few warps that decode for many rows may do for a cheap type and not for a dearer one; sums that are
-    scaled save nothing where operands need a factor too. Where a multiprocessor is to hold more blocks, threads
-    that stream weights have fewer registers than those that were timed.
+    scaled save nothing where operands need a factor too. Where a multiprocessor is to hold more blocks,
+    threads that stream weights have fewer registers than those that were timed.
     """
     schedule = row.schedule
     assert isinstance(schedule, GpuSchedule)
