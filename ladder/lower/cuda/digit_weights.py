@@ -38,7 +38,7 @@ class Weights:
             for i in range(bits):
                 b.store(words, T.uint32(0), i)
         gated = spec.geo.halves > 1
-        self.half_words = half_words(place.args, spec.geo, spec.tile_words) if gated else T.int64(0)
+        self.half_words = half_words(place.args, spec.geo, spec.tile_words) if gated else T.int32(0)
         dtype = array_dtype(place.args.scales)
         periods = range(stages // spec.geo.period)
         # A lane has the scale of one row of 32, and hands it out when the period ends.
@@ -61,7 +61,7 @@ class Weights:
             for block, words in enumerate(self.words[slot]):
                 half, own = divmod(block, spec.geo.own_blocks)
                 at = self.words_at.value + T.int64(distance * spec.tile_words + own * 32 * bits)
-                at = at + self.half_words if half else at
+                at = at + T.Cast("int64", self.half_words) if half else at
                 b.ptx(LOADS[bits], *(words[i] for i in range(bits)), args.words.ptr_to([0, 0, at]))
         before = spec.geo.period - 1
         if spec.gemm.scale and slot % spec.geo.period == before:

@@ -69,7 +69,7 @@ class Weights:
     def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:
         self.spec, self.place, self.cursor = spec, place, cursor
         geo, groups, stages = spec.geo, spec.groups, spec.schedule.stages
-        self.half_words = half_words(place.args, geo, spec.tile_words) if geo.halves > 1 else T.int64(0)
+        self.half_words = half_words(place.args, geo, spec.tile_words) if geo.halves > 1 else T.int32(0)
         self.words = [[b.local(groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(stages)]
         types = (array_dtype(place.args.scales), array_dtype(place.args.zeros))
         self.groups = [
@@ -105,7 +105,7 @@ class Weights:
         for offset, width in load_order(self.spec.groups.bits):
             word = self.cursor.words[width].value
             word = word + T.int64(distance * self.spec.tile_words + offset + own * 32 * width)
-            word = word + self.half_words if half else word
+            word = word + T.Cast("int64", self.half_words) if half else word
             registers = (target[at + i] for i in range(width))
             b.ptx(LOADS[width], *registers, self.place.args.words.ptr_to([0, 0, word]))
             at += width
