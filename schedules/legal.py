@@ -122,10 +122,14 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
         yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _window_violations(gemm, schedule)
-    if gemm.gate and schedule.warp_rows != GATED_ROWS:
-        yield f"a warp of a gated product has {GATED_ROWS} rows, got warp_rows={schedule.warp_rows}"
+    yield from _gate_violations(gemm, schedule)
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
+
+
+def _gate_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if gemm.gate and schedule.warp_rows != GATED_ROWS:
+        yield f"a warp of a gated product has {GATED_ROWS} rows, got warp_rows={schedule.warp_rows}"
 
 
 def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

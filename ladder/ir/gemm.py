@@ -88,9 +88,9 @@ class Gemm:
     residual
         Whether a tensor ``[M, N]`` of the output type is added before the epilogue.
     gate
-        Name of a unary operator of a gated product, or nothing. The weight is then two matrices of N / 2 rows,
-        one after the other, and the result is ``gate(y[m, j]) * y[m, N / 2 + j]``, where y is the product
-        that this would be without it; the gate's result is rounded to the output type, as y is.
+        Name of a unary operator of a gated product, or nothing. The weight is then two matrices of N / 2
+        rows, one after the other, and the result is ``gate(y[m, j]) * y[m, N / 2 + j]``, where y is the
+        product that this would be without it; the gate's result is rounded to the output type, as y is.
     gate_last
         Whether the operator is applied to the second half of y instead.
     batch_invariant
@@ -169,8 +169,8 @@ class Gemm:
         others = (self.epilogue, self.experts, self.windows, self.residual, self.factor, self.token_group)
         if self.n % (2 * PACKED_ROWS) or any(others):
             raise ShapeError(
-                f"a gated product takes two matrices of a multiple of {PACKED_ROWS} rows, got N={self.n}; it has"
-                " no epilogue, experts, windows, residual, factor or token_group"
+                f"a gated product takes two matrices of a multiple of {PACKED_ROWS} rows, got N={self.n};"
+                " it has no epilogue, experts, windows, residual, factor or token_group"
             )
 
     @property

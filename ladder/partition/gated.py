@@ -6,7 +6,7 @@ activation rows gives each warp rows of both halves, and its epilogue is what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ladder.ir.build import node_attributes
@@ -26,10 +26,14 @@ Serves = Callable[[Gemm, int], bool]
 def with_gates(graph: Graph, parts: Sequence[Subgraph], serves: Serves) -> list[Subgraph]:
     """Return parts with gates in the products that alone they read."""
     found = list(parts)
+    readers: dict[str, list[Subgraph]] = {}
+    for part in parts:
+        for value in dict.fromkeys(part.inputs):
+            readers.setdefault(value, []).append(part)
     for part in parts:
         if part.kind != "gemm" or part.gemm is None or not _may_be_gated(part.gemm, part):
             continue
-        after = _only_readers(graph, found, part)
+        after = _only_readers(graph, readers, part)
         whole = None if after is None else _joined(graph, part, after, serves)
         if after is not None and whole is not None:
             found = [item for item in found if item is not part and item not in after[:-1]]
@@ -42,25 +46,25 @@ def _may_be_gated(gemm: Gemm, part: Subgraph) -> bool:
     return not (any(others) or gemm.batch_invariant or gemm.n % (2 * PACKED_ROWS) or len(part.outputs) > 1)
 
 
-def _only_readers(graph: Graph, parts: Sequence[Subgraph], part: Subgraph) -> list[Subgraph] | None:
+def _only_readers(
+    graph: Graph, readers: Mapping[str, Sequence[Subgraph]], part: Subgraph
+) -> list[Subgraph] | None:
     """Return the views, one of the other, and the chain that alone read what a product gives."""
     after: list[Subgraph] = []
     value = part.outputs[0]
     while True:
-        readers = [other for other in parts if value in other.inputs]
-        if len(readers) != 1 or value in graph.outputs or readers[0].inputs != (value,):
+        ahead = readers.get(value, ())
+        if len(ahead) != 1 or value in graph.outputs or ahead[0].inputs != (value,):
             return None
-        after += readers
-        if len(readers[0].outputs) != 1 or readers[0].kind not in ("view", "chain"):
+        after += ahead
+        if len(ahead[0].outputs) != 1 or ahead[0].kind not in ("view", "chain"):
             return None
-        if readers[0].kind == "chain":
+        if ahead[0].kind == "chain":
             return after
-        value = readers[0].outputs[0]
+        value = ahead[0].outputs[0]
 
 
-def _joined(
-    graph: Graph, part: Subgraph, after: Sequence[Subgraph], serves: Serves
-) -> Subgraph | None:
+def _joined(graph: Graph, part: Subgraph, after: Sequence[Subgraph], serves: Serves) -> Subgraph | None:
     """Return a product with its gate; None if what reads it is none, or no kernel computes it."""
     value, result = part.outputs[0], after[-1].outputs[0]
     gate = _Match(graph, value).gate(result)

@@ -316,8 +316,6 @@ def gated_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule | None:
     from schedules.legal import is_legal
     from schedules.rules import serves
 
-    if device.kind != "cuda":
-        return None
     plain = plan_for(Request(replace(gemm, gate="", gate_last=False), device.name)).schedule_for(m)
     if not isinstance(plain, GpuSchedule) or not serves(gemm, plain.pipeline):
         return None

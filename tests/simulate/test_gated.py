@@ -7,10 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from problems import emitted, gemm, gemv, problem_of
+from test_found_plans import prepared_for_h200
+from torch import nn
 
+import ladder
+from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
+from ladder.runtime.model import prepared
 from ladder.simulate import simulate_launch
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
@@ -45,7 +51,10 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int]] = {
         gemv(**WIDE, warps=6), 1,
     ),
     "uint3, two blocks share K": (
-        gemm(n=384, k=600, weight="uint3", scale=True, group_size=64, output="bfloat16", activation="bfloat16"),
+        gemm(
+            n=384, k=600, weight="uint3", scale=True, group_size=64, output="bfloat16",
+            activation="bfloat16",
+        ),
         gemv(**WIDE, placement="accumulator", cluster=2), 2,
     ),
     "nf4": (gemm(n=256, k=200, weight="nf4", scale=True, group_size=64, output="float16"), gemv(**WIDE), 1),
@@ -111,6 +120,47 @@ def test_what_is_no_number() -> None:
         assert np.array_equal(np.isnan(found), np.isnan(wanted))
         close = np.isclose(found, wanted, rtol=4e-3, atol=1e-4) | np.isnan(wanted)
         assert close.all(), (gate, found[~close], wanted[~close])
+
+
+class Gated(nn.Module):
+    """Gate and up as two layers, or as one whose columns are halves."""
+
+    def __init__(self, act: Any, layers: int = 2, last: bool = False, wide: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Linear(128, 256 // layers) for _ in range(layers)])
+        self.act, self.last, self.wide = act, last, wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [layer(x) for layer in self.inner]
+        one, two = found if len(found) == 2 else found[0].chunk(2, -1)
+        one, two = (two, one) if self.last else (one, two)
+        return (self.act(one.float()) * two).half() if self.wide else self.act(one) * two
+
+
+ACT = nn.functional
+PATTERNS: dict[str, tuple[Any, tuple[str, bool] | None]] = {
+    "silu": (lambda: Gated(ACT.silu), ("silu", False)),
+    "gelu, up first": (lambda: Gated(ACT.gelu, last=True), ("gelu", True)),
+    "relu": (lambda: Gated(ACT.relu), ("relu", False)),
+    "one layer": (lambda: Gated(ACT.silu, 1), ("silu", False)),
+    "one layer, up first": (lambda: Gated(ACT.silu, 1, last=True), ("silu", True)),
+    "not rounded between": (lambda: Gated(ACT.silu, wide=True), None),
+    "of the same half": (lambda: Gated(lambda one: ACT.silu(one) * 2.0), None),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_gates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, wanted = PATTERNS[name]
+    torch.manual_seed(0)
+    model = ladder.quantize_(make().half().eval().requires_grad_(False), "int4", group_size=64)
+    monkeypatch.setattr(prepared, "with_found_graphs", lambda found, *_: found)
+    monkeypatch.setattr(prepared, "gated_schedule", lambda *_: gemv(**WIDE))
+    with knobs.override(cache=False):
+        parts = prepared_for_h200(model, torch.randn(1, 1, 128).half(), monkeypatch).parts
+    gates = [(part.gemm.gate, part.gemm.gate_last) for part in parts if part.gemm and part.gemm.gate]
+    assert gates == ([] if wanted is None else [wanted])
+    assert ("chain" in [part.kind for part in parts]) == (wanted is None)
 
 
 def test_what_is_refused() -> None:

@@ -198,12 +198,12 @@ class Body:
         count = -(-geo.rows // threads)
         values, last = b.local(count, "uint32"), args.n_tiles * TILE - 1
         for i in range(count):
-            row = self.place.warp.thread + i * threads
+            row, first = self.place.warp.thread + i * threads, self.place.first_row
             if geo.halves > 1:
-                row = row // geo.columns * args.n + T.min(self.place.first_row + row % geo.columns, args.n - 1)
+                own = T.min(first + row % geo.columns, args.n - 1)
+                row = T.min(row // geo.columns * args.n + own, last)
             else:
-                row = self.place.first_row + row
-            row = T.min(row, last)
+                row = T.min(first + row, last)
             b.ptx("ld.global.u32", values[i], args.row_scale.ptr_to([row]))
         return values
 

@@ -18,8 +18,8 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.partition import Subgraph, partition, simplify
-from ladder.partition.gated import with_gates
 from ladder.partition.found_graphs import Replaced, with_found
+from ladder.partition.gated import with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for, gated_schedule
@@ -78,6 +78,8 @@ def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepar
 
 def with_gated_products(prepared: Prepared, device: TileDevice) -> Prepared:
     """Return a program with gates in the epilogues of products of few activation rows."""
+    if device.kind != "cuda":
+        return prepared
     graph = prepared.program.graph
     parts = with_gates(graph, prepared.parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
     return replace(prepared, parts=ordered(graph, parts))
