@@ -16,6 +16,7 @@ import ladder
 from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
+from ladder.runtime.compile import gated_schedule, request_for
 from ladder.runtime.model import prepared
 from ladder.simulate import simulate_launch
 from schedules.legal import is_legal
@@ -156,11 +157,32 @@ def test_gates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ladder.quantize_(make().half().eval().requires_grad_(False), "int4", group_size=64)
     monkeypatch.setattr(prepared, "with_found_graphs", lambda found, *_: found)
     monkeypatch.setattr(prepared, "gated_schedule", lambda *_: gemv(**WIDE))
-    with knobs.override(cache=False):
+    with knobs.override(cache=False, gated_products=True):
         parts = prepared_for_h200(model, torch.randn(1, 1, 128).half(), monkeypatch).parts
     gates = [(part.gemm.gate, part.gemm.gate_last) for part in parts if part.gemm and part.gemm.gate]
     assert gates == ([] if wanted is None else [wanted])
     assert ("chain" in [part.kind for part in parts]) == (wanted is None)
+
+
+def test_gates_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ladder.quantize_(Gated(ACT.silu).half().eval().requires_grad_(False), "int4", group_size=64)
+    monkeypatch.setattr(prepared, "with_found_graphs", lambda found, *_: found)
+    with knobs.override(cache=False):
+        parts = prepared_for_h200(model, torch.randn(1, 1, 128).half(), monkeypatch).parts
+    assert not [part for part in parts if part.gemm and part.gemm.gate]
+    assert "chain" in [part.kind for part in parts]
+
+
+def test_schedules_of_gates() -> None:
+    """What serves the product without its gate serves it where it can; for many rows nothing does."""
+    own = Gemm(512, 256, "int4", group_size=128, gate="silu")
+    found = gated_schedule(own, H200, 1)
+    assert isinstance(found, GpuSchedule)
+    assert found.pipeline in ("gemv", "digits")
+    assert is_legal(own, H200, found)
+    assert gated_schedule(own, H200, 4096) is None
+    with pytest.raises(ScheduleError, match="few activation rows"):
+        request_for(own, H200, 4096)
 
 
 def test_what_is_refused() -> None:

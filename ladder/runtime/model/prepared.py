@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ladder import knobs
 from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
@@ -77,8 +78,8 @@ def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepar
 
 
 def with_gated_products(prepared: Prepared, device: TileDevice) -> Prepared:
-    """Return a program with gates in the epilogues of products of few activation rows."""
-    if device.kind != "cuda":
+    """Return a program with gates in the epilogues of products of few activation rows, where asked for."""
+    if device.kind != "cuda" or not knobs.settings.gated_products:
         return prepared
     graph = prepared.program.graph
     parts = with_gates(graph, prepared.parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
