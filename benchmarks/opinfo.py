@@ -8,6 +8,7 @@ not come out right, each is tried alone. Random operators start from the same se
     python -m benchmarks.opinfo --kernels --samples 3    # with kernels, on few samples of each operator
     python -m benchmarks.opinfo --only softmax add       # names, or beginnings of names
     python -m benchmarks.opinfo --kernels --part 3/16    # every 16th operator, so that 16 processes do all
+    python -m benchmarks.opinfo --special                # operands that hold NaN, infinities, -0 and extremes
 
 What is compared with tolerance: results of floats, relative to their largest value, by as many roundings as
 sums of the sample's size may differ in; where that fails, an error against float64 that eager's exceeds.
@@ -53,6 +54,12 @@ CANCELLED = 4
 """Roundings of the largest operand that may be left where sums cancel."""
 
 SEED = 7
+
+SPECIAL = ("nan", "inf", "-inf", "-0.0", "0.0", "max", "-max", "tiny")
+"""What is put into operands: numbers, or fields of `torch.finfo`."""
+
+SPECIAL_SHARE = 0.15
+"""Of an operand's elements."""
 
 
 @dataclass
@@ -235,12 +242,19 @@ def nearer_than_eager(found: Sequence[Any], wanted: Sequence[Any], samples: Sequ
             or not b.is_floating_point()
         ):
             return False
+        if not _kind(a).eq(_kind(b)).logical_or(_kind(a) == _kind(e.to(b.dtype))).all():
+            return False
         ok = torch.isfinite(a) & torch.isfinite(b) & torch.isfinite(e)
         mine, its = (float((x[ok].double() - e[ok]).abs().max()) if ok.any() else 0.0 for x in (a, b))
         scale = float(e[ok].abs().max()) if ok.any() else 0.0
         if mine > 2 * its + torch.finfo(b.dtype).eps * (ROUNDINGS * scale + CANCELLED * most):
             return False
     return True
+
+
+def _kind(value: torch.Tensor) -> torch.Tensor:
+    """Return 2 for NaN, 1 and -1 for infinities, 0 for other numbers."""
+    return torch.where(value.isnan(), 2, value.isposinf().int() - value.isneginf().int())
 
 
 def tried(samples: Sequence[Sample]) -> tuple[str, str]:
@@ -260,19 +274,37 @@ def tried(samples: Sequence[Sample]) -> tuple[str, str]:
     return ("refused", refused[0][:200]) if refused else ("right", "")
 
 
-def samples_of(info: Any, dtype: torch.dtype, most: int) -> Iterator[Sample]:
+def with_specials(value: Any) -> Any:
+    """Return a copy of a tensor of floats in which some elements are special; anything else as it is."""
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
+    if not floats:
+        return value
+    limits = torch.finfo(value.dtype)
+    numbers = {"max": limits.max, "-max": limits.min, "tiny": limits.smallest_normal}
+    source = torch.tensor([numbers.get(name) or float(name) for name in SPECIAL], dtype=value.dtype)
+    generator = torch.Generator().manual_seed(SEED)
+    where = torch.rand(value.shape, generator=generator) < SPECIAL_SHARE
+    which = torch.randint(len(SPECIAL), value.shape, generator=generator)
+    made = _copied(value)
+    return made.copy_(torch.where(where, source[which], value))
+
+
+def samples_of(info: Any, dtype: torch.dtype, most: int, *, special: bool = False) -> Iterator[Sample]:
     """Yield the samples of an operator that eager torch takes and that give tensors."""
     generated = info.sample_inputs("cpu", dtype, requires_grad=False)
     for given in islice(generated, most or None):
-        sample = Sample(info.op, (given.input, *given.args), dict(given.kwargs), info.name)
+        args, kwargs = (given.input, *given.args), dict(given.kwargs)
+        if special:
+            args, kwargs = tree_map(with_specials, (args, kwargs))
+        sample = Sample(info.op, args, kwargs, info.name)
         with contextlib.suppress(Exception):
             if eager_run([sample]):
                 yield sample
 
 
-def row_of(info: Any, name: str, most: int) -> Row:
+def row_of(info: Any, name: str, most: int, *, special: bool = False) -> Row:
     """Try all samples of an operator in one type."""
-    row, samples = Row(title(info), name), list(samples_of(info, DTYPES[name], most))
+    row, samples = Row(title(info), name), list(samples_of(info, DTYPES[name], most, special=special))
     for begin in range(0, len(samples), TOGETHER):
         group = samples[begin : begin + TOGETHER]
         if tried(group)[0] == "right":
@@ -323,7 +355,7 @@ def child(arguments: argparse.Namespace) -> None:
         for at, (info, name) in enumerate(wanted_operators(arguments.only, arguments.part)):
             if at >= arguments.begin:
                 print(json.dumps({"begin": at, "operator": title(info), "dtype": name}), flush=True)
-                row = row_of(info, name, arguments.samples)
+                row = row_of(info, name, arguments.samples, special=arguments.special)
                 print(json.dumps({"row": asdict(row)}), flush=True)
 
 
@@ -334,6 +366,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
         command = [sys.executable, "-m", "benchmarks.opinfo", "--child", "--begin", str(begin)]
         command += ["--part", arguments.part]
         command += ["--samples", str(arguments.samples), *(["--kernels"] if arguments.kernels else [])]
+        command += ["--special"] if arguments.special else []
         command += ["--only", *arguments.only] if arguments.only else []
         now: dict[str, Any] = {}
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -361,6 +394,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="operators, or beginnings of their names")
     parser.add_argument("--samples", type=int, default=0, help="at most so many of an operator; 0: all")
     parser.add_argument("--kernels", action="store_true", help="build the kernels of ours, and run them")
+    parser.add_argument("--special", action="store_true", help="put special values into operands")
     parser.add_argument("--part", default="0/1", help="I/N: every Nth operator from number I on")
     parser.add_argument("--output", type=Path, help="write all rows as JSON")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

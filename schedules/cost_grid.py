@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.footprint import (
+    WARPGROUPS,
     block_rows,
     k_blocks,
     resources,
@@ -35,7 +36,7 @@ def grid_of(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Gr
     along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
     split = k_blocks(schedule)
     needs = resources(gemm, device, schedule)
-    shared = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    shared = schedule.cluster if schedule.pipeline in WARPGROUPS else 1
     units = usable_units(device, split * shared)
     along_n = -(-along_n // shared) * shared  # clusters are whole: blocks beyond N repeat the last rows
     blocks = along_m * along_n * split

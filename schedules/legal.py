@@ -11,6 +11,7 @@ from schedules.footprint import (
     PROMOTED_COLUMNS,
     SPARE_REGISTERS,
     SWIZZLE_ROW,
+    WARPGROUPS,
     WAVES,
     X_BUFFER_BYTES,
     X_BUFFERS,
@@ -136,17 +137,21 @@ def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if gemm.windows is None:
         return
     # A tensor copy's 128 bytes, or a chunk of 16, belong to one tap.
-    piece = SWIZZLE_ROW if schedule.pipeline == "wgmma" else CHUNK_BYTES
+    piece = SWIZZLE_ROW if schedule.pipeline in WARPGROUPS else CHUNK_BYTES
     if gemm.channels * operand_bytes(gemm) % piece:
         yield f"{gemm.channels} channels of a tap are no multiple of {piece} bytes"
     if cuts_groups(gemm, schedule):
-        yield f"tile_n={schedule.tile_n} does not divide the rows of one of {gemm.windows.groups} groups"
+        rows = f"tile_n={schedule.tile_n}" + f" by {schedule.cluster} blocks" * (schedule.cluster > 1)
+        yield f"{rows} does not divide the rows of one of {gemm.windows.groups} groups"
 
 
 def cuts_groups(gemm: Gemm, schedule: GpuSchedule) -> bool:
-    """Whether a block would hold weights of two groups of channels; never where N is not known (1)."""
+    """Whether a block, or blocks that share x, would hold weights of two groups of channels.
+
+    Never where N is not known (1).
+    """
     groups = gemm.windows.groups if gemm.windows else 1
-    return groups > 1 and gemm.n > 1 and gemm.n % (groups * schedule.tile_n) > 0
+    return groups > 1 and gemm.n > 1 and gemm.n % (groups * schedule.tile_n * schedule.cluster) > 0
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -220,6 +225,9 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
+    yield from _grid_violations(gemm, schedule)
+    if schedule.tile_m % (schedule.cluster * 8):
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
         yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8

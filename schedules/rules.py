@@ -77,6 +77,7 @@ RULES: Mapping[str, Rule] = {
         (4, 8),
         (1,),
         (False,),
+        (1, 2, 4),
     ),
     "mfma": Rule(
         "mfma",
@@ -124,7 +125,7 @@ SERVES: Mapping[str, frozenset[str]] = {
     "digits": frozenset({"gate"}),
     "mma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
     "wgmma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
-    "tcgen05": frozenset({"residual", "factor"}),
+    "tcgen05": frozenset({"experts", "windows", "residual", "factor"}),
     "mfma": frozenset({"experts", "token_group"}),
     "mfma32": frozenset({"experts", "token_group"}),
     "dot": frozenset({"experts", "token_group"}),

@@ -18,6 +18,7 @@ from targets import get_device
 
 MMA = GpuSchedule("mma", 16, stages=2, warps=4)
 WGMMA = GpuSchedule("wgmma", 32, stages=3, warps=4)
+TCGEN05 = GpuSchedule("tcgen05", 32, 128, stages=3, warps=4)
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,15 @@ CASES = {
         Windows((3, 3), (2, 2), (1, 1)), 32, 64, (1, 7, 5),
         GpuSchedule("mma", 16, stages=2, warps=4, placement="accumulator"), "int4",
         options={"activation": "int8", "token_scale": False, "group_size": 32},
+    ),
+    "3x3 stride 2 tcgen05, residual": Case(
+        Windows((3, 3), (2, 2), (1, 1)), 128, 64, (2, 7, 5), TCGEN05, "int4", "cuda/sm_100a", residual=True,
+        options={"group_size": 64, "bias": True, "epilogue": ("relu",)},
+    ),
+    "groups, tcgen05, cluster": Case(
+        Windows((3, 3), padding=(1, 1), groups=2), 64, 512, (1, 4, 6),
+        GpuSchedule("tcgen05", 16, 128, 128, stages=2, warps=8, cluster=2), "float16", "cuda/sm_100a",
+        factor=True,
     ),
     "7x7 of 8 channels, mma": Case(Windows((7, 7), (2, 2), (3, 3)), 8, 24, (2, 9, 11), MMA),
     "3x3 of 40 channels, sm_80": Case(

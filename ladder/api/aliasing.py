@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ladder.model")
 
+MOST_SIZES = 64
+"""Sizes of arguments for which it is kept how results lie."""
+
 set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 """``(tensors, numbers)``: set how often tensors were written."""
 
@@ -56,6 +59,13 @@ def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.
     with mode, torch._dispatch.python.enable_python_dispatcher():
         found = flat(module.forward(*fakes))
     return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def strides_for(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Strides | None, ...]:
+    """Return how the results of a function lie for the sizes of these inputs."""
+    mode, fakes = without_values(list(inputs))
+    with mode, torch._dispatch.python.enable_python_dispatcher():
+        return tuple(map(strides_of, flat(run(*fakes))))
 
 
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -153,7 +163,10 @@ class Separated:
         self.instead = instead
         self.expected = expected
         self.is_open = is_open
-        self.changes: dict[int, Callable[[torch.Tensor], torch.Tensor]] | None = None
+        self.changes: dict[int, Callable[..., torch.Tensor]] | None = None
+        """Result -> what mends it; `relaid` without how the result lies where sizes decide that."""
+        self.laid: dict[tuple[Any, ...], Sequence[Strides | None]] = {}
+        """Sizes of the arguments -> how results lie in the program."""
         self.growth: list[tuple[int, int]] = []
         """Arguments whose versions are mended, with by how much they grow."""
         self.marks: list[tuple[int, int]] = []
@@ -173,7 +186,7 @@ class Separated:
         if not (self.changes or self.growth or self.marks):
             return self.executable.run(inputs, look)
         before = [inputs[at]._version for at, _ in self.growth]
-        return self._marked(inputs, before, self._mended(self.executable.run(inputs, look)))
+        return self._marked(inputs, before, self._mended(inputs, self.executable.run(inputs, look)))
 
     def rehearse(self, inputs: Sequence[Any]) -> None:
         """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
@@ -213,9 +226,9 @@ class Separated:
             results = executable.run(inputs, look)
         except UnlikeItsFakeError as error:
             return otherwise(str(error))
-        self.changes = self._needed(inputs, results)
         try:
-            mended = self._mended(results)
+            self.changes = self._needed(inputs, results)
+            mended = self._mended(inputs, results)
             wrong = not self._is_right(inputs, mended)
         except RuntimeError:  # a result some of whose elements are one is not copied
             wrong = True
@@ -234,15 +247,15 @@ class Separated:
     def _needed(self, inputs: tuple[Any, ...], results: Any) -> dict[int, Any]:
         found, expected, start = aliasing_of(inputs, results), self.expected, len(inputs)
         changes: dict[int, Any] = {}
-        values = flat(results)
+        values, strides = flat(results), self._strides_now(inputs)
         for at in range(start, len(found.memory)):
             if not isinstance(values[at - start], torch.Tensor):
                 continue  # equal numbers may be one object
             own = expected.memory[at] == at and at not in expected.memory[at + 1 :]
-            lies = expected.strides[at - start]
+            lies = strides[at - start]
             if lies is not None and own and not lies_as(values[at - start], lies):
-                if lies.order is not None or not self.is_open:
-                    changes[at - start] = partial(relaid, lies)
+                known = not self.is_open or (expected.strides[at - start] == lies and lies.order is not None)
+                changes[at - start] = partial(relaid, lies) if known else relaid
             elif expected.memory[at] != expected.memory[found.memory[at]]:
                 changes[at - start] = torch.clone
             elif expected.objects[at] != expected.objects[found.objects[at]]:
@@ -259,9 +272,14 @@ class Separated:
         known = self.expected.strides
         if not self.is_open or all(each is None or each.order is not None for each in known):
             return known
-        mode, fakes = without_values(list(inputs))
-        with mode:
-            return [*map(strides_of, flat(self.instead(*fakes)))]
+        sizes = tuple(
+            (each.shape, each.stride()) if isinstance(each, torch.Tensor) else each for each in inputs
+        )
+        if sizes not in self.laid:
+            if len(self.laid) == MOST_SIZES:
+                self.laid.clear()
+            self.laid[sizes] = strides_for(self.instead, inputs)
+        return self.laid[sizes]
 
     def _note_versions(
         self, inputs: tuple[Any, ...], written: Sequence[int], before: list[int | None], results: Any
@@ -291,16 +309,21 @@ class Separated:
             set_versions([values[at] for at, _ in self.marks], [number for _, number in self.marks])
         return results
 
-    def _mended(self, results: Any) -> Any:
+    def _mended(self, inputs: tuple[Any, ...], results: Any) -> Any:
         changes = self.changes or {}
         if not changes:
             return results
         numbers = iter(range(len(flat(results))))
+        strides = self._strides_now(inputs) if relaid in changes.values() else ()
 
         def mended(value: Any) -> Any:
             if isinstance(value, tuple | list):
                 return type(value)(map(mended, value))
-            change = changes.get(next(numbers))
+            at = next(numbers)
+            change = changes.get(at)
+            if change is relaid:
+                lies = strides[at]
+                return value if lies is None or lies_as(value, lies) else relaid(lies, value)
             return value if change is None else change(value)
 
         return mended(results)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from ladder.api.aliasing import strides_for
+
 MOST_PLANS = 8
 """Sets of sizes that get plans; calls with others run in torch."""
 
@@ -49,8 +51,17 @@ class BySizes:
         if run is None:
             if len(self.plans) >= MOST_PLANS:
                 return self._without_plan(values)
-            run = self.plans[key] = self.make(self.module, list(values))
+            run = self.plans[key] = self.make(self._for_sizes_of(values), list(values))
         return run(*values)
+
+    def _for_sizes_of(self, values: tuple[Any, ...]) -> torch.fx.GraphModule:
+        """Return the graph for the sizes of a call: how results lie was noted for those of the first."""
+        module = torch.fx.GraphModule(self.module, self.module.graph)
+        module.meta = dict(self.module.meta)
+        known = module.meta.get("aliasing")
+        if known is not None:
+            module.meta["aliasing"] = known._replace(strides=strides_for(self.instead, values))
+        return module
 
     def _without_plan(self, values: tuple[Any, ...]) -> Any:
         self.full()

@@ -13,6 +13,7 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.frontend.function_match import RUN, drop_unused, match_functions
+from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
 
@@ -26,6 +27,7 @@ KEPT = (
     "std",
     "std_mean",
     "index_add",
+    "index_copy",
     "binary_cross_entropy",
 )
 """Operators that torch would take apart and that are rows of ours."""
@@ -97,6 +99,8 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
         _refuse_lossy_views(writes)
     elif any(_name_of(node) in LOSSY_NAMES or node.target in LOSSY_NAMES for node in module.graph.nodes):
         raise ImportRefused("the graph is traced only as functional, and may write through lossy views")
+    if traced is not None and any(_name_of(node) == "_vmap_increment_nesting" for node in module.graph.nodes):
+        run = traced  # the module names levels of vmap, which functionalizing moves on by one
     traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
     if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
         # decompositions changed something of their own
@@ -302,6 +306,8 @@ def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             _name_attention(node)
         if node.op == "call_function" and node.target in _LINEAR:
             node.target = matrix_linear
+        if node.op == "call_function":
+            node.target = upsampling(node.target) or node.target
         if node.op == "call_function" and node.target is torch.nn.functional.dropout:
             node.target = strided_dropout
         if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:

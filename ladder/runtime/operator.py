@@ -44,6 +44,11 @@ LAID_OUT_SCHEMA = "laid_out(Tensor x, SymInt[] strides) -> Tensor"
 
 BERNOULLI_SCHEMA = "bernoulli(Tensor x, SymInt[] strides, float p) -> Tensor"
 
+UPSAMPLE_SCHEMA = (
+    "upsample(Tensor x, SymInt[] sizes, str name, bool? aligned=None, float[]? scales=None) -> Tensor"
+)
+"""One node for every operator of ATen that upsamples; torch would take some of them apart."""
+
 _Library: Any = torch.library.Library  # its methods have no types
 
 library = _Library("ladder", "DEF")
@@ -54,6 +59,7 @@ for schema in (
     ATTENTION_SCHEMA,
     LAID_OUT_SCHEMA,
     BERNOULLI_SCHEMA,
+    UPSAMPLE_SCHEMA,
 ):
     random = (torch.Tag.nondeterministic_seeded,) if schema is BERNOULLI_SCHEMA else ()
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *random))
@@ -151,14 +157,14 @@ def attend(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Tell shape, type and, on CPUs, the strides of attention's result, which programs may rely on.
+    """Tell shape, type and strides of attention's result, which programs may rely on.
 
-    Keys and values that differ in number are refused. Elsewhere the result is said to be contiguous: torch
-    asks the device itself which strides it gives, and there may be none.
+    Keys and values that differ in number are refused. Torch asks a GPU itself which kernel it takes, and the
+    strides follow from it: where there is no GPU, the result is said to be contiguous.
     """
     if k.shape[-2] != v.shape[-2]:
         raise ShapeError(f"attention has {k.shape[-2]} keys and {v.shape[-2]} values")
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" or (q.device.type == "cuda" and torch.cuda.is_available()):
         return attend(q, k, v, *rest, **options)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
@@ -180,10 +186,23 @@ def bernoulli(x: torch.Tensor, strides: Sequence[int], p: float) -> torch.Tensor
     return torch.empty_strided(x.shape, list(strides), dtype=x.dtype, device=x.device).bernoulli_(p)
 
 
-for name, layout_kernel in (("laid_out", laid_out), ("bernoulli", bernoulli)):
-    library.impl(name, layout_kernel, "CPU")
-    library.impl(name, layout_kernel, "CUDA")
-    torch.library.register_fake(f"ladder::{name}", layout_kernel, lib=library)
+def upsample(
+    x: torch.Tensor,
+    sizes: Sequence[int],
+    name: str,
+    aligned: bool | None = None,
+    scales: Sequence[float] | None = None,
+) -> torch.Tensor:
+    """Return what the operator of ATen of that name gives."""
+    option = () if aligned is None else (aligned,)
+    found: torch.Tensor = getattr(torch.ops.aten, name).default(x, sizes, *option, *(scales or ()))
+    return found
+
+
+for name, own_kernel in (("laid_out", laid_out), ("bernoulli", bernoulli), ("upsample", upsample)):
+    library.impl(name, own_kernel, "CPU")
+    library.impl(name, own_kernel, "CUDA")
+    torch.library.register_fake(f"ladder::{name}", own_kernel, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""

@@ -306,7 +306,9 @@ class Mbarriers:
                 self.report("a block may have ended when another one reaches its memory", statement)
         for (block, _), barrier in self.table.items():
             if barrier.filled > known[block, barrier.agent]:
-                message = f"a block ends without having waited for copies that complete at {barrier.name}"
+                message = (
+                    f"a block ends without having waited for what arrives asynchronously at {barrier.name}"
+                )
                 self.report(message, barrier.statement)
         self._check_bytes()
 

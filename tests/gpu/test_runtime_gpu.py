@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import attention_layout  # noqa: E402
+
 import ladder  # noqa: E402
 from ladder.runtime import operator  # noqa: E402
 
@@ -128,3 +130,10 @@ def test_host_cost_is_a_few_microseconds(problem) -> None:
     cost = operator.host_cost_us(op.compiled_for(x.device), x, packed)
     print({name: round(value, 2) for name, value in cost.items()})
     assert cost["direct"] < 50
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", attention_layout.CASES)
+def test_strides_of_attentions_result(case: str, dtype) -> None:
+    """Whether a reshape is a view, through which the result is written, depends on them."""
+    attention_layout.check_strides(case, "cuda", dtype)

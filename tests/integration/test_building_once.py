@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ladder.runtime.cache import KernelCache
 
 PROCESSES = 2
@@ -28,6 +30,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.daily(1, among="processes that build at once")
 def test_one_process_builds_and_the_others_wait(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()

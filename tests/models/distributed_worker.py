@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from one_schedule import plans_of_one_schedule
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -224,15 +225,15 @@ def everything(mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
 PARTS = {"everything": everything, "loaded": loaded, "stored": stored}
 
 
-def main(folder: Path, rank: int, count: int, part: str) -> None:
+def main(folder: Path, rank: int, count: int, part: str, kernels: Path) -> None:
     """Run a part, and save what it returns."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
-    with torch.no_grad():
+    with torch.no_grad(), plans_of_one_schedule(kernels):
         found = PARTS[part](init_device_mesh("cpu", (count,)), folder)
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import attention_layout
 import numpy as np
 import pytest
 import torch
@@ -303,26 +304,7 @@ def test_the_compiler_is_imported_in_its_turn() -> None:
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.parametrize("case", ["plain", "mask", "grouped", "half", "one key"])
+@pytest.mark.parametrize("case", attention_layout.CASES)
 def test_strides_of_the_result_are_torchs(case: str) -> None:
     """On CPUs; whether a reshape is a view, through which the result is written, depends on them."""
-
-    def written(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if case == "mask" else None
-        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=case == "grouped")
-        flat = out.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1)
-        flat += 1
-        return out * 2, out.transpose(1, 2).contiguous().view(flat.shape)
-
-    fast, close = ladder.compile(written), torch.testing.assert_close
-    dtype = torch.float16 if case == "half" else torch.float32
-    heads, keys = 2 if case == "grouped" else 4, 1 if case == "one key" else None
-    with torch.no_grad():
-        for tokens in (5, 5, 7, 9, 1):
-            q = torch.randn(2, tokens, 4, 16).to(dtype)
-            k, v = (torch.randn(2, keys or tokens, heads, 16).to(dtype) for _ in range(2))
-            for found, wanted in zip(fast(q, k, v), written(q, k, v), strict=True):
-                close(found, wanted, atol=4 * torch.finfo(dtype).eps, rtol=1e-3)
-                assert tokens == 1 or found.stride() == wanted.stride()
-    assert (fast.outcome, fast.refused) == ("whole", [])
+    attention_layout.check_strides(case, "cpu", torch.float16 if case == "half" else torch.float32)

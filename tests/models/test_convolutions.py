@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import model_zoo as zoo
@@ -14,7 +13,6 @@ from test_models import PHOTO, built, compiled, error
 from torch import nn
 
 import ladder
-from ladder import knobs
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, evaluate
 from ladder.lower.chain import emit_chain
@@ -22,11 +20,7 @@ from ladder.partition import partition, simplify
 from ladder.simulate import simulate_launch
 from targets import get_device
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    with knobs.override(cache_dir=kernels_of_the_run):
-        yield
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
@@ -36,7 +30,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2, among="convolutions")
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_modules_convolve(case: str) -> None:
     torch.manual_seed(0)
@@ -69,7 +63,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 }
 
 
-@pytest.mark.daily(1)
+@pytest.mark.daily(2, among="convolutions")
 @pytest.mark.parametrize("name", NETS)
 def test_nets_run_on_kernels_of_ours(name: str) -> None:
     """Products, windows, stencils and what lies between: nothing is left to torch, nothing is reordered."""
@@ -111,6 +105,7 @@ def graph_of(model: nn.Module, x: torch.Tensor) -> Any:
     return found[0]
 
 
+@pytest.mark.daily(2, among="convolutions")
 def test_chains_between_convolutions_on_the_simulator() -> None:
     device = get_device("cuda/sm_90a")
     model = ladder.quantize_(built(Mixed).half(), "int8", group_size=32, convolutions=True)

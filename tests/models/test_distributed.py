@@ -24,11 +24,11 @@ SPLITS = {"not awaited"}
 """Programs whose graph breaks at the collective."""
 
 
-def run_in_a_group(folder: Path, part: str) -> list[dict[str, Any]]:
+def run_in_a_group(folder: Path, part: str, kernels: Path) -> list[dict[str, Any]]:
     """Return what each process of a group finds."""
     processes = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), part],
+            [sys.executable, str(WORKER), str(folder), str(rank), str(RANKS), part, str(kernels)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)},
@@ -41,10 +41,10 @@ def run_in_a_group(folder: Path, part: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory, kernels_of_the_run: Path) -> list[dict[str, Any]]:
     """Return what each process found."""
     pytest.importorskip("transformers", minversion="5")
-    return run_in_a_group(tmp_path_factory.mktemp("group"), "everything")
+    return run_in_a_group(tmp_path_factory.mktemp("group"), "everything", kernels_of_the_run / "one schedule")
 
 
 def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]]) -> None:
@@ -67,11 +67,13 @@ def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, A
 
 @pytest.mark.daily(2, among="groups of processes")
 @pytest.mark.parametrize("part", ["loaded", "stored"])
-def test_transformers_cuts_models_while_it_loads_them(part: str, tmp_path: Path) -> None:
+def test_transformers_cuts_models_while_it_loads_them(
+    part: str, tmp_path: Path, kernels_of_the_run: Path
+) -> None:
     """By ``tp_plan="auto"``: of full precision, and of files that were saved quantized."""
     pytest.importorskip("transformers", minversion="5")
     pytest.importorskip("accelerate")
-    for rank in run_in_a_group(tmp_path, part):
+    for rank in run_in_a_group(tmp_path, part, kernels_of_the_run / "one schedule"):
         assert "whole; 1 graphs" in rank.pop("explained", "whole; 1 graphs")
         for name, (given, wanted) in rank.items():
             torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-6, msg=name)

@@ -11,6 +11,7 @@ import torch
 
 import ladder
 from ladder import faults, knobs
+from ladder.api import aliasing
 from ladder.api.compiler import Compiler
 from ladder.api.surroundings import STATE, kept_state
 from ladder.capture.captured import Captured
@@ -217,6 +218,35 @@ def test_operators_whose_results_no_trace_knows() -> None:
     assert any("chain" in str(built.plan) for built in compiler.built)
 
 
+@pytest.mark.parametrize("numbers", [(0, 1), (-1, 0), (2, -4), (-5, 0), (0, 4)])
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_from_the_end(numbers: tuple[int, int], counted: bool) -> None:
+    """``cache[at] = rows`` counts negative numbers from the end, ``index_copy_`` refuses them."""
+
+    def put(cache: Tensor, at: Tensor, rows: Tensor) -> tuple[Tensor]:
+        other = torch.relu(cache)
+        if counted:
+            cache.index_put_((at,), rows * 2)
+            other.index_put_((at,), rows)
+        else:
+            cache.index_copy_(0, at, rows * 2)
+            other.index_copy_(1, at, rows.t()[:4])
+        return (rows + other.sum(),)
+
+    def called(run: Any) -> tuple[Any, Tensor]:
+        cache = torch.arange(16.0).view(4, 4)
+        try:
+            return run(cache, torch.tensor(numbers), torch.ones(2, 4)), cache
+        except IndexError:
+            return None, torch.empty(0)
+
+    run, compiler = compiled(put, torch.zeros(4, 4), torch.tensor([2, 0]), torch.ones(2, 4))
+    (found, mine), (expected, theirs) = called(run), called(put)
+    assert (found is None) is (expected is None)
+    assert all(map(torch.equal, (*(found or ()), mine), (*(expected or ()), theirs)))
+    assert not compiler.refused
+
+
 def test_an_argument_that_is_written_may_be_the_result() -> None:
     def program(cache: Tensor, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         cache.index_copy_(0, at, rows * 2)
@@ -346,3 +376,42 @@ def test_autocasting_that_stays_off_is_no_reason_to_refuse() -> None:
         assert len(fast.refused) == refusals
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ladder.compile(apart)(x), apart(x))
+
+
+def test_results_that_were_not_asked_for() -> None:
+    """Attention of torch's modules gives None where its fake tensors are weights, if nobody needs them."""
+    attention, x = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(2, 5, 16)
+
+    def program(x: Tensor) -> Tensor:
+        found: Tensor = attention(x, x, x, need_weights=False)[0] + 1
+        return found
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), program(x))
+    assert fast.calls["eager"] == 0, fast.explain()
+
+
+def test_results_with_gaps_lie_as_the_sizes_of_a_call_have_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As keys and values of a sliding window: part of what was joined, for prompts of any length."""
+
+    def program(x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        values = x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        return torch.cat([past, values], 2)[:, :, -3:], x * 2
+
+    fast = ladder.compile(program)
+    for rows, length, before in ((2, 6, 0), (3, 7, 0), (4, 9, 0), (2, 5, 2), (3, 1, 3), (2, 2, 0), (3, 7, 0)):
+        given = torch.randn(rows, length, 8), torch.randn(rows, 2, before, 4)
+        for found, expected in zip(fast(*given), program(*given), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            assert (found.stride(), found.storage_offset()) == (expected.stride(), expected.storage_offset())
+    assert "operator by operator" not in caplog.text
+
+    def asked(*_: Any) -> Any:
+        raise AssertionError("how results lie is known for these sizes")
+
+    monkeypatch.setattr(aliasing, "strides_for", asked)
+    fast(torch.randn(3, 7, 8), torch.randn(3, 2, 0, 4))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import model_zoo as zoo
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.api.model import Compiled
 
 IDS = torch.arange(18).reshape(2, 9) * 5 % 89 + 1
@@ -37,11 +35,7 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Relative Frobenius norm of the difference to float64-free eager results, by the model's type."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    """Keep the kernels of one test for the next: models share them."""
-    with knobs.override(cache_dir=kernels_of_the_run):
-        yield
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 def built(make: Callable[[], nn.Module]) -> nn.Module:

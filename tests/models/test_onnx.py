@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import model_zoo as zoo
@@ -18,16 +17,12 @@ from test_models import BOUNDS, IDS, MASK, MODELS, PHOTO, built, error
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.runtime.model.program import ImportRefused
 
 BOUND = BOUNDS[torch.float32]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    with knobs.override(cache_dir=kernels_of_the_run):
-        yield
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 def exported(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.memory import Block, Result, rounded_up
@@ -23,9 +22,12 @@ from tile_types.errors import LadderError, ShapeError
 CPU = torch.device("cpu")
 
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    with knobs.override(cache_dir=kernels_of_the_run), torch.no_grad():
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
         yield
 
 

@@ -42,6 +42,15 @@ def test_operator(name: str, operators: dict[str, Any]) -> None:
     assert name == "nonzero" or set(row.counts) == {"right"}
 
 
+@pytest.mark.parametrize("name", ["nn.functional.interpolate", "logsumexp", "nn.functional.max_pool2d"])
+def test_operator_on_special_values(name: str) -> None:
+    """NaN, infinities, -0 and extremes are where eager has them."""
+    with torch.no_grad(), patch.dict(vars(build), {"build_kernels": opinfo.in_torch}):
+        for info, dtype in opinfo.wanted_operators([name]):
+            row = opinfo.row_of(info, dtype, MOST, special=True)
+            assert set(row.counts) == {"right"}, row.notes
+
+
 @pytest.mark.parametrize("number", range(KERNELS))
 def test_operator_with_kernels(number: int) -> None:
     """Of the whole database, other operators each day: every kernel is built by itself and run."""

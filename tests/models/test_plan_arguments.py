@@ -79,6 +79,22 @@ def test_numbers_decide_which_plan_runs() -> None:
         assert plans(x, number).tolist() == [number, number]
 
 
+def test_results_lie_as_the_programs_for_every_size() -> None:
+    """What no one plan serves: strides are those of the call, not of the sizes that were recorded."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        pooled = torch.nn.functional.interpolate(x.transpose(1, 2), scale_factor=1.5, mode="area")
+        return pooled.transpose(1, 2)[:, : x.shape[1]]
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for tokens in (5, 4, 7, 7, 12):
+            x = torch.randn(2, tokens, 8)
+            found, wanted = fast(x), program(x)
+            torch.testing.assert_close(found, wanted)
+            assert found.stride() == wanted.stride()
+
+
 CONSTANTS = {
     "computed": lambda: torch.linspace(0, 1, 3),
     "held": lambda: torch.tensor([1.0, 2.0, 3.0]),

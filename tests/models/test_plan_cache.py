@@ -146,6 +146,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.daily(1, among="processes that build at once")
 def test_two_processes_at_once(one_cache: Path) -> None:
     exec(CHILD, {})  # the kernel is there then
     shutil.rmtree(one_cache / "models")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from chain_targets import run_chain
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.api.model import Compiled
 from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
@@ -29,10 +27,7 @@ from targets import TileDevice
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    with knobs.override(cache_dir=kernels_of_the_run):
-        yield
+pytestmark = pytest.mark.usefixtures("one_schedule")
 
 
 class Gated(nn.Module):

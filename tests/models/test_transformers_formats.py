@@ -22,6 +22,7 @@ from ladder.cli.generate import Request, load, run_generate  # noqa: E402
 from ladder.integrations.transformers import LadderConfig, load_pretrained  # noqa: E402
 from tests.models.test_transformers_loading import STORED, TOKENS, as_gptq, logits  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
 GROUP = 32
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

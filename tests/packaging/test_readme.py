@@ -60,7 +60,7 @@ def test_links_lead_somewhere() -> None:
             assert (ROOT / folder / link).exists(), f"{folder}: {link}"
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("folder", [folder for folder in BLOCKS if blocks("cpu", folder)])
 def test_examples_run_on_the_cpu(folder: str) -> None:
     run_blocks(*blocks("cpu", folder))

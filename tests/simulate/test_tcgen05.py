@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from problems import bound_of, emitted, gemm, run
+from problems import SimulatedKernel, bound_of, emitted, gemm, run
 from rewriting import Once, argument, called, remove, rewrite
+from test_cuda_experts_emulated import GroupedProblem
 from tvm import tirx
+from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32
 from tvm.script import tirx as T
+from tvm.tirx.layout import tcgen05_atom_layout
 
 import ladder
 from ladder.api.lowered import Lowered
 from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.tcgen05_products import instruction_descriptor
 from ladder.lower.gpu.proven import packed_layout
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.simulate import simulate_launch
+from ladder.simulate.nvidia.tcgen05 import SHAPES, Fragment
 from ladder.simulate.operator import simulate
+from ladder.simulate.translate import CallView
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types import get_type
@@ -76,6 +82,30 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
         70,
         "random",
     ),
+    "clusters": (
+        gemm(weight="int4", n=420, k=700, group_size=64, scale=True, output="float16"),
+        tcgen05(cluster=2, tile_m=48),
+        100,
+        "random",
+    ),
+    "four blocks to a cluster": (
+        gemm(weight="float16", n=600, k=330),
+        tcgen05(cluster=4, tile_m=64, tile_k=128, warps=8),
+        60,
+        "last warps first",
+    ),
+    "int8": (
+        gemm(weight="int8", activation="int8", n=140, k=700, token_scale=True),
+        tcgen05(tile_k=128, tile_m=32, placement="accumulator"),
+        40,
+        "random",
+    ),
+    "int8 by uint3": (
+        gemm(weight="uint3", activation="int8", n=67, k=330),
+        tcgen05(tile_k=256, warps=8, placement="accumulator"),
+        3,
+        "together",
+    ),
     "fp8 by fp4": (
         gemm(weight="fp4_e2m1", activation="fp8_e4m3", n=67, k=130),
         tcgen05(tile_k=256, placement="accumulator"),
@@ -102,6 +132,35 @@ def test_kernels(name: str) -> None:
     assert not result.findings, result.report()
     assert error <= bound_of(problem)
     assert result.counts["tcgen05"] > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [("16x256b", "float32"), ("16x128b", "float16"), ("32x32b", "float32")]
+)
+def test_fragments_are_those_of_tvm(shape: str, dtype: str) -> None:
+    """TVM has its own table of which thread has which element of tensor memory."""
+    each, rows, columns = 4 // np.dtype(dtype).itemsize, 32 if shape == "32x32b" else 16, 32
+    modifiers = ("ld", "sync", "aligned", shape, f"x{columns // SHAPES[shape][1]}", "b32")
+    fragment = Fragment.of(CallView("", (), modifiers, 0, ""))
+    layout = tcgen05_atom_layout(shape, (4 * rows, columns * each), dtype)
+    for row, column in np.ndindex(rows, columns * each):
+        place = layout.apply(row, column, shape=[4 * rows, columns * each])
+        lane = int(place.get("laneid", place.get("tid_in_wg", 0)))
+        register = int(place["m"]) // each
+        assert (fragment.row[lane, register], fragment.column[lane, register]) == (row, column // each)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("float16", "float16"), ("bfloat16", "bfloat16"), ("fp8_e5m2", "fp8_e4m3"), ("int8", "int8")]
+)
+def test_instruction_descriptors_are_those_of_tvm(kinds: tuple[str, str]) -> None:
+    names = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+    sums = "int32" if kinds[0] == "int8" else "float32"
+    for columns in (16, 144, 256):
+        types = (sums, *(names.get(kind, kind) for kind in kinds))
+        k = 16 if kinds[0].endswith("float16") else 32
+        theirs = encode_instr_descriptor_dense_uint32(128, columns, k, *types, False, False)
+        assert instruction_descriptor(*kinds, columns) == theirs
 
 
 def test_after_passes() -> None:
@@ -145,8 +204,13 @@ def test_residual_and_factor() -> None:
 @pytest.mark.parametrize(
     ("fields", "changes", "words"),
     [
-        ({"experts": 4}, {}, "experts"),
-        ({"activation": "int8", "weight": "int8"}, {"placement": "accumulator"}, "no core multiplies int8"),
+        ({"experts": 4}, {"cluster": 2}, "one expert each"),
+        ({"token_group": 64, "token_scale": True}, {}, "token_group"),
+        (
+            {"activation": "int8", "zero": "integer"},
+            {"placement": "accumulator", "tile_k": 128},
+            "cannot meet",
+        ),
         (
             {"activation": "fp8_e4m3", "group_size": 64, "scale": True},
             {"placement": "accumulator", "tile_k": 128},
@@ -155,7 +219,8 @@ def test_residual_and_factor() -> None:
         ({}, {"tile_m": 24}, "tile_m=24"),
         ({}, {"tile_n": 64}, "tile_n=64"),
         ({}, {"split_k": 2}, "split_k=2"),
-        ({}, {"cluster": 2}, "cluster=2"),
+        ({}, {"cluster": 8}, "cluster=8"),
+        ({}, {"cluster": 4}, "cannot share 16 tokens"),
         ({}, {"persistent": True}, "persistent=True"),
         ({}, {"placement": "accumulator"}, "apply on the operand"),
         ({"weight": "float16"}, {"tile_m": 256, "stages": 8}, "shared memory"),
@@ -164,6 +229,13 @@ def test_residual_and_factor() -> None:
 def test_refused_by_name(fields: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         emitted(gemm(**fields), tcgen05(**changes), "sm_100a")
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 17, 1), (0, 0, 0, 40), (1,), (0, 5, 0)])
+def test_experts(counts: tuple[int, ...]) -> None:
+    problem = gemm(group_size=64, scale=True, zero="integer", bias=True, epilogue=("relu",))
+    kernel = SimulatedKernel(emitted(replace(problem, experts=1), tcgen05(), "sm_100a"), target=B200.name)
+    assert GroupedProblem(problem, counts).run(kernel) <= bound_of(problem)
 
 
 def test_other_devices_refuse() -> None:
@@ -180,16 +252,18 @@ def _simulate(problem: Gemm, w: Any, x: Any, **operands: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: what changes, and the kind of finding (and words of it) that must name it."""
+    """A bug: what changes, the kind of finding (and words of it) that must name it, and the kernel."""
 
     change: Callable[[], Any]
     kind: str
     words: str = ""
+    kernel: str = "one"
 
 
 WAIT, INIT, SYNC = "tirx.cuda.mbarrier_wait", "tirx.ptx.mbarrier_init", "tirx.cuda.cta_sync"
 FENCE, TENSOR_WAIT = "tirx.ptx.tcgen05_fence", "tirx.ptx.tcgen05_wait"
 PRODUCT, COMMIT, LOAD = "tirx.ptx.tcgen05_mma_ts", "tirx.ptx.tcgen05_commit", "tirx.ptx.tcgen05_ld"
+COMMIT_TO_ALL = "tirx.ptx.tcgen05_commit_multicast"
 STORE, ALLOCATE, FREE = "tirx.ptx.tcgen05_st", "tirx.ptx.tcgen05_alloc", "tirx.ptx.tcgen05_dealloc"
 
 
@@ -263,30 +337,51 @@ MUTANTS: dict[str, Mutant] = {
     "columns kept": Mutant(lambda: remove(FREE), "barrier", "columns of tensor memory allocated"),
     "columns freed while sums are read": Mutant(lambda: remove(SYNC, 1), "race", "frees tensor memory"),
     "address used before it is written": Mutant(lambda: remove(SYNC, 0), "race"),
+    "cluster: products leave one block's stage only": Mutant(
+        lambda: argument(COMMIT_TO_ALL, 1, lambda e: tirx.IntImm("uint16", 1)), "deadlock", "", "cluster"
+    ),
+    "cluster: products leave stages beyond the cluster": Mutant(
+        lambda: argument(COMMIT_TO_ALL, 1, lambda e: tirx.IntImm("uint16", 7)),
+        "barrier",
+        "beyond the cluster",
+        "cluster",
+    ),
+    "cluster: a block ends while products arrive there": Mutant(
+        lambda: remove(WAIT, 7), "barrier", "without having waited", "cluster"
+    ),
+    "cluster: the other block's products not waited for": Mutant(
+        lambda: argument(INIT, 1, _number(5), 6, 8, 10), "race", "overwrites bytes read by", "cluster"
+    ),
 }
 
 
-_MUTATED = (gemm(weight="float16", n=130, k=700), tcgen05(), 16)
+KERNELS = {
+    "one": (gemm(weight="float16", n=130, k=700), tcgen05(), 16),
+    "cluster": (gemm(weight="float16", n=260, k=700), tcgen05(cluster=2), 16),
+}
+"""Kernels that mutants are made of, with M."""
 
 
 @cache
-def _kernel() -> Any:
-    problem, schedule, _ = _MUTATED
+def _kernel(name: str) -> Any:
+    problem, schedule, _ = KERNELS[name]
     return emitted(problem, schedule, "sm_100a")
 
 
-def test_kernel_without_bugs() -> None:
-    problem, _, m = _MUTATED
-    result, error = run(_kernel(), problem, m, B200.name)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_without_bugs(name: str) -> None:
+    problem, _, m = KERNELS[name]
+    result, error = run(_kernel(name), problem, m, B200.name)
     assert not result.findings, result.report()
     assert error <= bound_of(problem)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
-    mutant, (problem, _, m) = MUTANTS[name], _MUTATED
-    changed = rewrite(_kernel(), mutant.change())
-    assert changed.script() != _kernel().script(), "the mutation changed nothing"
+    mutant = MUTANTS[name]
+    problem, _, m = KERNELS[mutant.kernel]
+    changed = rewrite(_kernel(mutant.kernel), mutant.change())
+    assert changed.script() != _kernel(mutant.kernel).script(), "the mutation changed nothing"
     result, error = run(changed, problem, m, B200.name)
     if mutant.kind == "wrong values":
         assert not error <= bound_of(problem)

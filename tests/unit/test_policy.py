@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Windows
 from schedules.cost import convert_ops, minimum_bytes
 from schedules.cost_model import predict
 from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule, proposal, tile_program
@@ -100,7 +101,8 @@ def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
         (INT4, 4096, "tcgen05"),
         (Gemm(8192, 8192, "float16", scale=False), 4096, "tcgen05"),
         (Gemm(8192, 8192, "float16", scale=False), 32, "mma"),
-        (Gemm(8192, 8192, "int8", activation="int8", scale=False), 4096, "mma"),
+        (Gemm(8192, 8192, "int8", activation="int8", scale=False), 4096, "tcgen05"),
+        (Gemm(8192, 8192, "int4", activation="int8", group_size=128), 4096, "mma"),
     ],
 )
 def test_tensor_memory_is_chosen_where_predicted_faster(gemm: Gemm, m: int, pipeline: str) -> None:
@@ -109,6 +111,16 @@ def test_tensor_memory_is_chosen_where_predicted_faster(gemm: Gemm, m: int, pipe
     rivals = [c.cost.seconds for c in ranked if c.schedule.pipeline != pipeline]
     assert all(ranked[0].cost.seconds <= seconds for seconds in rivals)
     assert make_plan(gemm, get_device("sm_100a")).schedule_for(m).pipeline == pipeline
+
+
+@pytest.mark.parametrize(("device", "pipeline"), [("sm_90a", "wgmma"), ("sm_100a", "tcgen05")])
+def test_clusters_share_rows_of_one_group_of_channels(device: str, pipeline: str) -> None:
+    gemm = Gemm(256, 576, "float16", scale=False, windows=Windows((3, 3), padding=(1, 1), groups=2))
+    schedule = GpuSchedule(pipeline, 16, 128, 64, stages=3, warps=8)
+    assert is_legal(gemm, get_device(device), schedule)
+    with pytest.raises(ScheduleError, match="by 2 blocks does not divide the rows"):
+        check_legal(gemm, get_device(device), replace(schedule, cluster=2))
+    assert is_legal(replace(gemm, n=512), get_device(device), replace(schedule, cluster=2))
 
 
 def test_every_tiling_is_legal() -> None:

@@ -154,6 +154,7 @@ def test_gqa_is_flash_decoding(reports):
     assert found is not reports["gqa"].found[0] or found.structure.mapping.split == "S"
 
 
+@pytest.mark.daily(2, among="searches")
 def test_pages_draw_both_block_graphs(reports):
     text = page(reports["gqa"], limit=1)
     for part in ("gqa_block", "gqa_combine", "grid Hg=2, Sg=", "kind=rescale", "states explored"):
@@ -285,6 +286,7 @@ def test_without_pruning_the_same_graphs_are_found():
     assert full.counts.states > pruned.counts.states
 
 
+@pytest.mark.daily(2, among="searches")
 def test_two_processes_find_the_same_in_the_same_order():
     limits = replace(ONE, operators=5)
     one = search(get_program("lora"), limits, seed=1)

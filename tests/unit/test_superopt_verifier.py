@@ -26,7 +26,7 @@ EQUAL = list(equal_pairs())
 X = {"x": (2, 2)}
 
 
-@pytest.mark.daily(12)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("start", range(5))
 def test_equal_pairs_are_accepted(start):
     for pair in EQUAL[start::5]:
@@ -311,6 +311,7 @@ def test_a_million_random_programs():
     assert accepted == 0
 
 
+@pytest.mark.daily(1, among="proofs of many programs")
 def test_the_bound_holds_in_a_field_small_enough_to_measure():
     """Accepted draws over Z_p x Z_q with p = 2039, q = 1019 against (K(K-1)d + Kd)/q + 2d/p."""
     rate, bound, draws = measured_false_accepts(pairs=400, draws=50, p=2039, seed=3)

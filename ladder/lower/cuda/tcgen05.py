@@ -9,12 +9,14 @@ Instructions"). No such kernel has run on hardware yet.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tcgen05_loop import DecodeLoop
 from ladder.lower.cuda.tcgen05_memory import TensorMemory, after_sync, place_tensor_memory
@@ -26,6 +28,7 @@ from ladder.lower.cuda.wgmma_grid import Grid, cut, find_grid
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, initialise_barriers, place_memory
 from ladder.lower.cuda.wgmma_operands import Operands, allocate_registers
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
+from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_thread import find_math_thread
 from ladder.lower.cuda.wgmma_tiles import Tiles
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
@@ -48,7 +51,7 @@ class Tcgen05:
         assert isinstance(geo, TensorGeometry)
         args = declare_arguments(spec.gemm)
         x_map = encode_map(spec, args)
-        overlap.declare("blockIdx.x", "threadIdx.x")
+        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=geo.resident_blocks(spec.device))
         grid = find_grid(spec, args)
         overlap.release()
@@ -59,8 +62,12 @@ class Tcgen05:
         overlap.wait()
         # Made an address once: every access of tensor memory adds to it.
         base = b.Variable("uint32", tensor.word[0]).value
-        self._emit_roles(args, grid, memory, tensor, x_map, base)
-        b.block_sync()
+        block = Block(spec, grid, memory, tensor, x_map, base)
+        if spec.gemm.experts:
+            self._emit_expert(args, block)
+        else:
+            block.emit_roles(args, Tiles(spec, grid, None, args.m))
+        self._sync()
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.release(base)
 
@@ -69,8 +76,8 @@ class Tcgen05:
         spec = self.spec
         with b.when(grid.thread == 0):
             tensor.initialise()
-            # Products leave a stage too: they read its x.
-            initialise_barriers(spec, memory, others=1)
+            # Math warps leave a stage, and products of every block that has a copy of its x.
+            initialise_barriers(spec, memory, spec.schedule.warps + spec.schedule.cluster)
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.allocate()
         if memory.table is not None:
@@ -78,22 +85,58 @@ class Tcgen05:
         if self.overlap.possible:
             with b.when(grid.thread == 32):
                 prefetch(spec, args, x_map, cut(spec, grid, grid.first)[0], grid.first_tile)
-        b.block_sync()
+        self._sync()
         after_sync()
 
-    def _emit_roles(
-        self, args: Arguments, grid: Grid, memory: Memory, tensor: TensorMemory, x_map: Expr, base: Expr
-    ) -> None:
+    def _sync(self) -> None:
+        """Wait for the block's threads, or those of its cluster, whose blocks reach each other's memory."""
+        if self.spec.schedule.cluster > 1:
+            b.cluster_sync()
+        else:
+            b.block_sync()
+
+    def _emit_expert(self, args: Arguments, block: Block) -> None:
+        """Run the roles with the arguments of the expert whose activation rows the block has, if any."""
+        spec, grid = self.spec, block.grid
+        index = b.keep(cut(spec, grid, grid.first)[1])
+        found = find_m_tile(args, index, spec.schedule.tile_m, b.bind(grid.thread % 32), self.overlap)
+        first_m = b.keep(found.first)
+        with b.when(found.exists):
+            block.emit_roles(found.args, Tiles(spec, grid, None, found.args.m, first_m))
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block knows before its warps part into roles.
+
+    Parameters
+    ----------
+    spec, grid, memory, tensor
+        The kernel's spec, the block's place in the grid, its shared memory and its tensor memory.
+    x_map, base
+        The tensor map of x, and the first address of its tensor memory.
+    """
+
+    spec: Spec
+    grid: Grid
+    memory: Memory
+    tensor: TensorMemory
+    x_map: Expr
+    base: Expr
+
+    def emit_roles(self, args: Arguments, tiles: Tiles) -> None:
         """Emit the producer, the thread that starts products, and the warps that decode."""
-        spec, warp = self.spec, grid.thread // 32
-        tiles = Tiles(spec, grid, None, args.m)
+        spec, grid, memory, tensor, base = self.spec, self.grid, self.memory, self.tensor, self.base
+        warp = grid.thread // 32
 
         def produce() -> None:
             with b.when(warp == spec.schedule.warps), b.when(T.cuda.elect_sync()):
-                ring = Ring(spec.schedule.stages)
-                tiles.for_each(Producer(spec, args, grid, memory, x_map, ring).fill)
+                producer = Producer(spec, args, grid, memory, self.x_map, Ring(spec.schedule.stages))
+                tiles.for_each(producer.fill)
+                if spec.schedule.cluster > 1:
+                    producer.drain()
             with b.when(warp == spec.schedule.warps + 1), b.when(T.cuda.elect_sync()):
-                tiles.for_each(Issuer(spec, memory, tensor, base, args.k_tiles).tile)
+                tiles.for_each(Issuer(spec, grid, memory, tensor, base, args.k_tiles).tile)
 
         def compute() -> None:
             who = find_math_thread(grid.thread)

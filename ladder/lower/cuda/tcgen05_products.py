@@ -16,7 +16,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.tcgen05_memory import TensorMemory, after_sync
 from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, SUM_COLUMN
 from ladder.lower.cuda.wgmma_geometry import ROW_BYTES
-from ladder.lower.cuda.wgmma_grid import Piece
+from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
 
@@ -30,6 +30,9 @@ STEPS, STEP_BYTES = 4, 32
 
 COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"
 
+COMMIT_TO_ALL = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
+"""The same, at the barriers of several blocks."""
+
 DESCRIPTOR_HIGH = 2 << 29 | 1 << 14 | 64
 """Upper half of x's descriptor: 128-byte swizzle, the constant 1, 1024 bytes between groups of eight rows."""
 
@@ -39,10 +42,11 @@ EVERY_LANE = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Kind:
-    """An instruction's kind, and the number that stands for an operand's type in its descriptor."""
+    """An instruction's kind, and the numbers of an operand's type and of its sums' in its descriptor."""
 
     name: str
     number: int
+    sums: int = 1
 
 
 KINDS: Mapping[str, Kind] = {
@@ -50,14 +54,15 @@ KINDS: Mapping[str, Kind] = {
     "bfloat16": Kind("kind::f16", 1),
     "fp8_e4m3": Kind("kind::f8f6f4", 0),
     "fp8_e5m2": Kind("kind::f8f6f4", 1),
+    "int8": Kind("kind::i8", 1, 2),
 }
 """Operand types that this pipeline multiplies."""
 
 
 def instruction_descriptor(weight: str, activation: str, columns: int) -> int:
-    """Return the instruction descriptor of a product: float32 sums, 128 rows, both operands K-major."""
-    first, second = KINDS[weight].number, KINDS[activation].number
-    return 1 << 4 | first << 7 | second << 10 | columns >> 3 << 17 | ROWS >> 4 << 24
+    """Return the instruction descriptor of a product of 128 rows, both operands K-major."""
+    first, second = KINDS[weight], KINDS[activation]
+    return second.sums << 4 | first.number << 7 | second.number << 10 | columns >> 3 << 17 | ROWS >> 4 << 24
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ class Issuer:
 
     Parameters
     ----------
-    spec, memory, tensor
-        The kernel's spec, the block's shared memory, and its tensor memory.
+    spec, grid, memory, tensor
+        The kernel's spec, the block's place in the grid, its shared memory, and its tensor memory.
     base
         First address of its tensor memory.
     k_tiles
@@ -75,6 +80,7 @@ class Issuer:
     """
 
     spec: Spec
+    grid: Grid
     memory: Memory
     tensor: TensorMemory
     base: Expr
@@ -108,9 +114,18 @@ class Issuer:
                 if slot == SLOTS - 1:
                     phase.set(phase.value ^ 1)
                 if (slab + 1) % geo.slabs == 0:
-                    b.ptx(COMMIT, self.memory.empty.ptr_to([ring.stage.value]))
+                    self._leave(ring.stage.value)
                     ring.advance()
         b.ptx(COMMIT, self.tensor.finished.ptr_to([0]))
+
+    def _leave(self, stage: Expr) -> None:
+        """Have products arrive, when they are done, at every block that copies a share of their x."""
+        empty, cluster = self.memory.empty.ptr_to([stage]), self.spec.schedule.cluster
+        if cluster == 1:
+            b.ptx(COMMIT, empty)
+        else:
+            mask = T.Cast("uint16", ((1 << cluster) - 1) << (self.grid.slice * cluster))
+            b.ptx(COMMIT_TO_ALL, empty, mask)
 
     def _product(self, turn: Expr, slab: int, step: int, stage: Expr, start: Expr) -> None:
         """Start the product of a step of a slab; the first one of the tile overwrites the sums."""

@@ -104,7 +104,8 @@ class Block:
         """Initialise barriers and the decode table, and prefetch the first operands."""
         spec, grid, memory, stream = self.spec, self.grid, self.memory, self.stream
         with b.when(grid.thread == 0):
-            initialise_barriers(spec, memory)
+            # One arrival per math warp that reads what this block copies frees a stage.
+            initialise_barriers(spec, memory, spec.schedule.warps * spec.schedule.cluster)
         if memory.table is not None:
             spec.decoder.decoder.fill_table(memory.table, grid.thread, spec.geo.threads)
         if overlap.possible:

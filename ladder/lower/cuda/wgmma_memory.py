@@ -76,13 +76,11 @@ def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
     return Memory(x, words, scales, zeros, staging, cluster_sums, table, full, empty)
 
 
-def initialise_barriers(spec: Spec, memory: Memory, others: int = 0) -> None:
-    """Emit the initialisation of all barriers, for one thread; ``others`` arrive beside math warps."""
+def initialise_barriers(spec: Spec, memory: Memory, leaving: int) -> None:
+    """Emit the initialisation of all barriers, for one thread; ``leaving`` arrivals free a stage."""
     for stage in range(spec.schedule.stages):
         b.emit(T.ptx.mbarrier.init.shared.b64(memory.full.ptr_to([stage]), T.uint32(1)))
-        # One arrival per math warp that reads what this block copies frees a stage.
-        warps = T.uint32(spec.schedule.warps * spec.schedule.cluster + others)
-        b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), warps))
+        b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), T.uint32(leaving)))
     if memory.cluster_sums is not None:
         memory.cluster_sums.initialise()
     b.emit(T.ptx.fence.mbarrier_init.release.cluster())

@@ -60,6 +60,13 @@ class Producer:
             self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
             self.ring.advance()
 
+    def drain(self) -> None:
+        """Wait until all stages are free: no other block's products arrive at their barriers any more."""
+        with b.loop(self.spec.schedule.stages):
+            empty = self.memory.empty.ptr_to([self.ring.stage.value])
+            b.emit(T.cuda.mbarrier_wait(empty, self.ring.phase.value ^ 1))
+            self.ring.advance()
+
     def _fill_stage(self, x: TileCopies, row_tile: Expr, k_tile: Expr) -> None:
         """Wait until the stage is free, then start every copy into it."""
         memory, stage = self.memory, self.ring.stage.value

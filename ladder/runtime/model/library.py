@@ -60,7 +60,14 @@ def library_title(graph: Graph) -> str:
     target = str(dict(node.attributes)["target"])
     if is_onnx(target):
         return f"torch {target}"
-    return f"ladder {target.split('.')[1]}" if target.startswith("ladder.") else f"torch.ops.{target}"
+    if not target.startswith("ladder."):
+        return f"torch.ops.{target}"
+    name = target.split(".")[1]
+    return f"torch {name}" if name in BY_TORCH else f"ladder {name}"
+
+
+BY_TORCH = ("upsample", "laid_out", "bernoulli")
+"""Operators of ours that are calls of torch's."""
 
 
 _TITLES = {
@@ -75,8 +82,11 @@ def _take(node: Node, now: Now) -> Run:
 
 
 def _put(node: Node, now: Now) -> Run:
-    axis = node_attributes(node)["axis"]
-    return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+    axis, from_end = (node_attributes(node)[name] for name in ("axis", "from_end"))
+    if not from_end:
+        return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+    before = (None,) * axis
+    return lambda base, ids, rows: torch.ops.aten.index_put(base, (*before, ids), rows)
 
 
 def _call(node: Node, now: Now) -> Run:
@@ -93,7 +103,7 @@ def _call(node: Node, now: Now) -> Run:
         found = function(*(value(operands) for value in arguments), **named)
         results = found if isinstance(found, tuple | list) else (found,)
         for result, dtype in zip(results, dtypes, strict=True):
-            if result.dtype is not dtype:
+            if result is not None and result.dtype is not dtype:  # None was not asked for
                 raise UnlikeItsFakeError(
                     f"{given['target']} gives {result.dtype} here, its fake tensors say {dtype}"
                 )

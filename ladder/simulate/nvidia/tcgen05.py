@@ -30,8 +30,15 @@ SHAPES = {"16x128b": (16, 4), "16x256b": (16, 8), "32x32b": (32, 1)}
 STEP_BYTES = 32
 """Bytes of K of one product."""
 
-TYPES = {"kind::f16": {0: "f16", 1: "bf16"}, "kind::f8f6f4": {0: "e4m3", 1: "e5m2"}}
+TYPES = {
+    "kind::f16": {0: "f16", 1: "bf16"},
+    "kind::f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "kind::i8": {0: "u8", 1: "s8"},
+}
 """Kind -> number in the instruction descriptor -> operand type."""
+
+SUMS = {"kind::f16": 1, "kind::f8f6f4": 1, "kind::i8": 2}
+"""Kind -> the number there of float32 sums, or of int32."""
 
 DESCRIPTOR_CONSTANT, SWIZZLES = 1, {2: 1}
 """What bits 46 to 48 of a shared memory descriptor hold; its swizzle mode -> that of wgmma's."""
@@ -205,17 +212,18 @@ class Product:
 
     columns: int
     kinds: tuple[str, str]
+    integer: bool
 
     @staticmethod
     def read(kind: str, descriptor: int) -> Product:
-        """Read the descriptor of a dense product of 128 rows with float32 sums."""
+        """Read the descriptor of a dense product of 128 rows, with sums of 32 bits."""
         types = TYPES.get(kind, {})
         first, second = (types.get(descriptor >> at & 7, "") for at in (7, 10))
         columns = (descriptor >> 17 & 0x3F) * 8
-        plain = descriptor & ~(0x3F << 17 | 7 << 7 | 7 << 10) == 1 << 4 | ROWS >> 4 << 24
+        plain = descriptor & ~(0x3F << 17 | 7 << 7 | 7 << 10) == SUMS.get(kind, 0) << 4 | ROWS >> 4 << 24
         if not (first and second and plain and columns % 16 == 0 and 16 <= columns <= 256):
             raise UnknownCallError(f"the simulator has no tcgen05.mma of {kind}, descriptor {descriptor:#x}")
-        return Product(columns, (first, second))
+        return Product(columns, (first, second), SUMS[kind] == 2)
 
 
 def _product(t: Translator, call: CallView) -> Step:
@@ -261,12 +269,9 @@ def _multiply(
         return  # reported
     held = np.ascontiguousarray(tensor.words[block][:, words]).view(np.uint8)
     rows = decode(_rows(c, what, warp, x, statement), what.kinds[1])
-    old = (
-        tensor.words[block][:, columns].view(np.float32)
-        if add
-        else np.zeros((ROWS, what.columns), np.float32)
-    )
-    total = multiply(decode(held, what.kinds[0]), rows.T, old, integer=False)
+    before = tensor.words[block][:, columns] if add else np.zeros((ROWS, what.columns), np.uint32)
+    old = before.view(np.int32 if what.integer else np.float32)
+    total = multiply(decode(held, what.kinds[0]), rows.T, old, what.integer)
     tensor.words[block][:, columns] = total.view(np.uint32)
 
 
@@ -294,26 +299,44 @@ def _rows(c: Cohort, what: Product, warp: int, descriptor: int, statement: int) 
 
 
 def _commit(t: Translator, call: CallView) -> Step:
-    """Arrive at an mbarrier when all products so far are done: what it hands on is that alone."""
-    if "cta_group::1" not in call.modifiers or len(call.operands) != 1:
+    """Arrive at an mbarrier when all products so far are done, which came after what their thread knew."""
+    if "cta_group::1" not in call.modifiers:
         raise UnknownCallError(f"the simulator has no tcgen05.commit of {call.modifiers}")
     place, statement = t.read(call.operands[0]), call.statement
+    mask = t.read(call.operands[1]) if len(call.operands) > 1 else lambda c: 0
 
     def action(c: Cohort) -> None:
-        tensor, clocks = TensorMemory.of(c.machine), c.machine.memory.clocks
-        at = place(c)
-        for _, warp, _, byte in each_active(c, getattr(at, "offset", at)):
-            block = warp // c.machine.block_warps
-            barrier = c.machine.mbarriers.reach(warp, block, byte & WITHIN, statement)
+        tensor, at = TensorMemory.of(c.machine), place(c)
+        for _, warp, _, byte, chosen in each_active(c, getattr(at, "offset", at), mask(c)):
             done = tensor.product(warp, statement)
             tensor.products[warp] = done.epoch
-            if barrier is not None:
-                clock = np.zeros(c.machine.memory.agents.count, np.int32)
-                clock[done.agent] = done.epoch
-                barrier.arrive(1, clock, statement)
-        clocks.advance(c.warps)
+            for block in _targets(c, warp, chosen, statement):
+                _arrive(c, block, byte & WITHIN, done)
+        c.machine.memory.clocks.advance(c.warps)
 
     return action
+
+
+def _targets(c: Cohort, warp: int, mask: int, statement: int) -> list[int]:
+    """Return the blocks that a mask of the cluster names; without one, the warp's own."""
+    block, cluster = warp // c.machine.block_warps, c.machine.cluster_blocks
+    if not mask:
+        return [block]
+    if mask >> cluster:
+        c.machine.log.add("barrier", statement, f"commit mask {mask:#x} names blocks beyond the cluster")
+    first = block // cluster * cluster
+    return [first + index for index in range(cluster) if mask >> index & 1]
+
+
+def _arrive(c: Cohort, block: int, byte: int, done: Access) -> None:
+    """Arrive at a block's mbarrier for products; another block must wait for that before it ends."""
+    barrier = c.machine.mbarriers.reach(done.warp, block, byte, done.statement)
+    if barrier is not None:
+        if block != done.warp // c.machine.block_warps:
+            barrier.filled = barrier.phase + 1
+        clock = c.machine.memory.clocks.published(done.warp, whole=False)
+        clock[done.agent] = done.epoch
+        barrier.arrive(1, clock, done.statement)
 
 
 STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
@@ -326,5 +349,6 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.tcgen05_ld": _load,
     "tirx.ptx.tcgen05_mma_ts": _product,
     "tirx.ptx.tcgen05_commit": _commit,
+    "tirx.ptx.tcgen05_commit_multicast": _commit,
 }
 """Calls about tensor memory."""
