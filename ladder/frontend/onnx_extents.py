@@ -62,6 +62,50 @@ def _conv_transposed(
     return [x[0], product([w[1], given.get("group", 1)]), *found]
 
 
+def _product(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    """Return the rows of a batch by the columns of one matrix."""
+    return [*shapes[0][:-1], shapes[1][1]] if len(shapes[1]) == 2 else None
+
+
+def _quantized_gemm(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    a, b = shapes[0], shapes[3]
+    return [a[1] if given.get("transA", 0) else a[0], b[0] if given.get("transB", 0) else b[1]]
+
+
+def _concatenated(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    parts, axis = shapes[2::3], given["axis"]
+    found = list(parts[0])
+    found[axis] = total([part[axis] for part in parts])
+    return found
+
+
+def _of_both(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    """Return the shape of two tensors of codes, of which one may be a number or a vector."""
+    a, b = sorted((shapes[0], shapes[3]), key=len, reverse=True)
+    return a if all(y in (1, x) for x, y in zip(a[len(a) - len(b) :], b, strict=True)) else None
+
+
+def _steps(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    """Return the shape of the states of a recurrent layer after all steps."""
+    return [shapes[0][0], shapes[1][0], shapes[0][1], given["hidden_size"]]
+
+
+def _last_states(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    return [shapes[1][0], shapes[0][1], given["hidden_size"]]
+
+
 def _padded(
     given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
 ) -> Sequence[Extent] | None:
@@ -95,16 +139,34 @@ RULES: Mapping[str, Rule] = {
     "ConvTranspose": _conv_transposed,
     "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda given, shapes, known, version: [*shapes[0][:-1], given["N"]],
+    "com.microsoft::DynamicQuantizeMatMul": _product,
+    "com.microsoft::MatMulIntegerToFloat": _product,
+    "com.microsoft::QGemm": _quantized_gemm,
+    "com.microsoft::QLinearConcat": _concatenated,
+    "com.microsoft::QLinearAdd": _of_both,
+    "com.microsoft::QLinearMul": _of_both,
+    "com.microsoft::DynamicQuantizeLSTM": _steps,
     **{
         f"com.microsoft::{name}": lambda given, shapes, known, version: shapes[0]
         for name in (
             *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasAdd", "SkipLayerNormalization"),
             *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RotaryEmbedding"),
+            *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
         )
     },
     "SimplifiedLayerNormalization": lambda given, shapes, known, version: shapes[0],
 }
 """Operator -> rule for the shape of its first result, whose type is that of its first operand."""
+
+FURTHER: Mapping[str, Rule] = {"com.microsoft::DynamicQuantizeLSTM": _last_states}
+"""Operator -> rule for the shape of each further result, of the same type."""
+
+TYPED_BY: Mapping[str, Sequence[int]] = {
+    "com.microsoft::MatMulIntegerToFloat": (2,),
+    "com.microsoft::QGemm": (8, 1),
+    "com.microsoft::QLinearConcat": (2,),
+}
+"""Operator -> operands whose type its results have, the first of them that is there."""
 
 
 def completed(
@@ -129,14 +191,19 @@ def completed(
     usual = shape_of(result.get(node.output[0]))
     if rule is None or (usual is not None and all(isinstance(extent, int) for extent in usual)):
         return result
-    if any(shape is None and info is not None for shape, info in zip(shapes, infos, strict=True)):
+    if any(name and shape is None for name, shape in zip(node.input, shapes, strict=True)):
         return result
     if any(extent is None for shape in shapes if shape for extent in shape):
         return result
     plain = [[extent for extent in shape or () if extent is not None] for shape in shapes]
+    typed = next(at for at in TYPED_BY.get(key, (0,)) if at < len(infos) and infos[at] is not None)
+    code, further = infos[typed].tensor_type.elem_type, FURTHER.get(key)
     shape = rule(given, plain, known, version)
     if shape is not None:
-        result[node.output[0]] = tensor_info(infos[0].tensor_type.elem_type, shape)
+        result[node.output[0]] = tensor_info(code, shape)
+    other = None if further is None else further(given, plain, known, version)
+    if other is not None:
+        result |= {name: tensor_info(code, other) for name in node.output[1:] if name}
     return result
 
 

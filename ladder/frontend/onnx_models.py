@@ -11,6 +11,7 @@ import numpy as np
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
+from ladder.frontend.onnx_codes import CODES
 from ladder.frontend.onnx_functions import FUNCTIONS
 from ladder.frontend.onnx_resize import RESIZES
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
@@ -325,5 +326,5 @@ MODELS: Mapping[str, Row] = {
 }
 """Operators of models."""
 
-ROWS: Mapping[str, Row] = {**ARITHMETIC, **MOVES, **REDUCTIONS, **MODELS, **FUNCTIONS}
+ROWS: Mapping[str, Row] = {**ARITHMETIC, **MOVES, **REDUCTIONS, **MODELS, **FUNCTIONS, **CODES}
 """ONNX operator -> row: all that can be imported."""

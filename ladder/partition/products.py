@@ -13,6 +13,7 @@ from ladder.ir.ops import get_operator
 from ladder.partition.convolutions import Choose, best_candidate, convolution_part
 from ladder.partition.row_products import rows_part
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
+from ladder.partition.views import is_inlined
 from targets import TileDevice
 from tile_types.errors import LadderError
 
@@ -204,7 +205,7 @@ class Products:
             ):
                 break
             members, value = members | {following.name} | self.widened(following, value), following.name
-            if following.tile.ttype == node.tile.ttype:
+            if self.may_end(following, node):
                 regions.append(self.part_of(members, value))
         return regions
 
@@ -220,8 +221,12 @@ class Products:
             following = min(ahead, key=lambda reader: self.graph.positions[reader.name])
             members |= {following.name}
             shown = [n for n in members if any(r is None or r.name not in members for r in self.users[n])]
-            if len(shown) == 1 and self.graph.tile(shown[0]).ttype == node.tile.ttype:
+            if len(shown) == 1 and self.may_end(self.graph.producer(shown[0]), node):
                 yield self.part_of(members, shown[0])
+
+    def may_end(self, last: Node, product: Node) -> bool:
+        """Tell whether a region may end: in the product's type, and by what readers do not compute each."""
+        return last.tile.ttype == product.tile.ttype and (last is product or not is_inlined(self.graph, last))
 
     def may_follow(self, node: Node) -> bool:
         """Tell whether a node is computed element by element, and by no product yet."""

@@ -9,14 +9,19 @@ from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
+DOT_PRODUCTS = "avx512_vnni"
+"""What sums products of codes."""
+
 
 def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
     """Return the part of a layer; None if no kernel of ours computes it."""
     if device is None or device.kind != "llvm" or FEATURE not in device.features:
         return None
     try:
-        as_recurrent(graph, node)
+        form = as_recurrent(graph, node)
     except ShapeError:
+        return None
+    if form.codes and DOT_PRODUCTS not in device.features:
         return None
     region = extract(graph, {node.name}, node.values)
     return Subgraph("recurrent", region, outside_inputs(graph, {node.name}), node.values)

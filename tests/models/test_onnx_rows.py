@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from ladder.api.problem import gemm_for
+from ladder.frontend.onnx_codes import CODES
 from ladder.frontend.onnx_import import Imported, import_onnx
 from ladder.frontend.onnx_models import ROWS
 from ladder.ir.reference import evaluate
@@ -230,7 +231,17 @@ def test_rows_of_newer_versions(operator: str) -> None:
 
 def test_every_row_has_a_case() -> None:
     tried = {operator for operator, _, _ in CASES.values()}
-    elsewhere = {"Constant", "ConstantOfShape", "Shape", "Size", "Range", "Resize", "Upsample", *NEWER}
+    elsewhere = {
+        "Constant",
+        "ConstantOfShape",
+        "Shape",
+        "Size",
+        "Range",
+        "Resize",
+        "Upsample",
+        *NEWER,
+        *CODES,
+    }
     assert set(ROWS) - tried == elsewhere
 
 

@@ -38,10 +38,13 @@ def emit_recurrent(form: Recurrent, name: str) -> Any:
 
     ``gates[steps * batch, directions * gates * padded]`` is what the inputs give, with their biases;
     ``r`` is ``[directions, hidden, gates * padded]``; ``bias[directions, padded]`` is added to the state's
-    product of a GRU's last gate; the others are as the standard has them, ``lengths`` int32.
+    product of a GRU's last gate; the others are as the standard has them, ``lengths`` int32. Where weights
+    are codes, `CodedLayer` says what they are.
     """
+    from ladder.lower.cpu.recurrent_codes import CodedLayer
+
     with b.function(name) as result:
-        Layer(form).emit()
+        (CodedLayer if form.codes else Layer)(form).emit()
     return result.func
 
 
@@ -54,13 +57,18 @@ class Layer:
         self.steps, self.batch, rows = b.symbol("steps"), b.symbol("batch"), b.symbol("rows")
         count, hidden = len(form.backward), form.hidden
         self.gates = b.tensor("gates", [rows, count * self.wide], "float32")
-        self.r = b.tensor("r", [count, hidden, self.wide], "float32")
-        self.bias = b.tensor("bias", [count, self.size], "float32")
+        self.declare_weights()
         self.lengths = b.tensor("lengths", [self.batch], "int32")
         states = ("h", "c") if form.cell == "LSTM" else ("h",)
         self.first = [b.tensor(s, [count, self.batch, hidden], "float32") for s in states]
         self.y = b.tensor("y", [self.steps, count, self.batch, hidden], "float32")
         self.last = [b.tensor(f"last_{s}", [count, self.batch, hidden], "float32") for s in states]
+
+    def declare_weights(self) -> None:
+        """Declare what multiplies the state, and what is added to that."""
+        count = len(self.form.backward)
+        self.r = b.tensor("r", [count, self.form.hidden, self.wide], "float32")
+        self.bias = b.tensor("bias", [count, self.size], "float32")
 
     def emit(self) -> None:
         """Emit every sequence, direction by direction."""

@@ -20,6 +20,7 @@ from ladder.runtime.model.plan import Step
 from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
+from ladder.runtime.onnx_ops.integers import stays
 from targets import get_device
 
 
@@ -148,6 +149,9 @@ def _bind_product(memory: Workspace, step: Step) -> Bound:
 
 
 def _bind_library(memory: Workspace, step: Step) -> Bound:
+    for value in step.part.inputs:
+        if (tensor := memory.known(value)) is not None:
+            stays(tensor)
     return _bind_call(memory, step, library_run(step.part.graph, memory.now))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from targets import TileDevice
 
 LANES = 16
+
+WEIGHTS = ("w", "r", "b", "w_s", "w_z", "r_s", "r_z")
+"""Operands that are packed."""
 
 
 def layer_of(graph: Graph) -> tuple[Recurrent, Node]:
@@ -56,26 +60,40 @@ def by_gates(form: Recurrent, weight: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def packed(
-    form: Recurrent, w: torch.Tensor, r: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[Any, ...]:
-    """Return a layer's weights as its kernel takes them.
+@dataclass(frozen=True)
+class Packed:
+    """A layer's weights as its kernel takes them.
 
-    Returns
-    -------
-    What multiplies inputs, ``[inputs, directions * gates * padded]``, and what is added to that; what
-    multiplies the state, ``[directions, hidden, gates * padded]``; what is added to its product for the last
-    gate.
+    Parameters
+    ----------
+    matrix, bias
+        What multiplies inputs, ``[inputs, directions * gates * padded]``, and what is added to that.
+    state
+        What multiplies the state, ``[directions, hidden, gates * padded]``, and what is added to its product
+        for the last gate.
     """
-    count = len(form.backward)
-    b = w.new_zeros(count, 2 * form.gates * form.hidden) if bias is None else bias
+
+    matrix: torch.Tensor
+    bias: torch.Tensor
+    state: tuple[torch.Tensor, ...]
+
+
+def packed(form: Recurrent, given: Mapping[str, torch.Tensor]) -> Packed:
+    """Return a layer's weights as its kernel takes them."""
+    count, w = len(form.backward), given["w"]
+    b = given["b"] if "b" in given else w.new_zeros(count, 2 * form.gates * form.hidden)
     outer, inner = (by_gates(form, half) for half in b.chunk(2, 1))
     last = inner[:, -1].clone()
     if form.inside:
         inner[:, -1] = 0
     matrix = by_gates(form, w).reshape(-1, w.shape[2]).t()
-    state = by_gates(form, r).reshape(count, -1, form.hidden).transpose(1, 2).contiguous()
-    return matrix, (outer + inner).reshape(-1), state, last
+    state = by_gates(form, given["r"]).reshape(count, -1, form.hidden).transpose(1, 2).contiguous()
+    return Packed(matrix, (outer + inner).reshape(-1), (state, last))
+
+
+def gates_of(form: Recurrent, made: Packed, x: torch.Tensor) -> torch.Tensor:
+    """Return what inputs give to all gates."""
+    return torch.addmm(made.bias, x.reshape(-1, x.shape[2]), made.matrix)
 
 
 def bind_recurrent(memory: Workspace, step: Step) -> Bound:
@@ -84,48 +102,54 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
     form, node = layer_of(graph)
     outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
     values = {role: outside[name] for role, name in operands_of(node).items()}
-    weights = [values[role] for role in ("w", "r", "b") if role in values]
+    pack, gates = _functions(form)
+    weights = {role: values[role] for role in WEIGHTS if role in values}
     slot = {role: memory.slot[value] for role, value in values.items()}
-    kept = [memory.known(value) for value in weights if value in memory.constants]
-    stays = [tensor for tensor in kept if tensor is not None]
+    kept = {role: memory.known(value) for role, value in weights.items() if value in memory.constants}
+    stays = {role: tensor for role, tensor in kept.items() if tensor is not None}
     if len(stays) == len(weights) and values["r"] not in known:
-        known[values["r"]] = packed(form, *stays)
-    whole = known.get(values["r"])
+        known[values["r"]] = pack(form, stays)
+    whole: Any = known.get(values["r"])
     outputs = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
 
     def run(slots: Slots) -> None:
         given = {role: slots[at] for role, at in slot.items()}
-        made = whole or packed(form, given["w"], given["r"], given.get("b"))
+        made = whole or pack(form, given)
         found = [target() for _, target in outputs]
-        _layer(form, entry, made, given, found)
+        _layer(form, entry, lambda: (gates(form, made, given["x"]), *made.state), given, found)
         for (place, _), value in zip(outputs, found, strict=True):
             slots[place] = value
 
     return run
 
 
+def _functions(form: Recurrent) -> tuple[Any, Any]:
+    """Return what packs weights, and what gives the gates of inputs."""
+    from ladder.runtime.model.recurrent_codes import gates_of_codes, packed_codes
+
+    return (packed_codes, gates_of_codes) if form.codes else (packed, gates_of)
+
+
 def _layer(
     form: Recurrent,
     entry: Any,
-    made: tuple[Any, ...],
+    first_arguments: Callable[[], tuple[torch.Tensor, ...]],
     given: Mapping[str, torch.Tensor],
     found: list[torch.Tensor],
 ) -> None:
     """Compute a layer into its first results; what a node does not name is computed and dropped."""
-    x, (matrix, added, state, last) = given["x"], made
-    steps, batch = x.shape[:2]
+    steps, batch = given["x"].shape[:2]
     count = len(form.backward)
     if not steps or not batch:
         _nothing(found, given)
         return
-    gates = torch.addmm(added, x.reshape(steps * batch, -1), matrix)
     lengths = given.get("lengths")
     lengths = torch.full((batch,), steps, dtype=torch.int32) if lengths is None else lengths.to(torch.int32)
     roles = ("h", "c") if form.cell == "LSTM" else ("h",)
     empty = [torch.zeros(count, batch, form.hidden) for role in roles if role not in given]
     first = [ready(given[role]) if role in given else empty.pop() for role in roles]
     ends = [torch.empty(count, batch, form.hidden) for _ in range(len(roles) + 1 - len(found))]
-    entry(gates, state, last, ready(lengths), *first, *found, *ends)
+    entry(*first_arguments(), ready(lengths), *first, *found, *ends)
 
 
 def _nothing(found: list[torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Conversions between element types, and quantised operators."""
+"""Conversions between element types, and to codes of few bits and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import DTYPES, SMALL, array_of, code_of, value_of, wide
-from ladder.runtime.onnx_ops.windows import convolved
 from tile_types.errors import DTypeError
 
 UP = 1 << 23
@@ -150,7 +149,7 @@ def spread(op: Operation, parameter: Any, x: Any) -> Any:
     return parameter.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
 
 
-def _numbers(x: Any) -> Any:
+def numbers(x: Any) -> Any:
     """Return codes as numbers: float32 for small floats, int32 for integers."""
     if isinstance(x, np.ndarray):
         return _readable(x, 0)
@@ -170,11 +169,13 @@ def _range(code: int) -> tuple[int, int]:
 def saturated(value: Any, code: int, zero: Any = None) -> Any:
     """Round to the nearest whole number, add a zero point, and clamp to an integer type."""
     low, high = _range(code)
-    whole = value.round() if zero is None else value.round() + zero
-    return cast(whole.clamp(low, high).to(torch.int64), code)
+    whole = value.round()
+    whole = (whole if zero is None else whole + zero).clamp_(low, high)
+    return whole.to(DTYPES[code]) if high <= 255 and code in DTYPES else cast(whole.to(torch.int64), code)
 
 
-def _is_integer(code: int) -> bool:
+def is_integer(code: int) -> bool:
+    """Tell whether an element type is of whole numbers."""
     return (
         SMALL[code].name.endswith(("int4", "int2")) if code in SMALL else not DTYPES[code].is_floating_point
     )
@@ -182,108 +183,21 @@ def _is_integer(code: int) -> bool:
 
 def _quantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
     code = code_of(zero) if zero is not None else op.get("output_dtype", 0) or int(onnx.TensorProto.UINT8)
-    precision = DTYPES[op.get("precision")] if op.get("precision") else _numbers(scale).dtype
-    places = _numbers(zero) if zero is not None else None
-    ratio = _numbers(x).to(precision) / spread(op, _numbers(scale).to(precision), x)
-    if not _is_integer(code):
+    precision = DTYPES[op.get("precision")] if op.get("precision") else numbers(scale).dtype
+    places = numbers(zero) if zero is not None else None
+    ratio = numbers(x).to(precision) / spread(op, numbers(scale).to(precision), x)
+    if not is_integer(code):
         return cast(ratio, code, bool(op.get("saturate", 1)))
     return saturated(ratio.float(), code, None if places is None else spread(op, places, x))
 
 
 def _dequantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
-    value, target = _numbers(x), op.get("output_dtype", 0)
+    value, target = numbers(x), op.get("output_dtype", 0)
     dtype = DTYPES[target] if target else scale.dtype
     if zero is not None:
-        value = value - spread(op, _numbers(zero), x)
-    scale = _numbers(scale)
+        value = value - spread(op, numbers(zero), x)
+    scale = numbers(scale)
     return (value.to(scale.dtype) * spread(op, scale, x)).to(dtype)
-
-
-def _dynamic(op: Operation, x: Any) -> Any:
-    """Quantize to 8 bits by the range of the tensor."""
-    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-    scale = (high - low) / 255
-    divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
-    zero = (-low / divisor).clamp(0, 255).round()
-    return saturated(x / divisor, int(onnx.TensorProto.UINT8), zero), scale, zero.to(torch.uint8)
-
-
-def _less_zero(x: Any, zero: Any, axis: int | None = None) -> Any:
-    """Return codes without their zero point, as int32."""
-    value = _numbers(x)
-    if zero is None:
-        return value
-    return value - _along(_numbers(zero), axis, value.ndim)
-
-
-def _along(parameter: Any, axis: int | None, rank: int) -> Any:
-    if parameter.ndim != 1 or axis is None or parameter.numel() == 1:
-        return parameter.reshape(()) if parameter.numel() == 1 else parameter
-    return parameter.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
-
-
-def _matmul_integer(op: Operation, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-    left = _less_zero(a, a_zero, -2 if a.ndim > 1 else None)
-    return _whole_product(left, _less_zero(b, b_zero, -1)).to(torch.int32)
-
-
-FEW_ROWS = 32
-
-
-def _whole_product(a: Any, b: Any) -> Any:
-    """Return the product of small integers: exact in float64, for which there are fast kernels.
-
-    Few rows do not make up for converting the second factor.
-    """
-    if a.numel() < FEW_ROWS * a.shape[-1]:
-        return torch.matmul(a, b)
-    return torch.matmul(a.double(), b.double()).to(torch.int64)
-
-
-def _qlinear_matmul(
-    op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any
-) -> Any:
-    if code_of(y_z) in SMALL or not _is_integer(code_of(y_z)):
-        raise DTypeError(f"QLinearMatMul to {y_z.dtype} is not supported")
-    total = _whole_product(_less_zero(a, a_z, -2), _less_zero(b, b_z, -1))
-    scale = _along(a_s.float(), -2, total.ndim) * _along(b_s.float(), -1, total.ndim)
-    ratio = total.float() * scale / _along(y_s.float(), -2, total.ndim)
-    return saturated(ratio, code_of(y_z), _along(_numbers(y_z), -2, total.ndim))
-
-
-def _conv_integer(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
-    found = convolved(op, _less_zero(x, x_zero).double(), _less_zero(w, w_zero, 0).double(), None)
-    return found.to(torch.int32)
-
-
-def _qlinear_conv(
-    op: Operation,
-    x: Any,
-    x_s: Any,
-    x_z: Any,
-    w: Any,
-    w_s: Any,
-    w_z: Any,
-    y_s: Any,
-    y_z: Any,
-    bias: Any = None,
-) -> Any:
-    exact = None if bias is None else bias.double()
-    total = convolved(op, _less_zero(x, x_z).double(), _less_zero(w, w_z, 0).double(), exact)
-    scale = x_s.float() * _along(w_s.float(), 1, total.ndim) / y_s.float()
-    return saturated(total.float() * scale, code_of(y_z), _numbers(y_z))
-
-
-def _qlinear_binary(function: Any) -> Run:
-    """Return the row of an operator of two quantised tensors (com.microsoft)."""
-
-    def run(
-        op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any = None
-    ) -> Any:
-        found = function(_less_zero(a, a_z) * a_s, _less_zero(b, b_z) * b_s) / y_s
-        return saturated(found, code_of(a), None if y_z is None else _numbers(y_z))
-
-    return run
 
 
 CASTS: Mapping[str, Run] = {
@@ -292,14 +206,7 @@ CASTS: Mapping[str, Run] = {
     "BitCast": _bit_cast,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
-    "DynamicQuantizeLinear": _dynamic,
-    "MatMulInteger": _matmul_integer,
-    "QLinearMatMul": _qlinear_matmul,
-    "ConvInteger": _conv_integer,
-    "QLinearConv": _qlinear_conv,
     "com.microsoft::QuantizeLinear": _quantize,
     "com.microsoft::DequantizeLinear": _dequantize,
-    "com.microsoft::QLinearAdd": _qlinear_binary(torch.add),
-    "com.microsoft::QLinearMul": _qlinear_binary(torch.mul),
 }
-"""Conversions and quantised operators."""
+"""Conversions between element types, and to codes and back."""

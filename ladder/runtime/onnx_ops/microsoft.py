@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ladder.runtime.onnx_ops.casts import saturated
+from ladder.runtime.onnx_ops.integers import whole_product
 from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
 from tile_types.errors import ShapeError
@@ -63,22 +64,6 @@ def _matmul_nbits(
             else codes.reshape(n, -1)[:, :k] - zero
         ) * scales.reshape(n, -1)[:, groups.long()]
     return F.linear(a, weight.to(a.dtype), bias)
-
-
-def _matmul_integer_to_float(
-    op: Operation, a: Any, b: Any, a_s: Any, b_s: Any, a_z: Any = None, b_z: Any = None, bias: Any = None
-) -> Any:
-    left = a.to(torch.int32) if a_z is None else a.to(torch.int32) - a_z.to(torch.int32)
-    right = b.to(torch.int32) if b_z is None else b.to(torch.int32) - b_z.to(torch.int32)
-    found = torch.matmul(left, right).to(a_s.dtype) * (a_s * b_s)
-    return found if bias is None else found + bias
-
-
-def _dynamic_matmul(op: Operation, a: Any, b: Any, b_s: Any, b_z: Any = None, bias: Any = None) -> Any:
-    """Quantize the activation by its range, multiply integers, scale back."""
-    _, scale, zero = _range_of(a)
-    codes = saturated(a / scale, 2, zero)
-    return _matmul_integer_to_float(op, codes, b, scale, b_s, zero, b_z, bias)
 
 
 def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any, zeros: Any = None) -> Any:
@@ -294,14 +279,27 @@ def _attention(
     op: Operation, x: Any, weight: Any, bias: Any, mask: Any = None, past: Any = None, added: Any = None
 ) -> Any:
     """Project, and attend; one weight for queries, keys and values."""
-    heads, total = op.get("num_heads"), weight.shape[1]
-    sizes = op.get("qkv_hidden_sizes") or [total // 3] * 3
+    sizes = op.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
     projected = torch.matmul(x, weight) if bias is None else torch.matmul(x, weight) + bias
+    return _attended_parts(op, projected, sizes, mask, past, added)
+
+
+def _attended_parts(op: Operation, projected: Any, sizes: Any, mask: Any, past: Any, added: Any) -> Any:
+    heads = op.get("num_heads")
     q, k, v = (_in_heads(part, heads) for part in projected.split(list(sizes), -1))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     found = _attended(op, q, k, v, _allowed(op, mask, q.shape[2], k.shape[2]), added)
     return _joined(found), torch.stack([k, v])
+
+
+def _quantized_attention(
+    op: Operation, x: Any, weight: Any, bias: Any, x_s: Any, w_s: Any, mask: Any = None, x_z: Any = None,
+    w_z: Any = None, past: Any = None,
+) -> Any:  # fmt: skip
+    """Project codes, and attend."""
+    projected = whole_product(x, weight, x_z, w_z).to(x_s.dtype) * (x_s * w_s) + bias
+    return _attended_parts(op, projected, [weight.shape[1] // 3] * 3, mask, past, None)
 
 
 # others ----------------------------------------------------------------------------------------------
@@ -311,32 +309,17 @@ def _quantized_lstm(
     op: Operation, x: Any, w: Any, r: Any, b: Any, lengths: Any, h: Any, c: Any, p: Any,
     w_s: Any, w_z: Any, r_s: Any, r_z: Any,
 ) -> Any:  # fmt: skip
-    """Run a LSTM whose weights are 8-bit codes, stored ``[directions, K, N]``."""
-    weight, inner = (
-        ((codes.float() - _spread(zero.float())) * _spread(scale)).mT.contiguous()
-        for codes, scale, zero in ((w, w_s, w_z), (r, r_s, r_z))
-    )
-    given = {**op.given, "rounded": _to_8_bits}
-    return RECURRENT["LSTM"](Operation("LSTM", 14, given, op.count), x, weight, inner, b, lengths, h, c, p)
+    """Run a LSTM whose weights are 8-bit codes, ``[directions, K, N]``; inputs and states are rounded."""
+    weights, inner = (list(zip(*parts, strict=True)) for parts in ((w, w_s, w_z), (r, r_s, r_z)))
+    given = {**op.given, "product": _product_of_codes, "hidden_size": r.shape[1]}
+    return RECURRENT["LSTM"](Operation("LSTM", 14, given, op.count), x, weights, inner, b, lengths, h, c, p)
 
 
-def _to_8_bits(x: Any) -> Any:
-    """Round to 256 numbers between the smallest and the largest element."""
-    _, scale, zero = _range_of(x)
-    return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
-
-
-def _range_of(x: Any) -> tuple[Any, Any, Any]:
-    """Return the smallest element or 0, and scale and zero point of 8 bits that hold all."""
-    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-    scale = (high - low) / 255
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return low, scale, (-low / scale).clamp(0, 255).round()
-
-
-def _spread(parameter: Any) -> Any:
-    """Return a number per direction, or per direction and column, as it broadcasts."""
-    return parameter.reshape(parameter.shape[0], 1, -1)
+def _product_of_codes(x: Any, weight: tuple[Any, Any, Any]) -> Any:
+    """Round to codes by the range of all elements, and multiply."""
+    matrix, w_scale, w_zero = weight
+    codes, scale, zero = dynamic(x)
+    return whole_product(codes, matrix, zero, w_zero).to(scale.dtype) * (scale * w_scale)
 
 
 def _fused_conv(function: str) -> Run:
@@ -378,8 +361,6 @@ _ROWS: Mapping[str, Run] = {
     "FusedGemm": _fused_gemm,
     "FusedConv": _fused_conv("Conv"),
     "MatMulNBits": _matmul_nbits,
-    "MatMulIntegerToFloat": _matmul_integer_to_float,
-    "DynamicQuantizeMatMul": _dynamic_matmul,
     "DynamicQuantizeLSTM": _quantized_lstm,
     "GatherBlockQuantized": _gather_block_quantized,
     "Gelu": lambda op, x: F.gelu(x),
@@ -396,6 +377,7 @@ _ROWS: Mapping[str, Run] = {
     "GroupQueryAttention": _group_query,
     "MultiHeadAttention": _multi_head,
     "Attention": _attention,
+    "QAttention": _quantized_attention,
 }
 """By their names in the domain."""
 

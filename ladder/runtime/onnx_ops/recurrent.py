@@ -64,9 +64,9 @@ def _clipped(op: Operation, x: Any) -> Any:
 
 
 def dense(op: Operation, x: Any, w: Any, b: Any) -> Any:
-    """Multiply rows by a weight; quantised layers round the rows first."""
-    rounded = op.get("rounded")
-    return F.linear(x if rounded is None else rounded(x), w, b)
+    """Multiply rows by a weight; quantised layers have a product of their own."""
+    product = op.get("product")
+    return F.linear(x, w, b) if product is None else product(x, w) + b
 
 
 def _rnn_cell(
@@ -112,7 +112,7 @@ def _recurrent(cell: Cell, gates: int, states: int, default: Sequence[str]) -> R
     def run(op: Operation, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, *rest: Any) -> Any:
         x = x.transpose(0, 1) if op.get("layout", 0) else x
         batch = x.shape[1]
-        directions, size = w.shape[0], r.shape[2]
+        directions, size = len(w), op.get("hidden_size") or r.shape[2]
         b = x.new_zeros(directions, 2 * gates * size) if b is None else b
         first = [_initial(op, value, directions, batch, size, x) for value in _states(rest, states)]
         peepholes = rest[states] if len(rest) > states else None
@@ -156,19 +156,38 @@ def _walk(
     cell: Cell, op: Operation, f: list[Function], x: Any, state: list[Any], r: Any, b: Any, p: Any,
     lengths: Any, backward: bool,
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
-    """Return the state after each step, and the last one; sequences end at their lengths."""
+    """Return the state after each step, and the last one; sequences end at their lengths.
+
+    What quantised layers round together are the states of sequences that go on, or ended one step before.
+    """
     steps = x.shape[0]
-    found: list[Any] = [None] * steps
+    found: list[Any] = []
     now: tuple[Any, ...] = tuple(state)
-    for at in reversed(range(steps)) if backward else range(steps):
-        new = cell(op, f, x[at], now, r, b, p)
+    x = _turned(x, lengths) if backward else x
+    for at in range(steps):
+        shown = now
+        if lengths is not None and op.get("product") is not None:
+            shown = (torch.where((at <= lengths).reshape(-1, 1), now[0], torch.zeros_like(now[0])), *now[1:])
+        new = cell(op, f, x[at], shown, r, b, p)
         if lengths is None:
-            now, found[at] = new, new[0]
+            now = new
+            found.append(new[0])
             continue
         inside = (at < lengths).reshape(-1, 1)
         now = tuple(torch.where(inside, after, before) for after, before in zip(new, now, strict=True))
-        found[at] = torch.where(inside, new[0], torch.zeros_like(new[0]))
-    return torch.stack(found) if found else x.new_zeros(0, *state[0].shape), now
+        found.append(torch.where(inside, new[0], torch.zeros_like(new[0])))
+    if not found:
+        return x.new_zeros(0, *state[0].shape), now
+    return _turned(torch.stack(found), lengths) if backward else torch.stack(found), now
+
+
+def _turned(x: Any, lengths: Any) -> Any:
+    """Return the steps of each sequence in the opposite order; what lies behind its end stays there."""
+    if lengths is None:
+        return x.flip(0)
+    steps, ends = torch.arange(x.shape[0], device=x.device).unsqueeze(1), lengths.clamp(max=x.shape[0])
+    places = torch.where(steps < ends, ends - 1 - steps, steps).unsqueeze(2)
+    return x.gather(0, places.expand(x.shape))
 
 
 def _arranged(op: Operation, all_: list[Any], last: list[tuple[Any, ...]], states: int) -> tuple[Any, ...]:

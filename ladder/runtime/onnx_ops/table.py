@@ -9,6 +9,7 @@ from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
 from ladder.runtime.onnx_ops.microsoft import MICROSOFT
 from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Run
+from ladder.runtime.onnx_ops.quantized import QUANTIZED
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
 from ladder.runtime.onnx_ops.reference import REFERENCE
@@ -20,7 +21,7 @@ from ladder.runtime.onnx_ops.windows import WINDOWS
 
 TABLE: Mapping[str, Run] = {
     **ELEMENTWISE, **CASTS, **MOVES, **REDUCTIONS, **WINDOWS, **RECURRENT, **RESIZES, **VISION, **SIGNALS,
-    **SEQUENCES, **MICROSOFT, **REFERENCE,
+    **SEQUENCES, **MICROSOFT, **QUANTIZED, **REFERENCE,
 }  # fmt: skip
 """Operator, with its domain where it is not ONNX's own -> what computes it."""
 

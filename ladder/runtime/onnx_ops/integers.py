@@ -1,0 +1,208 @@
+"""Products and convolutions of integers of 8 bits, exact: by instructions for bytes, or in floats.
+
+Sums of products of codes less their zero points are taken apart: the library multiplies codes, and what the
+zero points add is a rank-one correction. What follows from a stored matrix alone is kept with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ladder.runtime.onnx_ops.operation import Operation
+from ladder.runtime.onnx_ops.values import wide
+from ladder.runtime.onnx_ops.windows import convolved, padded, settings, window_pads
+
+BYTES = (torch.uint8, torch.int8)
+
+FAR = 255
+"""Largest distance of a code of 8 bits from its zero point."""
+
+WHOLE = 1 << 24
+"""Up to here float32 holds every whole number."""
+
+SIGN = 128
+"""What unsigned codes have more than signed ones, and the bit that they differ in."""
+
+
+@cache
+def has_dot_products() -> bool:
+    """Tell whether the processor sums products of bytes in 32 bits; without, libraries may saturate in 16."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
+def less_zero(x: Any, zero: Any, axis: int | None = None) -> Any:
+    """Return codes without their zero point, as int32."""
+    value = wide(x).to(torch.int32)
+    return value if zero is None else value - along(wide(zero).to(torch.int32), axis, value.ndim)
+
+
+def along(parameter: Any, axis: int | None, rank: int) -> Any:
+    """Return a number per slice of an axis as it broadcasts; one number has no axes."""
+    if parameter.ndim != 1 or axis is None or parameter.numel() == 1:
+        return parameter.reshape(()) if parameter.numel() == 1 else parameter
+    return parameter.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
+
+
+def signed(codes: torch.Tensor) -> torch.Tensor:
+    """Return unsigned codes less `SIGN`, and signed ones as they are."""
+    return (codes ^ SIGN).view(torch.int8) if codes.dtype == torch.uint8 else codes
+
+
+def unsigned(codes: torch.Tensor) -> torch.Tensor:
+    """Return signed codes plus `SIGN`, and unsigned ones as they are."""
+    return codes.view(torch.uint8) ^ SIGN if codes.dtype == torch.int8 else codes
+
+
+# what follows from a stored tensor ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What follows from a tensor, and the number of changes that it had had."""
+
+    version: int
+    value: Any
+
+
+_KEPT: Any = WeakIdKeyDictionary()
+"""Tensor that stays -> form -> what follows from it."""
+
+
+def stays(tensor: torch.Tensor) -> None:
+    """Say that a tensor is the same in every call, so that what follows from it may be kept."""
+    if tensor.dtype in BYTES and not tensor.is_inference() and tensor not in _KEPT:
+        _KEPT[tensor] = {}
+
+
+def kept(tensor: torch.Tensor, form: Any, make: Callable[[torch.Tensor], Any]) -> Any:
+    """Return ``make(tensor)``, made once for a tensor that `stays`; ``form`` names what is made.
+
+    Kernels write memory of other tensors without torch's knowledge, so nothing is kept of those.
+    """
+    forms = _KEPT.get(tensor)
+    if forms is None:
+        return make(tensor)
+    found = forms.get(form)
+    if found is None or found.version != tensor._version:
+        found = forms[form] = Kept(tensor._version, make(tensor))
+    return found.value
+
+
+# products ----------------------------------------------------------------------------------------------
+
+
+def whole_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
+    """Return the product of two tensors of codes less their zero points, int32.
+
+    Parameters
+    ----------
+    a, b
+        Codes; batches broadcast.
+    a_zero, b_zero
+        One, or one per row and one per column; none is 0.
+    """
+    if has_dot_products() and _is_of_bytes(a, b, a_zero, b_zero):
+        return _byte_product(a, b, a_zero, b_zero)
+    left, right = less_zero(a, a_zero, -2 if a.ndim > 1 else None), less_zero(b, b_zero, -1)
+    exact = _exact_type(left.shape[-1] * FAR * FAR)
+    return torch.matmul(left.to(exact), right.to(exact)).to(torch.int64).to(torch.int32)
+
+
+def _exact_type(largest: int) -> torch.dtype:
+    """Return a type in which sums up to a number are exact."""
+    plain = largest <= WHOLE and torch.get_float32_matmul_precision() == "highest"
+    return torch.float32 if plain else torch.float64
+
+
+def _is_of_bytes(a: Any, b: Any, *zeros: Any) -> bool:
+    shapes = a.ndim > 1 and b.ndim == 2 and a.numel() > 0 and b.numel() > 0
+    plain = all(zero is None or zero.ndim < 2 for zero in zeros)
+    return shapes and plain and a.dtype in BYTES and b.dtype in BYTES and a.device.type == "cpu"
+
+
+def _columns(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a matrix as signed codes, and their sums along its columns."""
+    codes = signed(b).contiguous()
+    return codes, torch._int_mm(torch.ones(1, b.shape[0], dtype=torch.int8), codes)
+
+
+def _byte_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
+    codes, sums = kept(b, "columns", _columns)
+    rows = a.reshape(-1, a.shape[-1])
+    total = torch._int_mm(rows, codes)
+    less = None if a_zero is None else _per_row(a_zero.to(torch.int32), a)
+    if less is not None:
+        total -= less * sums
+    more = _signed_zero(b, b_zero)
+    if more is not None:
+        inner = rows.sum(1, keepdim=True, dtype=torch.int32)
+        total -= more * (inner if less is None else inner - less * rows.shape[1])
+    return total.reshape(*a.shape[:-1], b.shape[1])
+
+
+def _per_row(zero: Any, a: Any) -> Any:
+    """Return zero points per row of a batch of matrices for all rows of the batch."""
+    if zero.numel() == 1:
+        return zero.reshape(())
+    return zero.expand(a.shape[:-1]).reshape(-1, 1)
+
+
+def _signed_zero(codes: Any, zero: Any) -> Any:
+    """Return the zero point of codes made `signed`, int32; None if it is 0."""
+    if codes.dtype == torch.uint8:
+        return (0 if zero is None else zero.to(torch.int32)) - torch.tensor(SIGN, dtype=torch.int32)
+    if zero is None or not kept(zero, "any", lambda x: bool(x.any())):
+        return None
+    return zero.to(torch.int32)
+
+
+# convolutions ------------------------------------------------------------------------------------------
+
+
+def whole_convolution(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
+    """Return the convolution of codes less their zero points: whole numbers in a type that holds them."""
+    if has_dot_products() and _is_plain_window(x, w, x_zero) and _signed_zero(w, w_zero) is None:
+        return _byte_convolution(op, x, w, 0 if x_zero is None else int(x_zero))
+    left, right = less_zero(x, x_zero), less_zero(w, w_zero, 0)
+    exact = _exact_type(_largest_sum(right))
+    return convolved(op, left.to(exact), right.to(exact))
+
+
+def _is_plain_window(x: Any, w: Any, x_zero: Any) -> bool:
+    """Tell whether the library's convolution of bytes serves, and its sums, which are floats, are exact."""
+    plain = x.ndim == 4 and x.dtype in BYTES and w.dtype in BYTES and x.device.type == "cpu"
+    if not plain or not x.numel() or not w.numel() or (x_zero is not None and x_zero.numel() != 1):
+        return False
+    return bool(kept(w, "sums", lambda x: _largest_sum(less_zero(x, None))) <= WHOLE)
+
+
+def _largest_sum(w: Any) -> int:
+    """Return the largest sum that codes of 8 bits can make with a weight less its zero points."""
+    return int(w.abs().flatten(1).sum(1).max()) * FAR if w.numel() else 0
+
+
+def _byte_convolution(op: Operation, x: Any, w: Any, zero: int) -> Any:
+    strides, gaps = settings(op, 2)
+    low, high = window_pads(op, x.shape[2:], w.shape[2:], strides, gaps)
+    zero = zero + SIGN if x.dtype == torch.int8 else zero
+    codes, groups = unsigned(x), op.get("group", 1)
+    if low != high or min(low) < 0:
+        codes, low = padded(codes, low, high, zero), [0, 0]
+    taps = zip(codes.shape[2:], low, gaps, w.shape[2:], strict=True)
+    if min(extent + 2 * pad - gap * (size - 1) for extent, pad, gap, size in taps) < 1:
+        return convolved(op, x.float(), w.float())  # no window fits: empty
+    ones, nothing = torch.ones(w.shape[0]), torch.zeros(w.shape[0], dtype=torch.int32)
+    form = ("packed", zero, *strides, *low, *gaps, groups)
+    packed = kept(w, form, lambda x: torch.ops.onednn.qconv_prepack(
+        x, ones, 1.0, zero, strides, low, gaps, groups, None
+    ))  # fmt: skip
+    return torch.ops.onednn.qconv2d_pointwise.default(
+        codes.contiguous(), 1.0, zero, packed, ones, nothing, None, strides, low, gaps, groups, 1.0, 0,
+        torch.float32, "none", [], "",
+    ).contiguous()  # fmt: skip
