@@ -21,7 +21,8 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from schedules import cost_model
-from schedules.cost_constants import DECODED
+from schedules.codes import decodes_to_floats
+from schedules.cost_constants import DECODED, TO_FP8
 from schedules.cost_model import forget, predict
 from schedules.layouts import lane_of
 from schedules.legal import is_legal
@@ -29,13 +30,14 @@ from schedules.schedule import GpuSchedule, parse_schedule
 from schedules.tuning import Measurement
 from targets import get_device
 
-KINDS = ("gemv", "wgmma", "decoded")
-"""What is fitted apart: gemv; wgmma with 8-bit operands, and with weights decoded to 16 bits."""
+KINDS = ("gemv", "wgmma", "decoded", "to fp8")
+"""What is fitted apart: gemv; wgmma with 8-bit operands, and with weights decoded to 16 bits and to fp8."""
 
 TABLES: Mapping[str, MutableMapping[str, Any]] = {
     "gemv": vars(cost_model),
     "wgmma": vars(cost_model),
     "decoded": DECODED,
+    "to fp8": TO_FP8,
 }
 """Where the constants of each are."""
 
@@ -57,6 +59,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
         "LAUNCH_SECONDS",
     ),
     "decoded": tuple(DECODED),
+    "to fp8": tuple(TO_FP8),
 }
 """Constants to fit, by whose runs decide them."""
 
@@ -184,13 +187,20 @@ def judge(contests: Sequence[Contest], target: str) -> Quality:
 
 def of_kind(contests: Sequence[Contest], kind: str) -> list[Contest]:
     """Return the contests with only the runs of one of `KINDS`."""
-    pipeline, lanes = ("gemv", (8, 16)) if kind == "gemv" else ("wgmma", (16,) if kind == "decoded" else (8,))
+    pipeline = "gemv" if kind == "gemv" else "wgmma"
     kept = (
         Contest(c.gemm, c.m, tuple(run for run in c.runs if run[0].pipeline == pipeline))
         for c in contests
-        if lane_of(c.gemm.activation) in lanes
+        if kind in ("gemv", _wgmma_kind(c.gemm))
     )
     return [contest for contest in kept if len(contest.runs) > 1]
+
+
+def _wgmma_kind(gemm: Gemm) -> str:
+    """Return whose constants wgmma's model of a problem has."""
+    if lane_of(gemm.activation) == 16:
+        return "decoded"
+    return "to fp8" if decodes_to_floats(gemm) else "wgmma"
 
 
 def fit(contests: Sequence[Contest], kind: str, target: str, rounds: int) -> Quality:

@@ -28,10 +28,10 @@ from functools import lru_cache
 from math import log2
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import weight_bits
+from schedules.codes import decodes_to_floats
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
-from schedules.cost_constants import DECODED, DENSE
+from schedules.cost_constants import DECODED, DENSE, TO_FP8
 from schedules.cost_cpu import predict_cpu
 from schedules.cost_grid import Grid, grid_of
 from schedules.cost_mma import predict_mma
@@ -226,9 +226,10 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
 @lru_cache(maxsize=256)
 def _constants(gemm: Gemm) -> Mapping[str, float]:
     """Return the constants of wgmma for a problem."""
-    wide = lane_of(gemm.activation) == 16
-    own = {} if not wide else DENSE if weight_bits(gemm) == 16 else DECODED
-    return {name: float(own.get(name, globals()[name])) for name in DECODED}
+    own = (DECODED if decodes_to_floats(gemm) else DENSE) if lane_of(gemm.activation) == 16 else {}
+    if lane_of(gemm.activation) == 8 and decodes_to_floats(gemm):
+        own = TO_FP8
+    return {name: float(own.get(name, globals()[name])) for name in {**DECODED, **TO_FP8}}
 
 
 def forget() -> None:
@@ -385,8 +386,8 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     if promotes(gemm, schedule):
         groups = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
         promotions = slab / FP8_INTERVAL if promotes_rarely(gemm) else groups
-        issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
-        stall = (groups - 1) * PROMOTION_CYCLES
+        issue += row_tiles * promotions * _constants(gemm)["PROMOTION_SLOTS"] * schedule.tile_m
+        stall = (groups - 1) * _constants(gemm)["PROMOTION_CYCLES"]
     tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constants(gemm)["TENSOR_SHARE"])
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.

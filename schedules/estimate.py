@@ -15,9 +15,9 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import raw_needs_gain, weight_bits
+from schedules.codes import decodes_to_floats, raw_needs_gain
 from schedules.cost_model import predict
-from schedules.layouts import LANES
+from schedules.footprint import SLICED, resources
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
@@ -125,7 +125,8 @@ class Estimator:
     def _borrowed(self, akin: Iterable[tuple[Gemm, Sequence[Measurement]]]) -> Estimator | None:
         """Return the estimator for few rows of x that what was measured of the likest class gives."""
         for other, rows in akin:
-            if legal := self._legal(row for row in rows if _tells_of_others(row, self.gemm)):
+            alike = partial(_tells_of_others, self.gemm, other, self.device)
+            if legal := self._legal(filter(alike, rows)):
                 found = Estimator(self.gemm, self.device)
                 found._corrections = _corrections(other, self.device, legal)
                 found._typical = _typical(found._corrections, UNTRIED)
@@ -188,22 +189,30 @@ class Estimator:
         return below and (m > self._known[-1] or any(m <= known <= 4 * m for known in self._known))
 
 
-def _tells_of_others(row: Measurement, gemm: Gemm) -> bool:
-    """Tell whether a measurement says something of another type: of a pipeline made for so many rows of x.
+def _tells_of_others(gemm: Gemm, other: Gemm, device: TileDevice, row: Measurement) -> bool:
+    """Tell whether a measurement of ``other`` says something: of a pipeline made for so many rows of x.
 
     Few warps that decode for many rows may do for a cheap type and not for a dearer one; sums that are
-    scaled save nothing where operands need a factor too.
+    scaled save nothing where operands need a factor too. Registers of a thread that streams weights follow
+    from the blocks that a multiprocessor is to hold: of another number, it is another kernel.
     """
     schedule = row.schedule
     assert isinstance(schedule, GpuSchedule)
+    if _resident(gemm, device, schedule) != _resident(other, device, schedule):
+        return False
     if schedule.placement == "accumulator" and raw_needs_gain(gemm.weight, gemm.activation):
         return False
     return row.m <= ALIKE_ROWS and (schedule.pipeline == "gemv") == (row.m <= STREAMED_ROWS)
 
 
+def _resident(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
+    """Return the blocks of which a multiprocessor is to hold the registers, 0 where none is meant."""
+    return max(1, resources(gemm, device, schedule).blocks_per_unit) if schedule.pipeline in SLICED else 0
+
+
 def _close(gemm: Gemm, device: TileDevice) -> bool:
-    """Whether the model of many rows is fitted well: weights are decoded to 16 bits, for wgmma."""
-    return "wgmma" in device.features and LANES.get(gemm.activation) == 16 and weight_bits(gemm) < 16
+    """Whether the model of many rows is fitted well: weights are decoded to floats, for wgmma."""
+    return "wgmma" in device.features and decodes_to_floats(gemm)
 
 
 def _typical(corrections: Mapping[Schedule, Correction], untried: float, least: int = 1) -> float:

@@ -108,7 +108,7 @@ def tilings(
     """
     column = _column(gemm, pipeline)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
-    competing = _tiles_of_m(gemm, pipeline, full=full)
+    competing = _tiles_of_m(gemm, pipeline)
     useful = _useful_m(competing, m)
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
         held = {tile.tile_m for tile in tiles}
@@ -197,14 +197,11 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
-def _tiles_of_m(gemm: Gemm, pipeline: str, *, full: bool) -> tuple[int, ...]:
-    """Return the tiles along M that compete: beside powers of two others where those were measured.
-
-    That is where codes become 16-bit floats; for tuning (``full``), where they become fp8 too.
-    """
-    tiles, wide = RULES[pipeline].tile_m, lane_of(gemm.activation) == 16
-    others = decodes_to_floats(gemm) and (wide or full) and not gemm.windows and not gemm.experts
-    return tiles if others else tuple(tile for tile in tiles if tile & (tile - 1) == 0)
+def _tiles_of_m(gemm: Gemm, pipeline: str) -> tuple[int, ...]:
+    """Return the tiles along M that compete: beside powers of two others where those were measured."""
+    tiles = RULES[pipeline].tile_m
+    measured = decodes_to_floats(gemm) and not gemm.windows and not gemm.experts
+    return tiles if measured else tuple(tile for tile in tiles if tile & (tile - 1) == 0)
 
 
 def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:

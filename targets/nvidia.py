@@ -103,7 +103,8 @@ def _wgmma(k: int, a: str, accumulator: str, rate: float) -> Core:
 
 def _tcgen05(k: int, a: str, rate: float) -> Core:
     shape = ("tcgen05",), 16, TENSOR_TILE, CORE_SUSTAINED
-    return Core(f"tcgen05.m128n256k{k}.{a}", 128, 256, k, a, a, "float32", rate, *shape)
+    accumulator = "int32" if a == "int8" else "float32"
+    return Core(f"tcgen05.m128n256k{k}.{a}", 128, 256, k, a, a, accumulator, rate, *shape)
 
 
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
@@ -330,13 +331,14 @@ SM_100A = _device(
         BULK_LOADS,
     ),
     (
-        # NVIDIA's datasheet of eight B200 has 36 PFLOPS of 16-bit products and 72 of fp8, both with sparsity,
-        # so half of an eighth each; as a share of that cores are taken to sustain what the H200's do.
+        # A datasheet of eight B200 (NVIDIA) has 36 PFLOPS of 16-bit, 72 of 8-bit products, sparse:
+        # half of an eighth each; as a share of that cores are taken to sustain what the H200's do.
         # mma.sync is taken to run at Hopper's rate (not published); of fp8, ptxas makes products of float16.
         _tcgen05(16, "float16", 8192),
         _tcgen05(16, "bfloat16", 8192),
         _tcgen05(32, "fp8_e4m3", 16384),
         _tcgen05(32, "fp8_e5m2", 16384),
+        _tcgen05(32, "int8", 16384),
         *_ada_cores(4096 * MMA_ON_HOPPER, fp8=4096 * MMA_ON_HOPPER),
     ),
 )

@@ -55,12 +55,14 @@ def pack_codes(codes: Array, bits: int) -> Array:
     per_unit = 8 // bits if is_dense(bits) else 32 // bits
     unit = "uint8" if is_dense(bits) else "int32"
     count = codes.shape[-1]
-    padded = xp.pad_last(xp.cast(codes, unit) & ((1 << bits) - 1), -count % per_unit)
+    narrow = "uint8" if bits <= 8 else unit  # a fourth of the memory to go through
+    padded = xp.pad_last(xp.cast(codes, narrow) & ((1 << bits) - 1), -count % per_unit)
     slots = padded.reshape(*codes.shape[:-1], padded.shape[-1] // per_unit, per_unit)
     packed = xp.empty(tuple(slots.shape[:-1]), unit, codes)
-    packed[...] = slots[..., 0]
-    for slot in range(1, per_unit):
-        packed |= slots[..., slot] << (bits * slot)
+    packed[...] = slots[..., per_unit - 1]
+    for slot in reversed(range(per_unit - 1)):
+        packed <<= bits
+        packed |= slots[..., slot]
     return packed if is_dense(bits) else xp.view(packed, "uint32")
 
 

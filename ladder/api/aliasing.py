@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ladder.model")
 
+MOST_SIZES = 64
+"""Sizes of arguments for which it is kept how results lie."""
+
 set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 """``(tensors, numbers)``: set how often tensors were written."""
 
@@ -160,7 +163,10 @@ class Separated:
         self.instead = instead
         self.expected = expected
         self.is_open = is_open
-        self.changes: dict[int, Callable[[torch.Tensor], torch.Tensor]] | None = None
+        self.changes: dict[int, Callable[..., torch.Tensor]] | None = None
+        """Result -> what mends it; `relaid` without how the result lies where sizes decide that."""
+        self.laid: dict[tuple[Any, ...], Sequence[Strides | None]] = {}
+        """Sizes of the arguments -> how results lie in the program."""
         self.growth: list[tuple[int, int]] = []
         """Arguments whose versions are mended, with by how much they grow."""
         self.marks: list[tuple[int, int]] = []
@@ -180,7 +186,7 @@ class Separated:
         if not (self.changes or self.growth or self.marks):
             return self.executable.run(inputs, look)
         before = [inputs[at]._version for at, _ in self.growth]
-        return self._marked(inputs, before, self._mended(self.executable.run(inputs, look)))
+        return self._marked(inputs, before, self._mended(inputs, self.executable.run(inputs, look)))
 
     def rehearse(self, inputs: Sequence[Any]) -> None:
         """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
@@ -220,9 +226,9 @@ class Separated:
             results = executable.run(inputs, look)
         except UnlikeItsFakeError as error:
             return otherwise(str(error))
-        self.changes = self._needed(inputs, results)
         try:
-            mended = self._mended(results)
+            self.changes = self._needed(inputs, results)
+            mended = self._mended(inputs, results)
             wrong = not self._is_right(inputs, mended)
         except RuntimeError:  # a result some of whose elements are one is not copied
             wrong = True
@@ -241,15 +247,15 @@ class Separated:
     def _needed(self, inputs: tuple[Any, ...], results: Any) -> dict[int, Any]:
         found, expected, start = aliasing_of(inputs, results), self.expected, len(inputs)
         changes: dict[int, Any] = {}
-        values = flat(results)
+        values, strides = flat(results), self._strides_now(inputs)
         for at in range(start, len(found.memory)):
             if not isinstance(values[at - start], torch.Tensor):
                 continue  # equal numbers may be one object
             own = expected.memory[at] == at and at not in expected.memory[at + 1 :]
-            lies = expected.strides[at - start]
+            lies = strides[at - start]
             if lies is not None and own and not lies_as(values[at - start], lies):
-                if lies.order is not None or not self.is_open:
-                    changes[at - start] = partial(relaid, lies)
+                known = not self.is_open or (expected.strides[at - start] == lies and lies.order is not None)
+                changes[at - start] = partial(relaid, lies) if known else relaid
             elif expected.memory[at] != expected.memory[found.memory[at]]:
                 changes[at - start] = torch.clone
             elif expected.objects[at] != expected.objects[found.objects[at]]:
@@ -296,16 +302,21 @@ class Separated:
             set_versions([values[at] for at, _ in self.marks], [number for _, number in self.marks])
         return results
 
-    def _mended(self, results: Any) -> Any:
+    def _mended(self, inputs: tuple[Any, ...], results: Any) -> Any:
         changes = self.changes or {}
         if not changes:
             return results
         numbers = iter(range(len(flat(results))))
+        strides = self._strides_now(inputs) if relaid in changes.values() else ()
 
         def mended(value: Any) -> Any:
             if isinstance(value, tuple | list):
                 return type(value)(map(mended, value))
-            change = changes.get(next(numbers))
+            at = next(numbers)
+            change = changes.get(at)
+            if change is relaid:
+                lies = strides[at]
+                return value if lies is None or lies_as(value, lies) else relaid(lies, value)
             return value if change is None else change(value)
 
         return mended(results)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedules.cost import Cost
+from schedules.footprint import TENSOR_COLUMNS
 from tile_types.errors import MissingToolError
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ VENDORS: Mapping[str, Vendor] = {
             Fact("stack_bytes", _reported("stack")),
             Fact("shared_bytes", _shared),
             Fact("threads", _written("cuda", r"__launch_bounds__\((\d+)")),
+            Fact("tensor_columns", _written("tir", r'T\.uint32\((\d+)\), "alloc"')),
         ),
         "registers",
         "shared_bytes",
@@ -251,6 +253,8 @@ def gather(
     if None not in needs:
         registers, shared, threads = (int(need or 0) for need in needs)
         blocks = resident_blocks(device, registers, shared, threads, vendor.reserved)
+        if columns := facts.get("tensor_columns"):
+            blocks = min(blocks, TENSOR_COLUMNS // columns)
         occupancy = round(blocks * threads / device.max_threads_per_unit, 4)
     return Evidence(facts, vendor.matrix, counted_in, blocks, occupancy, cost, tuple(notes))
 

@@ -17,7 +17,7 @@ from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.frames import NO_OVERRIDE, Frame, user_line
 from ladder.capture.python.prescan import reason_not_to_capture
 from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
-from ladder.capture.values.kinds import has_same_value
+from ladder.capture.values.kinds import has_same_numbers
 from ladder.capture.values.shapes import LEAST
 
 log = logging.getLogger("ladder.capture")
@@ -144,8 +144,8 @@ class Assumed:
     def holds(self, *tensors: torch.Tensor) -> bool:
         """Compare; what does not hold too often is assumed no more."""
         for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
-            found = tensor.item()
-            if type(found) is not type(number) or not has_same_value(found, number):
+            found = tensor.tolist() if type(number) is list else tensor.item()
+            if not has_same_numbers(found, number):
                 branches = type(number) is bool and self.point.store.joins
                 self.point.note_surprise(here, branches=branches)
                 return False

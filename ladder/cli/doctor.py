@@ -226,8 +226,8 @@ TOOLS = (
     Tool(
         "Python",
         "runs everything",
-        "install Python 3.11 or newer",
-        lambda: Found(platform.python_version(), sys.executable, sys.version_info >= (3, 11)),
+        "install Python 3.11, 3.12 or 3.13",
+        lambda: Found(platform.python_version(), sys.executable, (3, 11) <= sys.version_info < (3, 14)),
         required=True,
     ),
     Tool("CPU", "the default target", "", host_processor, required=True),

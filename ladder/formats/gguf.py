@@ -38,7 +38,7 @@ PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "
 PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
 
-CHUNK_ELEMENTS = 1 << 20
+CHUNK_ELEMENTS = 1 << 18
 """Elements that are decoded at a time."""
 
 

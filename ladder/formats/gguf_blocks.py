@@ -59,21 +59,50 @@ class BlockType:
         return np.dtype(self.fields).itemsize
 
 
+def words(octets: Octets) -> npt.NDArray[np.uint64]:
+    """Return bytes eight at a time: shifts and masks of them are then eight at a time, too."""
+    return octets.view("<u8")
+
+
+def eight(octet: int) -> np.uint64:
+    """Return a word of eight equal bytes."""
+    return np.uint64(int.from_bytes(bytes([octet] * 8), "little"))
+
+
 def split(octets: Octets, bits: int, width: int) -> Octets:
     """Take codes out of bytes: of each ``width`` bytes first all lowest codes, then the next."""
     chunks = np.ascontiguousarray(octets).reshape(-1, width)
     codes = np.empty((len(chunks), 8 // bits, width), np.uint8)
-    for slot in range(8 // bits):  # whole arrays at a time: short inner axes are slow
-        codes[:, slot] = chunks >> bits * slot & (1 << bits) - 1
+    if width % 8:
+        for slot in range(8 // bits):  # whole arrays at a time: short inner axes are slow
+            codes[:, slot] = chunks >> bits * slot & (1 << bits) - 1
+        return codes.reshape(len(octets), -1)
+    source, target, mask = words(chunks), words(codes), eight((1 << bits) - 1)
+    for slot in range(8 // bits):
+        part = source >> np.uint64(bits * slot)
+        part &= mask
+        target[:, slot] = part
     return codes.reshape(len(octets), -1)
+
+
+def joined(low: Octets, high: Octets, shift: int, flip: int = 0) -> Octets:
+    """Return ``(low | high << shift) ^ flip``, which must fit bytes; ``low`` and ``high`` are not kept."""
+    found, upper = words(low), words(high)
+    upper <<= np.uint64(shift)
+    found |= upper
+    found ^= eight(flip)
+    return low
 
 
 def nibbles(octets: Octets, width: int) -> Octets:
     """Return two consecutive codes a byte, of bytes whose low halves precede, ``width`` at a time."""
     pairs = np.ascontiguousarray(octets).reshape(-1, width).view("<u2")
     codes = np.empty((len(pairs), 2, width // 2), np.uint8)
-    codes[:, 0] = pairs & 0x0F | pairs >> 4 & 0xF0
-    codes[:, 1] = pairs >> 4 & 0x0F | pairs >> 8 & 0xF0
+    for half in range(2):
+        found = pairs >> np.uint16(4 * half)
+        found &= np.uint16(0x0F0F)
+        found |= found >> np.uint16(4)
+        codes[:, half] = found  # the low byte
     return codes.reshape(len(octets), -1)
 
 
@@ -94,9 +123,15 @@ def octets_of(array: npt.NDArray[Any]) -> Octets:
 
 def six_bit(packed: Octets) -> tuple[Octets, Octets]:
     """Return the 8 scales and 8 minima of 6 bits that Q4_K and Q5_K pack into 12 bytes."""
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate([low & 63, high & 15 | low >> 2 & 48], 1)
-    return scales, np.concatenate([middle & 63, high >> 4 | middle >> 2 & 48], 1)
+    four = np.ascontiguousarray(packed).view("<u4")  # four values a word
+    low, middle, high = four[:, 0], four[:, 1], four[:, 2]
+    six, upper, nibble = (np.uint32(0x01010101 * mask) for mask in (63, 48, 15))
+    found = np.empty((2, len(four), 2), np.uint32)
+    for first, shift, target in ((low, 0, found[0]), (middle, 4, found[1])):
+        target[:, 0] = first & six
+        target[:, 1] = high >> np.uint32(shift) & nibble | first >> np.uint32(2) & upper
+    scales, minima = found.view(np.uint8)
+    return scales, minima
 
 
 def _plain(codes: Octets, b: Fields) -> Decoded:
@@ -112,11 +147,11 @@ def _q4_1(b: Fields) -> Decoded:
 
 
 def _q5_0(b: Fields) -> Decoded:
-    return _plain((split(b["qs"], 4, 16) | in_order(b["qh"], 1) << 4) ^ 16, b)
+    return _plain(joined(split(b["qs"], 4, 16), in_order(b["qh"], 1), 4, 16), b)
 
 
 def _q5_1(b: Fields) -> Decoded:
-    return split(b["qs"], 4, 16) | in_order(b["qh"], 1) << 4, b["d"][:, None], b["m"][:, None]
+    return joined(split(b["qs"], 4, 16), in_order(b["qh"], 1), 4), b["d"][:, None], b["m"][:, None]
 
 
 def _q8(b: Fields) -> Decoded:
@@ -135,7 +170,7 @@ def _q2_k(b: Fields) -> Decoded:
 def _q3_k(b: Fields) -> Decoded:
     low, high = split(b["scales"][:, :8], 4, 8), split(b["scales"][:, 8:], 2, 4)
     scale = wide(b["d"]) * ((low | high << 4).astype(np.float32) - 32)
-    return (split(b["qs"], 2, 32) | split(b["hmask"], 1, 32) << 2) ^ 4, scale, None
+    return joined(split(b["qs"], 2, 32), split(b["hmask"], 1, 32), 2, 4), scale, None
 
 
 def _q4_k(b: Fields) -> Decoded:
@@ -145,12 +180,12 @@ def _q4_k(b: Fields) -> Decoded:
 
 def _q5_k(b: Fields) -> Decoded:
     scales, minima = six_bit(b["scales"])
-    codes = split(b["qs"], 4, 32) | split(b["qh"], 1, 32) << 4
+    codes = joined(split(b["qs"], 4, 32), split(b["qh"], 1, 32), 4)
     return codes, wide(b["d"]) * scales, -(wide(b["dmin"]) * minima)
 
 
 def _q6_k(b: Fields) -> Decoded:
-    codes = (split(b["ql"], 4, 64) | split(b["qh"], 2, 32) << 4) ^ 32
+    codes = joined(split(b["ql"], 4, 64), split(b["qh"], 2, 32), 4, 32)
     return codes, wide(b["d"]) * b["scales"], None
 
 

@@ -98,6 +98,8 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
         _refuse_lossy_views(writes)
     elif any(_name_of(node) in LOSSY_NAMES or node.target in LOSSY_NAMES for node in module.graph.nodes):
         raise ImportRefused("the graph is traced only as functional, and may write through lossy views")
+    if traced is not None and any(_name_of(node) == "_vmap_increment_nesting" for node in module.graph.nodes):
+        run = traced  # the module names levels of vmap, which functionalizing moves on by one
     traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
     if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
         # decompositions changed something of their own

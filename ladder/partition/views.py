@@ -66,6 +66,8 @@ def is_free(graph: Graph, members: Sequence[str]) -> bool:
         return True
     first = graph.producer(members[0])
     sizes = _probe_sizes([graph.tile(first.inputs[0]).shape, *(graph.tile(m).shape for m in members)])
+    if sizes is None:
+        return False
     shape = [int(extent) for extent in bind_shape(graph.tile(first.inputs[0]).shape, sizes)]
     strides = [int(np.prod(shape[at + 1 :], dtype=np.int64)) * 4 for at in range(len(shape))]
     array = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), shape, strides)
@@ -77,13 +79,14 @@ def is_free(graph: Graph, members: Sequence[str]) -> bool:
     return True
 
 
-def _probe_sizes(shapes: Sequence[Shape]) -> dict[str, int]:
+def _probe_sizes(shapes: Sequence[Shape]) -> dict[str, int] | None:
+    """Return sizes for which no extent is negative; None if no probe is one, as for `8 - n`."""
     names = sorted(size_names(extent for shape in shapes for extent in shape))
     for probe in _PROBES:
         sizes = {name: probe + 12 * at for at, name in enumerate(names)}
         if all(int(extent) >= 0 for shape in shapes for extent in bind_shape(shape, sizes)):
-            break
-    return sizes
+            return sizes
+    return None
 
 
 def _apply(array: np.ndarray, node: Node, sizes: dict[str, int]) -> np.ndarray:

@@ -6,6 +6,7 @@ import contextlib
 import decimal
 import enum
 import fractions
+import functools
 import warnings
 from typing import Any
 
@@ -244,10 +245,37 @@ def _star_arguments() -> World:
         try:
             inner(*x, first=1, **named, **{"first": 2} if n == 1 else {})
         except TypeError as error:
-            return one, two, str(error).rsplit(".", 1)[-1]
+            return one, two, str(error)
         return one, two, head
 
     return calls(function, *[lambda n=n: (normal(2 + n % 3, 3), n) for n in (0, 1, 2, 3, 1)])
+
+
+def _keywords_that_no_call_takes() -> World:
+    callees = [dict, functools.partial(dict), lambda **named: named, Keywords(), Keywords().method]
+
+    def function(x: Any, n: int) -> Any:
+        given = ({"first": 1}, {1: n}, {"other": n, 1: 2})[n]
+        said = []
+        for callee in callees:
+            try:
+                callee(**{"first": n}, **given)
+            except TypeError as error:
+                said.append(str(error))
+        return x + n, said
+
+    return calls(function, *[lambda n=n: (normal(3), n) for n in (0, 1, 2, 0)])
+
+
+class Keywords:
+    def __call__(self, **named: Any) -> Any:
+        return named
+
+    def __repr__(self) -> str:
+        return "Keywords()"
+
+    def method(self, **named: Any) -> Any:
+        return named
 
 
 def _warnings_caught() -> World:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -388,6 +389,16 @@ def test_cache_lists_and_clears_what_was_compiled(ladder: Command) -> None:
     assert len(ladder("cache", "list").out.splitlines()) == len(entries) + 1
     assert ladder("cache", "clear", "--json").json == {"removed": len(entries)}
     assert ladder("cache", "list", "--json").json == {"entries": []}
+
+
+@pytest.mark.parametrize(
+    ("version", "works"), [((3, 10), False), ((3, 11), True), ((3, 13, 9), True), ((3, 14), False)]
+)
+def test_doctor_knows_which_pythons_were_run(version, works, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(version_info=version, executable="python"))
+    found = doctor.TOOLS[0].probe()
+    assert found is not None
+    assert found.works == works
 
 
 def test_doctor_is_content_where_the_main_job_runs(ladder: Command) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ladder.api.compiler import Compiler
 from ladder.integrations.dynamo import backend
 
 
@@ -95,3 +96,21 @@ def test_numbers_that_are_open(name: str, dtype: torch.dtype) -> None:
                 run(x, n)
             continue
         torch.testing.assert_close(run(x, n), expected, rtol=1e-6, atol=0)
+
+
+def test_mapped_functions_before_a_write() -> None:
+    """torch.compile's graph names levels of vmap; making writes functional must not count one more."""
+
+    def program(x: Tensor, state: Tensor) -> Tensor:
+        y: Tensor = torch.vmap(lambda a, b: a * b + a.sum())(x, x + 1)
+        state.copy_(y[:1])
+        return y * 2
+
+    compiler = Compiler()
+    fast = torch.compile(program, backend=compiler)
+    with torch.no_grad():
+        for rows in (3, 3, 5):
+            x, state, expected = torch.randn(rows, 4), torch.zeros(1, 4), torch.zeros(1, 4)
+            torch.testing.assert_close(fast(x, state), program(x, expected))
+            torch.testing.assert_close(state, expected)
+    assert compiler.refused == []

@@ -346,3 +346,34 @@ def test_autocasting_that_stays_off_is_no_reason_to_refuse() -> None:
         assert len(fast.refused) == refusals
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(ladder.compile(apart)(x), apart(x))
+
+
+def test_results_that_were_not_asked_for() -> None:
+    """Attention of torch's modules gives None where its fake tensors are weights, if nobody needs them."""
+    attention, x = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(2, 5, 16)
+
+    def program(x: Tensor) -> Tensor:
+        found: Tensor = attention(x, x, x, need_weights=False)[0] + 1
+        return found
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), program(x))
+    assert fast.calls["eager"] == 0, fast.explain()
+
+
+def test_results_with_gaps_lie_as_the_sizes_of_a_call_have_it(caplog: pytest.LogCaptureFixture) -> None:
+    """As keys and values of a sliding window: part of what was joined, for prompts of any length."""
+
+    def program(x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        values = x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        return torch.cat([past, values], 2)[:, :, -3:], x * 2
+
+    fast = ladder.compile(program)
+    for rows, length, before in ((2, 6, 0), (3, 7, 0), (4, 9, 0), (2, 5, 2), (3, 1, 3), (2, 2, 0), (3, 7, 0)):
+        given = torch.randn(rows, length, 8), torch.randn(rows, 2, before, 4)
+        for found, expected in zip(fast(*given), program(*given), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            assert (found.stride(), found.storage_offset()) == (expected.stride(), expected.storage_offset())
+    assert "operator by operator" not in caplog.text

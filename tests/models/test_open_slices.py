@@ -137,3 +137,17 @@ def test_windows_that_do_not_fit_are_refused(name: str) -> None:
         else:
             torch.testing.assert_close(of_any_width(x), wanted)
             torch.testing.assert_close(compiled(width)(x), wanted)
+
+
+def test_views_of_what_an_open_extent_leaves() -> None:
+    """No large size stands for an extent that a fixed one is cut by: the views are copied then."""
+
+    def program(x: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left = kept[:, x.shape[1] :] * 2
+        return left.transpose(0, 1).flatten(), left.transpose(1, 2).reshape(left.shape[0], -1), x + 1
+
+    fast = ladder.compile(program)
+    for extent in (2, 3, 4, 7, 1, 8):
+        given = torch.randn(3, extent), torch.randn(3, 8, 2)
+        assert all(map(torch.equal, fast(*given), program(*given))), extent
+    assert fast.refused == []

@@ -14,16 +14,21 @@ from problems import SimulatedKernel, bound_of, emitted, gemm, run
 from rewriting import Once, argument, called, remove, rewrite
 from test_cuda_experts_emulated import GroupedProblem
 from tvm import tirx
+from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32
 from tvm.script import tirx as T
+from tvm.tirx.layout import tcgen05_atom_layout
 
 import ladder
 from ladder.api.lowered import Lowered
 from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.tcgen05_products import instruction_descriptor
 from ladder.lower.gpu.proven import packed_layout
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.simulate import simulate_launch
+from ladder.simulate.nvidia.tcgen05 import SHAPES, Fragment
 from ladder.simulate.operator import simulate
+from ladder.simulate.translate import CallView
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types import get_type
@@ -89,6 +94,18 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
         60,
         "last warps first",
     ),
+    "int8": (
+        gemm(weight="int8", activation="int8", n=140, k=700, token_scale=True),
+        tcgen05(tile_k=128, tile_m=32, placement="accumulator"),
+        40,
+        "random",
+    ),
+    "int8 by uint3": (
+        gemm(weight="uint3", activation="int8", n=67, k=330),
+        tcgen05(tile_k=256, warps=8, placement="accumulator"),
+        3,
+        "together",
+    ),
     "fp8 by fp4": (
         gemm(weight="fp4_e2m1", activation="fp8_e4m3", n=67, k=130),
         tcgen05(tile_k=256, placement="accumulator"),
@@ -115,6 +132,35 @@ def test_kernels(name: str) -> None:
     assert not result.findings, result.report()
     assert error <= bound_of(problem)
     assert result.counts["tcgen05"] > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [("16x256b", "float32"), ("16x128b", "float16"), ("32x32b", "float32")]
+)
+def test_fragments_are_those_of_tvm(shape: str, dtype: str) -> None:
+    """TVM has its own table of which thread has which element of tensor memory."""
+    each, rows, columns = 4 // np.dtype(dtype).itemsize, 32 if shape == "32x32b" else 16, 32
+    modifiers = ("ld", "sync", "aligned", shape, f"x{columns // SHAPES[shape][1]}", "b32")
+    fragment = Fragment.of(CallView("", (), modifiers, 0, ""))
+    layout = tcgen05_atom_layout(shape, (4 * rows, columns * each), dtype)
+    for row, column in np.ndindex(rows, columns * each):
+        place = layout.apply(row, column, shape=[4 * rows, columns * each])
+        lane = int(place.get("laneid", place.get("tid_in_wg", 0)))
+        register = int(place["m"]) // each
+        assert (fragment.row[lane, register], fragment.column[lane, register]) == (row, column // each)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("float16", "float16"), ("bfloat16", "bfloat16"), ("fp8_e5m2", "fp8_e4m3"), ("int8", "int8")]
+)
+def test_instruction_descriptors_are_those_of_tvm(kinds: tuple[str, str]) -> None:
+    names = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+    sums = "int32" if kinds[0] == "int8" else "float32"
+    for columns in (16, 144, 256):
+        types = (sums, *(names.get(kind, kind) for kind in kinds))
+        k = 16 if kinds[0].endswith("float16") else 32
+        theirs = encode_instr_descriptor_dense_uint32(128, columns, k, *types, False, False)
+        assert instruction_descriptor(*kinds, columns) == theirs
 
 
 def test_after_passes() -> None:
@@ -160,7 +206,11 @@ def test_residual_and_factor() -> None:
     [
         ({"experts": 4}, {"cluster": 2}, "one expert each"),
         ({"token_group": 64, "token_scale": True}, {}, "token_group"),
-        ({"activation": "int8", "weight": "int8"}, {"placement": "accumulator"}, "no core multiplies int8"),
+        (
+            {"activation": "int8", "zero": "integer"},
+            {"placement": "accumulator", "tile_k": 128},
+            "cannot meet",
+        ),
         (
             {"activation": "fp8_e4m3", "group_size": 64, "scale": True},
             {"placement": "accumulator", "tile_k": 128},

@@ -11,7 +11,7 @@ from schedules.cost import Cost
 from targets import get_device
 from tile_types.errors import MissingToolError
 
-H200, MI300 = get_device("cuda/sm_90a"), get_device("rocm/gfx942")
+H200, B200, MI300 = map(get_device, ("cuda/sm_90a", "cuda/sm_100a", "rocm/gfx942"))
 COST = Cost(2e-6, "dram", (("dram", 2e-6), ("launch", 1e-7)), 100, 200)
 
 PTX = """
@@ -52,6 +52,14 @@ def _missing(stage: str) -> str | None:
 )
 def test_matrix_instructions_are_told_apart(vendor: str, stage: str, text: str, count: int) -> None:
     assert len(re.findall(VENDORS[vendor].stages[stage], text)) == count
+
+
+@pytest.mark.parametrize(("columns", "blocks"), [(128, 3), (256, 2), (512, 1)])
+def test_tensor_memory_limits_resident_blocks(columns: int, blocks: int) -> None:
+    tir = f"""with T.attr({{"tirx.dyn_smem_bytes": T.int64(65536)}}):
+    T.ptx.tcgen05(address, T.uint32({columns}), "alloc", "cta_group::1")"""
+    found = gather(B200, {**REPORT, "registers": 56}, {"cuda": CUDA, "tir": tir}, COST, {"sass": SASS}.get)
+    assert (found.facts["tensor_columns"], found.blocks_per_unit) == (columns, blocks)
 
 
 def test_evidence_of_an_nvidia_kernel() -> None:

@@ -101,7 +101,8 @@ def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
         (INT4, 4096, "tcgen05"),
         (Gemm(8192, 8192, "float16", scale=False), 4096, "tcgen05"),
         (Gemm(8192, 8192, "float16", scale=False), 32, "mma"),
-        (Gemm(8192, 8192, "int8", activation="int8", scale=False), 4096, "mma"),
+        (Gemm(8192, 8192, "int8", activation="int8", scale=False), 4096, "tcgen05"),
+        (Gemm(8192, 8192, "int4", activation="int8", group_size=128), 4096, "mma"),
     ],
 )
 def test_tensor_memory_is_chosen_where_predicted_faster(gemm: Gemm, m: int, pipeline: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import predict
 from schedules.estimate import Estimator, nearest
+from schedules.footprint import resources
 from schedules.legal import is_legal
 from schedules.policy import make_plan, rank
 from schedules.schedule import GpuSchedule, Plan, parse_schedule
@@ -256,3 +257,22 @@ def test_what_was_timed_for_many_rows_does_not_serve_few() -> None:
     assert all(estimator.tells(schedule, 64) for schedule in many)
     plan = make_plan(gemm, H200, database)
     assert {str(plan.schedule_for(m).pipeline) for m in (1, 4, 8)} == {"gemv"}
+
+
+def test_another_type_tells_nothing_of_a_kernel_that_shares_a_multiprocessor() -> None:
+    """Groups of 64 leave room for one block on a multiprocessor, groups of 128 for two of fewer registers.
+
+    Measured of nf4 at 28672 x 8192, M = 1, where either has one block: 36 us, and 57 us.
+    """
+    database = TuningDatabase(None)
+    gemm = replace(GEMM, n=28672, k=8192, weight="nf4", group_size=128)
+    other = replace(gemm, group_size=64)
+    timed = min(
+        (row for row in nearest(database.measurements(H200, other), other) if row.m == 1),
+        key=lambda row: row.seconds,
+    )
+    assert isinstance(timed.schedule, GpuSchedule)
+    blocks = [resources(each, H200, timed.schedule).blocks_per_unit for each in (gemm, other)]
+    assert blocks == [2, 1]
+    assert timed.schedule not in Estimator(gemm, H200, (), database.akin(H200, gemm)).measured
+    assert make_plan(gemm, H200, database).schedule_for(1) != timed.schedule

@@ -148,9 +148,7 @@ def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
         f.index -= 1
         return
     if i.op == "DICT_MERGE" and (set(value) & set(target) or not all(type(key) is str for key in value)):
-        callee = getattr(f.stack[-2 - i.arg], "__qualname__", "function")
-        key = next(iter(set(value) & set(target)), None)
-        raise TypeError(f"{callee}() got multiple values for keyword argument {key!r}")
+        raise TypeError(_misgiven(f.stack[CALLEE - i.arg], value, target))
     method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
     if i.op == "LIST_EXTEND" and not _iterable(type(value)):
         raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
@@ -167,6 +165,21 @@ def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
         return
     f.stack.append(opaque(vm, kind, (value,), {}, "redo", why))
     f.index -= 1
+
+
+CALLEE = -3 if VERSION >= (3, 13) else -2
+"""Where a call with keyword arguments has what it calls: from 3.13 on, below a place that is empty."""
+
+
+def _misgiven(callee: Any, given: dict[Any, Any], before: dict[Any, Any]) -> str:
+    """Return Python's message on keyword arguments that no call takes."""
+    twice = next((key for key in given if key in before), None)
+    if twice is None:
+        return "keywords must be strings"
+    home, name = getattr(callee, "__module__", None), getattr(callee, "__qualname__", None)
+    path = name if home in (None, "builtins") else f"{home}.{name}"
+    shown = str(callee) if name is None else f"{path}()"
+    return f"{shown} got multiple values for keyword argument '{twice}'"
 
 
 def _iterable(kind: type) -> bool:

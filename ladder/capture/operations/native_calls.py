@@ -25,7 +25,7 @@ from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.objects import perform, pinned_part
 from ladder.capture.operations.replay import drained, iterate, replay
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
-from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.operations.tensor_operators import read_list, tensor_operator
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
@@ -52,7 +52,7 @@ _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
 }
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
 _TENSOR_TYPE = type(torch.FloatTensor)
-_MADE_EMPTY = (object, dict, list, set, OrderedDict, defaultdict, deque, types.SimpleNamespace)
+_MADE_EMPTY = (object, dict, list, set, OrderedDict, defaultdict, deque, types.SimpleNamespace, property)
 """Classes whose ``__new__`` makes an empty object of the class that it is given."""
 _OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
 
@@ -301,15 +301,19 @@ def _torch_native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
         args = (function.__self__, *args)
         function = getattr(torch._C.TensorBase, function.__name__)
     name = function.__name__
-    if function in _BY_TYPE and not (name == "type" and len(args) == 1):
-        return _BY_TYPE[function](vm, function, args, kwargs)
+    if function in _BY_METHOD and not (name == "type" and len(args) == 1):
+        return _BY_METHOD[function](vm, function, args, kwargs)
     if name in tensors.METADATA:
         return _metadata(vm, function, args, kwargs)
     return tensor_operator(vm, function, args, kwargs)
 
 
-_BY_TYPE = {torch._C.TensorBase.new: _new, torch._C.TensorBase.type: _to_type}
-"""Methods of tensors that take or stand for types of tensors."""
+_BY_METHOD = {
+    torch._C.TensorBase.new: _new,
+    torch._C.TensorBase.type: _to_type,
+    torch._C.TensorBase.tolist: read_list,
+}
+"""Methods of tensors that take or stand for types of tensors, or make lists."""
 
 
 def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -344,6 +348,8 @@ def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, k
         return _object_wrapper(vm, owner, name, rest)
     if name == "__init__" and home is object:
         return None
+    if name == "__init__" and home is property and not vm.heap.node(owner).external:
+        return perform(vm, property.__init__, (owner, *rest), kwargs, [vm.heap.node(owner)])
     if (name == "__call__" and home is type) or (is_a(owner, type) and name == "__call__"):
         return construct(vm, owner, rest, kwargs)
     return container_method(vm, function, owner, name, rest, kwargs)

@@ -14,7 +14,8 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node, 
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
-from ladder.capture.operations.symbolic import fake_results, real_values, settled_for_operator
+from ladder.capture.operations.objects import new_container
+from ladder.capture.operations.symbolic import fake_results, is_open, real_values, settled_for_operator
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Assumption, Value
 from ladder.capture.values import tensors
@@ -63,6 +64,18 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     return result
 
 
+def read_list(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``Tensor.tolist``: its numbers are known or assumed as one number of a tensor is."""
+    numbers = tensor_operator(vm, function, args, kwargs)
+    return _listed(vm, numbers) if vm.recording and vm.heap.find(numbers) is None else numbers
+
+
+def _listed(vm: Interpreter, numbers: Any) -> Any:
+    if type(numbers) is not list:
+        return numbers
+    return new_container(vm, [_listed(vm, item) for item in numbers])
+
+
 def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """Return arguments in which only what the graph can take is `Dynamic`."""
     if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
@@ -89,18 +102,20 @@ def _note_result(
 
 
 def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> bool:
-    """Say whether a number read from a tensor is the same in all runs, or is assumed to be and checked.
+    """Say whether numbers read from a tensor are the same in all runs, or are assumed to be and checked.
 
     Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
     where that has failed before, the graph breaks instead.
     """
-    if type(result) not in (bool, int, float) or function in tensors.STATE_WRITES or not inputs:
+    if not tensors.is_number_or_list(result) or function in tensors.STATE_WRITES or not inputs:
         return False
     if all(value.constant for value in inputs):
         return True
     point, here = vm.point, vm.here()
-    reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
+    reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_NUMBERS
     if not reads or point is None or here in point.surprising or bool(vm.aside) or inputs[0].dynamic:
+        return False
+    if type(result) is list and (is_open(vm, inputs[0].obj) or inputs[0].obj.numel() > tensors.MOST_NUMBERS):
         return False
     branches = function is torch.Tensor.__bool__ or (type(result) is bool and point.layouts)
     if vm.store.joins and branches:

@@ -158,3 +158,12 @@ def has_same_value(found: Any, value: Any) -> bool:
     if is_a(value, float | complex | np.generic) and not value:
         return repr(found) == repr(value)
     return bool(found == value)
+
+
+def has_same_numbers(found: Any, value: Any) -> bool:
+    """Say whether `found` is the number `value`, or holds the same as its lists of numbers."""
+    if type(found) is not type(value):
+        return False
+    if type(value) is not list:
+        return has_same_value(found, value)
+    return len(found) == len(value) and all(map(has_same_numbers, found, value))

@@ -38,8 +38,11 @@ UNGUARDED = frozenset(
 VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
 """Tensor attributes that are operators."""
 
-READS_A_NUMBER = frozenset(words("item __int__ __float__ __bool__ __index__"))
-"""Methods of a tensor of one element that give it as a number."""
+READS_NUMBERS = frozenset(words("item __int__ __float__ __bool__ __index__ tolist"))
+"""Methods of a tensor that give its one element as a number, or all as lists."""
+
+MOST_NUMBERS = 64
+"""Elements that are read from a tensor and compared in each call; the graph breaks where more are read."""
 
 STATE_WRITES = frozenset(
     getattr(torch._C, name)
@@ -104,6 +107,11 @@ NO_EFFECT = frozenset({torch._C._log_api_usage_once, torch._C._log_api_usage_met
 OVERRIDE_CHECKS = frozenset(
     {torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic}
 )
+
+
+def is_number_or_list(value: Any) -> bool:
+    """Say whether `value` is a number, or lists of numbers, as tensors give them."""
+    return type(value) in (bool, int, float) or type(value) is list
 
 
 def autocast_state() -> tuple[Any, ...]:

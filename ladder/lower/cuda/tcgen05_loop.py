@@ -41,7 +41,7 @@ class TensorSums:
 
     def __init__(self, spec: Spec, who: MathThread, base: Expr) -> None:
         self.spec, self.who, self.base = spec, who, base
-        self.registers = b.local(spec.geo.chunk // 2, "float32")
+        self.registers = b.local(spec.geo.chunk // 2, "uint32" if spec.integer else "float32")
         self.held: tuple[int, int] | None = None
 
     def __call__(self, index: int) -> Expr:
@@ -52,8 +52,9 @@ class TensorSums:
         if self.held != (m, part):
             self._load(m, part)
             self.held = (m, part)
-        gain = self.spec.decoder.decoder.gains[register // 2 % 2]
-        return self.registers[register] if gain == 1.0 else self.registers[register] * T.float32(gain)
+        gain, held = self.spec.decoder.decoder.gains[register // 2 % 2], self.registers[register]
+        total = T.Cast("float32", T.reinterpret("int32", held)) if self.spec.integer else held
+        return total if gain == 1.0 else total * T.float32(gain)
 
     def _load(self, m: int, part: int) -> None:
         """Load the columns that the epilogue stages together, of row tile ``m`` of the warpgroup."""

@@ -42,10 +42,11 @@ EVERY_LANE = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Kind:
-    """An instruction's kind, and the number that stands for an operand's type in its descriptor."""
+    """An instruction's kind, and the numbers of an operand's type and of its sums' in its descriptor."""
 
     name: str
     number: int
+    sums: int = 1
 
 
 KINDS: Mapping[str, Kind] = {
@@ -53,14 +54,15 @@ KINDS: Mapping[str, Kind] = {
     "bfloat16": Kind("kind::f16", 1),
     "fp8_e4m3": Kind("kind::f8f6f4", 0),
     "fp8_e5m2": Kind("kind::f8f6f4", 1),
+    "int8": Kind("kind::i8", 1, 2),
 }
 """Operand types that this pipeline multiplies."""
 
 
 def instruction_descriptor(weight: str, activation: str, columns: int) -> int:
-    """Return the instruction descriptor of a product: float32 sums, 128 rows, both operands K-major."""
-    first, second = KINDS[weight].number, KINDS[activation].number
-    return 1 << 4 | first << 7 | second << 10 | columns >> 3 << 17 | ROWS >> 4 << 24
+    """Return the instruction descriptor of a product of 128 rows, both operands K-major."""
+    first, second = KINDS[weight], KINDS[activation]
+    return second.sums << 4 | first.number << 7 | second.number << 10 | columns >> 3 << 17 | ROWS >> 4 << 24
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _call(node: Node, now: Now) -> Run:
         found = function(*(value(operands) for value in arguments), **named)
         results = found if isinstance(found, tuple | list) else (found,)
         for result, dtype in zip(results, dtypes, strict=True):
-            if result.dtype is not dtype:
+            if result is not None and result.dtype is not dtype:  # None was not asked for
                 raise UnlikeItsFakeError(
                     f"{given['target']} gives {result.dtype} here, its fake tensors say {dtype}"
                 )

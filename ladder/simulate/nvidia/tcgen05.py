@@ -30,8 +30,15 @@ SHAPES = {"16x128b": (16, 4), "16x256b": (16, 8), "32x32b": (32, 1)}
 STEP_BYTES = 32
 """Bytes of K of one product."""
 
-TYPES = {"kind::f16": {0: "f16", 1: "bf16"}, "kind::f8f6f4": {0: "e4m3", 1: "e5m2"}}
+TYPES = {
+    "kind::f16": {0: "f16", 1: "bf16"},
+    "kind::f8f6f4": {0: "e4m3", 1: "e5m2"},
+    "kind::i8": {0: "u8", 1: "s8"},
+}
 """Kind -> number in the instruction descriptor -> operand type."""
+
+SUMS = {"kind::f16": 1, "kind::f8f6f4": 1, "kind::i8": 2}
+"""Kind -> the number there of float32 sums, or of int32."""
 
 DESCRIPTOR_CONSTANT, SWIZZLES = 1, {2: 1}
 """What bits 46 to 48 of a shared memory descriptor hold; its swizzle mode -> that of wgmma's."""
@@ -205,17 +212,18 @@ class Product:
 
     columns: int
     kinds: tuple[str, str]
+    integer: bool
 
     @staticmethod
     def read(kind: str, descriptor: int) -> Product:
-        """Read the descriptor of a dense product of 128 rows with float32 sums."""
+        """Read the descriptor of a dense product of 128 rows, with sums of 32 bits."""
         types = TYPES.get(kind, {})
         first, second = (types.get(descriptor >> at & 7, "") for at in (7, 10))
         columns = (descriptor >> 17 & 0x3F) * 8
-        plain = descriptor & ~(0x3F << 17 | 7 << 7 | 7 << 10) == 1 << 4 | ROWS >> 4 << 24
+        plain = descriptor & ~(0x3F << 17 | 7 << 7 | 7 << 10) == SUMS.get(kind, 0) << 4 | ROWS >> 4 << 24
         if not (first and second and plain and columns % 16 == 0 and 16 <= columns <= 256):
             raise UnknownCallError(f"the simulator has no tcgen05.mma of {kind}, descriptor {descriptor:#x}")
-        return Product(columns, (first, second))
+        return Product(columns, (first, second), SUMS[kind] == 2)
 
 
 def _product(t: Translator, call: CallView) -> Step:
@@ -261,12 +269,9 @@ def _multiply(
         return  # reported
     held = np.ascontiguousarray(tensor.words[block][:, words]).view(np.uint8)
     rows = decode(_rows(c, what, warp, x, statement), what.kinds[1])
-    old = (
-        tensor.words[block][:, columns].view(np.float32)
-        if add
-        else np.zeros((ROWS, what.columns), np.float32)
-    )
-    total = multiply(decode(held, what.kinds[0]), rows.T, old, integer=False)
+    before = tensor.words[block][:, columns] if add else np.zeros((ROWS, what.columns), np.uint32)
+    old = before.view(np.int32 if what.integer else np.float32)
+    total = multiply(decode(held, what.kinds[0]), rows.T, old, what.integer)
     tensor.words[block][:, columns] = total.view(np.uint32)
 
 
