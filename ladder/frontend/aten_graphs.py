@@ -27,6 +27,7 @@ KEPT = (
     "std",
     "std_mean",
     "index_add",
+    "index_copy",
     "binary_cross_entropy",
 )
 """Operators that torch would take apart and that are rows of ours."""

@@ -56,9 +56,15 @@ def _rows_put(
     ids = indices[axis]
     if len(im.shape(ids)) != 1:
         return None
-    return im.g.add(
-        "put", x, ids, im.expand(rows, (*shape[:axis], *im.shape(ids), *shape[axis + 1 :])), axis=axis
-    )
+    there = im.expand(rows, (*shape[:axis], *im.shape(ids), *shape[axis + 1 :]))
+    return im.g.add("put", x, ids, there, axis=axis, from_end=True)
+
+
+def _rows_copied(im: Importer, out: str, x: str, axis: int, ids: str, rows: str) -> Any:
+    """As `_rows_put`, of numbers that are not negative."""
+    if len(im.shape(ids)) != 1 or not im.shape(x):
+        return None
+    return im.g.add("put", x, ids, rows, axis=axis % len(im.shape(x)))
 
 
 SMALLEST_SCALE = 2.0**-126
@@ -298,6 +304,7 @@ MODEL_ROWS: dict[str, Row] = {
     "embedding.default": _embedded,
     "index.Tensor": _indexed,
     "index_put.default": _rows_put,
+    "index_copy.default": _rows_copied,
     "quantize_tokens.default": _token_codes,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,

@@ -22,11 +22,29 @@ def _arithmetic(operator: str, swapped: bool = False) -> Row:
     """Return the row of ``a op alpha * b``."""
 
     def row(im: Importer, out: str, a: Any, b: Any, alpha: float = 1) -> Any:
-        if alpha != 1:
+        if operator in ("add", "sub"):
+            a, b, alpha = (_narrow(im, value, out) for value in (a, b, alpha))
+        if alpha != 1 and _is_narrow(im, out):
+            b = im.apply("mul", [b, alpha], "float32")
+        elif alpha != 1:
             b = im.arithmetic("mul", [b, alpha], out)
         return im.arithmetic(operator, [b, a] if swapped else [a, b], out)
 
     return row
+
+
+def _is_narrow(im: Importer, out: str) -> bool:
+    """Tell whether eager rounds numbers to the 16 bits of a sum or power: its kernels for CPUs do."""
+    return im.precise and im.on_cpu and out in HALVES
+
+
+def _narrow(im: Importer, value: Any, out: str) -> Any:
+    """Return a number, or a tensor of rank 0 of a wider type, as those kernels take it."""
+    if not _is_narrow(im, out):
+        return value
+    if im.is_value(value):
+        return value if im.ttype(value) in (out, "bool") else im.g.add("convert", value, type=out, exact=True)
+    return value if isinstance(value, str | bool) else held(value, out)
 
 
 def _logic_or_bits(operator: str) -> Row:
@@ -105,6 +123,7 @@ def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
     if not isinstance(exponent, int | float):
         exact = not out.startswith(("float", "bfloat")) and not im.is_value(exponent)
         return None if exact else im.floats("pow", [base, exponent], out)
+    exponent = _narrow(im, exponent, out)
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
     if known is None or not out.startswith(("float", "bfloat")):
         return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None

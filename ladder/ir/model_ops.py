@@ -168,7 +168,8 @@ LIBRARY = (
         engine="library", doc="rows of a table by number (embedding)",
     ),
     Operator(
-        "put", (3, 3), _put_shape, _put, None, _named("put"), "other", attributes={"axis": Attribute("int")},
+        "put", (3, 3), _put_shape, _put, None, _named("put"), "other",
+        attributes={"axis": Attribute("int"), "from_end": Attribute("flag", False)},
         result_type=_table_type, engine="library", doc="rows replaced by number (a cache of keys or values)",
     ),
     ATTENTION,

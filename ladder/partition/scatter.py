@@ -88,14 +88,9 @@ def written(part: Subgraph) -> dict[str, str]:
     return {node.name: outside[node.inputs[0]] for node in puts}
 
 
-def numbered(part: Subgraph) -> dict[str, Extent]:
-    """Return the values of the model that say where rows go -> the rows that there are."""
+def numbered(part: Subgraph) -> list[tuple[str, Extent, bool]]:
+    """Return the values of the model that say where rows go, how many are there, and `from_end`."""
     outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
     puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
-    found: dict[str, Extent] = {}
-    for node in puts:
-        extent = node.tile.shape[node_attributes(node)["axis"]]
-        known = found.get(outside[node.inputs[1]])
-        smaller = isinstance(known, int) and isinstance(extent, int) and known < extent
-        found[outside[node.inputs[1]]] = known if smaller and known is not None else extent
-    return found
+    places = [(node, node_attributes(node)) for node in puts]
+    return [(outside[node.inputs[1]], node.tile.shape[g["axis"]], g["from_end"]) for node, g in places]

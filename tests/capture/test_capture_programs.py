@@ -23,7 +23,7 @@ STRESS = (
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
 ADVERSARIAL += ("suspended", "storage", "patched", "settings")
-ADVERSARIAL += ("arguments", "callbacks", "flow")
+ADVERSARIAL += ("arguments", "callbacks", "flow", "hostile")
 LIBRARIES = ("changed", "wrapped")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}

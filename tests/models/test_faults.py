@@ -217,6 +217,35 @@ def test_operators_whose_results_no_trace_knows() -> None:
     assert any("chain" in str(built.plan) for built in compiler.built)
 
 
+@pytest.mark.parametrize("numbers", [(0, 1), (-1, 0), (2, -4), (-5, 0), (0, 4)])
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_from_the_end(numbers: tuple[int, int], counted: bool) -> None:
+    """``cache[at] = rows`` counts negative numbers from the end, ``index_copy_`` refuses them."""
+
+    def put(cache: Tensor, at: Tensor, rows: Tensor) -> tuple[Tensor]:
+        other = torch.relu(cache)
+        if counted:
+            cache.index_put_((at,), rows * 2)
+            other.index_put_((at,), rows)
+        else:
+            cache.index_copy_(0, at, rows * 2)
+            other.index_copy_(1, at, rows.t()[:4])
+        return (rows + other.sum(),)
+
+    def called(run: Any) -> tuple[Any, Tensor]:
+        cache = torch.arange(16.0).view(4, 4)
+        try:
+            return run(cache, torch.tensor(numbers), torch.ones(2, 4)), cache
+        except IndexError:
+            return None, torch.empty(0)
+
+    run, compiler = compiled(put, torch.zeros(4, 4), torch.tensor([2, 0]), torch.ones(2, 4))
+    (found, mine), (expected, theirs) = called(run), called(put)
+    assert (found is None) is (expected is None)
+    assert all(map(torch.equal, (*(found or ()), mine), (*(expected or ()), theirs)))
+    assert not compiler.refused
+
+
 def test_an_argument_that_is_written_may_be_the_result() -> None:
     def program(cache: Tensor, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         cache.index_copy_(0, at, rows * 2)

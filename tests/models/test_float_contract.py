@@ -128,6 +128,19 @@ def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
     assert_equal(twice(ladder.compile(program, precise=True), x, y), program(x, y))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_precise_rounds_numbers_where_eager_does(dtype: torch.dtype) -> None:
+    """Its kernels for CPUs round those of sums and exponents to 16 bits, and of products not."""
+
+    def program(x: Any, y: Any) -> Any:
+        sums = x + 1.1, 0.3 - x, x - 1e-3, y + torch.tensor(0.7), torch.rsub(x, -2.7)
+        scaled = torch.add(x, y, alpha=1.1), torch.sub(x, y, alpha=-0.3), torch.add(x, 1.1, alpha=3)
+        return *sums, *scaled, y.abs() ** 1.1, x * 1.1, x / 0.3, x == 1.1, (x + 300.7) - x
+
+    x, y = (torch.randn(64, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (1, 2))
+    assert_equal(twice(ladder.compile(program, precise=True), x, y), program(x, y))
+
+
 MOST, LEAST = 3e38, 1e-30
 SPREAD = torch.tensor(
     [[MOST, -MOST, MOST, 1e38], [MOST] * 4, [2e19, -2e19, 1, 1], [LEAST, 2 * LEAST, 0, 1e-28]]

@@ -29,6 +29,7 @@ from ladder.capture.heap.nodes import (
 from ladder.capture.heap.single import brief, contents, is_of_capture, made_of_parts
 from ladder.capture.heap.table import ABSENT, WHOLE, Field
 from ladder.capture.python.frames import NULL
+from ladder.capture.values.copies import Copies
 from ladder.capture.values.kinds import (
     by_identity,
     by_value,
@@ -70,7 +71,8 @@ class Heap:
     steps
         The lines of the mock, in order.
     copied
-        Tensors that lie in rows with gaps, however wide: the graph takes a copy without.
+        Tensors that lie in rows with gaps, however wide: the graph takes a copy without; `copies` knows
+        what shares memory with these.
     distinct
         Types whose objects are told apart by identity.
     """
@@ -87,6 +89,7 @@ class Heap:
         self.tensors: list[Node] = []
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int] | None]] = []
         self.copied: dict[str, Node] = {}
+        self.copies = Copies(shapes)
         self.steps: list[MockStep] = []
         self.distinct: set[type] = set()
         self.unliftable: set[str] = set()
@@ -100,6 +103,7 @@ class Heap:
         self.guard.release()
         self.nodes, self.roots = {}, {}
         self.tensors, self.metadata, self.steps = [], [], []
+        self.copies.clear()
 
     def constant(self, value: Any) -> str:
         """Return text that denotes `value` itself in the generated code."""
@@ -208,11 +212,12 @@ class Heap:
         if not (found or lies_open) or not may_be_left_open(node.obj):
             return None
         names = {dim: self.guard.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
-        if lies_open or not node.obj.is_contiguous():
-            self.copied[node.var] = node
-            self.guard.check(f"{self.constant(lies_in_rows)}({node.var})", f"{path} lies in rows")
-        else:
+        if node.obj.is_contiguous():
             self.guard.check(f"{node.var}.is_contiguous()", f"{path} is contiguous")
+        else:
+            self.copied[node.var] = node
+            self.copies.add(node.obj)
+            self.guard.check(f"{self.constant(lies_in_rows)}({node.var})", f"{path} lies in rows")
         self.shapes.lift(node.var, node.obj, names)
         return frozenset(found)
 
@@ -230,6 +235,7 @@ class Heap:
             self.unliftable.add(strides_path(path))
             self.guard.check(f"{var}.stride() == {self.constant(steps)}", f"{path} lies as it did ({why})")
         self.copied.clear()
+        self.copies.clear()
         self.shapes.forget()
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:

@@ -99,12 +99,14 @@ def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
     """Let the graph take copies of inputs that may lie otherwise; whose memory is seen may not."""
     if not heap.copied:
         return
-    seen = {*trace.written}
+    seen, copies = {*trace.written}, heap.copies
+    found = copies.written or copies.same
     for value in trace.results:
         if value.var in needed:
             made = [item for item in flat(value.obj) if is_a(item, torch.Tensor)]
             seen |= {storage_of(item) for item in made if item.layout is torch.strided}
-    if any(storage_of(node.obj) in seen for node in heap.copied.values()):
+            found |= any(item in copies for item in made)
+    if found or any(storage_of(node.obj) in seen for node in heap.copied.values()):
         heap.fix_shapes("its memory is written or given back")
     for at, (node, var, example) in enumerate(trace.placeholders):
         if var in heap.copied:

@@ -24,7 +24,7 @@ from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.objects import perform, pinned_part
 from ladder.capture.operations.replay import drained, iterate, replay
-from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
+from ladder.capture.operations.symbolic import EXTENTS, OF_ANY_VALUES, WITHOUT_EXTENTS, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import read_list, tensor_operator
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -325,12 +325,25 @@ def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
             meet_metadata(vm, item, function.__name__)
         elif not is_plain(item):
             raise CaptureError("metadata of a structure")
+    lies = function.__name__ not in EXTENTS | WITHOUT_EXTENTS
+    if lies and any(is_a(item, torch.Tensor) and item in vm.heap.copies for item in args):
+        vm.heap.fix_shapes(f"{function.__name__} is read")
     if any(is_open(vm, item) for item in args):
         return _open_metadata(vm, function, args, kwargs)
+    if function.__name__ == "stride":
+        _meet_idle_strides(vm)
     result = function(*map(vm.plain, args), **kwargs)
     if not is_constant(result):
         raise CaptureError("metadata that is not a constant")
     return result
+
+
+def _meet_idle_strides(vm: Interpreter) -> None:
+    """Guard strides along axes of one element, which guards of tensors leave out."""
+    for node in vm.heap.tensors:
+        if node.obj.layout is torch.strided and 1 in node.obj.shape and node.first("stride"):
+            steps = vm.heap.constant(node.obj.stride())
+            vm.heap.guard.check(f"{node.var}.stride() == {steps}", f"{node.var}.stride()")
 
 
 def _open_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -58,6 +58,8 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         vm.trace.late = monitor.counted  # it has run, and is not in the graph
         return _break_after(vm, function, *vm.plain_given(args, kwargs), result, why)
     _note_effects(vm, function, args, result, monitor)
+    if vm.heap.copies:
+        vm.heap.copies.follow(function, values, named, result, monitor)
     _note_result(vm, result, operator_node(vm, function, *nodes), inputs, monitor)
     for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
         vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake

@@ -226,14 +226,24 @@ class Shapes:
     def fake_of(self, var: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor; without one its extents are what they are."""
         known = self.fakes.get(var)
-        fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True) if known is None else known
+        return self.closed_fake(tensor) if known is None else known
+
+    def closed_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a fake whose extents are those of `tensor`."""
+        fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True)
         return fake
+
+    def fakes_mode(self) -> Any:
+        """Return the mode in which fakes are made."""
+        self._begin()
+        return self.mode
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operator on fakes; the state of random generators stays as it is."""
-        return self.remembered(function, args, kwargs, lambda: self._run(function, args, kwargs))
+        return self.remembered(function, args, kwargs, lambda: self.run_once(function, args, kwargs))
 
-    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_once(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operator on fakes, and do not remember what it gave."""
         from torch._dispatch.python import enable_python_dispatcher
 
         state = torch.get_rng_state()

@@ -42,8 +42,8 @@ def bind_chain(memory: Workspace, step: Step) -> Bound:
 
     def run(slots: Slots) -> None:
         operands = _operands(slots, reads)
-        for slot, extent in numbers_of_rows:
-            _require_rows(slots[slot], extent()[0])
+        for slot, extent, from_end in numbers_of_rows:
+            _require_rows(slots[slot], extent()[0], from_end)
         results = []
         for slot, target in writes:
             slots[slot] = result = target()
@@ -94,15 +94,17 @@ def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequen
         result.copy_(torch.from_numpy(np.array(value)))
 
 
-def _rows_to_check(memory: Workspace, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
-    """Return (slot, extent) of what says where a chain puts rows; GPUs leave out rows beyond the end."""
+def _rows_to_check(memory: Workspace, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]], bool]]:
+    """Return (slot, extent, from_end) of what places rows; GPUs leave out rows beyond the end."""
     if memory.owner.where.type != "cpu":
         return []
-    return [(memory.slot[v], memory.now.numbers((extent,))) for v, extent in numbered(step.part).items()]
+    found = dict.fromkeys(numbered(step.part))
+    return [(memory.slot[value], memory.now.numbers((extent,)), ends) for value, extent, ends in found]
 
 
-def _require_rows(numbers: torch.Tensor, extent: int) -> None:
-    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < extent:
+def _require_rows(numbers: torch.Tensor, extent: int, from_end: bool) -> None:
+    least = -extent if from_end else 0
+    if numbers.numel() and not least <= int(numbers.min()) <= int(numbers.max()) < extent:
         raise IndexError(f"rows {numbers.tolist()} are to be put into {extent}")
 
 

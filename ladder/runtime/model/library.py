@@ -82,8 +82,11 @@ def _take(node: Node, now: Now) -> Run:
 
 
 def _put(node: Node, now: Now) -> Run:
-    axis = node_attributes(node)["axis"]
-    return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+    axis, from_end = (node_attributes(node)[name] for name in ("axis", "from_end"))
+    if not from_end:
+        return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+    before = (None,) * axis
+    return lambda base, ids, rows: torch.ops.aten.index_put(base, (*before, ids), rows)
 
 
 def _call(node: Node, now: Now) -> Run:

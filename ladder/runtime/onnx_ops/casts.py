@@ -167,10 +167,10 @@ def _range(code: int) -> tuple[int, int]:
 
 
 def saturated(value: Any, code: int, zero: Any = None) -> Any:
-    """Round to the nearest whole number, add a zero point, and clamp to an integer type."""
+    """Round to the nearest whole number, add a zero point, and clamp to an integer type, in place."""
     low, high = _range(code)
-    whole = value.round()
-    whole = (whole if zero is None else whole + zero).clamp_(low, high)
+    whole = value.round_()
+    whole = (whole if zero is None else whole.add_(zero)).clamp_(low, high)
     return whole.to(DTYPES[code]) if high <= 255 and code in DTYPES else cast(whole.to(torch.int64), code)
 
 

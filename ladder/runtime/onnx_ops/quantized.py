@@ -23,10 +23,10 @@ UINT8 = int(onnx.TensorProto.UINT8)
 def dynamic(x: Any) -> tuple[Any, Any, Any]:
     """Return codes of 8 bits, scale and zero point by the range of a tensor, which has 0 in it."""
     low, high = torch.aminmax(x) if x.numel() else (x.new_zeros(()), x.new_zeros(()))
-    low, high = low.clamp(max=0), high.clamp(min=0)
-    scale = (high - low) / 255
-    divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
-    zero = (-low / divisor).clamp(0, 255).round()
+    low, high = low.clamp_(max=0), high.clamp_(min=0)
+    scale = high.sub_(low).div_(255)
+    divisor = scale + (scale == 0)  # 1 where all elements are 0
+    zero = low.neg_().div_(divisor).clamp_(0, 255).round_()
     return saturated(x / divisor, UINT8, zero), scale, zero.to(torch.uint8)
 
 
@@ -35,7 +35,7 @@ def _value(x: Any, scale: Any, zero: Any) -> Any:
 
 
 def _codes(value: Any, scale: Any, zero: Any, code: int) -> Any:
-    return saturated(value / scale, code, None if zero is None else numbers(zero))
+    return saturated(value / scale, code, None if zero is None else along(numbers(zero), None, value.ndim))
 
 
 # products and convolutions -----------------------------------------------------------------------------
