@@ -10,7 +10,7 @@ from typing import Any
 from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, is_torch
 from tile_types.errors import ArtifactError, ConversionError, LadderError, ShapeError, unknown_name
 from tile_types.library import get_type
-from tile_types.packing import pack_codes, storage_extent, unpack_codes
+from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes
 from tile_types.scaling import block_rows, grouped_columns, row_chunks
 from tile_types.ttype import TType
 
@@ -279,6 +279,7 @@ class QuantizedTensor:
             for name, array in arrays.items():
                 if name == "scale" and metadata["scale_type"] in _ONE_BYTE and array.dtype.itemsize == 1:
                     arrays[name] = arrays_of(array).view(array, metadata["scale_type"])
+            _require_types(metadata["ttype"], arrays)
             return cls(**metadata, **arrays)
         except ArtifactError:
             raise
@@ -286,6 +287,16 @@ class QuantizedTensor:
             raise ArtifactError(
                 f"not a quantized tensor, or a damaged one: {error}; export it again"
             ) from error
+
+
+def _require_types(ttype: TType, arrays: dict[str, Array]) -> None:
+    """Raise `ArtifactError` for codes or scales of a type that they cannot have."""
+    storage, scale = arrays["storage"], arrays.get("scale")
+    wanted, found = storage_dtype(ttype.elem_bits), arrays_of(storage).dtype_name(storage)
+    if found != wanted:
+        raise ArtifactError(f"its codes are {found}, {ttype.name} is stored in {wanted}")
+    if scale is not None and not arrays_of(scale).is_float(scale):
+        raise ArtifactError(f"its scales are {arrays_of(scale).dtype_name(scale)}, not real numbers")
 
 
 _ONE_BYTE = tuple(name for name in NUMPY_DTYPES if name.startswith(("e8", "fp8")))

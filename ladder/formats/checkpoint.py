@@ -282,9 +282,17 @@ def assign(
                 require(layer.name not in layers, f"{layer.name} is stored in two formats")
                 layers[layer.name] = found
                 taken.update(prefix + part for part in layer.parts)
+    lost = next((name for name in arrays if name not in taken and _is_lost(name, arrays)), None)
+    require(lost is None, f"{lost} is there without its description")
     clash = next((name for name in layers if name in arrays and name not in taken), None)
     require(clash is None, f"{clash} is there both quantized and as it is")
     return layers, {name: stored for name, stored in arrays.items() if name not in taken}
+
+
+def _is_lost(name: str, arrays: Arrays) -> bool:
+    """Tell codes of our own format that nothing describes."""
+    prefix = name.removesuffix(native.CODES)
+    return prefix != name and any(prefix + suffix in arrays for suffix in native.ARRAYS)
 
 
 def _recognised(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tile_types import QuantizedTensor
 
 KEY = ".description"
+CODES = ".storage"
 ARRAYS = (".scale", ".zero", ".offset", ".columns")
 
 
@@ -50,7 +51,7 @@ FORMAT = Format(
     shape,
     read,
     methods=("ladder",),
-    parts=(".storage",),
+    parts=(CODES,),
     optional=ARRAYS,
     result="",
     dtype="scale",

@@ -21,7 +21,15 @@ from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats.checkpoint import Checkpoint
-from ladder.integrations.loading import METHOD, Settings, device_of, linear_layers, opened, owned
+from ladder.integrations.loading import (
+    METHOD,
+    Settings,
+    device_of,
+    linear_layers,
+    opened,
+    owned,
+    require_shape,
+)
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, DeviceError, LadderError
 
@@ -125,10 +133,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _hold(self, model: torch.nn.Module, name: str, matrix: QuantizedTensor) -> None:
         """Keep a weight until loading has ended; the layer keeps its bias alone."""
         layer: Any = model.get_submodule(name)
-        if matrix.shape != (layer.out_features, layer.in_features):
-            raise CheckpointError(
-                f"{name}.weight has the shape {list(matrix.shape)}, the layer is {layer.extra_repr()}"
-            )
+        require_shape(layer, name, matrix)
         self.held[name] = matrix
         layer.weight = None
 

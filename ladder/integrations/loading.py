@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -65,16 +66,26 @@ def is_within(name: str, modules: Iterable[str]) -> bool:
     return any(f".{part.strip('.')}." in f".{name}." for part in modules)
 
 
-def opened(files: list[Path]) -> Checkpoint:
+def opened(files: list[Path], folder: str = "") -> Checkpoint:
     """Open the files that a loader found for a model, by the index that names them if there are several.
+
+    Parameters
+    ----------
+    files
+        The files.
+    folder
+        Where the model lies, if it is a folder.
 
     Raises
     ------
     CheckpointError
-        If there are none, no index names just them, or they cannot be read.
+        If there are none, one lies outside of the folder, no index names just them, or they cannot be read.
     """
     if not files:
         raise CheckpointError("a quantized model is loaded from files, none was found")
+    for file in files if os.path.isdir(folder) else ():
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
+            raise CheckpointError(f"{folder}: its index names {file}, which lies outside of it")
     if len(files) == 1:
         return load_checkpoint(files[0])
     names = {file.name for file in files}
@@ -90,6 +101,14 @@ def owned(matrix: QuantizedTensor) -> QuantizedTensor:
     names = ("storage", "scale", "zero", "offset", "columns")
     arrays = {name: getattr(matrix, name) for name in names}
     return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
+
+
+def require_shape(layer: Any, name: str, matrix: QuantizedTensor) -> None:
+    """Raise `CheckpointError` unless a stored matrix is the weight of a linear layer."""
+    if matrix.shape != (layer.out_features, layer.in_features):
+        raise CheckpointError(
+            f"{name}.weight has the shape {list(matrix.shape)}, the layer is {layer.extra_repr()}"
+        )
 
 
 def device_of(device_map: Mapping[str, Any] | None, name: str) -> torch.device:

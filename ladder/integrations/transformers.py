@@ -33,6 +33,7 @@ from ladder.integrations.loading import (
     linear_layers,
     opened,
     owned,
+    require_shape,
 )
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
@@ -154,7 +155,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
-        checkpoint = opened([Path(file) for file in files])
+        checkpoint = opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
         base = getattr(model, "base_model_prefix", "")
         stored = {named(name, base, {*self.linear, *self.stacks}): name for name in checkpoint.layers}
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
@@ -164,6 +165,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, sources in wanted.items():
             if sources:
                 self.held[name] = owned(experts.read(sources, lambda source: checkpoint[stored[source]]))
+                if name in self.linear:
+                    require_shape(model.get_submodule(name), name, self.held[name])
                 self._empty(model, name)
         self._require_all(
             checkpoint, model, {stored[source] for found in wanted.values() for source in found}

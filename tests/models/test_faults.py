@@ -11,6 +11,7 @@ import torch
 
 import ladder
 from ladder import faults, knobs
+from ladder.api import aliasing
 from ladder.api.compiler import Compiler
 from ladder.api.surroundings import STATE, kept_state
 from ladder.capture.captured import Captured
@@ -392,7 +393,9 @@ def test_results_that_were_not_asked_for() -> None:
     assert fast.calls["eager"] == 0, fast.explain()
 
 
-def test_results_with_gaps_lie_as_the_sizes_of_a_call_have_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_results_with_gaps_lie_as_the_sizes_of_a_call_have_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As keys and values of a sliding window: part of what was joined, for prompts of any length."""
 
     def program(x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -406,3 +409,12 @@ def test_results_with_gaps_lie_as_the_sizes_of_a_call_have_it(caplog: pytest.Log
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
             assert (found.stride(), found.storage_offset()) == (expected.stride(), expected.storage_offset())
     assert "operator by operator" not in caplog.text
+
+    def asked(*_: Any) -> Any:
+        raise AssertionError("how results lie follows from the sizes of a call")
+
+    monkeypatch.setattr(aliasing, "open_strides", asked)
+    monkeypatch.setattr(aliasing, "strides_for", asked)
+    x, past = torch.randn(3, 11, 8), torch.randn(3, 2, 5, 4)
+    for found, expected in zip(fast(x, past), program(x, past), strict=True):
+        assert (found.stride(), found.storage_offset()) == (expected.stride(), expected.storage_offset())

@@ -125,6 +125,43 @@ def test_models_that_read_the_weights_of_their_layers(tmp_path: Path) -> None:
     assert torch.allclose(logits(model), logits(plain), atol=1e-4, rtol=1e-3)
 
 
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+DAMAGES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], str]] = {
+    "codes of another type": (
+        lambda a: {f"{QUERY}.storage": a[f"{QUERY}.storage"].float()},
+        "codes are float32",
+    ),
+    "scales of another type": (lambda a: {f"{QUERY}.scale": a[f"{QUERY}.scale"].short()}, "scales are int16"),
+    "another layer's": (
+        lambda a: {
+            name: a[name.replace("q_proj", "k_proj")].clone() for name in a if name.startswith(f"{QUERY}.")
+        },
+        r"has the shape \[32, 64\]",
+    ),
+}
+
+
+def test_damaged_and_hostile_folders(folder: Path, tmp_path: Path) -> None:
+    auto, options = transformers.AutoModelForCausalLM, LadderConfig("int4", group_size=GROUP)
+    auto.from_pretrained(folder, quantization_config=options).save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "model.safetensors"
+    arrays = load_file(path)
+    for alter, says in DAMAGES.values():
+        save_file({**arrays, **alter(arrays)}, path, metadata={"format": "pt"})
+        with pytest.raises(ladder.CheckpointError, match=says):
+            auto.from_pretrained(tmp_path / "saved")
+    undescribed = {name: value for name, value in arrays.items() if name != f"{QUERY}.description"}
+    save_file(undescribed, path, metadata={"format": "pt"})
+    with pytest.raises(ladder.CheckpointError, match="without its description"):
+        auto.from_pretrained(tmp_path / "saved")
+    path.unlink()
+    save_file(arrays, tmp_path / "outside.safetensors", metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(arrays, "../outside.safetensors")}
+    (tmp_path / "saved" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ladder.CheckpointError, match="lies outside of it"):
+        auto.from_pretrained(tmp_path / "saved")
+
+
 def as_gptq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     q = ladder.quantize(weight, "uint4", group_size=GROUP, zero="integer", scale_type="float16")
     zero = q.zero.t().to(torch.int32).reshape(q.zero.shape[1], -1, 8) << (4 * torch.arange(8))
