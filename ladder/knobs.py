@@ -141,6 +141,9 @@ class Settings:
         False, _boolean, "1, in all processes: GPUs add up small tensors in each other's memory, not by NCCL"
     )
     found_graphs = Knob[bool](True, _boolean, "0 leaves kernels of the superoptimizer out of plans")
+    gated_products = Knob[bool](
+        False, _boolean, "1 computes gates of few tokens in the epilogue of their product, on CUDA GPUs"
+    )
     runtime_dir = Knob[Path | None](None, _path, "folder of libtvm_runtime*.so [of the installed apache-tvm]")
 
 

@@ -46,6 +46,9 @@ for sm_100a)."""
 MOST_DIGIT_COLUMNS = 32
 """Columns of products, four for an activation row of 16 bits, that a warp of digits holds sums of."""
 
+GATED_ROWS = 32
+"""Rows of a warp of a gated product: a fragment of either half."""
+
 LEAST_SLABS = 3
 """Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
 
@@ -120,8 +123,14 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
         yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _window_violations(gemm, schedule)
+    yield from _gate_violations(gemm, schedule)
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
+
+
+def _gate_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if gemm.gate and schedule.warp_rows != GATED_ROWS:
+        yield f"a warp of a gated product has {GATED_ROWS} rows, got warp_rows={schedule.warp_rows}"
 
 
 def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

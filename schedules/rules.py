@@ -121,8 +121,8 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 """Fields of a schedule for which a rule states what is allowed."""
 
 SERVES: Mapping[str, frozenset[str]] = {
-    "gemv": frozenset({"experts", "token_group"}),
-    "digits": frozenset(),
+    "gemv": frozenset({"experts", "token_group", "gate"}),
+    "digits": frozenset({"gate"}),
     "mma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
     "wgmma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
     "tcgen05": frozenset({"experts", "windows", "residual", "factor"}),

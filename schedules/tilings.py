@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice, product
 from math import gcd
 
-from ladder.ir.gemm import Gemm
+from ladder.ir.gemm import PACKED_ROWS, Gemm
 from ladder.ir.windows import Windows
 from schedules.codes import decodes_to_floats, is_timed_by_sixteens
 from schedules.cost_model import is_tight
@@ -127,7 +127,8 @@ def tilings(
 
 def _column(gemm: Gemm, pipeline: str) -> Gemm:
     """Return a problem of the same legal schedules: N does not count, for some pipelines nor does K."""
-    plain = replace(gemm, n=1, bias=False, epilogue=(), residual=False, factor=False)
+    least = 2 * PACKED_ROWS if gemm.gate else 1
+    plain = replace(gemm, n=least, bias=False, epilogue=(), residual=False, factor=False)
     if pipeline not in ("wgmma", "mma"):
         return plain
     windows = Windows((1, 1), (2, 2)) if gemm.windows else None

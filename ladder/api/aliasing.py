@@ -21,6 +21,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ladder.api.open_strides import OpenStrides
 from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
 from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.library import UnlikeItsFakeError
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from ladder.runtime.model.executable import Executable
 
 log = logging.getLogger("ladder.model")
-
-MOST_SIZES = 64
-"""Sizes of arguments for which it is kept how results lie."""
 
 set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 """``(tensors, numbers)``: set how often tensors were written."""
@@ -59,6 +57,23 @@ def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.
     with mode, torch._dispatch.python.enable_python_dispatcher():
         found = flat(module.forward(*fakes))
     return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def open_strides(module: torch.fx.GraphModule, opened: list[Any]) -> OpenStrides:
+    """Return how the results of a graph lie, by the sizes of its arguments.
+
+    Raises
+    ------
+    ImportRefused
+        If that does not follow from sizes alone.
+    """
+    mode, fakes = without_values(opened)
+    with mode, torch._dispatch.python.enable_python_dispatcher():
+        results = module.forward(*fakes)
+    try:
+        return OpenStrides(results, fakes)
+    except KeyError as error:
+        raise ImportRefused(f"how results lie depends on {error}, which is no size of an argument") from None
 
 
 def strides_for(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Strides | None, ...]:
@@ -146,8 +161,8 @@ class Separated:
         What runs it operator by operator, where results cannot be mended or arguments share memory.
     expected
         What shares memory in the program, and how results lie.
-    is_open
-        Whether sizes are symbols.
+    lies
+        How results lie for the sizes of a call, where that follows from them.
     """
 
     def __init__(
@@ -156,17 +171,15 @@ class Separated:
         instead: Callable[..., Any],
         expected: Aliasing,
         *,
-        is_open: bool = False,
+        lies: OpenStrides | None = None,
     ) -> None:
         self.executable: Executable | None = executable
         """None once results turned out to be none that can be mended."""
         self.instead = instead
         self.expected = expected
-        self.is_open = is_open
+        self.lies = lies
         self.changes: dict[int, Callable[..., torch.Tensor]] | None = None
         """Result -> what mends it; `relaid` without how the result lies where sizes decide that."""
-        self.laid: dict[tuple[Any, ...], Sequence[Strides | None]] = {}
-        """Sizes of the arguments -> how results lie in the program."""
         self.growth: list[tuple[int, int]] = []
         """Arguments whose versions are mended, with by how much they grow."""
         self.marks: list[tuple[int, int]] = []
@@ -254,7 +267,7 @@ class Separated:
             own = expected.memory[at] == at and at not in expected.memory[at + 1 :]
             lies = strides[at - start]
             if lies is not None and own and not lies_as(values[at - start], lies):
-                known = not self.is_open or (expected.strides[at - start] == lies and lies.order is not None)
+                known = self.lies is None or (expected.strides[at - start] == lies and lies.order is not None)
                 changes[at - start] = partial(relaid, lies) if known else relaid
             elif expected.memory[at] != expected.memory[found.memory[at]]:
                 changes[at - start] = torch.clone
@@ -270,16 +283,9 @@ class Separated:
     def _strides_now(self, inputs: tuple[Any, ...]) -> Sequence[Strides | None]:
         """Return how results are to lie for the sizes of this call."""
         known = self.expected.strides
-        if not self.is_open or all(each is None or each.order is not None for each in known):
+        if self.lies is None:
             return known
-        sizes = tuple(
-            (each.shape, each.stride()) if isinstance(each, torch.Tensor) else each for each in inputs
-        )
-        if sizes not in self.laid:
-            if len(self.laid) == MOST_SIZES:
-                self.laid.clear()
-            self.laid[sizes] = strides_for(self.instead, inputs)
-        return self.laid[sizes]
+        return [self.lies.of(inputs, at) for at in range(len(known))]
 
     def _note_versions(
         self, inputs: tuple[Any, ...], written: Sequence[int], before: list[int | None], results: Any
@@ -314,15 +320,14 @@ class Separated:
         if not changes:
             return results
         numbers = iter(range(len(flat(results))))
-        strides = self._strides_now(inputs) if relaid in changes.values() else ()
 
         def mended(value: Any) -> Any:
             if isinstance(value, tuple | list):
                 return type(value)(map(mended, value))
             at = next(numbers)
             change = changes.get(at)
-            if change is relaid:
-                lies = strides[at]
+            if change is relaid and self.lies is not None:
+                lies = self.lies.of(inputs, at)
                 return value if lies is None or lies_as(value, lies) else relaid(lies, value)
             return value if change is None else change(value)
 

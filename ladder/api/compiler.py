@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from ladder import faults
-from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of
+from ladder.api.aliasing import Separated, expected_aliasing, open_strides, parts_of_written, results_of
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
 from ladder.api.pieces import Pieces, can_be_cut
@@ -130,7 +130,9 @@ def separated(
     if is_open and any(part.steps is not None for part in parts.values()):
         raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")
     executable.gives(parts)
-    return Separated(executable, run_as_is(module, examples), expected, is_open=is_open)
+    with_gaps = any(each is not None and each.order is None for each in expected.strides)
+    lies = open_strides(module, opened) if is_open and with_gaps else None
+    return Separated(executable, run_as_is(module, examples), expected, lies=lies)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:

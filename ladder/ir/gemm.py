@@ -16,6 +16,9 @@ ZERO_KINDS = ("none", "integer", "float")
 
 ACTIVATIONS = ("float16", "bfloat16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")
 OUTPUTS = ("float16", "bfloat16", "float32")
+PACKED_ROWS = 64
+"""Rows of a packed tile of a weight."""
+
 QUANTIZABLE = ("bfloat16", "float16", "float32")
 """Element types of activations that can be quantized to 8 bits on the fly."""
 
@@ -84,6 +87,12 @@ class Gemm:
         Whether sums are multiplied by a float32 vector ``[N]`` that is no part of the weight.
     residual
         Whether a tensor ``[M, N]`` of the output type is added before the epilogue.
+    gate
+        Name of a unary operator of a gated product, or nothing. The weight is then two matrices of N / 2
+        rows, one after the other, and the result is ``gate(y[m, j]) * y[m, N / 2 + j]``, where y is the
+        product that this would be without it; the gate's result is rounded to the output type, as y is.
+    gate_last
+        Whether the operator is applied to the second half of y instead.
     batch_invariant
         Whether a row of the result has the same bits for every M and place of the row: only schedules that
         add in one order may serve it. Kernels do not depend on it.
@@ -108,6 +117,8 @@ class Gemm:
     residual: bool = False
     factor: bool = False
     batch_invariant: bool = False
+    gate: str = ""
+    gate_last: bool = False
 
     def __hash__(self) -> int:
         """Return the hash of what tells most problems apart: they are keys of many caches."""
@@ -129,6 +140,7 @@ class Gemm:
                 f" token_group={self.token_group} token_scale={self.token_scale}"
             )
         self._check_windows()
+        self._check_gate()
         if self.power_scales and not self.scale:
             raise ShapeError("power_scales speaks of group scales; there are none (scale=False)")
         if self.zero not in ZERO_KINDS:
@@ -149,6 +161,23 @@ class Gemm:
                 f" {self.k}; they have neither experts={self.experts} nor token_group={self.token_group}"
             )
 
+    def _check_gate(self) -> None:
+        if not self.gate:
+            if self.gate_last:
+                raise ShapeError("gate_last speaks of a gate; there is none")
+            return
+        others = (self.epilogue, self.experts, self.windows, self.residual, self.factor, self.token_group)
+        if self.n % (2 * PACKED_ROWS) or any(others):
+            raise ShapeError(
+                f"a gated product takes two matrices of a multiple of {PACKED_ROWS} rows, got N={self.n};"
+                " it has no epilogue, experts, windows, residual, factor or token_group"
+            )
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        return self.n // 2 if self.gate else self.n
+
     @property
     def accumulator(self) -> str:
         """Element type of the running sum: int32 for integer cores, else float32."""
@@ -167,7 +196,7 @@ class Gemm:
     @property
     def extras(self) -> tuple[str, ...]:
         """What the problem asks beyond one product with row scales: not every pipeline can."""
-        names = ("experts", "token_group", "windows", "residual", "factor")
+        names = ("experts", "token_group", "windows", "residual", "factor", "gate")
         return tuple(name for name in names if getattr(self, name))
 
     @property
@@ -184,8 +213,10 @@ class Gemm:
         fields = asdict(self)
         for name in ("n", "k", "experts", "masked", "token_group", "power_scales"):
             del fields[name]
-        for name in ("windows", "residual", "factor", "batch_invariant"):
+        for name in ("windows", "residual", "factor", "batch_invariant", "gate", "gate_last"):
             del fields[name]
+        if self.gate:
+            fields |= {"gate": self.gate, "gate_last": self.gate_last}
         if self.windows:
             fields["windows"] = asdict(self.windows)
         fields |= {name: True for name in ("residual", "factor") if getattr(self, name)}

@@ -91,7 +91,18 @@ def insert_gemm(g: GraphBuilder, gemm: Gemm, a: str, b: str, rows: Extent, given
         value = g.add("add", value, as_type(g, given["bias"], "float32"))
     for operator in gemm.epilogue:
         value = g.add(operator, value)
-    return as_type(g, value, gemm.output)
+    value = as_type(g, value, gemm.output)
+    return _gated(g, gemm, value, rows) if gemm.gate else value
+
+
+def _gated(g: GraphBuilder, gemm: Gemm, value: str, rows: Extent) -> str:
+    """Return what the gate makes of both halves of a product's columns."""
+    _require_epilogue(gemm.gate)
+    shape = (rows, gemm.columns)
+    halves = [g.add("slice", value, begin=(0, begin), shape=shape) for begin in (0, gemm.columns)]
+    gate, other = (as_type(g, half, "float32") for half in (halves[::-1] if gemm.gate_last else halves))
+    gate = as_type(g, as_type(g, g.add(gemm.gate, gate), gemm.output), "float32")
+    return as_type(g, g.add("mul", gate, other), gemm.output)
 
 
 def weight_type(gemm: Gemm) -> str:
@@ -330,7 +341,7 @@ def gemm_reference(
     bias: npt.ArrayLike | None = None,
     token_scale: npt.ArrayLike | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Return the exact result [M, N] in float64 on the decoded weights.
+    """Return the exact result [M, N] (of a gated product [M, N / 2]) in float64 on the decoded weights.
 
     Parameters
     ----------
@@ -367,6 +378,10 @@ def gemm_reference(
     for operator in gemm.epilogue:
         _require_epilogue(operator)
         result = get_operator(operator).reference([result], _NO_ATTRIBUTES)
+    if gemm.gate:
+        _require_epilogue(gemm.gate)
+        gate, other = np.split(result, 2, axis=1)[:: -1 if gemm.gate_last else 1]
+        result = get_operator(gemm.gate).reference([gate], _NO_ATTRIBUTES) * other
     return result
 
 

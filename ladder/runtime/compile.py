@@ -23,7 +23,7 @@ from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict
-from schedules.schedule import Plan, Schedule, parse_plan
+from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
 from tile_types.errors import CacheError, DeviceError, ScheduleError
 
 if TYPE_CHECKING:
@@ -297,9 +297,34 @@ def request_for(gemm: Gemm, device: TileDevice, m: int | str) -> Request:
     request = Request(gemm, device.name)
     if isinstance(m, str):
         return request
+    if gemm.gate:
+        schedule = gated_schedule(gemm, device, m)
+        if schedule is None:
+            raise ScheduleError(f"no kernel of few activation rows for {gemm} on {device.name} at M={m}")
+        return replace(request, plan=Plan(((ANY_M, schedule),)))
     if gemm.windows:  # images of a network have one size: the schedule is chosen for just that
         return replace(request, plan=Plan(((ANY_M, candidate_for(gemm, device, m).schedule),)))
     return replace(request, plan=Plan(((ANY_M, plan_for(request).schedule_for(m)),)))
+
+
+def gated_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule | None:
+    """Return the schedule of a gated product of ``m`` activation rows; None where it is no gain.
+
+    That is where other pipelines are for so many rows. What serves the product without its gate serves this
+    one too, if it can: then nothing but the epilogue changes.
+    """
+    from schedules.legal import is_legal
+    from schedules.rules import serves
+
+    plain = plan_for(Request(replace(gemm, gate="", gate_last=False), device.name)).schedule_for(m)
+    if not isinstance(plain, GpuSchedule) or not serves(gemm, plain.pipeline):
+        return None
+    if is_legal(gemm, device, plain):
+        return plain
+    try:
+        return candidate_for(gemm, device, m).schedule
+    except ScheduleError:
+        return None
 
 
 def _job(gemm: Gemm, device: TileDevice, schedule: Schedule, identity: Identity) -> Job:

@@ -72,7 +72,7 @@ class CompiledGemm:
         self.pad = -gemm.k % (ALIGNMENT // self.dtype.itemsize)
         # A call reads these once each: every look-up counts against its few microseconds.
         self._on_cpu = family == "cpu"
-        self._n, self._k = gemm.n, gemm.k
+        self._n, self._k = gemm.columns, gemm.k
         self._view = viewer()
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._extras = gemm.token_scale or gemm.bias

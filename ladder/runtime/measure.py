@@ -176,7 +176,7 @@ def _error(
 
     assert isinstance(trial.schedule, GpuSchedule)
     x = activations(gemm, trial.schedule.tile_m + 5)
-    y = torch.full((len(x), gemm.n), float("nan"), dtype=torch_dtype(gemm.output), device="cuda")
+    y = torch.full((len(x), gemm.columns), float("nan"), dtype=torch_dtype(gemm.output), device="cuda")
     entry(x, *packed, y)
     exact = x.double() @ dense.t()
     error = float((y.double() - exact).norm() / exact.norm())
@@ -274,7 +274,7 @@ class Bench:
         import torch
 
         x = activations(self.gemm, m)
-        y = torch.empty((m, self.gemm.n), dtype=self.output, device="cuda")
+        y = torch.empty((m, self.gemm.columns), dtype=self.output, device="cuda")
         graphs, quick = {}, {}
         for trial in self._worth_trying(m):
             yield Begin(trial)

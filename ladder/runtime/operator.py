@@ -110,7 +110,7 @@ def _shape(
 ) -> torch.Tensor:
     """Tell shape and type of the result."""
     gemm = Request.parse(request).gemm
-    return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
+    return x.new_empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output))
 
 
 def refuse_gradient(context: Any, *gradients: Any) -> Any:

@@ -91,6 +91,22 @@ def test_the_graph_means_what_the_reference_says(gemm):
     assert np.allclose(evaluate(gemm_graph(gemm), inputs), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_gates(last):
+    gemm = Gemm(128, K, "int4", group_size=32, bias=True, gate="silu", gate_last=last)
+    w, a, bias = quantized(gemm), rng.standard_normal((5, K)), rng.standard_normal(128)
+    expected = gemm_reference(gemm, a, w, bias=bias)
+    assert expected.shape == (5, gemm.columns) == (5, 64)
+    y = gemm_reference(Gemm(128, K, "int4", group_size=32, bias=True), a, w, bias=bias)
+    gate, other = (y[:, 64:], y[:, :64]) if last else (y[:, :64], y[:, 64:])
+    assert np.allclose(expected, gate / (1 + np.exp(-gate)) * other, rtol=1e-12)
+    assert np.allclose(evaluate(gemm_graph(gemm), {"A": a, "B": w, "bias": bias}), expected, rtol=1e-12)
+    with pytest.raises(ShapeError):
+        as_gemm(gemm_graph(gemm))
+    with pytest.raises((DTypeError, UnknownNameError)):
+        gemm_graph(Gemm(128, K, "int4", gate="add"))
+
+
 def test_zero_points_without_group_scale():
     gemm = Gemm(N, K, "uint4", group_size=K, scale=False, zero="integer")
     w = quantize(rng.standard_normal((N, K)), "uint4", group_size=K, zero="integer")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import types
 from typing import Any
 
 import torch
 import torch.fx
 
-from ladder.capture.heap.nodes import Itself
+from ladder.capture.heap.nodes import CaptureError, Itself
 from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -36,6 +37,8 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
     args, kwargs = _settled_given(vm, function, args, kwargs)
+    if getattr(function, "__module__", "") == operator.add.__module__:
+        _meet_slots(vm, function.__name__.strip("_"))
     inputs: list[Value] = []
     nodes = argument(vm, args, inputs), argument(vm, kwargs, inputs)
     values, named = real_values(args), real_values(kwargs)
@@ -76,6 +79,14 @@ def _listed(vm: Interpreter, numbers: Any) -> Any:
     if type(numbers) is not list:
         return numbers
     return new_container(vm, [_listed(vm, item) for item in numbers])
+
+
+def _meet_slots(vm: Interpreter, name: str) -> None:
+    """Guard the methods behind an operator's symbol: tensors may be given others, which no graph calls."""
+    for method in (f"__{name}__", f"__r{name}__"):
+        found = vm.heap.class_attribute(torch.Tensor, method)
+        if is_a(found, types.FunctionType) and not found.__module__.startswith("torch."):
+            raise CaptureError(f"{method} of tensors is not torch's")
 
 
 def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:

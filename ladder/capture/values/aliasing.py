@@ -90,9 +90,14 @@ def strides_of(value: Any) -> Strides | None:
         return None
     shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
     reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
+    return strides_from(shape, steps, hint_of(value.storage_offset()), reach)
+
+
+def strides_from(shape: Sequence[int], steps: tuple[int, ...], offset: int, reach: int) -> Strides:
+    """Return how a tensor of these numbers lies."""
     repeated = frozenset(axis for axis, step in enumerate(steps) if step == 0 and shape[axis] > 1)
     once = [1 if axis in repeated else size for axis, size in enumerate(shape)]
-    return Strides(dense_order(once, steps), repeated, steps, hint_of(value.storage_offset()), reach)
+    return Strides(dense_order(once, steps), repeated, steps, offset, reach)
 
 
 def hint_of(extent: Any) -> int:

@@ -18,7 +18,6 @@ from ladder.lower.cuda.gemv_place import (
 )
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import Arguments
-from schedules.layouts import TILE
 
 Expr = Any
 
@@ -61,8 +60,8 @@ class Place:
 def find_place(spec: Spec, args: Arguments) -> Place:
     """Emit which rows and which part of K this thread works on."""
     geo, schedule = spec.geo, spec.schedule
-    tile_strips, cluster = TILE // schedule.warp_rows, schedule.cluster
-    strips = args.n_tiles * tile_strips
+    tile_strips, cluster = geo.tile_strips, schedule.cluster
+    strips = args.n_tiles // geo.halves * tile_strips
     b.device(geo.resident_blocks)
     row_blocks = (strips + geo.row_warps - 1) // geo.row_warps
     m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
@@ -70,11 +69,13 @@ def find_place(spec: Spec, args: Arguments) -> Place:
     rank, first_tile, end_tile = _share_of_k(spec, args.k_tiles)
     block = b.bind(block // cluster) if cluster > 1 else block
     warp = find_warp(geo, block, strips)
-    first_row = b.bind(block * geo.rows)
+    first_row = b.bind(block * geo.columns)
     first_m = b.bind(m_tile * schedule.tile_m)
     m_count = b.keep(T.min(args.m - first_m, schedule.tile_m))
-    column = b.keep(warp.strip * schedule.warp_rows + warp.lane % min(32, schedule.warp_rows))
-    owner = warp.strip % tile_strips * (32 * geo.row_blocks) + warp.lane
+    own = min(32, geo.own_rows)
+    column = warp.strip * geo.own_rows + warp.lane % own
+    column = b.keep(column + warp.lane // own * args.n if geo.halves > 1 else column)
+    owner = warp.strip % tile_strips * (32 * geo.own_blocks) + warp.lane
     strip_tile = b.keep(warp.strip // tile_strips * args.k_tiles)
     owner = b.keep(owner * min(spec.groups.bits, 4))
     return Place(
@@ -109,7 +110,7 @@ def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     if not overlap.possible:
         return
     args, warp, geo, split = place.args, place.warp, spec.geo, spec.schedule.split_k
-    strips = TILE // spec.schedule.warp_rows
+    strips = geo.tile_strips
     tile = b.bind((warp.first_strip + strips - 1) // strips + warp.thread // split)
     mine = tile * strips < warp.first_strip + geo.row_warps
     tiles = b.bind(place.end_tile - place.first_tile)
@@ -117,7 +118,10 @@ def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     own = T.min(stop * geo.period, tiles) - begin * geo.period
     even = prefetched_words(args.n_tiles, args.k_tiles * spec.tile_words)
     words = T.min(own * spec.tile_words, even // (split * spec.schedule.cluster) // 4 * 4)
-    first = T.Cast("int64", tile * args.k_tiles + place.first_tile + begin * geo.period)
-    prefetch_words(args, T.And(mine, tile < args.n_tiles), first * T.int64(spec.tile_words), words)
-    if spec.gemm.scale:
-        prefetch_scales(args, warp.thread, place.first_row)
+    tiles = args.n_tiles // geo.halves
+    for half in range(geo.halves):
+        row = tile + half * tiles
+        first = T.Cast("int64", row * args.k_tiles + place.first_tile + begin * geo.period)
+        prefetch_words(args, T.And(mine, tile < tiles), first * T.int64(spec.tile_words), words)
+        if spec.gemm.scale:
+            prefetch_scales(args, warp.thread, place.first_row + half * args.n)

@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_geometry import Spec
 from ladder.lower.cuda.digit_place import Place
+from ladder.lower.cuda.gemv_place import half_words
 from ladder.lower.cuda.gemv_weights import LOADS
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.gpu.groups import array_dtype
@@ -36,6 +37,8 @@ class Weights:
         for words in (words for stage in self.words for words in stage):
             for i in range(bits):
                 b.store(words, T.uint32(0), i)
+        gated = spec.geo.halves > 1
+        self.half_words = half_words(place.args, spec.geo, spec.tile_words) if gated else T.int32(0)
         dtype = array_dtype(place.args.scales)
         periods = range(stages // spec.geo.period)
         # A lane has the scale of one row of 32, and hands it out when the period ends.
@@ -56,7 +59,9 @@ class Weights:
         spec, args, bits = self.spec, self.place.args, self.spec.groups.bits
         with b.when(tile + distance < end if guarded else True):
             for block, words in enumerate(self.words[slot]):
-                at = self.words_at.value + T.int64(distance * spec.tile_words + block * 32 * bits)
+                half, own = divmod(block, spec.geo.own_blocks)
+                at = self.words_at.value + T.int64(distance * spec.tile_words + own * 32 * bits)
+                at = at + T.Cast("int64", self.half_words) if half else at
                 b.ptx(LOADS[bits], *(words[i] for i in range(bits)), args.words.ptr_to([0, 0, at]))
         before = spec.geo.period - 1
         if spec.gemm.scale and slot % spec.geo.period == before:

@@ -30,7 +30,7 @@ from ladder.lower.cuda.digit_geometry import Spec, choose_spec
 from ladder.lower.cuda.digit_place import Place, find_place, prefetch, slice_periods
 from ladder.lower.cuda.digit_sums import Sums
 from ladder.lower.cuda.digit_weights import Weights
-from ladder.lower.cuda.gemv_sums import SliceSums
+from ladder.lower.cuda.gemv_sums import Rows, SliceSums, halves_of
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import declare_arguments
 from schedules.layouts import TILE
@@ -38,18 +38,6 @@ from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
 Expr = Any
-
-
-@dataclass(frozen=True)
-class BlockRows:
-    """A block's part of an array of weight rows in shared memory, indexed like the whole array."""
-
-    part: Any
-    first: Expr
-
-    def __getitem__(self, row: Expr) -> Expr:
-        """Return the element of a row."""
-        return self.part[row - self.first]
 
 
 @dataclass(frozen=True)
@@ -206,11 +194,16 @@ class Body:
 
     def _read_row_scales(self) -> Any:
         """Load this thread's share of the block's row scales, so that nothing waits for them at the end."""
-        args, threads = self.place.args, self.spec.geo.threads
-        count = -(-self.spec.geo.rows // threads)
+        args, geo, threads = self.place.args, self.spec.geo, self.spec.geo.threads
+        count = -(-geo.rows // threads)
         values, last = b.local(count, "uint32"), args.n_tiles * TILE - 1
         for i in range(count):
-            row = T.min(self.place.first_row + self.place.warp.thread + i * threads, last)
+            row, first = self.place.warp.thread + i * threads, self.place.first_row
+            if geo.halves > 1:
+                own = T.min(first + row % geo.columns, args.n - 1)
+                row = T.min(row // geo.columns * args.n + own, last)
+            else:
+                row = T.min(first + row, last)
             b.ptx("ld.global.u32", values[i], args.row_scale.ptr_to([row]))
         return values
 
@@ -226,9 +219,12 @@ class Body:
         spec, place = self.spec, self.place
         self.sums.leave(self.memory)
         # Sums read row scales from this block's copy.
-        args = replace(place.args, row_scale=BlockRows(self.memory.row_scales, place.first_row))
+        halves = tuple(
+            replace(args, row_scale=Rows(self.memory.row_scales, place.first_row - half * spec.geo.columns))
+            for half, args in enumerate(halves_of(place.args, spec.geo))
+        )
         gain = 1.0 if spec.geo.flushes else spec.form.factor
         SliceSums(
-            spec.gemm, args, spec.geo, place.warp.thread, place.rank, place.first_m, place.m_count,
+            spec.gemm, halves, spec.geo, place.warp.thread, place.rank, place.first_m, place.m_count,
             place.first_row, self.memory.slices, spec.kind, gain,
         ).store()  # fmt: skip

@@ -24,7 +24,7 @@ from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_offset_sums import OffsetSums
 from ladder.lower.cuda.gemv_place import Place, find_place, prefetch
 from ladder.lower.cuda.gemv_spec import Spec, choose_spec
-from ladder.lower.cuda.gemv_sums import SliceSums
+from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.accumulators import Accumulators
@@ -159,8 +159,10 @@ class Gemv:
         x.fill()
         if memory.table is not None:  # while loads are in flight; a barrier comes before the first tile
             spec.decoder.fill_table(memory.table.buffer, thread, geo.threads)
-        with b.when(thread < geo.rows):
-            b.ptx("prefetch.global.L2", place.args.row_scale.ptr_to([place.first_row + thread]))
+        for half in range(geo.halves):
+            with b.when(thread < geo.columns):
+                row = place.first_row + half * place.args.n + thread
+                b.ptx("prefetch.global.L2", place.args.row_scale.ptr_to([row]))
         if spec.widens:
             multiplier: TileMultiplier = WideningMultiplier(spec.decoder, memory.sums, spec.gemm.activation)
         else:
@@ -188,7 +190,8 @@ def _finish(spec: Spec, place: Place, memory: Memory) -> None:
                 row, m = lanes.position(warp.lane, i)
                 row = warp.row_warp * schedule.warp_rows + block * STRIP + row
                 b.store(memory.slices, sums.result(fragment, i), warp.slice, m_block * STEP_COLUMNS + m, row)
+    halves = halves_of(place.args, spec.geo)
     SliceSums(
-        spec.gemm, place.args, spec.geo, warp.thread, place.rank, place.first_m, place.m_count,
-        place.first_row, memory.slices, sums.dtype,
+        spec.gemm, halves, spec.geo, warp.thread, place.rank, place.first_m, place.m_count, place.first_row,
+        memory.slices, sums.dtype,
     ).store()  # fmt: skip

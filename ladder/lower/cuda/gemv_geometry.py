@@ -37,6 +37,32 @@ class Slices:
     """How the warps of a block divide rows and K among them: for pipelines whose warps are slices of K."""
 
     schedule: GpuSchedule
+    groups: Groups
+
+    @property
+    def halves(self) -> int:
+        """Matrices that lie one after the other in the weight, and of which a warp has as many rows."""
+        return 2 if self.groups.gemm.gate else 1
+
+    @property
+    def own_rows(self) -> int:
+        """Neighbouring weight rows of a warp."""
+        return self.schedule.warp_rows // self.halves
+
+    @property
+    def own_blocks(self) -> int:
+        """Fragments of neighbouring weight rows of a warp."""
+        return self.own_rows // STRIP
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output of a block."""
+        return self.rows // self.halves
+
+    @property
+    def tile_strips(self) -> int:
+        """Warps that share a packed tile."""
+        return TILE // self.own_rows
 
     @property
     def threads(self) -> int:
@@ -100,11 +126,6 @@ class Geometry(Slices):
             f"{s.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {most} of {self.threads} threads; use fewer stages",
         )
-
-    @property
-    def tile_strips(self) -> int:
-        """Warps that share a packed tile."""
-        return TILE // self.schedule.warp_rows
 
     @property
     def registers(self) -> int:

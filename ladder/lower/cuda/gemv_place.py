@@ -33,7 +33,7 @@ class Warp:
     slice, row_warp
         The warp's slice of K, and its place among the warps along the weight rows.
     first_strip
-        First strip (``warp_rows`` weight rows) of the block.
+        First strip (``own_rows`` weight rows; of a gated product as many of either half) of the block.
     strip
         The warp's strip. Warps beyond the last strip repeat it; their sums are not stored.
     """
@@ -92,7 +92,7 @@ class Place:
     owner
         Whose packed words the lane takes.
     first_row, column
-        First weight row of the block, and of the warp.
+        First weight row of the block, and of the warp; of a gated product, of the first half.
     first_m, m_count
         First activation row of the block, and how many it has.
     exists
@@ -116,7 +116,7 @@ class Place:
 def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     """Emit which rows and which part of K this thread works on."""
     geo, blocks, tile_m = spec.geo, spec.schedule.cluster, spec.schedule.tile_m
-    strips = args.n_tiles * geo.tile_strips
+    strips = args.n_tiles // geo.halves * geo.tile_strips
     b.device(geo.resident_blocks)
     rows = (strips + geo.row_warps - 1) // geo.row_warps * blocks
     block, m_tile = b.block_index([rows, count_m_tiles(args, tile_m)])
@@ -124,11 +124,11 @@ def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     block = b.bind(block // blocks) if blocks > 1 else block
     warp = find_warp(geo, block, strips)
     row, column = spec.step.lanes.operand(warp.lane)
-    owner = b.bind(warp.strip % geo.tile_strips * (32 * geo.row_blocks) + row * 4 + column)
-    first_row = b.bind(block * geo.rows)
+    owner = b.bind(warp.strip % geo.tile_strips * (32 * geo.own_blocks) + row * 4 + column)
+    first_row = b.bind(block * geo.columns)
     found = find_m_tile(args, m_tile, tile_m, warp.lane, overlap)
     m_count = b.bind(T.min(found.args.m - found.first, tile_m))
-    column = b.keep(warp.strip * spec.schedule.warp_rows)
+    column = b.keep(warp.strip * geo.own_rows)
     share = _share_of_k(spec, rank, found.args.k_tiles)
     return Place(
         found.args, warp, rank, owner, first_row, column, found.first, m_count, found.exists, share
@@ -166,6 +166,11 @@ def prefetch_scales(args: Arguments, thread: Expr, first_row: Expr) -> None:
         b.ptx("prefetch.global.L2", args.scales.ptr_to([thread, first_row]))
 
 
+def half_words(args: Arguments, geo: Slices, tile_words: int) -> Expr:
+    """Return the packed words of one half of a gated product's weight."""
+    return b.keep(args.n_tiles // geo.halves * args.k_tiles * tile_words)  # in 32 bits: registers are few
+
+
 def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     """Bring the first words and scales into L2 while the kernel before still runs.
 
@@ -179,7 +184,10 @@ def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     words = T.min(place.share.count * spec.tile_words, even)
     tile = (warp.first_strip + strips - 1) // strips + warp.thread
     mine = tile * strips < warp.first_strip + spec.geo.row_warps
-    at = tile * whole + place.share.first * spec.tile_words
-    prefetch_words(args, T.And(mine, tile < args.n_tiles), at, words)
-    if spec.gemm.scale:
-        prefetch_scales(args, warp.thread, place.first_row)
+    halves = spec.geo.halves
+    for half in range(halves):
+        first = tile + half * (args.n_tiles // halves)
+        at = first * whole + place.share.first * spec.tile_words
+        prefetch_words(args, T.And(mine, tile < args.n_tiles // halves), at, words)
+        if spec.gemm.scale:
+            prefetch_scales(args, warp.thread, place.first_row + half * args.n)

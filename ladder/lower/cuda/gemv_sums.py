@@ -6,7 +6,7 @@ sums through distributed shared memory (PTX ISA, "mapa", "ld.shared::cluster").
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.script import tirx as T
@@ -15,7 +15,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.epilogue import finish_row
+from ladder.lower.gpu.epilogue import finish_gated, finish_row
 
 Expr = Any
 
@@ -32,6 +32,26 @@ static __device__ __forceinline__ void ladder_read_peer(const void* place, int r
 """
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A part of an array of weight rows, indexed like the whole: row ``first`` is its first."""
+
+    part: Any
+    first: Expr
+
+    def __getitem__(self, row: Expr) -> Expr:
+        """Return the element of a row."""
+        return self.part[row - self.first]
+
+
+def halves_of(args: Arguments, geo: Slices) -> tuple[Arguments, ...]:
+    """Return a kernel's tensors as the rows of each half of the weight see them."""
+    if geo.halves == 1:
+        return (args,)
+    bias = None if args.bias is None else Rows(args.bias, -args.n)
+    return args, replace(args, row_scale=Rows(args.row_scale, -args.n), bias=bias)
+
+
 def meet(cluster: int) -> None:
     """Emit a barrier of the block, or of all blocks of its cluster."""
     if cluster == 1:
@@ -46,8 +66,9 @@ class SliceSums:
 
     Parameters
     ----------
-    gemm, args, geo
-        The problem, its tensors, and how the warps of a block divide rows and K.
+    gemm, halves, geo
+        The problem, its tensors as the rows of each half of the weight see them (of a product that is not
+        gated, there is one), and how the warps of a block divide rows and K.
     thread, rank
         This thread of the block, and the block's place in its cluster.
     first_m, m_count, first_row
@@ -59,7 +80,7 @@ class SliceSums:
     """
 
     gemm: Gemm
-    args: Arguments
+    halves: tuple[Arguments, ...]
     geo: Slices
     thread: Expr
     rank: Expr
@@ -77,18 +98,28 @@ class SliceSums:
         """
         cluster, threads = self.geo.schedule.cluster, self.geo.threads
         meet(cluster)
-        pieces = self.geo.rows // ROWS
+        pieces = self.geo.columns // ROWS
         count = b.bind(self.m_count * pieces)
         share = b.bind((count + cluster - 1) // cluster)
         first, own = b.bind(self.rank * share), b.bind(T.min(share, count - self.rank * share))
         with b.loop(b.bind((own + threads - 1) // threads), rolled=True) as turn:
             piece = b.bind(turn * threads + self.thread)
             m, row = b.bind((first + piece) // pieces), b.bind((first + piece) % pieces * ROWS)
-            with b.when(T.And(piece < own, self.first_row + row < self.args.n)):
-                sums = self._added(m, row)
-                finish_row(self.gemm, self.args, sums, ROWS, self.first_m + m, self.first_row + row)
+            with b.when(T.And(piece < own, self.first_row + row < self.halves[0].n)):
+                self._finish(m, row)
         if cluster > 1:
             meet(cluster)
+
+    def _finish(self, m: Expr, row: Expr) -> None:
+        """Store `ROWS` outputs of an activation row of the block."""
+        at = self.first_m + m, self.first_row + row
+        if len(self.halves) == 1:
+            finish_row(self.gemm, self.halves[0], self._added(m, row), ROWS, *at)
+            return
+        own = self.geo.own_rows
+        first = b.bind(row // own * self.geo.schedule.warp_rows + row % own)
+        sums = self._added(m, first), self._added(m, first + own)
+        finish_gated(self.gemm, (self.halves[0], self.halves[1]), sums, ROWS, *at)
 
     def _added(self, m: Expr, row: Expr) -> Any:
         """Return float32 sums of `ROWS` weight rows over all slices of all blocks, in the order of K."""

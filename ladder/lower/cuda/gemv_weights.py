@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import STRIP
-from ladder.lower.cuda.gemv_place import Place
+from ladder.lower.cuda.gemv_place import Place, half_words
 from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype
@@ -69,6 +69,7 @@ class Weights:
     def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:
         self.spec, self.place, self.cursor = spec, place, cursor
         geo, groups, stages = spec.geo, spec.groups, spec.schedule.stages
+        self.half_words = half_words(place.args, geo, spec.tile_words) if geo.halves > 1 else T.int32(0)
         self.words = [[b.local(groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(stages)]
         types = (array_dtype(place.args.scales), array_dtype(place.args.zeros))
         self.groups = [
@@ -100,9 +101,11 @@ class Weights:
     def _load_words(self, target: Any, block: int, distance: int) -> None:
         """Emit the loads of a thread's words of one fragment's rows of a tile."""
         at = 0
+        half, own = divmod(block, self.spec.geo.own_blocks)
         for offset, width in load_order(self.spec.groups.bits):
             word = self.cursor.words[width].value
-            word = word + T.int64(distance * self.spec.tile_words + offset + block * 32 * width)
+            word = word + T.int64(distance * self.spec.tile_words + offset + own * 32 * width)
+            word = word + T.Cast("int64", self.half_words) if half else word
             registers = (target[at + i] for i in range(width))
             b.ptx(LOADS[width], *registers, self.place.args.words.ptr_to([0, 0, word]))
             at += width
@@ -112,7 +115,8 @@ class Weights:
         array, length = getattr(self.place.args, name), self.spec.geo.run
         run = self.cursor.run.value + distance // length
         group = self.spec.groups.run_row(run, length, distance % length, granule)
-        column = self.place.column + block * STRIP + row
+        half, own = divmod(block, self.spec.geo.own_blocks)
+        column = self.place.column + half * self.place.args.n + own * STRIP + row
         if name == "zeros" and self.spec.gemm.zero == "float":
             return array[group, part, column]
         return array[group, column]

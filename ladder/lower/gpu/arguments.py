@@ -29,7 +29,7 @@ class Arguments:
     Parameters
     ----------
     m, n
-        Rows and columns of the output.
+        Rows and columns of the output; a gated product has twice as many weight rows.
     k_x
         Row pitch of A in elements, a multiple of 16 bytes; A is zero beyond K. Of an image, its channels.
     n_tiles, k_tiles
@@ -105,7 +105,8 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
     token_scale = b.tensor("token_scale", token_shape, "float32", align=4) if gemm.token_scale else None
     factor = b.tensor("factor", (n,), "float32", align=4) if gemm.factor else None
-    bias = b.tensor("bias", (*each, n), gemm.output, align=2) if gemm.bias else None
+    rows = b.symbol("bias_rows") if gemm.gate else n
+    bias = b.tensor("bias", (*each, rows), gemm.output, align=2) if gemm.bias else None
     residual = b.tensor("residual", (m, n), gemm.output) if gemm.residual else None
     y = b.tensor("y", (m, n), gemm.output)
     return Arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm.script import tirx as T
@@ -66,11 +67,33 @@ def unary(name: str, value: Expr) -> Expr:
     return lower(value)
 
 
+def finish_gated(
+    gemm: Gemm, args: tuple[Arguments, Arguments], sums: tuple[Any, Any], count: int, m: Expr, n: Expr
+) -> None:
+    """Finish and store ``count`` results of a gated product; see `finish_row`.
+
+    Parameters
+    ----------
+    args
+        The kernel's tensors as the rows of the first, and of the second half of the weight see them.
+    sums
+        Local float32 buffers of ``count`` sums of both halves.
+    """
+
+    def gated(index: int, _: Expr) -> Expr:
+        pair = [
+            T.Cast("float32", finish(gemm, own[index], m, n + index, seen))
+            for own, seen in zip(sums, args, strict=True)
+        ]
+        gate, other = pair[::-1] if gemm.gate_last else pair
+        gate = T.Cast("float32", T.Cast(gemm.output, unary(gemm.gate, kept(gate))))
+        return T.Cast(gemm.output, gate * other)
+
+    store_row(gemm, args[0], gated, count, m, n)
+
+
 def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: Expr) -> None:
     """Finish and store ``count`` consecutive sums of row m from column n on.
-
-    Columns beyond N are not written. The store is one vector where rows of the output
-    start at multiples of its size.
 
     Parameters
     ----------
@@ -79,6 +102,21 @@ def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: E
     m, n
         Row (within bounds) and first column, a multiple of ``count``.
     """
+
+    def finished(index: int, added: Expr) -> Expr:
+        return finish(gemm, sums[index], m, n + index, args, added)
+
+    store_row(gemm, args, finished, count, m, n)
+
+
+def store_row(
+    gemm: Gemm, args: Arguments, result: Callable[[int, Expr], Expr], count: int, m: Expr, n: Expr
+) -> None:
+    """Store ``count`` results ``result(index, element of the residual)`` of row m from column n on.
+
+    Columns beyond N are not written. The store is one vector where rows of the output
+    start at multiples of its size.
+    """
     dtype = gemm.output
     width = min(count, 16 // (4 if dtype == "float32" else 2))
 
@@ -86,11 +124,7 @@ def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: E
         results = b.local(count, dtype)
         added = load_run(args.residual, count, width, m, n)
         for index in range(count):
-            b.store(
-                results,
-                finish(gemm, sums[index], m, n + index, args, None if added is None else added[index]),
-                index,
-            )
+            b.store(results, result(index, None if added is None else added[index]), index)
         for first in range(0, count, width):
             with b.vector(width) as v:
                 b.store(args.y, results[first + v], m, n + first + v)
@@ -98,7 +132,7 @@ def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: E
     def scalars() -> None:
         for index in range(count):
             with b.when(n + index < args.n):
-                b.store(args.y, finish(gemm, sums[index], m, n + index, args), m, n + index)
+                b.store(args.y, result(index, None), m, n + index)
 
     b.either(T.And(args.n % count == 0, n + count <= args.n), vectors, scalars)
 

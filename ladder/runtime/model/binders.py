@@ -38,13 +38,14 @@ def _bind_gemm(memory: Workspace, step: Step) -> Bound:
     arrays = memory.packed[by_name[at["B"]]]
     value = step.part.outputs[0]
     place, target = memory.slot[value], memory.target(value)
+    matrix = (-1, gemm.columns)
     rows, bias, scale = slots_of["A"], slots_of.get("bias"), slots_of.get("token_scale")
 
     def run(slots: Slots) -> None:
         slots[place] = out = target()
         weight = [memory.values[position] for position in arrays]
         extras = [None if slot is None else slots[slot] for slot in (bias, scale)]
-        kernel.into(slots[rows], weight, out, *extras)
+        kernel.into(slots[rows], weight, out if out.ndim == 2 else out.view(matrix), *extras)
 
     return run
 

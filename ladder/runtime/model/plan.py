@@ -119,7 +119,7 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
 
 def _gemm_title(part: Subgraph, entry: str, family: str) -> str:
     assert part.gemm is not None  # that is what a gemm part has
-    after = " ".join(part.gemm.epilogue)
+    after = " ".join([*part.gemm.epilogue, *([f"{part.gemm.gate} gate"] if part.gemm.gate else [])])
     layout = layout_of(part.gemm, family).split(" scale=")[0].replace("=", " ")
     return f"ladder gemm {layout}{' + ' + after if after else ''}"
 

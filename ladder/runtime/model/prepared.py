@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ladder import knobs
 from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.partition import Subgraph, partition, simplify
 from ladder.partition.found_graphs import Replaced, with_found
+from ladder.partition.gated import with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.subgraphs import engine, extract, outside_inputs
-from ladder.runtime.compile import candidate_for
+from ladder.runtime.compile import candidate_for, gated_schedule
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
@@ -71,7 +73,17 @@ def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepar
         packable=[name for name, source in sources if source.graph is not None],
         choose=candidate_for,
     )
-    return with_found_graphs(Prepared(with_packed(program, parts), parts), device, search)
+    prepared = with_found_graphs(Prepared(with_packed(program, parts), parts), device, search)
+    return prepared if program.precise else with_gated_products(prepared, device)
+
+
+def with_gated_products(prepared: Prepared, device: TileDevice) -> Prepared:
+    """Return a program with gates in the epilogues of products of few activation rows, where asked for."""
+    if device.kind != "cuda" or not knobs.settings.gated_products:
+        return prepared
+    graph = prepared.program.graph
+    parts = with_gates(graph, prepared.parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
+    return replace(prepared, parts=ordered(graph, parts))
 
 
 def with_found_graphs(prepared: Prepared, device: TileDevice, search: float) -> Prepared:
