@@ -51,17 +51,21 @@ class BySizes:
         if run is None:
             if len(self.plans) >= MOST_PLANS:
                 return self._without_plan(values)
-            run = self.plans[key] = self.make(self._for_sizes_of(values), list(values))
+            run = self.plans[key] = self._plan_for(values)
         return run(*values)
 
-    def _for_sizes_of(self, values: tuple[Any, ...]) -> torch.fx.GraphModule:
-        """Return the graph for the sizes of a call: how results lie was noted for those of the first."""
+    def _plan_for(self, values: tuple[Any, ...]) -> Callable[..., Any]:
+        """Return a plan for the sizes of a call: how results with gaps lie was noted for those of the first."""
+        known = self.module.meta.get("aliasing")
+        if known is None or all(each is None or each.order is not None for each in known.strides):
+            return self.make(self.module, list(values))
+        try:
+            strides = strides_for(self.instead, values)
+        except RuntimeError:  # sizes of results that depend on values
+            return self.instead
         module = torch.fx.GraphModule(self.module, self.module.graph)
-        module.meta = dict(self.module.meta)
-        known = module.meta.get("aliasing")
-        if known is not None:
-            module.meta["aliasing"] = known._replace(strides=strides_for(self.instead, values))
-        return module
+        module.meta = self.module.meta | {"aliasing": known._replace(strides=strides)}
+        return self.make(module, list(values))
 
     def _without_plan(self, values: tuple[Any, ...]) -> Any:
         self.full()
