@@ -55,7 +55,7 @@ class BySizes:
         return run(*values)
 
     def _plan_for(self, values: tuple[Any, ...]) -> Callable[..., Any]:
-        """Return a plan for the sizes of a call: how results with gaps lie was noted for those of the first."""
+        """Return a plan for the sizes of a call: how results with gaps lie was noted for other sizes."""
         known = self.module.meta.get("aliasing")
         if known is None or all(each is None or each.order is not None for each in known.strides):
             return self.make(self.module, list(values))
