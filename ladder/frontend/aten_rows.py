@@ -332,6 +332,10 @@ def _repeated(im: Importer, out: str, x: str, times: Sequence[Extent]) -> Any:
     return im.reshape(im.expand(apart, [extent for pair in pairs for extent in pair]), [*map(product, pairs)])
 
 
+WHOLE = (1 << 63) - 1
+"""The end of a slice that has none."""
+
+
 def _put_slice(
     im: Importer,
     out: str,
@@ -344,7 +348,11 @@ def _put_slice(
 ) -> Any:
     """Join what lies before, the part, and what lies after."""
     extent = im.shape(x)[axis]
-    if not isinstance(extent, int) or step != 1 or not all(isinstance(at, int | None) for at in (start, end)):
+    if step != 1 or not all(isinstance(at, int | None) for at in (start, end)):
+        return None
+    if not start and (end is None or end == WHOLE):
+        return _joined(im, out, [part], axis)
+    if not isinstance(extent, int):
         return None
     first, last, _ = slice(start, end).indices(extent)
     sides = ((0, first), (last, extent - last))

@@ -232,3 +232,20 @@ def test_what_no_argument_shows_is_refused() -> None:
         Now(("a",)).numbers(("a + b",))
     with pytest.raises(ShapeError, match="no argument shows the size n"):
         Executable(BoundPlan(Plan((), {}, ()), {}, {}, {}, [("2*n",)], (), {}, CPU))
+
+
+def test_a_write_to_all_of_an_open_axis_copies_nothing() -> None:
+    """What is written replaces what was there; with fixed sizes that was known."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([x, y], 1)
+        both[:, :, :] += y.repeat(1, 2, 1)
+        both[:, :] = both * 2
+        return both + 1
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for tokens in (3, 4, 7):
+            x, y = torch.randn(2, 3, tokens), torch.randn(2, 3, tokens)
+            torch.testing.assert_close(fast(x, y), program(x, y))
+    assert "scatter" not in fast.plan()
