@@ -23,7 +23,15 @@ STRESS = (
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
 ADVERSARIAL += ("suspended", "storage", "patched", "settings")
-ADVERSARIAL += ("arguments", "callbacks", "flow", "hostile")
+ADVERSARIAL += (
+    "arguments",
+    "callbacks",
+    "flow",
+    "hostile",
+    "hostile_numbers",
+    "hostile_objects",
+    "hostile_state",
+)
 LIBRARIES = ("changed", "wrapped")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}

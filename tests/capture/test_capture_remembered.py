@@ -22,8 +22,8 @@ def opened(*extents: int) -> tuple[Shapes, Tensor]:
 def test_what_repeats_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, x = opened(6, 4)
     runs: list[Any] = []
-    run = shapes._run
-    monkeypatch.setattr(shapes, "_run", lambda f, *rest: (runs.append(f), run(f, *rest))[1])
+    run = shapes.run_once
+    monkeypatch.setattr(shapes, "run_once", lambda f, *rest: (runs.append(f), run(f, *rest))[1])
     y = shapes.run(torch.tanh, (x,), {})
     assert shapes.run(torch.tanh, (y,), {}).shape == x.shape
     assert len(runs) == 1

@@ -20,6 +20,7 @@ from ladder.runtime.onnx_ops.integers import whole_convolution, whole_product
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.onnx_ops.table import TABLE
+from ladder.runtime.stored_codes import stays
 
 BYTES = (torch.uint8, torch.int8)
 DRAW = np.random.default_rng(5)
@@ -108,8 +109,8 @@ def test_convolutions_of_sums_beyond_float32(instructions: None) -> None:
 def test_what_is_kept_of_a_matrix_follows_its_changes() -> None:
     a, b = codes(torch.uint8, 4, 20), codes(torch.int8, 20, 3)
     zero, other = torch.tensor(9, dtype=torch.uint8), torch.zeros(3, dtype=torch.int8)
-    integers.stays(b)
-    integers.stays(other)
+    stays(b)
+    stays(other)
     for _ in range(3):
         assert torch.equal(whole_product(a, b, zero, other).long(), exact(a, zero, b, other))
         b[3], other[1] = 5 - b[3], other[1] + 1

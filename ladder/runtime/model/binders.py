@@ -20,7 +20,7 @@ from ladder.runtime.model.plan import Step
 from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
-from ladder.runtime.onnx_ops.integers import stays
+from ladder.runtime.stored_codes import stays
 from targets import get_device
 
 
