@@ -35,6 +35,9 @@ SHARED = ("numpy", "torch", "torch.fx", "tvm", "onnx", "z3", "hypothesis", "ml_d
 LIMIT = 900
 """Seconds of a run of tests."""
 
+BROKEN = 70
+"""Exit code of a child in which pytest did not run to its end."""
+
 FIRST_STAMP = 1_000_000_000
 
 
@@ -81,7 +84,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 def _child(tree: Path, tests: Sequence[str], cache: str, said: Path) -> None:
     """Run pytest in a forked child that has what the tree imports from others, and nothing of the tree."""
-    sys.path[:] = [str(tree), *(path for path in sys.path if ROOT not in (Path(path), *Path(path).parents))]
+    sys.path[:] = [str(tree), *filter(_is_of_others, sys.path)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
     os.environ |= {"PYTHONPATH": str(tree), "LADDER_CACHE_DIR": cache, "LADDER_STRICT": "1"}
@@ -89,9 +92,18 @@ def _child(tree: Path, tests: Sequence[str], cache: str, said: Path) -> None:
     with said.open("w", encoding="utf-8") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]))
-    sys.stdout.flush()
-    os._exit(code)
+    code = BROKEN
+    try:
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]))
+    finally:  # what raises here is no test that fails
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _is_of_others(path: str) -> bool:
+    """Tell whether a folder of modules is not the checkout's; its virtual environment may lie in it."""
+    folders = (Path(path), *Path(path).parents)
+    return ROOT not in folders or Path(sys.prefix) in folders
 
 
 OUTCOMES = {0: "survived", 1: "killed"}
