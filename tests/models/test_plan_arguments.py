@@ -11,6 +11,7 @@ import torch.fx
 
 import ladder
 from ladder.api.by_sizes import BySizes
+from ladder.capture.values.aliasing import aliasing_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model import build
 from ladder.runtime.model.arguments import Arguments
@@ -81,18 +82,30 @@ def test_numbers_decide_which_plan_runs() -> None:
 
 def test_results_lie_as_the_programs_for_every_size() -> None:
     """What no one plan serves: strides are those of the call, not of the sizes that were recorded."""
+    module = torch.fx.symbolic_trace(lambda x: x.transpose(1, 2)[:, :3])
+    first = torch.randn(2, 4, 8)
+    module.meta = {"open": [first], "aliasing": aliasing_of([first], module(first))}
+    steps = []
 
-    def program(x: torch.Tensor) -> torch.Tensor:
-        pooled = torch.nn.functional.interpolate(x.transpose(1, 2), scale_factor=1.5, mode="area")
-        return pooled.transpose(1, 2)[:, : x.shape[1]]
+    def make(module: Any, values: Sequence[Any]) -> Any:
+        steps.append(module.meta["aliasing"].strides[0].steps)
+        return module.forward
 
-    fast = ladder.compile(program)
-    with torch.no_grad():
-        for tokens in (5, 4, 7, 7, 12):
-            x = torch.randn(2, tokens, 8)
-            found, wanted = fast(x), program(x)
-            torch.testing.assert_close(found, wanted)
-            assert found.stride() == wanted.stride()
+    plans = BySizes(module, make, module, lambda: None)
+    for tokens in (4, 7, 7, 12):
+        x = torch.randn(2, tokens, 8)
+        assert plans(x).stride() == steps[-1] == (8 * tokens, 1, 8)
+    assert len(steps) == 3
+
+
+def test_sizes_that_depend_on_values_are_run_by_torch() -> None:
+    """How the results of such a graph lie is not known ahead of a call."""
+    module = torch.fx.symbolic_trace(lambda x: (x.nonzero(), x.t()[:1]))
+    first = torch.eye(4)
+    module.meta = {"open": [first], "aliasing": aliasing_of([first], module(first))}
+    plans = BySizes(module, lambda *_: None, module.forward, lambda: None)  # type: ignore[arg-type]
+    for size in (4, 5, 5):
+        assert plans(torch.eye(size))[0].shape == (size, 2)
 
 
 CONSTANTS = {
