@@ -108,7 +108,7 @@ class Block:
         return sum(lifetime.nbytes for lifetime in self._lifetimes(counts))
 
     def _arena(self, sizes: Sizes, counts: list[int]) -> Arena:
-        """Return a layout with room for numbers of elements: the least known one, else that of their class."""
+        """Return a layout with room for numbers of elements: the least known one, else one of a class."""
         known = [arena for arena, most in self._layouts.values() if all(map(le, counts, most))]
         if known:
             return min(known, key=lambda arena: arena.nbytes)

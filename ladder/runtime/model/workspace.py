@@ -153,7 +153,7 @@ class Workspace:
         return tuple(self.slot[value] for value in step.part.inputs)
 
     def lasting_inputs(self, step: Step) -> dict[str, Keep]:
-        """Return the inputs of a step's graph, on a CPU, that no step writes, with what holds them in order."""
+        """Return the inputs of a step's graph, on a CPU, that no step writes -> what keeps them in order."""
         if self.owner.where.type != "cpu":
             return {}
         bindings, changed = self.owner.bindings, self.owner.changed
