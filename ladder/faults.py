@@ -53,9 +53,7 @@ def tolerated(error: Exception, what: str, place: str = "") -> str:
 
 def place_of_fault(error: BaseException) -> str:
     """Return file and line of the innermost line of Ladder's in a traceback, else of its last line."""
-    lines = [
-        (frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)
-    ]
+    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     found = [(ours, number) for file, number in lines if (ours := _within_ladder(file))]
     file, number = [("an unknown line", 0), *lines, *found][-1]
     return f"{file}:{number}" if lines else file
