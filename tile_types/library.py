@@ -16,7 +16,7 @@ from tile_types.arrays import NUMPY_DTYPES, arrays_of
 from tile_types.codebooks import CODEBOOKS, codebook_type
 from tile_types.errors import ConversionError, ShapeError, ValueRangeError, unknown_name
 from tile_types.floats import QUIET_NAN, FloatFormat
-from tile_types.ttype import Metadata, TType
+from tile_types.ttype import EXHAUSTIBLE_BITS, Metadata, TType
 
 NF4_VALUES = (
     -1.0,
@@ -93,14 +93,18 @@ def register_type(ttype: TType) -> TType:
     Raises
     ------
     ValueRangeError
-        If the name is taken by another type.
+        If the name is taken by another type, or the decode fails or gives no finite value.
     UnknownNameError
         If a block type names an unknown element or metadata type.
     """
     if ttype.name in _TYPES and _TYPES[ttype.name] is not ttype:
         raise ValueRangeError(f"type {ttype.name!r} exists already; choose another name")
-    if ttype.element is not None:
-        get_type(ttype.element)
+    if ttype.element_type.elem_bits <= EXHAUSTIBLE_BITS:
+        ttype.element_type.valid_codes()
+    return _add(ttype)
+
+
+def _add(ttype: TType) -> TType:
     for metadata in ttype.metadata:
         get_type(metadata.ttype)
     return _TYPES.setdefault(ttype.name, ttype)
@@ -259,15 +263,15 @@ def _decode_e8m0(code: Any, ops: Any) -> Any:
 
 def _register_library() -> None:
     for name in ("float32", "tfloat32", "float16", "bfloat16"):
-        register_type(float_type(name, FLOAT_FORMATS[name]))
+        _add(float_type(name, FLOAT_FORMATS[name]))
     for name, form in FLOAT_FORMATS.items():
         if form.bits <= 8:
-            register_type(float_type(name, form))
+            _add(float_type(name, form))
     for bits in range(8, 0, -1):
-        register_type(_signed(bits))
+        _add(_signed(bits))
     for bits in range(8, 0, -1):
-        register_type(_unsigned(bits))
-    register_type(
+        _add(_unsigned(bits))
+    _add(
         TType(
             "ternary",
             2,
@@ -276,7 +280,7 @@ def _register_library() -> None:
             doc="-1, 0, 1 as codes 0, 1, 2 (BitNet b1.58)",
         )
     )
-    register_type(
+    _add(
         TType(
             "nf4",
             4,
@@ -285,12 +289,12 @@ def _register_library() -> None:
             doc="normal-float codebook (QLoRA)",
         )
     )
-    register_type(TType("e8m0", 8, _decode_e8m0, doc="2**(code - 127), 255 is NaN: the MX scale"))
+    _add(TType("e8m0", 8, _decode_e8m0, doc="2**(code - 127), 255 is NaN: the MX scale"))
     for name, (element, size, scale, per_tensor) in BLOCK_TYPES.items():
         metadata = [Metadata("scale", scale)]
         if per_tensor:
             metadata.append(Metadata("tensor_scale", "float32", scope="tensor"))
-        register_type(
+        _add(
             TType(
                 name,
                 get_type(element).elem_bits,

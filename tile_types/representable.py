@@ -74,10 +74,12 @@ def require_representable(ttype: TType | str, core: str, zero: str = "none") -> 
     """
     if representable(ttype, core, zero):
         return
-    name = get_type(ttype).name
+    found = get_type(ttype)
     able = representable_cores(ttype, zero)
-    what = f"{name} with {zero} zero points" if zero != "none" else name
+    what = f"{found.name} with {zero} zero points" if zero != "none" else found.name
     advice = f"use {' or '.join(able[:2])}" if able else "no core can"
+    if found.element_type.exact and not {"float16", "bfloat16"} & set(able):
+        advice += ", or TType(..., exact=False) if its values may be rounded"
     raise ConversionError(f"{what} does not fit in {core} without loss; {advice}")
 
 

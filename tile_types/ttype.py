@@ -283,7 +283,21 @@ class TType:
 
     @cached_property
     def _probe_values(self) -> npt.NDArray[np.float64]:
-        values = self.decode_codes(self.probe_codes())
+        codes = self.probe_codes()
+        try:
+            values = self.decode_codes(codes)
+        except Exception as error:
+            raise ValueRangeError(
+                f"type {self.name}: decode(code, ops) fails on an array of codes"
+                f" ({type(error).__name__}: {error}); write it with operators and ops.select, ops.lookup,"
+                " ops.cast, ops.bitcast, ops.exp2"
+            ) from error
+        if values.shape not in (codes.shape, ()):
+            raise ValueRangeError(
+                f"type {self.name}: decode(code, ops) must return one number per code,"
+                f" got shape {values.shape} for {codes.size} codes"
+            )
+        values = np.broadcast_to(values, codes.shape)
         values.setflags(write=False)
         return values
 
@@ -293,7 +307,9 @@ class TType:
         if self.finite_codes is not None:
             finite &= np.isin(self.probe_codes(), self.finite_codes)
         if not finite.any():
-            raise ValueRangeError(f"type {self.name} has no finite value")
+            raise ValueRangeError(
+                f"type {self.name} has no finite value; decode(code, ops) must return a number for each code"
+            )
         return finite
 
     @cached_property

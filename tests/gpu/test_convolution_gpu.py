@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from convolution_cases import CASES, Case, draw
 
+from targets import get_device
+
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
@@ -25,13 +27,22 @@ def enlarged(case: Case, times: int) -> Case:
     return replace(case, image=image, device=target_of(torch.device("cuda")))
 
 
+def runs_here(case: Case) -> bool:
+    """Return whether the GPU has the tensor cores that the case's schedule is written for."""
+    from ladder.runtime.compile import target_of
+    from schedules.legal import RULES
+
+    return RULES[case.schedule.pipeline].feature in get_device(target_of(torch.device("cuda"))).features
+
+
 @pytest.fixture(scope="module")
 def built() -> None:
     """Compile the kernels side by side."""
     from ladder.runtime.build import find_or_build
     from ladder.runtime.compile import jobs_of
 
-    find_or_build([job for case in CASES.values() for job in jobs_of(draw(enlarged(case, 1)).request)[1]])
+    cases = filter(runs_here, CASES.values())
+    find_or_build([job for case in cases for job in jobs_of(draw(enlarged(case, 1)).request)[1]])
 
 
 @pytest.mark.parametrize("times", [1, 5])
@@ -40,6 +51,8 @@ def test_convolution(name: str, times: int, built: None) -> None:
     from ladder.runtime.compile import compiled
     from ladder.runtime.convolve import launch
 
+    if not runs_here(CASES[name]):
+        pytest.skip(f"this GPU lacks what pipeline {CASES[name].schedule.pipeline!r} needs")
     drawn = draw(enlarged(CASES[name], times))
     tensors = (drawn.x, drawn.bias, drawn.residual, drawn.factor)
     x, bias, residual, factor = (None if tensor is None else tensor.cuda() for tensor in tensors)

@@ -6,6 +6,8 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +146,29 @@ def test_unusable_definitions_are_refused(arguments: dict[str, object], error: t
 def test_a_type_needs_a_decode_or_an_element() -> None:
     with pytest.raises(ValueRangeError, match="decode"):
         TType("x", 4)
+
+
+@pytest.mark.parametrize(
+    ("decode", "says"),
+    [
+        (lambda code, ops: None, "must return a number for each code"),
+        (lambda code, ops: ops.cast(code, "float32") * np.nan, "must return a number for each code"),
+        (lambda code, ops: [1.0, 2.0], r"one number per code, got shape \(2,\) for 16 codes"),
+        (lambda code, ops: 1.0 if code > 3 else -1.0, "fails on an array of codes .*ops.select"),
+        (lambda code, ops: ops.lookup([0.0, 1.0], code), "fails on an array of codes .*out of bounds"),
+        (lambda code, ops: ops.cast(code, "float99"), "fails on an array of codes .*float99"),
+        (lambda code: code, "fails on an array of codes .*positional argument"),
+    ],
+)
+def test_a_decode_that_does_not_work_is_not_registered(decode: Callable[..., Any], says: str) -> None:
+    with pytest.raises(ValueRangeError, match=f"type undecodable.*{says}"):
+        register_type(TType("undecodable", 4, decode))
+    with pytest.raises(UnknownNameError):
+        get_type("undecodable")
+
+
+def test_a_type_of_one_value_has_it_at_each_code() -> None:
+    np.testing.assert_array_equal(TType("ones", 2, lambda code, ops: 1.0).values(), np.ones(4))
 
 
 def test_a_block_of_an_unknown_element_is_refused() -> None:

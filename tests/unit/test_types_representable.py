@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tile_types import (
+    TType,
     core_values,
     get_type,
     list_types,
@@ -125,3 +128,10 @@ def test_core_values_are_a_cast() -> None:
     expected = get_type("nf4").values().astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
     np.testing.assert_array_equal(core_values("nf4", "bfloat16"), expected)
     assert np.isnan(core_values("fp8_e4m3", "float16")[0x7F])
+
+
+def test_a_type_of_rounded_values_may_say_so() -> None:
+    thirds = TType("thirds_of_tests", 4, lambda code, ops: (ops.cast(code, "float32") - 8) / 3)
+    with pytest.raises(ConversionError, match=r"use float32, or TType.*exact=False"):
+        require_representable(thirds, "float16")
+    require_representable(replace(thirds, name="rounded_thirds_of_tests", exact=False), "float16")
