@@ -135,6 +135,8 @@ class Captured(Store):
                     return done
                 here, roots = done
                 continue
+            if here.mixed:
+                here.note_served(run, roots)
             following, value = found
             if following is None:
                 return value

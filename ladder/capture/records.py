@@ -40,6 +40,8 @@ SELDOM = 32
 """Calls of a case that no record can be open for before it is recorded: about what recording it costs."""
 MAX_PASSED = 1024
 """Cases whose calls are counted."""
+LOOKS = 8
+"""Calls in a row by a record for open sizes after which those for fixed ones are looked at again."""
 DEEPEST = 3
 """Conditionals inside of one another at most: the number of paths doubles with each."""
 
@@ -137,6 +139,11 @@ class Record:
     depth: int = 0
     branches: frozenset[ResumePoint] = frozenset()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its graph is for open sizes."""
+        return self.graph is not None and "open" in self.graph.meta
+
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the point."""
         return bool(self.check(*values, self.side) == 0)
@@ -181,6 +188,10 @@ class ResumePoint:
         self.failures: list[str] = []
         self.surprises_at: Counter[Any] = Counter()
         self.surprising: set[Any] = set()
+        self.mixed = False
+        """Whether there are records for open sizes, and for fixed ones."""
+        self.in_turn = 0
+        """Calls in a row by a record for open sizes."""
         self.dead = False
         self.forks = False
         self.attempts = self.surprises = 0
@@ -197,8 +208,7 @@ class ResumePoint:
 
     def add(self, record: Record, beside: dict[bool, Record]) -> None:
         """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
-        self.records.insert(0, record)
-        self.runs.insert(0, record.run)
+        self.keep_only([record, *self.records])
         self.parked = []
         if record.side is not None and self.may_join({**beside, record.side: record}):
             self.attempts += 1
@@ -217,6 +227,22 @@ class ResumePoint:
         """Drop all records but these."""
         self.records = list(records)
         self.runs = [record.run for record in self.records]
+        self.mixed = len({record.is_open for record in self.records if record.graph is not None}) > 1
+
+    def note_served(self, run: Callable[..., Any], roots: tuple[Any, ...]) -> None:
+        """Try first what serves the calls that come: a record for their sizes alone, if there is one.
+
+        Its plan is faster, but each call of other sizes looks at its guard in vain.
+        """
+        served = next((record for record in self.records if record.run is run), None)
+        self.in_turn = self.in_turn + 1 if served is not None and served.is_open else 0
+        if served is None or self.in_turn < LOOKS:
+            return
+        self.in_turn = 0
+        fixed = (record for record in self.records if record.graph is not None and not record.is_open)
+        best = next((record for record in fixed if record.check(*roots) == 0), served)
+        if best is not self.records[0]:
+            self.keep_only([best, *(record for record in self.records if record is not best)])
 
     def meet_side(self, roots: list[Any]) -> bool | None:
         """Return which side of a branch begins here, if one does; what knows only the other is dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import groupby, product
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import capture
+from ladder.capture.records import LOOKS
 from ladder.capture.values.shapes import Shapes
 
 SEQUENCE = ((2, 3), (3, 5), (4, 7), (5, 9), (9, 5), (6, 6), (2, 11))
@@ -355,3 +356,18 @@ def test_symbols_are_extents_alone(detached):
     fake = shapes.fakes["x"]
     assert {str(item) for item in (*fake.stride(), fake.storage_offset())} == {"3", "1", "0"}
     assert fake.shape[0].node.expr in shapes.names
+
+
+def test_the_record_for_the_sizes_of_calls_is_tried_first():
+    def program(x):
+        return (x * 2).sum(-1).relu()
+
+    fast = capture(program)
+    tried = []
+    for size in (6, 7, 8, *[6] * (LOOKS + 1), *[9] * (LOOKS + 1), *[6] * (LOOKS + 1), 0, 1):
+        x = torch.randn(size, 3)
+        assert torch.equal(fast(x), program(x))
+        tried.append(fast.records[0].is_open)
+    assert len(fast.records) == 4  # for 6, for all, and for the sizes that mean something of their own
+    first = [key for key, _ in groupby(tried)]
+    assert first[:5] == [False, True, False, True, False]
