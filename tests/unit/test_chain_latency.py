@@ -112,7 +112,9 @@ def test_results_of_different_sizes_are_right(rows: int, width: int, mapping: Ma
 def test_results_of_different_sizes_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """256 vectors and 128 pairs in three blocks of 128 threads; in two where a thread has of both kinds."""
     mapping, graph = Mapping(threads=128), pieces(1, 4096)
-    assert "cta_id([3])" in script(graph, mapping=mapping)  # equal sizes share threads
+    apart = script(graph, mapping=mapping)
+    assert "cta_id([3])" in apart  # equal sizes share threads
+    assert re.search(r" = \w+ - 256$", apart, re.MULTILINE)
     monkeypatch.setattr(VectorLoops, "may_be_side_by_side", lambda self, counts: False)
     assert "cta_id([2])" in script(graph, mapping=mapping)
 
