@@ -14,6 +14,7 @@ from ladder.api.cache import KVCache
 from ladder.api.calibration import Moments, observe
 from ladder.api.conv import Conv, refusal
 from ladder.api.linear import Linear
+from ladder.ir.gemm import Gemm
 from tile_types.errors import LadderError, ShapeError
 
 Filter = Callable[[str, torch.nn.Module], bool]
@@ -242,9 +243,10 @@ class _Rules:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
         gemm = layer.problem
-        group = f"_g{gemm.group_size}" if gemm.scale else ""
         observed = self.moments[module].rows if module in self.moments else 0
-        stored = f"{gemm.weight}{group}"
+        stored = gemm.weight
+        if isinstance(gemm, Gemm) and gemm.scale:
+            stored += f"_g{gemm.group_size}"
         return Row(name, kind, stored, gemm.activation, nbytes, layer.weight_nbytes, observed=observed)
 
     def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear | Conv:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from ladder.api.experts import GroupedMatmul
     from ladder.api.lowered import Lowered
     from ladder.api.matmul import Matmul
+    from ladder.api.scaled import ScaledLowered, ScaledMatmul
     from ladder.runtime.kernel import CompiledGemm
     from ladder.runtime.packed import PackedWeight
+    from ladder.runtime.scaled import ScaledOperand
     from targets import TileDevice
 
 BOUNDS = {
@@ -53,9 +55,9 @@ FAMILIES: Mapping[str, Callable[[str], Calls]] = {"cuda": _nvidia, "rocm": _amd}
 
 
 def simulate(
-    op: Matmul | GroupedMatmul | Lowered,
+    op: Matmul | ScaledMatmul | GroupedMatmul | Lowered | ScaledLowered,
     x: torch.Tensor,
-    packed: PackedWeight,
+    packed: PackedWeight | ScaledOperand,
     bias: torch.Tensor | None = None,
     token_scale: torch.Tensor | None = None,
     *,
@@ -117,8 +119,17 @@ def simulate(
     >>> result = ladder.simulate(op, x, op.pack(w4))
     >>> assert not result.findings, result.report()
     """
+    from ladder.api.scaled import ScaledLowered
+    from ladder.runtime.scaled import ScaledOperand
+    from ladder.simulate.scaled import simulate_scaled
+
     lowered = op.lower(target) if hasattr(op, "lower") else op
-    launch = _Entry(lowered, {"order": order, "seed": seed, "blocks": blocks, "stage": stage})
+    options = {"order": order, "seed": seed, "blocks": blocks, "stage": stage}
+    if isinstance(lowered, ScaledLowered) and isinstance(packed, ScaledOperand):
+        return simulate_scaled(lowered, x, packed, bias, expected, cancellation, options)
+    if isinstance(lowered, ScaledLowered) or isinstance(packed, ScaledOperand):
+        raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(op).__name__}")
+    launch = _Entry(lowered, options)
     gemm, packed = lowered.request.gemm, packed.to("cpu")
     if (ranges is None) == bool(gemm.experts):
         raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
@@ -214,7 +225,7 @@ class _Entry:
 
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""
-        arrays = [_numpy(t) for t in tensors]
+        arrays = [numpy_of(t) for t in tensors]
         calls = FAMILIES[self.device.kind](self.device.arch)
         self.result = simulate_launch(self._function(), arrays, names=self.names, calls=calls, **self.options)
 
@@ -227,7 +238,7 @@ class _Entry:
             return emit(self.gemm, self.device, plan.entries[plan.index(self.m)][1], "simulated")
 
 
-def _numpy(tensor: Any) -> np.ndarray[Any, Any]:
+def numpy_of(tensor: Any) -> np.ndarray[Any, Any]:
     """View a CPU tensor (or what tvm_ffi made of one) as numpy, narrow floats as ml_dtypes have them."""
     import torch
 
