@@ -10,9 +10,9 @@ from typing import Any
 from ladder.ir.scaled import ScaledGemm
 from schedules.cost_model import (
     BLOCK_SECONDS,
-    CLUSTER_SECONDS,
     EXCHANGE_SECONDS,
     FILL_SECONDS,
+    GEMV_CLUSTER_CYCLES,
     INGEST_BYTES,
     LAUNCH_SECONDS,
     OVERLAP,
@@ -36,7 +36,7 @@ TENSOR_COLUMNS = 512
 RESERVED = 2048
 """Bytes of shared memory for barriers and alignment, the driver's share included."""
 
-TILES, STAGES, SPLITS = (32, 64, 128, 256), (2, 3, 4, 5, 6, 7, 8), (1, 2, 4, 8)
+TILES, STAGES, SPLITS = (32, 64, 128, 256), (2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class ScaledCost:
 def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: int) -> ScaledCost:
     """Predict the time of a call, one of many in a CUDA graph whose weights come from DRAM.
 
-    The constants are wgmma's, fitted on an H200 (`schedules.cost_model`), with the device's own rates:
-    no block-scaled product was measured.
+    The constants are wgmma's, fitted on an H200 (`schedules.cost_model`), with the device's own rates; a
+    cluster costs what it does gemv, whose blocks exchange as few sums. No block-scaled product was measured.
     """
     layers = {layer.name: layer for layer in device.layers}
     rate = {name: layer.bandwidth * layer.sustained for name, layer in layers.items()}
@@ -174,27 +174,24 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     stored = form.row_bytes + form.scale_atoms * 4
     out = {"float32": 4}.get(form.output, 2)
     moved = (form.n + m) * stored + m * form.n * out
-    loaded = stage_bytes(form, schedule) * slabs
+    # Rows beyond M are not copied.
+    loaded = (
+        stage_bytes(form, schedule) - (schedule.tile_m - min(schedule.tile_m, -(-m // 8) * 8)) * SLAB
+    ) * slabs
     flops = 2 * ROWS * schedule.tile_m * slabs * SLAB * 8 // form.format.bits
     tensor = flops * form.format.bits / 8 / (core.ops_per_cycle * core.sustained * device.clock)
-    ingest = loaded / (INGEST_BYTES * device.clock)
-    stage = max(tensor, ingest) / slabs
+    stage = max(tensor, loaded / (INGEST_BYTES * device.clock)) / slabs
     # A buffer is asked for again when it has been used: as `schedules.cost_model.Work`.
     waiting = max(stage, (FILL_SECONDS + stage) / (schedule.stages * min(resident, per_unit)))
     units = per_unit * (waiting * slabs + BLOCK_SECONDS / min(resident, per_unit))
     exchange = 0.0
     if schedule.split_k > 1:
-        exchange = CLUSTER_SECONDS * CLUSTER_SHARE + EXCHANGE_SECONDS * (schedule.split_k - 1) * (
-            schedule.tile_m // schedule.split_k
-        )
+        received = (schedule.split_k - 1) * (schedule.tile_m // schedule.split_k)
+        exchange = GEMV_CLUSTER_CYCLES / device.clock + EXCHANGE_SECONDS * received
     dram, l2 = moved / rate["dram"], blocks * loaded / rate["l2"]
     parts = {"launch": LAUNCH_SECONDS, "dram": dram, "l2": l2, "units": units, "exchange": exchange}
     busy = (units**OVERLAP + dram**OVERLAP + l2**OVERLAP) ** (1 / OVERLAP)
     return ScaledCost(LAUNCH_SECONDS + exchange + busy, tuple(parts.items()))
-
-
-CLUSTER_SHARE = 1.0
-"""Clusters are taken to cost what they do on an H200."""
 
 
 @lru_cache(maxsize=4096)
