@@ -119,28 +119,19 @@ def simulate(
     >>> result = ladder.simulate(op, x, op.pack(w4))
     >>> assert not result.findings, result.report()
     """
-    from ladder.api.scaled import ScaledLowered
-    from ladder.runtime.scaled import ScaledOperand
+    from ladder.api.lowered import Lowered
+    from ladder.runtime.packed import PackedWeight
     from ladder.simulate.scaled import simulate_scaled
 
     lowered = op.lower(target) if hasattr(op, "lower") else op
     options = {"order": order, "seed": seed, "blocks": blocks, "stage": stage}
-    if isinstance(lowered, ScaledLowered) and isinstance(packed, ScaledOperand):
+    if not isinstance(packed, PackedWeight) or not isinstance(lowered, Lowered):
         return simulate_scaled(lowered, x, packed, bias, expected, cancellation, options)
-    if isinstance(lowered, ScaledLowered) or isinstance(packed, ScaledOperand):
-        raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(op).__name__}")
     launch = _Entry(lowered, options)
-    gemm, packed = lowered.request.gemm, packed.to("cpu")
-    if (ranges is None) == bool(gemm.experts):
-        raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
-    if gemm.windows or gemm.residual:
-        launch.convolve(x, packed, {"factor": factor, "bias": bias, "residual": residual})
-    elif ranges is None:
-        launch.call(x, packed, bias, token_scale)
-    else:
-        launch.call_experts(x, packed, ranges, bias, token_scale)
+    given = {"factor": factor, "bias": bias, "residual": residual}
+    launch.run(x, packed.to("cpu"), given, ranges, token_scale)
     assert launch.result is not None
-    return _compared(launch.result, launch.owned, expected, gemm, cancellation)
+    return _compared(launch.result, launch.owned, expected, launch.gemm, cancellation)
 
 
 class _Entry:
@@ -159,6 +150,20 @@ class _Entry:
         self.names: tuple[str, ...] = ("x", "y")
         # Rows of y that belong to an expert; all, if there are none.
         self.owned: slice | np.ndarray[Any, Any] = slice(None)
+
+    def run(
+        self, x: torch.Tensor, packed: PackedWeight, given: dict[str, Any], ranges: Any, token_scale: Any
+    ) -> None:
+        """Do what a call of the operator does, whichever it is, then simulate."""
+        gemm, bias = self.gemm, given["bias"]
+        if (ranges is None) == bool(gemm.experts):
+            raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
+        if gemm.windows or gemm.residual:
+            self.convolve(x, packed, given)
+        elif ranges is None:
+            self.call(x, packed, bias, token_scale)
+        else:
+            self.call_experts(x, packed, ranges, bias, token_scale)
 
     def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> None:
         """Check, pad and quantize as a call of the operator does, then simulate."""

@@ -15,7 +15,9 @@ from tile_types.errors import DeviceError, ShapeError
 if TYPE_CHECKING:
     import torch
 
+    from ladder.api.lowered import Lowered
     from ladder.api.scaled import ScaledLowered
+    from ladder.runtime.packed import PackedWeight
     from ladder.runtime.scaled import ScaledOperand
     from tile_types import QuantizedTensor
 
@@ -24,9 +26,9 @@ BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "float32": 1e-5}
 
 
 def simulate_scaled(
-    lowered: ScaledLowered,
+    lowered: ScaledLowered | Lowered,
     x: torch.Tensor | QuantizedTensor,
-    packed: ScaledOperand,
+    packed: ScaledOperand | PackedWeight,
     bias: torch.Tensor | None,
     expected: Any,
     cancellation: float,
@@ -38,14 +40,16 @@ def simulate_scaled(
     """
     import torch
 
-    from ladder.api.scaled import ScaledMatmul
+    from ladder.api.scaled import ScaledLowered, ScaledMatmul
     from ladder.lower.cuda.scaled import emit
     from ladder.lower.tvm_lock import tvm_lock
     from ladder.runtime.kernel import torch_dtype
-    from ladder.runtime.scaled import arguments, check_operands
+    from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
     from ladder.simulate.nvidia import CALLS
     from ladder.simulate.operator import numpy_of
 
+    if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
+        raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(lowered).__name__}")
     form = lowered.form
     if isinstance(x, torch.Tensor) and x.device.type != "cpu":
         raise DeviceError(f"the simulator reads tensors on the CPU, x is on {x.device}")
