@@ -48,6 +48,22 @@ def form_of(weight: QuantizedTensor) -> dict[str, Any]:
     }
 
 
+LINEAR_OPTIONS = ("activation", "keep_canonical", "batch_invariant")
+"""Options of layers that do not say how a weight is quantized."""
+
+
+def quantized_matrix(
+    matrix: torch.Tensor, weight: str, *, clip: bool = False, moments: Moments | None = None, **options: Any
+) -> QuantizedTensor:
+    """Quantize a weight ``[N, K]`` as a layer does; parameters as in `Linear.from_linear`."""
+    options = {name: value for name, value in options.items() if value is not None}
+    if moments is not None:
+        return calibrated(matrix, moments, weight, **options)
+    matrix = clipped(matrix, weight, **options) if clip else matrix
+    quantized: QuantizedTensor = quantize(matrix, weight, **options)
+    return quantized
+
+
 class Linear(torch.nn.Module):
     """``y = x · Wᵀ + b`` with W in a low-bit type.
 
@@ -155,15 +171,9 @@ class Linear(torch.nn.Module):
         LadderError
             If the weight cannot be quantized so (NaN: its position is named).
         """
-        given = {"group_size": group_size, "zero": zero}
-        options |= {name: value for name, value in given.items() if value is not None}
-        if moments is not None:
-            quantized = calibrated(linear.weight, moments, weight, **options)
-        else:
-            matrix = clipped(linear.weight, weight, **options) if clip else linear.weight
-            quantized = quantize(matrix, weight, **options)
+        options |= {"group_size": group_size, "zero": zero}
         return cls.from_quantized(
-            quantized,
+            quantized_matrix(linear.weight, weight, clip=clip, moments=moments, **options),
             linear.bias,
             dtype=linear.weight.dtype,
             device=linear.weight.device,
