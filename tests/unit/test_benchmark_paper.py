@@ -50,6 +50,7 @@ class ParsedError(Exception):
     """What ends a program whose options were read."""
 
 
+ON_CPUS = ("zoo", "minilm", "superopt_ablation")
 COMMANDS = sorted({arguments for figure in FIGURES.values() for _, arguments in figure.results})
 
 
