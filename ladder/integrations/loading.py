@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
+from ladder.api.linear import LINEAR_OPTIONS
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import read_json
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError
 
 METHOD = "ladder"
-LINEAR_OPTIONS = ("activation", "keep_canonical")
-"""Options of `ladder.Linear` that are not `ladder.quantize`'s."""
 
 
 class Settings:
