@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from tile_types.packing import is_dense, pack_codes, unpack_codes
 
@@ -13,9 +17,11 @@ if TYPE_CHECKING:
 PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}
 """Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
 
-CHUNK_WORDS = 1 << 20
-"""32-bit words that are rearranged at a time: temporary arrays stay in caches."""
+BLOCK_ROWS, BLOCK_COLUMNS = 64, 256
+"""Extents of the blocks of 32-bit words that are transposed at a time: they stay in caches."""
 
+Words = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 CHUNK_CODES = 1 << 22
 """Codes that are unpacked at a time where a whole matrix of them would take many times its storage."""
@@ -117,7 +123,13 @@ def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool 
     )
 
 
-def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torch.Tensor:
+def sign_bits(bits: int, width: int) -> int:
+    """Return a signed integer of ``width`` bits with the highest bit of each dense code set."""
+    ones = sum(1 << (first + bits - 1) for first in range(0, width, bits))
+    return ones - (1 << width)
+
+
+def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
     """Return dense storage with the highest bit of each code inverted: biased codes as two's complement.
 
     Parameters
@@ -126,18 +138,12 @@ def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torc
         uint8.
     bits
         Width of a code: 1, 2, 4 or 8.
-    in_place
-        Whether the storage itself may be changed.
     """
     import torch
 
-    ones = sum(1 << (slot * bits + bits - 1) for slot in range(8 // bits))
-    result = storage if in_place else torch.empty_like(storage)
     if storage.shape[-1] % 8 or not storage.is_contiguous() or storage.storage_offset() % 8:
-        return torch.bitwise_xor(storage, ones, out=result)
-    wide = int.from_bytes(bytes([ones] * 8), "little", signed=True)
-    torch.bitwise_xor(storage.view(torch.int64), wide, out=result.view(torch.int64))
-    return result
+        return (storage.view(torch.int8) ^ sign_bits(bits, 8)).view(storage.dtype)
+    return (storage.view(torch.int64) ^ sign_bits(bits, 64)).view(storage.dtype)
 
 
 def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
@@ -145,7 +151,45 @@ def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
     return octets << 4 | octets >> 4
 
 
-def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def in_threads(function: Callable[[T], object], parts: Sequence[T]) -> None:
+    """Call a function for each of some parts on as many threads as torch uses.
+
+    The functions compute with numpy, which lets other threads run meanwhile and starts none of its own.
+    """
+    import torch
+
+    with ThreadPoolExecutor(max(1, min(len(parts), torch.get_num_threads()))) as pool:
+        for _ in pool.map(function, parts):
+            pass
+
+
+def transposed_words(words: torch.Tensor, flip: int = 0) -> torch.Tensor:
+    """Transpose int32 ``[R, C]``, and invert the bits of ``flip``, in one pass over the memory.
+
+    Parameters
+    ----------
+    words
+        Of any strides.
+    flip
+        Bits that are inverted, as int32.
+    """
+    import torch
+
+    rows, columns = words.shape
+    result = torch.empty(columns, rows, dtype=torch.int32)
+    source, target, ones = words.numpy(), result.numpy(), np.int32(flip)
+
+    def transpose(first: int) -> None:
+        last = first + BLOCK_COLUMNS
+        for row in range(0, rows, BLOCK_ROWS):
+            block = source[row : row + BLOCK_ROWS, first:last].T
+            np.bitwise_xor(block, ones, out=target[first:last, row : row + BLOCK_ROWS])
+
+    in_threads(transpose, range(0, columns, BLOCK_COLUMNS))
+    return result
+
+
+def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0) -> torch.Tensor:
     """Transpose 4-bit codes that lie along the last axis: int32 ``[K, C]`` -> int32 ``[8 * C, K // 8]``.
 
     Code i of ``words[k, c]`` becomes code ``k % 8`` of word ``[8 * c + order[i], k // 8]``.
@@ -156,30 +200,42 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tenso
         K must be a multiple of 8.
     order
         A permutation of 0 to 7.
+    flip
+        Bits of the result's words that are inverted, as int32.
     """
     import torch
 
     rows, columns = words.shape
     result = torch.empty(8 * columns, rows // 8, dtype=torch.int32)
-    target = result.view(columns, 8, rows // 8)
-    step = max(1, CHUNK_WORDS // (8 * columns))
-    for first in range(0, rows // 8, step):
-        lines = _transpose_blocks(words[8 * first : 8 * (first + step)].view(-1, 8, columns))
+    source, target = words.numpy().reshape(-1, 8, columns), result.numpy().reshape(columns, 8, rows // 8)
+    ones = np.int32(flip)
+
+    def transpose(block: tuple[slice, slice]) -> None:
+        eighths, some = block
+        lines = _transpose_blocks(source[eighths, :, some])
         for line, output in zip(lines, order, strict=True):
-            target[:, output, first : first + step] = line.t()
+            np.bitwise_xor(line.T, ones, out=target[some, output, eighths])
+
+    blocks = [
+        (slice(row, row + BLOCK_ROWS), slice(column, column + BLOCK_COLUMNS))
+        for column in range(0, columns, BLOCK_COLUMNS)
+        for row in range(0, rows // 8, BLOCK_ROWS)
+    ]
+    in_threads(transpose, blocks)
     return result
 
 
-def _transpose_blocks(block: torch.Tensor) -> list[torch.Tensor]:
+def _transpose_blocks(block: Words) -> list[Words]:
     """Transpose the 8 x 8 matrices of nibbles that 8 words on axis 1 are, by three rounds of exchanges."""
-    import torch
-
-    lines = [block[:, line].clone() for line in range(8)]
-    moved = torch.empty_like(lines[0])
+    lines = [block[:, line].copy() for line in range(8)]
+    moved = np.empty_like(lines[0])
     for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
         for low in (line for line in range(8) if not line & distance):
             a, b = lines[low], lines[low + distance]
-            torch.bitwise_right_shift(a, 4 * distance, out=moved)
-            b ^= moved.bitwise_xor_(b).bitwise_and_(mask)
-            a ^= moved.bitwise_left_shift_(4 * distance)
+            np.right_shift(a, 4 * distance, out=moved)
+            moved ^= b
+            moved &= mask
+            b ^= moved
+            moved <<= 4 * distance
+            a ^= moved
     return lines
