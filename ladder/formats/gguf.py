@@ -37,7 +37,7 @@ PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
 
 CHUNK_ELEMENTS = 1 << 19
-"""Elements that are decoded at a time: few enough for caches, enough that threads seldom wait to start one."""
+"""Elements that are decoded at a time: few for the caches, but enough that threads seldom wait for Python."""
 
 
 @dataclass
