@@ -116,7 +116,8 @@ def storage(layer: Layer, form: Geometry, *, signed: bool) -> torch.Tensor:
 
     def some_rows(part: torch.Tensor) -> torch.Tensor:
         codes = planes_to_codes(part, bits) if form.planar else words_to_codes(part, bits, form.k)
-        return pack_codes(codes ^ middle, bits)
+        packed: torch.Tensor = pack_codes(codes ^ middle, bits)
+        return packed
 
     return by_rows(some_rows, transposed_words(words), form.k)
 

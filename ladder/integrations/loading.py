@@ -106,9 +106,9 @@ def owned(matrix: QuantizedTensor) -> QuantizedTensor:
     return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
 
 
-def require_shape(layer: Any, name: str, matrix: QuantizedTensor) -> None:
+def require_shape(layer: Any, name: str, matrix: QuantizedTensor | torch.Tensor) -> None:
     """Raise `CheckpointError` unless a stored matrix is the weight of a linear layer."""
-    if matrix.shape != (layer.out_features, layer.in_features):
+    if tuple(matrix.shape) != (layer.out_features, layer.in_features):
         raise CheckpointError(
             f"{name}.weight has the shape {list(matrix.shape)}, the layer is {layer.extra_repr()}"
         )

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig
-from transformers.core_model_loading import ConversionOps
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightRenaming
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -39,9 +41,6 @@ from ladder.integrations.loading import (
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
-
-RENAMED = ((".block_sparse_moe.", ".mlp."),)
-"""Parts of names of checkpoints -> what models of transformers 5 have."""
 
 
 @register_quantization_config(METHOD)
@@ -194,8 +193,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
         checkpoint = opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
-        base = getattr(model, "base_model_prefix", "")
-        stored = {named(name, base, {*self.linear, *self.stacks}): name for name in checkpoint.layers}
+        stored = names_in(model, checkpoint.layers)
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
         for name in self.stacks:
             path, _, stack = name.rpartition(".")
@@ -267,13 +265,28 @@ def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
     return {f"{name}.{stack}" for name, module in kept for stack in experts.stacks(module)}
 
 
-def named(name: str, base: str, known: Container[str]) -> str:
-    """Return a stored tensor's name as the model has it: with the base model's prefix, if it lacks it."""
-    for before, after in RENAMED:
-        name = name.replace(before, after)
-    if name.startswith(f"{base}.") or name.removesuffix(".weight") in known:
-        return name
-    return f"{base}.{name}" if base else name
+def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:
+    """Return the names that a model has for stored tensors -> their names in the checkpoint.
+
+    Of a stored name, what transformers' own rules for the architecture make of it, and either with the base
+    model's prefix, that name counts which leads deepest into the model.
+    """
+    base = getattr(model, "base_model_prefix", "")
+    modules = {name for name, _ in model.named_modules()}
+    rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+
+    def depth(name: str) -> int:
+        paths = accumulate(name.split("."), lambda path, part: f"{path}.{part}")
+        return sum(path in modules for path in paths)
+
+    def named(name: str) -> str:
+        renamed = name
+        for rule in rules:
+            renamed = rule.rename_source_key(renamed)[0]
+        found = (name, renamed)
+        return max((*found, *(f"{base}.{one}" for one in found if base)), key=depth)
+
+    return {named(name): name for name in stored}
 
 
 def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: Any) -> Any:

@@ -98,6 +98,25 @@ def test_shards_and_stacked_experts(tmp_path: Path) -> None:
     assert torch.equal(logits(again), logits(model))
 
 
+@pytest.mark.parametrize("kind", ["granitemoe", "hy_v3"])
+def test_names_that_transformers_changes_when_it_saves(tmp_path: Path, kind: str) -> None:
+    """The first has modules of a name that others lost; of the second, files have other names than modules."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 64, "head_dim": 16, "moe_intermediate_size": 32}
+    sizes |= {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.CONFIG_MAPPING[kind](**sizes, dtype="float32", pad_token_id=0)
+    auto, options = transformers.AutoModelForCausalLM, LadderConfig("int4", group_size=GROUP)
+    auto.from_config(config).eval().save_pretrained(tmp_path / "plain")
+    model = auto.from_pretrained(tmp_path / "plain", quantization_config=options).eval()
+    assert len(quantized_layers(model)) >= 10
+    model.save_pretrained(tmp_path / "saved")
+    again = auto.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(logits(again), logits(model))
+
+
 def test_skipped_modules_and_errors(folder: Path) -> None:
     config = LadderConfig("int4", group_size=GROUP, modules_to_not_convert=["lm_head", "mlp"])
     model = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config)
