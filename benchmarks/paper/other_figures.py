@@ -11,7 +11,7 @@ from benchmarks.paper.published import published
 from benchmarks.paper.records import Records
 
 SUPEROPT = ("*_superopt", "benchmarks.superopt --output {file}")
-DECODE = ("*_transformers_decode", "benchmarks.transformers_decode --output {file}")
+DECODE = ("*_transformers_decode", "benchmarks.generate --output {file}")
 ABLATION = ("superopt_ablation_*", "benchmarks.superopt_ablation --operators 5 6 7 8 9 --output {file}")
 CHAINS = ("*_chains", "benchmarks.chains --modes max-autotune-no-cudagraphs --output {file}")
 ZOO = ("zoo_graphs_*", "benchmarks.zoo --graphs-only --threads 1 --output {file}")

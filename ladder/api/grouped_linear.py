@@ -120,13 +120,25 @@ def mixture(
         E; by default that of ``down``.
     """
     experts = experts or int(down.experts)  # type: ignore[attr-defined]
-    chosen = ids.shape[-1]
-    sorted_ids, order = torch.sort(ids.reshape(-1), stable=True)
-    bounds = torch.arange(experts + 1, device=ids.device, dtype=ids.dtype)
-    offsets = torch.searchsorted(sorted_ids, bounds).to(torch.int32)
-    real = (sorted_ids < experts)[:, None]  # rows of no expert are not written by products
-    rows = gate(torch.where(real, up(x[order // chosen], offsets), 0))
-    rows = torch.where(real, down(rows.to(x.dtype), offsets), 0)
-    rows = rows * weights.reshape(-1)[order][:, None]
-    placed = torch.empty_like(rows).index_copy_(0, order, rows)
-    return placed.view(-1, chosen, rows.shape[-1]).sum(1).to(x.dtype)
+    flat, weights = ids.reshape(-1), weights.reshape(-1)
+    at, bounds = (torch.arange(extent, device=ids.device) for extent in (flat.numel(), experts + 1))
+    if one := len(x) == 1:  # each row is the token: nothing is gathered, or put back in order
+        offsets = (flat < bounds[:, None]).sum(1, dtype=torch.int32)
+        rows = x.expand(flat.numel(), -1)
+        weights = torch.where(places(flat, at) == at[:, None], weights, 0).sum(1)
+    else:
+        flat, order = torch.sort(flat, stable=True)
+        offsets = torch.searchsorted(flat, bounds.to(ids.dtype)).to(torch.int32)
+        rows, weights = x[order // ids.shape[-1]], weights[order]
+    real = (at < offsets[-1])[:, None]  # rows of no expert are not written by products
+    rows = gate(torch.where(real, up(rows, offsets), 0))
+    rows = torch.where(real, down(rows.to(x.dtype), offsets), 0) * weights[:, None]
+    if not one:
+        rows = torch.empty_like(rows).index_copy_(0, order, rows)
+    return rows.view(*ids.shape, rows.shape[-1]).sum(1).to(x.dtype)
+
+
+def places(ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return where each of ``ids[n]`` stands once they are sorted stably; ``at`` is 0 to n - 1."""
+    before, same = ids < ids[:, None], ids == ids[:, None]
+    return (before | same & (at < at[:, None])).sum(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,8 @@ from ladder.api.clipping import clipped
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
+from ladder.api.scaled import is_scaled
+from ladder.api.scaled_linear import ScaledLinear
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 from ladder.runtime.operator import is_captured
@@ -44,6 +46,22 @@ def form_of(weight: QuantizedTensor) -> dict[str, Any]:
         "group_size": min(weight.block[1], weight.shape[1]),
         "zero": weight.zero_kind if weight.offset is None else "float",
     }
+
+
+LINEAR_OPTIONS = ("activation", "keep_canonical", "batch_invariant")
+"""Options of layers that do not say how a weight is quantized."""
+
+
+def quantized_matrix(
+    matrix: torch.Tensor, weight: str, *, clip: bool = False, moments: Moments | None = None, **options: Any
+) -> QuantizedTensor:
+    """Quantize a weight ``[N, K]`` as a layer does; parameters as in `Linear.from_linear`."""
+    options = {name: value for name, value in options.items() if value is not None}
+    if moments is not None:
+        return calibrated(matrix, moments, weight, **options)
+    matrix = clipped(matrix, weight, **options) if clip else matrix
+    quantized: QuantizedTensor = quantize(matrix, weight, **options)
+    return quantized
 
 
 class Linear(torch.nn.Module):
@@ -153,15 +171,9 @@ class Linear(torch.nn.Module):
         LadderError
             If the weight cannot be quantized so (NaN: its position is named).
         """
-        given = {"group_size": group_size, "zero": zero}
-        options |= {name: value for name, value in given.items() if value is not None}
-        if moments is not None:
-            quantized = calibrated(linear.weight, moments, weight, **options)
-        else:
-            matrix = clipped(linear.weight, weight, **options) if clip else linear.weight
-            quantized = quantize(matrix, weight, **options)
+        options |= {"group_size": group_size, "zero": zero}
         return cls.from_quantized(
-            quantized,
+            quantized_matrix(linear.weight, weight, clip=clip, moments=moments, **options),
             linear.bias,
             dtype=linear.weight.dtype,
             device=linear.weight.device,
@@ -176,9 +188,14 @@ class Linear(torch.nn.Module):
     ) -> Linear:
         """Build a layer around a quantized weight ``[N, K]``; ``options`` as in the constructor.
 
+        Where the activation is a block type, this is a `ladder.api.scaled_linear.ScaledLinear`.
+
         An offset becomes real zero points (`QuantizedTensor.without_offset`), an order of columns a gather of
         the inputs.
         """
+        if is_scaled(options.get("activation")):
+            given = {name: value for name, value in options.items() if name not in ("group_size", "zero")}
+            return cast("Linear", ScaledLinear(weight, bias, **given))
         rows, columns = weight.shape
         module = cls(columns, rows, bias is not None, **form_of(weight), **options)
         module._fill(weight, bias)

@@ -13,14 +13,17 @@ import torch
 from ladder.api.cache import KVCache
 from ladder.api.calibration import Moments, observe
 from ladder.api.conv import Conv, refusal
+from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
+from ladder.api.stacked_experts import install, is_experts, quantized_layers, stacks
+from ladder.ir.gemm import Gemm
 from tile_types.errors import LadderError, ShapeError
 
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
 
 WEIGHTED = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
-"""Modules with a weight matrix; the report names each."""
+"""Modules with a weight matrix."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,11 @@ class Report:
             f"{len(self.quantized)} of {len(self.rows)} layers quantized,"
             f" {before / 1e6:.2f} MB of weights -> {after / 1e6:.2f} MB"
         ]
+        wide = max((len(row.module) for row in self.rows), default=0)
         for row in self.rows:
             types = f"{row.weight} x {row.activation}"
-            lines.append(f"  {row.name:40} {row.module:10} {types:24} {row.reason}".rstrip())
-        lines += [f"  {name:40} KVCache    {ttype}" for name, ttype in self.caches]
+            lines.append(f"  {row.name:40} {row.module:{wide}} {types:24} {row.reason}".rstrip())
+        lines += [f"  {name:40} KVCache {ttype}" for name, ttype in self.caches]
         lines += [f"  pattern {pattern!r} names no layer" for pattern in self.unused]
         return "\n".join(lines)
 
@@ -129,6 +133,8 @@ def quantize_(
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
 
+    Experts with stacked weights, as transformers' models have them, are quantized too, by `GroupedLinear`.
+
     Parameters
     ----------
     model
@@ -137,8 +143,8 @@ def quantize_(
         Type of the weights, or its name. With ``activation="int8"`` or ``"fp8_e4m3"`` this is W8A8, W4A8,
         ...; without, activations keep the layer's type (W4A16).
     filter
-        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only
-        modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
+        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only stacked experts
+        and modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
     skip
         Patterns (``"lm_head"``, ``"*.mlp.*"``) of names that stay as they are.
     overrides
@@ -149,7 +155,8 @@ def quantize_(
     calibration
         Example inputs, one call of the model each: a tensor, a tuple or list of arguments, or a dict of named
         ones. Scales and codes are then chosen so that products of such inputs err least (`calibrated`), for
-        every type up to 8 bits; a layer that no example reaches, and convolutions, are rounded to nearest.
+        every type up to 8 bits; a layer that no example reaches, experts and convolutions are rounded to
+        nearest.
     convolutions
         Whether to replace convolutions without groups too, by `Conv`.
     **options
@@ -177,7 +184,8 @@ def quantize_(
     if calibration is not None:
         plan.observe(model, calibration)
     replaced: dict[torch.nn.Module, Linear | Conv] = {}
-    rows = [plan.row(model, name, module, replaced) for name, module in _weighted(model)]
+    experts: dict[torch.nn.Module, dict[str, GroupedLinear]] = {}
+    rows = [plan.row(model, name, module, replaced, experts) for name, module in _weighted(model)]
     caches = [(name, module) for name, module in model.named_modules() if isinstance(module, KVCache)]
     if kv_cache is not None:
         for _, module in caches:
@@ -186,13 +194,23 @@ def quantize_(
         for name, child in list(parent._modules.items()):
             if child is not None and child in replaced:
                 setattr(parent, name, replaced[child])
+    for stacked, layers in experts.items():
+        install(stacked, layers)
     stored = tuple((name, module.ttype) for name, module in caches)
     _reports[model] = Report(tuple(rows), stored, plan.unused())
     return model
 
 
 def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
-    return [(name, m) for name, m in model.named_modules() if isinstance(m, WEIGHTED)]
+    return [(name, module) for name, module in model.named_modules() if _weights(module)]
+
+
+def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the weights that a module multiplies by: matrices, stacks of them, filters."""
+    if is_experts(module):
+        return [weight for name in stacks(module) if (weight := getattr(module, name)) is not None]
+    own = module._parameters.values() if isinstance(module, (*WEIGHTED, torch.nn.MultiheadAttention)) else ()
+    return [weight for weight in own if weight is not None and weight.dim() > 1]
 
 
 class _Rules:
@@ -227,25 +245,31 @@ class _Rules:
         name: str,
         module: torch.nn.Module,
         replaced: dict[torch.nn.Module, Linear | Conv],
+        experts: dict[torch.nn.Module, dict[str, GroupedLinear]],
     ) -> Row:
         """Quantize a layer, or say why it stays."""
-        weight = module.weight
-        assert isinstance(weight, torch.Tensor)  # what `WEIGHTED` modules have
-        dtype, nbytes = str(weight.dtype).removeprefix("torch."), weight.nbytes
+        weights = _weights(module)
+        dtype, nbytes = str(weights[0].dtype).removeprefix("torch."), sum(each.nbytes for each in weights)
         kind = type(module).__name__
         chosen = self.chosen(name, module)
         if isinstance(chosen, str):
             return Row(name, kind, dtype, dtype, nbytes, nbytes, chosen)
+        made: list[Linear | Conv]
         try:
-            layer = replaced[module] = self.layer(module, chosen)
+            if is_experts(module):
+                experts[module] = quantized_layers(module, **chosen)
+                made = [*experts[module].values()]
+            else:
+                made = [replaced.setdefault(module, self.layer(module, chosen))]
         except LadderError as error:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
-        gemm = layer.problem
-        group = f"_g{gemm.group_size}" if gemm.scale else ""
+        gemm, after = made[0].problem, sum(layer.weight_nbytes for layer in made)
         observed = self.moments[module].rows if module in self.moments else 0
-        stored = f"{gemm.weight}{group}"
-        return Row(name, kind, stored, gemm.activation, nbytes, layer.weight_nbytes, observed=observed)
+        stored = gemm.weight
+        if isinstance(gemm, Gemm) and gemm.scale:
+            stored += f"_g{gemm.group_size}"
+        return Row(name, kind, stored, gemm.activation, nbytes, after, observed=observed)
 
     def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear | Conv:
         """Quantize one layer, a linear one by what it got if examples were given."""
@@ -277,7 +301,7 @@ class _Rules:
 
     def unfit(self, module: torch.nn.Module) -> str:
         """Say why a module's class is not replaced; empty if it is."""
-        if type(module) is torch.nn.Linear:
+        if type(module) is torch.nn.Linear or is_experts(module):
             return ""
         if self.convolutions and isinstance(module, torch.nn.modules.conv._ConvNd):
             return refusal(module)

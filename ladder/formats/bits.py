@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}
 """Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
 
+CHUNK_WORDS = 1 << 20
+"""32-bit words whose nibbles are rearranged at a time: temporary arrays stay in caches."""
+
 BLOCK_ROWS, BLOCK_COLUMNS = 64, 256
 """Extents of the blocks of 32-bit words that are transposed at a time: they stay in caches."""
 
@@ -207,35 +210,25 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0)
 
     rows, columns = words.shape
     result = torch.empty(8 * columns, rows // 8, dtype=torch.int32)
-    source, target = words.numpy().reshape(-1, 8, columns), result.numpy().reshape(columns, 8, rows // 8)
-    ones = np.int32(flip)
-
-    def transpose(block: tuple[slice, slice]) -> None:
-        eighths, some = block
-        lines = _transpose_blocks(source[eighths, :, some])
+    target = result.view(columns, 8, rows // 8)
+    step = max(1, CHUNK_WORDS // (8 * columns))
+    for first in range(0, rows // 8, step):
+        lines = _transpose_blocks(words[8 * first : 8 * (first + step)].view(-1, 8, columns))
         for line, output in zip(lines, order, strict=True):
-            np.bitwise_xor(line.T, ones, out=target[some, output, eighths])
-
-    blocks = [
-        (slice(row, row + BLOCK_ROWS), slice(column, column + BLOCK_COLUMNS))
-        for column in range(0, columns, BLOCK_COLUMNS)
-        for row in range(0, rows // 8, BLOCK_ROWS)
-    ]
-    in_threads(transpose, blocks)
+            target[:, output, first : first + step] = line.bitwise_xor_(flip).t()
     return result
 
 
-def _transpose_blocks(block: Words) -> list[Words]:
+def _transpose_blocks(block: torch.Tensor) -> list[torch.Tensor]:
     """Transpose the 8 x 8 matrices of nibbles that 8 words on axis 1 are, by three rounds of exchanges."""
-    lines = [block[:, line].copy() for line in range(8)]
-    moved = np.empty_like(lines[0])
+    import torch
+
+    lines = [block[:, line].clone() for line in range(8)]
+    moved = torch.empty_like(lines[0])
     for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
         for low in (line for line in range(8) if not line & distance):
             a, b = lines[low], lines[low + distance]
-            np.right_shift(a, 4 * distance, out=moved)
-            moved ^= b
-            moved &= mask
-            b ^= moved
-            moved <<= 4 * distance
-            a ^= moved
+            torch.bitwise_right_shift(a, 4 * distance, out=moved)
+            b ^= moved.bitwise_xor_(b).bitwise_and_(mask)
+            a ^= moved.bitwise_left_shift_(4 * distance)
     return lines

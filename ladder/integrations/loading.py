@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ladder.api.linear import LINEAR_OPTIONS
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import read_json
 from tile_types import QuantizedTensor
@@ -18,9 +19,6 @@ from tile_types.errors import CheckpointError
 METHOD = "ladder"
 MOST_NAMED = 8
 """Tensors that an error names."""
-
-LINEAR_OPTIONS = ("activation", "keep_canonical")
-"""Options of `ladder.Linear` that are not `ladder.quantize`'s."""
 
 
 class Settings:

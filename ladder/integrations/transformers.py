@@ -2,8 +2,8 @@
 
 Importing this module registers the quantization method ``"ladder"``, also for models that were saved with it:
 transformers has no entry point for that. It needs transformers 5. Linear layers and stacked experts
-(`transformers_experts`) are quantized; embeddings stay. Quantized embeddings and GGUF files (whose names
-differ) are not loaded into models yet: `load_pretrained` says so by name.
+(`ladder.api.stacked_experts`) are quantized; embeddings stay. Quantized embeddings and GGUF files (whose
+names differ) are not loaded into models yet: `load_pretrained` says so by name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from transformers.core_model_loading import ConversionOps, WeightRenaming
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ladder.api.linear import Linear
+from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.quantization import quantize
+from ladder.api.stacked_experts import as_matrix, install, is_experts, layers_from, number_of, stacks
 from ladder.formats.checkpoint import Checkpoint
 from ladder.integrations import transformers_experts as experts
 from ladder.integrations.loading import (
-    LINEAR_OPTIONS,
     METHOD,
     Settings,
     device_of,
@@ -128,7 +128,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         path, plan = name.rpartition(".")[0], self.plan
         try:
             if name in self.stacks:
-                weight = experts.as_matrix(model.get_submodule(path), weight)
+                weight = as_matrix(model.get_submodule(path), weight)
             else:
                 require_shape(model.get_submodule(name), name, weight)
             whole = quantize(weight, self.quantization_config.weight, **options)
@@ -197,7 +197,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
         for name in self.stacks:
             path, _, stack = name.rpartition(".")
-            wanted[name] = experts.sources(stack, experts.number_of(model.get_submodule(path)), path, stored)
+            wanted[name] = experts.sources(stack, number_of(model.get_submodule(path)), path, stored)
         for name, sources in wanted.items():
             if sources:
                 self.held[name] = owned(experts.read(sources, lambda source: checkpoint[stored[source]]))
@@ -233,9 +233,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                 for stack in experts.MEMBERS
                 if f"{path}.{stack}" in self.held
             }
-            experts.install(
-                model.get_submodule(path), weights, device=device_of(self.device_map, path), **options
-            )
+            module = model.get_submodule(path)
+            install(module, layers_from(module, weights, device=device_of(self.device_map, path), **options))
         while self.held:
             name, matrix = self.held.popitem()
             bias = plan.bias(name, model.get_submodule(name).bias)  # type: ignore[arg-type]
@@ -260,9 +259,9 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
 def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
     """Return the names of experts' stacked weights but those that are, or lie within, the skipped modules."""
-    found = [(name, module) for name, module in model.named_modules() if experts.is_experts(module)]
+    found = [(name, module) for name, module in model.named_modules() if is_experts(module)]
     kept = [(name, module) for name, module in found if not is_within(name, skipped)]
-    return {f"{name}.{stack}" for name, module in kept for stack in experts.stacks(module)}
+    return {f"{name}.{stack}" for name, module in kept for stack in stacks(module)}
 
 
 def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Greedy decoding by transformers' own Llama over a static cache, batch 1, Python's loop included.
+"""Greedy decoding by transformers' own models over a static cache, batch 1, Python's loop included.
 
-``python -m benchmarks.transformers_decode [--layers 32] [--weights float16 int4] [--output FILE]``
+``python -m benchmarks.generate [--model llama-3.1-8b] [--layers N] [--weights float16 int4] [--output FILE]``
 
-The model has the shape of Llama-3.1-8B and random weights. Ways that take turns: eager, ``torch.compile``
+A model has the shape of a published one and random weights. Ways that take turns: eager, ``torch.compile``
 in mode ``reduce-overhead`` (float16 only) and `ladder.compile`. Each decodes the same prompt; the time of a
 token is that of one call of the model and of choosing the next token from it. Errors are those of the
 logits of the first decoded token against eager. "ms" is the time of a loop over all tokens by their number:
@@ -22,33 +22,48 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import environment
+from benchmarks.harness import environment, require_gpu
 
-SHAPE = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
+LLAMA = {
     "num_key_value_heads": 8,
     "vocab_size": 128256,
     "rope_theta": 500000.0,
     "max_position_embeddings": 8192,
 }
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-3.2-1b": ("llama", {
+        **LLAMA, "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_attention_heads": 32, "tie_word_embeddings": True,
+    }),
+    "llama-3.1-8b": ("llama", {
+        **LLAMA, "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32,
+    }),
+    "llama-3.1-70b": ("llama", {
+        **LLAMA, "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672,
+        "num_attention_heads": 64,
+    }),
+    "qwen3-30b-a3b": ("qwen3_moe", {
+        "num_hidden_layers": 48, "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 8192,
+    }),
+}  # fmt: skip
+"""Name of a published model -> architecture of transformers, and what its configuration says."""
+
 Model = Callable[..., Any]
 
 
-def model_of(layers: int, device: str, **shape: Any) -> Any:
-    """Return a Llama with random weights in float16 on `device`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def model_of(name: str, device: str, **shape: Any) -> Any:
+    """Return a model of `MODELS` with random weights in float16 on `device`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = LlamaConfig(num_hidden_layers=layers, **{**SHAPE, **shape})
+    architecture, published = MODELS[name]
+    config = AutoConfig.for_model(architecture, **{**published, **shape})
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float16)
-    try:
-        with torch.device(device):
-            model: Any = LlamaForCausalLM(config)
-            return model.eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+        return model.eval()
 
 
 class Decoding:
@@ -112,7 +127,8 @@ def ways_of(model: Any, weights: str) -> dict[str, Callable[[], Model]]:
 
 def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     """Decode with one type of weights in every way; print and return the figures."""
-    model = model_of(arguments.layers, "cuda")
+    layers = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
+    model = model_of(arguments.model, "cuda", **layers)
     if weights != "float16":
         ladder.quantize_(model, weights, group_size=128)
     prompt = torch.randint(0, 1000, (1, arguments.context), device="cuda")
@@ -142,7 +158,8 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--weights", nargs="+", default=["float16", "int4"])
     parser.add_argument("--ways", nargs="+", default=["torch reduce-overhead", "ladder"])
     parser.add_argument("--context", type=int, default=1024)
@@ -150,10 +167,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
     with torch.no_grad():
         results = {weights: measured(arguments, weights) for weights in arguments.weights}
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps({"environment": environment(), **results}, indent=1))
+        arguments.output.write_text(
+            json.dumps({"environment": environment(), "model": arguments.model, **results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""Experts with stacked weights: quantized in place by `ladder.quantize_`, and the mixture they compute."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import ladder
+from benchmarks import zoo
+from ladder.api.grouped_linear import GroupedLinear, mixture
+
+transformers = pytest.importorskip("transformers", minversion="5")
+zoo._import_torchvision()
+
+pytestmark = pytest.mark.usefixtures("one_schedule")
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "head_dim": 16, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
+    "pad_token_id": 0, "moe_intermediate_size": 96, "num_experts": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "n_routed_experts": 4,
+}  # fmt: skip
+TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def random_model(name: str) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def dequantized(model: Any, plain: Any) -> Any:
+    """Return the plain model with the weights that the quantized one has."""
+    other = copy.deepcopy(plain)
+    for name, layer in model.named_modules():
+        if isinstance(layer, GroupedLinear):
+            path, _, stack = name.replace(".quantized.", ".").rpartition(".")
+            module = other.get_submodule(path)
+            values = layer.canonical.dequantize("float32").unflatten(0, (layer.experts, -1))
+            getattr(module, stack).data = (
+                values.transpose(1, 2).contiguous() if module.is_transposed else values
+            )
+        elif isinstance(layer, ladder.Linear):
+            other.get_submodule(name).weight.data = layer.canonical.dequantize("float32")
+    return other
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_of_a_model_are_quantized_in_place(name: str) -> None:
+    plain = random_model(name)
+    model = ladder.quantize_(copy.deepcopy(plain), "int4", group_size=32, skip=["lm_head"])
+    rows = {row.name: row for row in ladder.quantization(model).rows}
+    experts = [row for path, row in rows.items() if path.endswith(".experts")]
+    assert len(experts) == 2
+    assert all(row.weight == "int4_g32" and row.after < row.before / 3 for row in experts)
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for tokens in (TOKENS, TOKENS, TOKENS[:, :1], TOKENS[:, :1]):
+            wanted = dequantized(model, plain)(tokens).logits
+            assert torch.allclose(model(tokens).logits, wanted, atol=2e-4, rtol=2e-3)
+            assert torch.allclose(fast(tokens).logits, wanted, atol=2e-4, rtol=2e-3)
+    assert fast.outcome == "whole"
+
+
+def test_rules_name_experts() -> None:
+    model = random_model("qwen3_moe")
+    names = ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"]
+    asked: list[str] = []
+    ladder.quantize_(
+        model, "int4", group_size=32, skip=[names[0]], overrides={"*.1.mlp.experts": "int8"},
+        filter=lambda name, module: bool(asked.append(name)) or True,
+    )  # fmt: skip
+    rows = {row.name: row for row in ladder.quantization(model).rows}
+    assert "skipped" in rows[names[0]].reason
+    assert rows[names[1]].weight == "int8_g32"
+    assert names[1] in asked
+    assert model.get_submodule(names[0]).down_proj is not None
+    ladder.quantize_(model, "int4", group_size=32, filter=lambda name, module: name == names[0])
+    assert "experts" in str(ladder.quantization(model).quantized)
+
+
+def test_what_cannot_be_quantized_leaves_all_as_it_is() -> None:
+    model = random_model("mixtral")
+    model.model.layers[1].mlp.experts.down_proj.data[2, 3, 5] = torch.nan
+    with pytest.raises(ladder.LadderError, match="nan") as raised:
+        ladder.quantize_(model, "int4", group_size=32)
+    assert "model.layers.1.mlp.experts" in raised.value.__notes__[0]
+    assert not any(isinstance(module, ladder.Linear) for module in model.modules())
+    assert model.model.layers[0].mlp.experts.gate_up_proj is not None
+
+
+def test_a_packed_projection_is_named() -> None:
+    model = torch.nn.TransformerEncoderLayer(32, 4, 64)
+    ladder.quantize_(model, "int4", group_size=32)
+    rows = {row.name: row.reason for row in ladder.quantization(model).rows}
+    assert "MultiheadAttention" in rows["self_attn"]
+    assert rows["linear1"] == ""
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 5])
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_mixture_is_the_weighted_sum_of_experts(tokens: int, chosen: int) -> None:
+    """An expert may be chosen twice; numbers from E on are no expert, whose rows are not read."""
+    torch.manual_seed(tokens)
+    experts, width = 4, 6
+    matrices = torch.randn(experts, width, width)
+    x, weights = torch.randn(tokens, width), torch.randn(tokens, chosen)
+
+    def product(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        y = torch.full_like(rows, torch.nan)
+        for expert in range(experts):
+            begin, end = int(offsets[expert]), int(offsets[expert + 1])
+            y[begin:end] = rows[begin:end] @ matrices[expert].T
+        return y
+
+    for top in (experts, experts + 2):
+        ids = torch.randint(0, top, (tokens, chosen))
+        wanted = torch.zeros(tokens, width)
+        for token in range(tokens):
+            for each in range(chosen):
+                if (expert := int(ids[token, each])) < experts:
+                    wanted[token] += (
+                        weights[token, each] * torch.relu(x[token] @ matrices[expert].T) @ matrices[expert].T
+                    )
+        found = mixture(x, ids, weights, product, torch.relu, product, experts)
+        assert found.shape == wanted.shape
+        assert torch.allclose(found, wanted, atol=1e-4, rtol=1e-4)
