@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from tile_types.packing import is_dense, pack_codes, unpack_codes
 
 if TYPE_CHECKING:
@@ -20,10 +17,6 @@ PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4,
 CHUNK_WORDS = 1 << 20
 """32-bit words whose nibbles are rearranged at a time: temporary arrays stay in caches."""
 
-BLOCK_ROWS, BLOCK_COLUMNS = 64, 256
-"""Extents of the blocks of 32-bit words that are transposed at a time: they stay in caches."""
-
-Words = npt.NDArray[np.int32]
 T = TypeVar("T")
 
 CHUNK_CODES = 1 << 22
@@ -167,29 +160,12 @@ def in_threads(function: Callable[[T], object], parts: Sequence[T]) -> None:
 
 
 def transposed_words(words: torch.Tensor, flip: int = 0) -> torch.Tensor:
-    """Transpose int32 ``[R, C]``, and invert the bits of ``flip``, in one pass over the memory.
-
-    Parameters
-    ----------
-    words
-        Of any strides.
-    flip
-        Bits that are inverted, as int32.
-    """
+    """Transpose int32 ``[R, C]`` into memory of its own, and invert the bits of ``flip``, as int32."""
     import torch
 
-    rows, columns = words.shape
-    result = torch.empty(columns, rows, dtype=torch.int32)
-    source, target, ones = words.numpy(), result.numpy(), np.int32(flip)
-
-    def transpose(first: int) -> None:
-        last = first + BLOCK_COLUMNS
-        for row in range(0, rows, BLOCK_ROWS):
-            block = source[row : row + BLOCK_ROWS, first:last].T
-            np.bitwise_xor(block, ones, out=target[first:last, row : row + BLOCK_ROWS])
-
-    in_threads(transpose, range(0, columns, BLOCK_COLUMNS))
-    return result
+    result = torch.empty(words.shape[1], words.shape[0], dtype=torch.int32)
+    result.copy_(words.t())
+    return result.bitwise_xor_(flip) if flip else result
 
 
 def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0) -> torch.Tensor:
