@@ -13,6 +13,7 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.frontend.function_match import RUN, drop_unused, match_functions
+from ladder.frontend.selection import topk
 from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
@@ -225,7 +226,7 @@ def _changes_in_place(node: torch.fx.Node) -> bool:
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's decompositions into core operators, without those of `KEPT`.
+    """Return torch's decompositions into core operators, without those of `KEPT`, and ours.
 
     Operators that draw random numbers stay whole too: their parts would draw others.
     """
@@ -233,11 +234,12 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
     table: Any = core_aten_decompositions()
     random = torch.Tag.nondeterministic_seeded
-    return {
+    kept = {
         op: row
         for op, row in table.items()
         if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
     }
+    return {**kept, torch.ops.aten.topk.default: topk}
 
 
 def _refuse_state(module: torch.fx.GraphModule) -> None:
