@@ -171,6 +171,7 @@ def test_one_token_of_quantized_experts() -> None:
         )
         for n, k in ((hidden, width), (width, hidden))
     )  # fmt: skip
+    dense = [layer.canonical.dequantize("float64").cuda().unflatten(0, (experts, -1)) for layer in (up, down)]
     fast = ladder.compile(lambda x, ids, w: mixture(x, ids, w, up, torch.relu, down))
     with torch.no_grad():
         for tokens in (1, 1, 2, 7):
@@ -178,14 +179,9 @@ def test_one_token_of_quantized_experts() -> None:
             ids = torch.randint(0, experts, (tokens, chosen), device="cuda")
             weights = torch.rand(tokens, chosen, device="cuda")
             wanted = torch.zeros(tokens, width, device="cuda", dtype=torch.float64)
-            matrices = [
-                layer.canonical.dequantize("float64").cuda().unflatten(0, (experts, -1))
-                for layer in (up, down)
-            ]
             for token in range(tokens):
                 for each in range(chosen):
-                    first, second = (matrix[ids[token, each]] for matrix in matrices)
-                    wanted[token] += weights[token, each] * (
-                        torch.relu(x[token].double() @ first.T) @ second.T
-                    )
+                    first, second = (matrix[ids[token, each]] for matrix in dense)
+                    between = torch.relu(x[token].double() @ first.T)
+                    wanted[token] += weights[token, each] * (between @ second.T)
             assert relative_error(fast(x, ids, weights), wanted) < 1e-3

@@ -59,17 +59,20 @@ def test_what_stays_a_call_of_torch() -> None:
     assert topk(elsewhere.new_empty(()), 1) is NotImplemented
 
 
+PARTS = {
+    "places": lambda x, y: places(x + y, largest=True).float(),
+    "values": lambda x, y: chosen(x, y.floor().long(), 2)[0],
+    "indices": lambda x, y: chosen(x, y.floor().long(), 2)[1].float(),
+}
+"""Chains of two inputs; places may be any numbers."""
+
+
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
-@pytest.mark.parametrize("part", ["places", "values", "indices"])
+@pytest.mark.parametrize("part", PARTS)
 def test_on_the_simulator(part: str, target: str) -> None:
+    function = PARTS[part]
     x = torch.randn(3, 16)
-    place = places(x, largest=True)
-    functions = {
-        "places": lambda x: places(x, largest=True).float(),
-        "values": lambda x: chosen(x, place, 4)[0],
-        "indices": lambda x: chosen(x, place, 4)[1].float(),
-    }
-    graph = simplify(import_fx(make_fx(functions[part])(x), [x]).graph)
-    np.testing.assert_array_equal(evaluate(graph, [x.numpy()]), functions[part](x).numpy())
+    graph = simplify(import_fx(make_fx(function)(x, x), [x, x]).graph)
+    np.testing.assert_array_equal(evaluate(graph, [x.numpy(), x.numpy()]), function(x, x).numpy())
     for moves in ranked(graph, machine_of(get_device(target)))[:2]:
         check(graph, np.float32, moves.mapping, target)
