@@ -26,7 +26,7 @@ class LadderWarning(UserWarning):
     """Something runs another way than was asked for; the message says what, and why."""
 
 
-def tolerated(error: Exception, what: str) -> str:
+def tolerated(error: Exception, what: str, place: str = "") -> str:
     """Return the reason to go on without something that failed, after one warning for its place.
 
     Parameters
@@ -35,6 +35,8 @@ def tolerated(error: Exception, what: str) -> str:
         What was caught.
     what
         What happens instead.
+    place
+        As `place_of_fault` says, where the exception has no traceback any more.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def tolerated(error: Exception, what: str) -> str:
     """
     if knobs.settings.strict:
         raise error
-    place = place_of_fault(error)
+    place = place or place_of_fault(error)
     reason = f"{what}, for a fault: {type(error).__name__} at {place}: {_first_line(error)}"
     warn_once(place, f"{reason}\n{HOW_TO_REPORT}")
     return reason
@@ -51,11 +53,10 @@ def tolerated(error: Exception, what: str) -> str:
 
 def place_of_fault(error: BaseException) -> str:
     """Return file and line of the innermost line of Ladder's in a traceback, else of its last line."""
-    lines = traceback.extract_tb(error.__traceback__)
-    found = [(line, ours) for line in lines if (ours := _within_ladder(line.filename))]
-    if found:
-        return f"{found[-1][1]}:{found[-1][0].lineno}"
-    return f"{lines[-1].filename}:{lines[-1].lineno}" if lines else "an unknown line"
+    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    found = [(ours, number) for file, number in lines if (ours := _within_ladder(file))]
+    file, number = [("an unknown line", 0), *lines, *found][-1]
+    return f"{file}:{number}" if lines else file
 
 
 def _within_ladder(filename: str) -> str:

@@ -142,7 +142,7 @@ class Settings:
     )
     found_graphs = Knob[bool](True, _boolean, "0 leaves kernels of the superoptimizer out of plans")
     gated_products = Knob[bool](
-        False, _boolean, "1 computes gates of few tokens in the epilogue of their product, on CUDA GPUs"
+        True, _boolean, "0 leaves gates of few rows to kernels of their own, on CUDA GPUs"
     )
     runtime_dir = Knob[Path | None](None, _path, "folder of libtvm_runtime*.so [of the installed apache-tvm]")
 

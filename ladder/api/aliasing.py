@@ -204,12 +204,15 @@ class Separated:
     def rehearse(self, inputs: Sequence[Any]) -> None:
         """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
 
-        Only where a run has no effect and its arguments have values.
+        Where a run has an effect, its steps are only bound; nothing where arguments have no values.
         """
         executable = self.executable
-        if executable is None or executable.bound.changed or not executable.plan.is_pure():
+        if executable is None or any(isinstance(value, FakeTensor) for value in inputs):
             return
-        if not any(isinstance(value, FakeTensor) for value in inputs):
+        if executable.bound.changed or not executable.plan.is_pure():
+            with suppress(Exception):  # the first call raises what it is
+                executable.prepare()
+        else:
             states = random_states()
             try:
                 with suppress(Exception):  # the first call raises what it is

@@ -26,7 +26,9 @@ from ladder.capture.records import (
 )
 from ladder.capture.run import continue_run, start_run
 from ladder.capture.values.tensors import modes_are_active
+from ladder.faults import tolerated
 from ladder.forks import renewed
+from tile_types.errors import LadderError
 
 
 class Attempt(NamedTuple):
@@ -140,8 +142,8 @@ class Captured(Store):
                 here, roots = following, value
             else:
                 attempt = Attempt(point, here, [*roots], args, kwargs)
-                roots = value = found = done = ()
-                return self._interrupted(attempt)
+                roots = found = done = ()
+                return self._interrupted(attempt, *value)
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
@@ -174,11 +176,15 @@ class Captured(Store):
             if record:
                 self._lock.release()
 
-    def _interrupted(self, attempt: Attempt) -> Any:
-        """Carry on, without recording, where an operator of a graph raised."""
+    def _interrupted(self, attempt: Attempt, error: Exception, place: str) -> Any:
+        """Carry on, without recording, where a graph raised: where the program does not, it is a fault."""
         failures = attempt.here.failures
         failures[:] = [*failures[-MAX_FAILURES:], FAILED.name]
-        return self._run_on(attempt, record=False)
+        done = self._run_on(attempt, record=False)
+        refused = isinstance(error, (LadderError, torch.OutOfMemoryError, MemoryError))
+        if getattr(self.backend, "is_ours", False) and not refused:
+            tolerated(error, "a call runs without its plan", place)
+        return done
 
     def _run_on(self, attempt: Attempt, *, record: bool) -> Any:
         entry, here, roots, args, kwargs = attempt

@@ -19,6 +19,7 @@ from ladder.capture.python.prescan import reason_not_to_capture
 from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
 from ladder.capture.values.kinds import has_same_numbers
 from ladder.capture.values.shapes import LEAST
+from ladder.faults import place_of_fault
 
 log = logging.getLogger("ladder.capture")
 
@@ -53,6 +54,13 @@ class Signal:
 
 
 FAILED = Signal("an operator of the graph raised")
+
+
+def failure(error: Exception) -> tuple[Exception, str]:
+    """Return what a graph raised, without frames, which hold objects of the program, and its place."""
+    place = place_of_fault(error)
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None), place
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ladder.ir.build import GraphBuilder, node_attributes
@@ -48,6 +49,7 @@ class RowProduct:
     windows: Windows | None = None
 
 
+@lru_cache(maxsize=1024)
 def as_row_product(graph: Graph) -> RowProduct:
     """Recognise a product of rows with a matrix, with what follows it.
 

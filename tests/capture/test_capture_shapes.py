@@ -66,6 +66,10 @@ def expands(x, *_):
     return (x + bias).flatten(0, 1), x.repeat(1, 2, 1).view(b, 2, t, c), x.reshape(-1, c)
 
 
+def spreads_sizes(x, *_):
+    return x.flatten(0, 1).relu().view(*x.shape), x.new_zeros(*x.size()[:2]), max(*x.shape[:2], 1)
+
+
 def joins_shapes(x, *_):
     middle, first = (3,), (4,)
     return x.new_zeros(x.shape[:1] + middle + x.shape[2:]), torch.ones(first + x.shape[1:])
@@ -117,7 +121,7 @@ def raises_for_some(x, *_):
 
 OPEN = (
     attention_with_cache, branch_on_extent, returns_shape, builds_from_extents, slices_by_extent,
-    writes_slices, expands, joins_shapes, normalises, compares_extents, raises_for_some,
+    writes_slices, expands, joins_shapes, spreads_sizes, normalises, compares_extents, raises_for_some,
 )  # fmt: skip
 FIXED = (iterates, unbinds, formats_extent, keeps_extents, strides, indexes_by_extent, convolves)
 """Programs whose extents are fixed by what reads them, or by torch: right, but recorded anew."""

@@ -21,6 +21,7 @@ from ladder.integrations.dynamo import backend
 from ladder.partition.partition import ordered
 from ladder.runtime import build
 from ladder.runtime.model import build as model_build
+from ladder.runtime.model.executable import Executable
 from tile_types.errors import VerificationError
 
 Tensor = torch.Tensor
@@ -90,6 +91,20 @@ def test_a_fault_is_raised_or_told_once_with_its_line(monkeypatch: pytest.Monkey
     assert "LADDER_STRICT" in str(told[0].message)
     assert all(torch.equal(y, z) for y, z in zip(run(x), chain(x), strict=True))
     assert "ZeroDivisionError" in compiler.refused[0]
+
+
+def test_a_call_without_its_plan_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = ladder.compile(chain), torch.randn(3, 7)
+    fast(x)
+    monkeypatch.setattr(Executable, "run", broken)
+    monkeypatch.setattr(faults, "_warned", set())
+    with pytest.raises(ZeroDivisionError):
+        fast(x)
+    with knobs.override(strict=False), pytest.warns(LadderWarning, match="without its plan"):
+        y = fast(x)
+    with knobs.override(strict=False), warnings.catch_warnings(action="error"):  # told once
+        z = fast(x)
+    assert all(map(torch.equal, (*y, *z), 2 * chain(x)))
 
 
 def test_what_cannot_be_taken_is_told_once_per_function() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ladder
+from ladder.runtime.model.ordered import Ordered, Watch
 from ladder.runtime.model.probes import Probes
 
 
@@ -72,3 +73,49 @@ def test_probes_notice_what_goes_over_a_whole_tensor(dtype: torch.dtype, shape: 
     assert probes.hold()
     tensor.data.fill_(1)
     assert probes.hold() == (tensor.numel() == 0)
+
+
+def turned(weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return weight.t().clone()
+
+
+@pytest.mark.parametrize("write", [None, added_to_data, other_data, in_place])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float64, torch.int8)])
+def test_weights_are_looked_at_together(
+    dtypes: tuple[torch.dtype, torch.dtype], write: Callable[[Any], None] | None
+) -> None:
+    watch, x = Watch(), torch.randn(2, 3)
+    weights = [torch.arange(12.0).reshape(3, 4).to(dtype) for dtype in dtypes]
+    held = [watch.keep(stays=False)(turned) for _ in weights]
+
+    def run(given: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        watch.look()
+        return [one.of(weight, x) for one, weight in zip(held, given, strict=True)]
+
+    seen = [run(weights) for _ in range(4)]
+    assert watch.holds
+    assert all(map(same, seen[-1], seen[0]))  # nothing was put in order again
+    if write is not None and weights[1].is_floating_point():
+        write(weights[1])
+    assert all(map(torch.equal, run(weights), (weight.t() for weight in weights)))
+    if dtypes[0] == dtypes[1]:
+        assert all(map(torch.equal, run(weights[::-1]), (weight.t() for weight in weights[::-1])))
+
+
+def same(left: Any, right: Any) -> bool:
+    return left is right
+
+
+def test_a_run_that_ends_early_hides_no_change() -> None:
+    watch, x, weight, other = Watch(), torch.randn(2, 3), torch.rand(3, 4), torch.rand(3, 4)
+    first, second = (Ordered(turned, False, watch) for _ in range(2))
+    watch.weights.update((first, second))
+    for begun in ((first, second), (first, second), (first,), (first, second)):
+        if len(begun) == 1:
+            other.mul_(2)  # and the run ends before it comes to this
+        watch.look()
+        for each in begun:
+            given = weight if each is first else other
+            found = each.of(given, x)
+            assert found is not None
+            assert torch.equal(found, given.t())

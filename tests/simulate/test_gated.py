@@ -157,17 +157,17 @@ def test_gates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ladder.quantize_(make().half().eval().requires_grad_(False), "int4", group_size=64)
     monkeypatch.setattr(prepared, "with_found_graphs", lambda found, *_: found)
     monkeypatch.setattr(prepared, "gated_schedule", lambda *_: gemv(**WIDE))
-    with knobs.override(cache=False, gated_products=True):
+    with knobs.override(cache=False):
         parts = prepared_for_h200(model, torch.randn(1, 1, 128).half(), monkeypatch).parts
     gates = [(part.gemm.gate, part.gemm.gate_last) for part in parts if part.gemm and part.gemm.gate]
     assert gates == ([] if wanted is None else [wanted])
     assert ("chain" in [part.kind for part in parts]) == (wanted is None)
 
 
-def test_gates_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gates_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ladder.quantize_(Gated(ACT.silu).half().eval().requires_grad_(False), "int4", group_size=64)
     monkeypatch.setattr(prepared, "with_found_graphs", lambda found, *_: found)
-    with knobs.override(cache=False):
+    with knobs.override(cache=False, gated_products=False):
         parts = prepared_for_h200(model, torch.randn(1, 1, 128).half(), monkeypatch).parts
     assert not [part for part in parts if part.gemm and part.gemm.gate]
     assert "chain" in [part.kind for part in parts]

@@ -13,6 +13,7 @@ from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.replay import advance, drained, iterate, iterated
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a, is_constant
+from ladder.capture.values.shapes import DynamicSize
 
 _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
@@ -20,7 +21,9 @@ _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, s
 def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
     """Call with ``*args, **kwargs``."""
     if vm.recording:
-        if type(args) is not tuple:
+        if type(args) is DynamicSize:
+            args = tuple(args)
+        elif type(args) is not tuple:
             with vm.barrier():
                 args = drained(vm, iterate(vm, iterated(vm, args, tuple)))
         with vm.stopping():

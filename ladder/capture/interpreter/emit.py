@@ -19,7 +19,7 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.endings import Ending, GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.tracebacks import RECORD
-from ladder.capture.records import FAILED, Assumed, Record, ResumePoint
+from ladder.capture.records import FAILED, Assumed, Record, ResumePoint, failure
 from ladder.capture.trace.conditionals import Unrecorded
 from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
@@ -204,7 +204,7 @@ def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
 
 def _running_lines(heap: Heap, trace: Trace, point: ResumePoint | None, call: str) -> list[str]:
     """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so."""
-    failed = f"return ({heap.constant(FAILED)}, None)"
+    failed = f"return ({heap.constant(FAILED)}, {heap.constant(failure)}(error))"
     grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast
     undo = f"    {heap.constant(restore_state)}({grad}, {heap.constant(autocast)})"
     lines, undone = [], [undo]
@@ -218,7 +218,7 @@ def _running_lines(heap: Heap, trace: Trace, point: ResumePoint | None, call: st
     lines += ["try:", f"    {call}"]
     if trace.modules:
         lines += [f"except {heap.constant(Unrecorded)}:", *undone, "    return -1"]
-    lines += ["except Exception:", *undone, f"    {failed}"]
+    lines += ["except Exception as error:", *undone, f"    {failed}"]
     if trace.assumed:
         assert point is not None
         numbers = Assumed(point, [(item.here, item.number) for item in trace.assumed])

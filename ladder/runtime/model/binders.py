@@ -15,7 +15,7 @@ from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.nodes import graph_run
-from ladder.runtime.model.ordered import Ordered
+from ladder.runtime.model.ordered import Keep, Ordered
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
@@ -83,8 +83,7 @@ def _bind_rows(memory: Workspace, step: Step) -> Bound:
     graph, entry = step.part.graph, memory.owner.kernels.get(step.entry)
     rows = Rows(graph, memory.now, memory.owner.where)
     outside = dict(zip((node.name for node in graph.inputs), step.part.inputs, strict=True))
-    lasting = memory.lasting_inputs(step)
-    weights = Ordered(rows.order, lasting[rows.form.matrix]) if rows.form.matrix in lasting else None
+    weights = _panels_of(memory, rows, outside[rows.form.matrix], memory.lasting_inputs(step))
     x, matrix = (memory.slot[outside[name]] for name in (rows.form.x, rows.form.matrix))
     others = [memory.slot[outside[name]] for name in rows.form.others]
     value = step.part.outputs[0]
@@ -106,6 +105,15 @@ def _bind_rows(memory: Workspace, step: Step) -> Bound:
             by_kernel(given, known, beside, out)
 
     return run
+
+
+def _panels_of(memory: Workspace, rows: Rows, value: str, lasting: Mapping[str, Keep]) -> Ordered | None:
+    """Return the holder of a matrix in panels, one for the steps of all sizes; None where it may change."""
+    form = rows.form
+    keep, key = lasting.get(form.matrix), (value, form.turned, form.columns, form.depth)
+    if keep is not None and key not in memory.panels:
+        memory.panels[key] = keep(rows.order)
+    return memory.panels.get(key)
 
 
 def _rows_of_constants(

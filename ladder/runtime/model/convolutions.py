@@ -14,7 +14,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
-from ladder.runtime.model.ordered import Order, Ordered, is_enabled, multiply, ordered_matrix, pays
+from ladder.runtime.model.ordered import Keep, Order, is_enabled, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, Numbers
 from tile_types.errors import LadderError
 
@@ -34,14 +34,13 @@ def _plain(part: Subgraph) -> Convolution:
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, bool]) -> Run:
+def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
 
     Parameters
     ----------
     lasting
-        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> whether they are
-        constants.
+        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds it.
 
     Raises
     ------
@@ -59,8 +58,7 @@ def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, bool]) -> Ru
     places = [order.index(name) if name else None for name in roles]
     weight = graph.tile(found.weight)
     worth = pays(weight) if by == ADDMM else weight.ttype.name == "float32" and is_enabled()
-    stays = lasting.get(found.weight) if worth else None
-    call = _CALLS[by](found, stays)
+    call = _CALLS[by](found, lasting.get(found.weight) if worth else None)
     given = operator.itemgetter(*(len(order) if place is None else place for place in places))
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
@@ -120,11 +118,11 @@ def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
     return [1] * one + stride, [0] * one + padding, [1] * one + dilation, form.groups
 
 
-def _convolve(found: FusedConvolution, stays: bool | None) -> Call:
+def _convolve(found: FusedConvolution, keep: Keep | None) -> Call:
     form, settings = found.form, _settings(found.form)
     stride, padding, dilation, groups = settings
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
-    weights = Ordered(_order(form), stays) if stays is not None and form.rank <= 2 else None
+    weights = keep(_order(form)) if keep is not None and form.rank <= 2 else None
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         image = _images(form, x)
@@ -150,7 +148,7 @@ def _order(form: Convolution) -> Order:
     return ordered
 
 
-def _convolve_relu(found: FusedConvolution, stays: bool | None) -> Call:
+def _convolve_relu(found: FusedConvolution, keep: Keep | None) -> Call:
     form, function, settings = found.form, _function(RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -160,7 +158,7 @@ def _convolve_relu(found: FusedConvolution, stays: bool | None) -> Call:
     return run
 
 
-def _convolve_add_relu(found: FusedConvolution, stays: bool | None) -> Call:
+def _convolve_add_relu(found: FusedConvolution, keep: Keep | None) -> Call:
     form, function, settings = found.form, _function(ADD_RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: torch.Tensor) -> torch.Tensor:
@@ -171,8 +169,8 @@ def _convolve_add_relu(found: FusedConvolution, stays: bool | None) -> Call:
     return run
 
 
-def _rows(found: FusedConvolution, stays: bool | None) -> Call:
-    weights = None if stays is None else Ordered(ordered_matrix, stays)
+def _rows(found: FusedConvolution, keep: Keep | None) -> Call:
+    weights = None if keep is None else keep(ordered_matrix)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         rows = x.reshape(-1, found.depth)
@@ -185,7 +183,7 @@ def _rows(found: FusedConvolution, stays: bool | None) -> Call:
     return run
 
 
-def _rows_relu(found: FusedConvolution, stays: bool | None) -> Call:
+def _rows_relu(found: FusedConvolution, keep: Keep | None) -> Call:
     function = _function(ADDMM_RELU)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
@@ -195,15 +193,14 @@ def _rows_relu(found: FusedConvolution, stays: bool | None) -> Call:
     return run
 
 
-_CALLS: Mapping[str, Callable[[FusedConvolution, bool | None], Call]] = {
+_CALLS: Mapping[str, Callable[[FusedConvolution, Keep | None], Call]] = {
     CONVOLVE: _convolve,
     RELU: _convolve_relu,
     ADD_RELU: _convolve_add_relu,
     ADDMM: _rows,
     ADDMM_RELU: _rows_relu,
 }
-"""Function of torch -> what calls it, told whether oneDNN may keep the weight in its order (not None), and
-whether that is a constant."""
+"""Function of torch -> what calls it, told what keeps the weight in oneDNN's order, if that is worth it."""
 
 
 def _function(name: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.graphs import Replay
-from ladder.runtime.model.sizes import Sizes, evaluator
+from ladder.runtime.model.sizes import Sizes, together
 from ladder.runtime.model.steps import Steps
 from ladder.runtime.model.workspace import Workspace
 from tile_types.errors import ShapeError
@@ -23,7 +23,8 @@ STATES = 64
 """Sets of sizes whose buffers and CUDA graph a frame keeps."""
 
 SETTLED = 3
-"""Calls with the same open sizes after which steps are bound to these, on a CPU."""
+"""Calls with the same open sizes after which steps are bound to these, on a CPU; for each further set of
+sizes twice as many. Binding takes as long as several calls, which sizes that come seldom never earn."""
 
 
 @dataclass
@@ -69,10 +70,12 @@ class Frame:
         self.states: dict[Sizes, State] = {}
         chains = (step.part for step in plan.steps if step.part.kind in ("chain", "rows") and step.sizes)
         shapes = {tile.shape for part in chains for node in part.graph.nodes for tile in node.tiles}
-        self.counted = [evaluator(shape, names) for shape in shapes if 0 not in shape]
+        self.counted = together([shape for shape in shapes if 0 not in shape], names)
         self.steps = Steps(self.memory)
         """For all sizes."""
         self.settles = bool(names) and owner.where.type == "cpu"
+        self.enough = SETTLED
+        """Calls after which steps are bound to the next set of sizes."""
 
     def call(self, values: Sequence[Any], sizes: Sizes, generation: int = 0) -> list[Any]:
         """Run with arguments of given sizes, by a CUDA graph where there is one.
@@ -89,8 +92,9 @@ class Frame:
             return state.replay.run(values, generation)
         if state.steps is None and self.settles and not state.some_empty:
             state.calls += 1
-            if state.calls >= SETTLED:
+            if state.calls >= self.enough:
                 state.steps = self.settled(sizes)
+                self.enough *= 2
         return (state.steps or self.steps).run(values)
 
     def settled(self, sizes: Sizes) -> Steps:
@@ -117,7 +121,7 @@ class Frame:
         ShapeError
             If a chain would read or write a tensor of so many elements that 32 bits do not count them.
         """
-        elements = [prod(shape(sizes)) for shape in self.counted]
+        elements = [*map(prod, self.counted(sizes))]
         if max(elements, default=0) > MOST:
             raise ShapeError(f"a tensor has more than {MOST} elements: chains of open sizes do not count on")
         grown = self.memory.open.grown

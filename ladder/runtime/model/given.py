@@ -16,10 +16,12 @@ class Given:
     ----------
     inputs
         (slot, position) of each argument that the plan reads.
+    plain
+        Position -> a parameter, and what steps get for it: the same tensor, whatever sizes they are for.
     """
 
-    def __init__(self, inputs: Sequence[tuple[int, int]]) -> None:
-        self.inputs = tuple(inputs)
+    def __init__(self, inputs: Sequence[tuple[int, int]], plain: dict[int, tuple[Any, Any]]) -> None:
+        self.inputs, self.plain = tuple(inputs), plain
         self.moving = self.inputs
         """Those that are put into their slots in every call."""
         self.staying: list[int] = []
@@ -61,9 +63,14 @@ class Given:
         self.known = [values[at] for at in self.staying]
         self.addresses = [*map(torch.Tensor.data_ptr, self.known)]
         for slot, at in stays:
-            slots[slot] = plain(values[at])
+            slots[slot] = self._plain(at, values[at])
 
-
-def plain(value: Any) -> Any:
-    """Return a tensor that asks for no gradient."""
-    return value.detach() if value.requires_grad else value
+    def _plain(self, at: int, value: Any) -> Any:
+        """Return a parameter as a tensor that asks for no gradient."""
+        if not value.requires_grad:
+            return value
+        parameter, found = self.plain.get(at, (None, value))
+        if parameter is not value or found.data_ptr() != value.data_ptr():
+            found = value.detach()
+            self.plain[at] = value, found
+        return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.runtime.model.parameters import computed
-from ladder.runtime.model.probes import Probes
+from ladder.runtime.model.probes import Noted
 from ladder.runtime.model.program import Source
 
 DENSE = ("words", "row_scale")
@@ -106,12 +105,8 @@ class Joined:
     def __init__(self, joins: Sequence[Join | Pack | Made]) -> None:
         self.joins = tuple(joins)
         self.read = tuple(dict.fromkeys(at for join in self.joins for at in join.parts))
-        self.parts: list[torch.Tensor] = []
-        self.addresses: list[int] = []
-        self.counted: list[torch.Tensor] = []
-        """Parts that count how often they were changed in place: inference tensors do not."""
-        self.versions: list[int] = []
-        self.probes = Probes(())
+        self.noted = Noted(())
+        """The parts that the arrays were made of."""
         self.arrays: tuple[torch.Tensor, ...] = ()
         self.generation = 0
         """How often the arrays were made."""
@@ -128,26 +123,9 @@ class Joined:
         """Return the arrays for the arguments of a call; the same tensors while no part changes."""
         if self.settled:
             return self.arrays
-        if self.joins and not self._hold(parts := [values[at] for at in self.read]):
+        if self.joins and not self.noted.hold(parts := [values[at] for at in self.read]):
             with torch.no_grad():
                 self.arrays = tuple(array for join in self.joins for array in join.made(values))
-            self.parts, self.addresses = parts, [*map(torch.Tensor.data_ptr, parts)]
-            self.counted = [part for part in parts if not part.is_inference()]
-            self.versions = [*map(_version, self.counted)]
-            self.probes = Probes(parts)
+            self.noted = Noted(parts)
             self.generation += 1
         return self.arrays
-
-    def _hold(self, parts: Sequence[torch.Tensor]) -> bool:
-        """Tell whether the arrays are what these parts give."""
-        return (
-            len(parts) == len(self.parts)
-            and all(map(is_, parts, self.parts))
-            and [*map(torch.Tensor.data_ptr, parts)] == self.addresses
-            and [*map(_version, self.counted)] == self.versions
-            and self.probes.hold()
-        )
-
-
-_version = attrgetter("_version")
-"""What counts the changes in place of a tensor."""

@@ -15,7 +15,7 @@ from ladder.partition.subgraphs import Subgraph
 from ladder.runtime import peers
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
-from ladder.runtime.model.ordered import Ordered, multiply, ordered_matrix, pays
+from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, is_fixed
 from tile_types.errors import LadderError
 
@@ -226,20 +226,19 @@ def literal(value: Any, now: Now) -> Argument:
 # products -------------------------------------------------------------------------------------------
 
 
-def product_takes_out(graph: Graph, lasting: Mapping[str, bool]) -> bool:
+def product_takes_out(graph: Graph, lasting: Mapping[str, Keep]) -> bool:
     """Tell whether a product is written into memory that it is given; parameters as of `product_run`."""
     first = _product_node(graph)
     return first.operator != "contract" and not _in_order(graph, lasting) and _matrix_product(graph)[1]
 
 
-def product_run(part: Subgraph, now: Now, lasting: Mapping[str, bool]) -> Run:
+def product_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Run:
     """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it.
 
     Parameters
     ----------
     lasting
-        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> whether they are
-        constants.
+        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds it.
     """
     if _product_node(part.graph).operator == "contract":
         return convolution_run(part, now, lasting)
@@ -247,22 +246,21 @@ def product_run(part: Subgraph, now: Now, lasting: Mapping[str, bool]) -> Run:
     return _ordered(part.graph, run, lasting) if takes_out and _in_order(part.graph, lasting) else run
 
 
-def _in_order(graph: Graph, lasting: Mapping[str, bool]) -> bool:
+def _in_order(graph: Graph, lasting: Mapping[str, Keep]) -> bool:
     """Tell whether a product's second operand is a matrix that oneDNN puts in order."""
     first = _product_node(graph)
     tiles = [graph.tile(value) for value in first.inputs]
     return first.inputs[1] in lasting and all(len(t.shape) == 2 for t in tiles) and pays(tiles[1])
 
 
-def _ordered(graph: Graph, plain: Run, lasting: Mapping[str, bool]) -> Run:
+def _ordered(graph: Graph, plain: Run, lasting: Mapping[str, Keep]) -> Run:
     """Return a product with a matrix in order, and ``plain`` while there is none."""
     first = _product_node(graph)
     transposed = bool(node_attributes(first)["transpose_b"])
     names = [node.name for node in graph.inputs]
     left, right = (names.index(value) for value in first.inputs)
     bias = next((at for at, name in enumerate(names) if name not in first.inputs), None)
-    stays = lasting[first.inputs[1]]
-    weights = Ordered(lambda w, x: ordered_matrix(w if transposed else w.t(), x), stays)
+    weights = lasting[first.inputs[1]](lambda w, x: ordered_matrix(w if transposed else w.t(), x))
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         known = weights.of(operands[right], operands[left])

@@ -1,7 +1,8 @@
 """Memory planning of intermediate results: lifetimes to offsets in one block.
 
 Results of open sizes have a block of their own. Its layout is made for a class of sizes, those that round up
-to the same numbers, so that a size that was not seen before seldom costs a layout; the block grows.
+to the same numbers, and serves all smaller ones, so that a size that was not seen before seldom costs a
+layout; the block grows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from operator import le
 
 import torch
 
-from ladder.runtime.model.sizes import Sizes, evaluator, is_fixed
+from ladder.runtime.model.sizes import Sizes, is_fixed, together
 from tile_types.errors import DeviceError
 from tile_types.tile import Extent
 
@@ -24,7 +25,7 @@ CLASSES = 3
 """Leading bits that sizes of different classes differ in."""
 
 KEPT_LAYOUTS = 64
-"""Classes of sizes whose layouts are kept."""
+"""Layouts that are kept."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Block:
     def __init__(self, results: Sequence[Result], names: tuple[str, ...], where: torch.device) -> None:
         self.results, self.where = list(results), where
         shapes = dict.fromkeys(result.shape for result in self.results)
-        self._shapes = [evaluator(shape, names) for shape in shapes]
+        self._shapes = together([*shapes], names)
         self._which = [list(shapes).index(result.shape) for result in self.results]
         self._layouts: dict[Sizes, tuple[Arena, list[int]]] = {}
         self.memory = torch.empty(0, dtype=torch.uint8, device=where)
@@ -81,8 +82,8 @@ class Block:
 
     def buffers(self, sizes: Sizes) -> list[torch.Tensor]:
         """Return the memory of every result, in order."""
-        shapes = [shape(sizes) for shape in self._shapes]
-        arena = self._arena(sizes, [prod(shape) for shape in shapes])
+        shapes = self._shapes(sizes)
+        arena = self._arena(sizes, [*map(prod, shapes)])
         if arena.nbytes > self.memory.numel():
             self.memory = self._allocated(arena.nbytes)
             self.grown += 1
@@ -103,19 +104,20 @@ class Block:
 
     def total(self, sizes: Sizes) -> int:
         """Return the bytes of all results side by side."""
-        counts = [prod(shape(sizes)) for shape in self._shapes]
+        counts = [*map(prod, self._shapes(sizes))]
         return sum(lifetime.nbytes for lifetime in self._lifetimes(counts))
 
     def _arena(self, sizes: Sizes, counts: list[int]) -> Arena:
-        """Return a layout with room for numbers of elements: that of their class if all fit there."""
+        """Return a layout with room for numbers of elements: the least known one, else one of a class."""
+        known = [arena for arena, most in self._layouts.values() if all(map(le, counts, most))]
+        if known:
+            return min(known, key=lambda arena: arena.nbytes)
         key = tuple(map(rounded_up, sizes))
-        if key not in self._layouts:
-            self._keep(key, [prod(shape(key)) for shape in self._shapes])
-        arena, most = self._layouts[key]
-        return arena if all(map(le, counts, most)) else self._keep(sizes, counts)
+        most = [*map(prod, self._shapes(key))]
+        return self._keep(key, most) if all(map(le, counts, most)) else self._keep(sizes, counts)
 
     def _keep(self, key: Sizes, counts: list[int]) -> Arena:
-        """Return the layout for numbers of elements, and keep it as that of a class."""
+        """Return the layout for numbers of elements, those of sizes `key`, and keep it."""
         if len(self._layouts) >= KEPT_LAYOUTS:
             self._layouts.pop(next(iter(self._layouts)))
         found = lay_out(self._lifetimes(counts))

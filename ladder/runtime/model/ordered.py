@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from ladder.ir.extents import product
-from ladder.runtime.model.probes import Probes
+from ladder.runtime.model.probes import Noted
 from tile_types.tile import Tile
 
 Order = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -40,31 +41,73 @@ class Ordered:
         Puts it in order.
     stays
         Whether it is a constant: the same tensor, which nobody writes, in each call.
+    watch
+        What looks at it together with others.
     """
 
-    def __init__(self, order: Order, stays: bool = False) -> None:
-        self.order, self.stays = order, stays
-        self.known: tuple[Any, int, int] = (None, 0, 0)
-        """The weight of the last call, its address, and how often it was changed in place."""
+    def __init__(self, order: Order, stays: bool, watch: Watch) -> None:
+        self.order, self.stays, self.watch = order, stays, watch
+        self.weight: torch.Tensor | None = None
+        """That of the last call,"""
+        self.noted = Noted(())
+        """and what it was."""
         self.ordered: torch.Tensor | None = None
-        self.probes = Probes(())
         self.changes = 0
         """Calls in a row that brought another weight than the call before."""
 
     def of(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Return the weight in order; None where torch's own function is to take the plain one."""
-        if self.stays and self.ordered is not None:
+        if self.ordered is not None and (self.stays or (self.watch.holds and weight is self.weight)):
             return self.ordered
-        version = 0 if weight.is_inference() else weight._version
-        now = (weight, weight.data_ptr(), version)
-        if self.known[0] is weight and self.known[1:] == now[1:] and self.probes.hold():
+        if self.noted.hold((weight,)):
             self.changes = 0
         else:
-            self.known, self.ordered, self.probes = now, None, Probes((weight,))
+            self.weight, self.noted, self.ordered = weight, Noted((weight,)), None
             self.changes += 1
+            self.watch.moved = True
         if self.ordered is None and x.numel() > 0 and self.changes <= MOST_CHANGES:
             self.ordered = self.order(weight.detach(), x)
         return self.ordered
+
+
+class Watch:
+    """Looks at all weights in order of a frame before each of its runs: one comparison instead of many.
+
+    What was noted of each weight is compared, so that it holds only where each would; after a run that met
+    a changed weight each is looked at alone, until a run meets none.
+    """
+
+    def __init__(self) -> None:
+        self.weights: WeakSet[Ordered] = WeakSet()
+        self.moved = True
+        """Whether another weight, or a changed one, came since the last run began."""
+        self.holds = False
+        """Whether the look before this run found all weights to be what they were."""
+        self._noted: Noted | None = None
+
+    def keep(self, stays: bool) -> Keep:
+        """Return what makes an `Ordered` of this, told how to put the weight in order."""
+
+        def kept(order: Order) -> Ordered:
+            found = Ordered(order, stays, self)
+            self.weights.add(found)
+            self.moved = True
+            return found
+
+        return kept
+
+    def look(self) -> None:
+        """Find out, before a run, whether all weights are what they were."""
+        if self.moved:
+            self.moved, self.holds, self._noted = False, False, None
+            return
+        if self._noted is None:
+            self._noted = Noted.together([each.noted for each in self.weights if not each.stays])
+        self.holds = self._noted.hold(self._noted.parts)
+
+
+Keep = Callable[[Order], Ordered]
+"""Makes the holder of one weight of a frame, given what puts it in order."""
 
 
 def is_enabled() -> bool:

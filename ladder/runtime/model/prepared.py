@@ -78,7 +78,7 @@ def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepar
 
 
 def with_gated_products(prepared: Prepared, device: TileDevice) -> Prepared:
-    """Return a program with gates in the epilogues of products of few activation rows, where asked for."""
+    """Return a program with gates in the epilogues of products of few activation rows."""
     if device.kind != "cuda" or not knobs.settings.gated_products:
         return prepared
     graph = prepared.program.graph

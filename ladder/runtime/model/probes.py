@@ -7,7 +7,10 @@ goes over a whole weight, as merging an adapter does, is noticed. A write of sin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
 
 import torch
 
@@ -34,6 +37,51 @@ class Probes:
     def hold(self) -> bool:
         """Tell whether all are what they were."""
         return self.known is None or torch.equal(torch.cat(self.views), self.known)
+
+
+class Noted:
+    """Tensors, where they lay, and what they held: a later look tells whether that is still so.
+
+    Parameters
+    ----------
+    parts
+        The tensors.
+    """
+
+    def __init__(self, parts: Iterable[torch.Tensor]) -> None:
+        self.parts = [*parts]
+        self.addresses = [*map(torch.Tensor.data_ptr, self.parts)]
+        self.counted = [part for part in self.parts if not part.is_inference()]
+        """Those that count how often they were changed in place: inference tensors do not."""
+        self.versions = [*map(_version, self.counted)]
+        self.probes = Probes(self.parts)
+
+    def hold(self, parts: Sequence[Any]) -> bool:
+        """Tell whether these are the tensors, and they are what they were."""
+        return (
+            len(parts) == len(self.parts)
+            and all(map(is_, parts, self.parts))
+            and [*map(torch.Tensor.data_ptr, self.parts)] == self.addresses
+            and [*map(_version, self.counted)] == self.versions
+            and self.probes.hold()
+        )
+
+    @classmethod
+    def together(cls, noted: Sequence[Noted]) -> Noted:
+        """Return what was noted of all parts, each when it was."""
+        found = cls(())
+        found.parts = [*chain.from_iterable(each.parts for each in noted)]
+        found.addresses = [*chain.from_iterable(each.addresses for each in noted)]
+        found.counted = [*chain.from_iterable(each.counted for each in noted)]
+        found.versions = [*chain.from_iterable(each.versions for each in noted)]
+        found.probes.views = [*chain.from_iterable(each.probes.views for each in noted)]
+        known = [each.probes.known for each in noted if each.probes.known is not None]
+        found.probes.known = torch.cat(known) if known else None
+        return found
+
+
+_version = attrgetter("_version")
+"""What counts the changes in place of a tensor."""
 
 
 def _is_seen(tensor: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ Extents are compiled to Python once; a call then costs a fraction of a microseco
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,10 +36,13 @@ class Now:
         self.asked: dict[tuple[Extent, ...], int] = {}
         self.known: list[tuple[int, ...]] = []
         """Of the call at hand, in the order in which they were asked for."""
+        self._all: Callable[[Sizes], list[tuple[int, ...]]] | None = None
 
     def evaluated(self, sizes: Sizes) -> list[tuple[int, ...]]:
         """Return what `known` is for sizes."""
-        return [evaluator(extents, self.names)(sizes) for extents in self.asked]
+        if self._all is None:
+            self._all = together([*self.asked], self.names)
+        return self._all(sizes)
 
     def numbers(self, extents: Sequence[Extent]) -> Numbers:
         """Return what gives extents as numbers.
@@ -52,8 +55,8 @@ class Now:
         if is_fixed(extents):
             fixed = tuple(int(extent) for extent in extents)
             return lambda: fixed
-        evaluator(tuple(extents), self.names)
-        at = self.asked.setdefault(tuple(extents), len(self.asked))
+        _row(tuple(extents), self.names)  # raises where a size is not shown
+        at, self._all = self.asked.setdefault(tuple(extents), len(self.asked)), None
         return lambda: self.known[at]
 
     def settled(self, sizes: Sizes) -> Now:
@@ -87,28 +90,47 @@ def evaluator(extents: tuple[Extent, ...], names: tuple[str, ...]) -> Callable[[
     ShapeError
         If an extent has other names.
     """
-    parts = [_Places(names, extents).text(extent) for extent in extents]
-    found: Callable[[Sizes], tuple[int, ...]] = eval(
-        f"lambda s: ({''.join(f'{p}, ' for p in parts)})", {**FUNCTIONS}
-    )
+    found: Callable[[Sizes], tuple[int, ...]] = eval(f"lambda s: {_row(extents, names)}", {**FUNCTIONS})
     return found
+
+
+def together(
+    shapes: Sequence[tuple[Extent, ...]], names: tuple[str, ...]
+) -> Callable[[Sizes], list[tuple[int, ...]]]:
+    """Return the function from sizes to the extents of all shapes; raises as `evaluator` does."""
+    rows = ", ".join(_row(extents, names) for extents in shapes)
+    found: Callable[[Sizes], list[tuple[int, ...]]] = eval(f"lambda s: [{rows}]", {**FUNCTIONS})
+    return found
+
+
+def _row(extents: tuple[Extent, ...], names: tuple[str, ...]) -> str:
+    """Return the tuple of extents as Python text."""
+    try:
+        return f"({''.join(f'{_placed(extent, names)}, ' for extent in extents)})"
+    except KeyError as error:
+        raise ShapeError(f"{show_shape(extents)}: no argument shows the size {error.args[0]}") from None
+
+
+@lru_cache(maxsize=4096)
+def _placed(extent: Extent, names: tuple[str, ...]) -> str:
+    """Return the text of an extent with places in ``s`` for names of sizes; raises KeyError for others."""
+    places = {name: f"s[{at}]" for at, name in enumerate(names)}
+    text = str(extent)
+    if text in places:
+        return places[text]
+    return ast.unparse(_Places(places).visit(ast.parse(text, mode="eval")))
 
 
 class _Places(ast.NodeTransformer):
     """Puts places in ``s`` for names of sizes."""
 
-    def __init__(self, names: tuple[str, ...], extents: tuple[Extent, ...]) -> None:
-        self.names, self.extents = names, extents
-
-    def text(self, extent: Extent) -> str:
-        return ast.unparse(self.visit(ast.parse(str(extent), mode="eval")))
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self.places = places
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in FUNCTIONS:
             return node
-        if node.id not in self.names:
-            raise ShapeError(f"{show_shape(self.extents)}: no argument shows the size {node.id}")
-        return ast.parse(f"s[{self.names.index(node.id)}]", mode="eval").body
+        return ast.parse(self.places[node.id], mode="eval").body
 
 
 def reader(places: Sequence[tuple[int, int]]) -> Callable[[Sequence[Any]], Sizes]:

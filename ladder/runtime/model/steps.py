@@ -26,7 +26,7 @@ class Steps:
         self.memory, self.owner = memory, memory.owner
         slot, plan = memory.slot, self.owner.plan
         moving = {name: at for name, at in self.owner.bindings.items() if name not in self.owner.owned}
-        self.given = Given([(slot[name], at) for name, at in moving.items()])
+        self.given = Given([(slot[name], at) for name, at in moving.items()], memory.plain)
         self.numbers: list[int] = []
         """Of the steps that every call runs."""
         self.bound = self._bound(set(moving))
@@ -71,6 +71,7 @@ class Steps:
         self.given.put(values, slots, self.owner.made_from(values))
         if self.on_cpu:
             keep_apart()
+            self.memory.watch.look()
         for step, dead in self.bound:
             step(slots)
             for slot in dead:

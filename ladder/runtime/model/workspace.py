@@ -12,6 +12,7 @@ from ladder.runtime.allocate import allocator
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.library import product_takes_out, torch_type
 from ladder.runtime.model.memory import Block, Result, contiguous, divided
+from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import Now, Settled, Sizes, is_fixed
 
@@ -36,6 +37,11 @@ class Workspace:
         held = {**owner.held, **owner.owned}
         self.constants = {*held, *(v for s in plan.steps if s.constant for v in s.part.outputs)}
         """Values that stay from call to call."""
+        self.plain: dict[int, tuple[Any, Any]] = {}
+        """As `Given.plain`."""
+        self.watch = Watch()
+        self.panels: dict[tuple[Any, ...], Ordered] = {}
+        """(Value, how it is stored) -> the matrix in panels, for steps of all sizes."""
         fixed, open_ = divided(self._results())
         self.fixed = Block(fixed, (), owner.where)
         self.open = Block(open_, self.now.names, owner.where)
@@ -146,15 +152,15 @@ class Workspace:
         """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
-    def lasting_inputs(self, step: Step) -> dict[str, bool]:
-        """Return the inputs of a step's graph, on a CPU, that no step writes, and which are constants."""
+    def lasting_inputs(self, step: Step) -> dict[str, Keep]:
+        """Return the inputs of a step's graph, on a CPU, that no step writes -> what keeps them in order."""
         if self.owner.where.type != "cpu":
             return {}
         bindings, changed = self.owner.bindings, self.owner.changed
         inside = (node.name for node in step.part.graph.inputs)
         given = zip(inside, step.part.inputs, strict=True)
         return {
-            name: value in self.constants
+            name: self.watch.keep(value in self.constants)
             for name, value in given
             if value in self.constants or (value in bindings and bindings[value] not in changed)
         }
