@@ -331,7 +331,9 @@ class _Writer:
         return f"{self.name(e.source)}.load({self.place(e.source, e.indices)})"
 
     def read_broadcast(self, e: Any) -> str:
-        return f"np.repeat({self.expression(e.value)}, {int(e.lanes)})"
+        repeated = f"np.repeat({self.expression(e.value)}, {int(e.lanes)})"
+        kind = _element(str(e.ty))
+        return f"{repeated}.astype({kind!r})" if kind.startswith("uint") else repeated
 
     def read_ramp(self, e: Any) -> str:
         return f"({self.expression(e.base)} + np.arange({int(e.lanes)}) * {self.expression(e.stride)})"
