@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-LONGEST = 256
-"""Extent up to which all pairs of a row are compared: DeepSeek-V3's routers have 256 scores."""
+PAIRS = 1 << 20
+"""How many pairs are compared at most: those of 16 rows of 256 scores, which DeepSeek-V3's routers have."""
 
 
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -21,13 +21,13 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
 
     Returns
     -------
-    (values, indices); NotImplemented, on which torch's operator stays, on CPUs, for long rows and open
-    extents.
+    (values, indices); NotImplemented, on which torch's operator stays, on CPUs, for many or long rows and for
+    open extents.
     """
-    extent = x.shape[dim] if x.dim() else 0
-    if x.device.type == "cpu" or x.dtype.is_complex or not (isinstance(extent, int) and isinstance(k, int)):
+    known = all(isinstance(extent, int) for extent in (*x.shape, k))
+    if x.device.type == "cpu" or x.dtype.is_complex or not (known and x.dim()):
         return NotImplemented
-    if not 0 < k <= extent <= LONGEST:
+    if not 0 < k <= x.shape[dim] or x.numel() * x.shape[dim] > PAIRS:
         return NotImplemented
     rows = x.movedim(dim, -1)
     values, indices = chosen(rows, places(rows, largest), k)
