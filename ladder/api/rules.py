@@ -16,6 +16,7 @@ from ladder.api.conv import Conv, refusal
 from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.stacked_experts import install, is_experts, quantized_layers, stacks
+from ladder.ir.gemm import Gemm
 from tile_types.errors import LadderError, ShapeError
 
 Filter = Callable[[str, torch.nn.Module], bool]
@@ -261,9 +262,10 @@ class _Rules:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
         gemm, after = made[0].problem, sum(layer.weight_nbytes for layer in made)
-        group = f"_g{gemm.group_size}" if gemm.scale else ""
         observed = self.moments[module].rows if module in self.moments else 0
-        stored = f"{gemm.weight}{group}"
+        stored = gemm.weight
+        if isinstance(gemm, Gemm) and gemm.scale:
+            stored += f"_g{gemm.group_size}"
         return Row(name, kind, stored, gemm.activation, nbytes, after, observed=observed)
 
     def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear | Conv:
