@@ -100,7 +100,7 @@ def test_shards_and_stacked_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["granitemoe", "hy_v3"])
 def test_names_that_transformers_changes_when_it_saves(tmp_path: Path, kind: str) -> None:
-    """The first has modules of a name that others lost; of the second, files have other names than modules."""
+    """Modules that are called as other models' files are, and files with other names than modules."""
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
     torch.manual_seed(0)
