@@ -22,9 +22,6 @@ from tile_types.errors import LadderError, ShapeError
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
 
-WEIGHTED = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
-"""Modules with a weight matrix."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -206,11 +203,11 @@ def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
 
 
 def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the weights that a module multiplies by: matrices, stacks of them, filters."""
+    """Return a module's own parameters but vectors: matrices, stacks of them, filters, tables."""
     if is_experts(module):
         return [weight for name in stacks(module) if (weight := getattr(module, name)) is not None]
-    own = module._parameters.values() if isinstance(module, (*WEIGHTED, torch.nn.MultiheadAttention)) else ()
-    return [weight for weight in own if weight is not None and weight.dim() > 1]
+    own = () if isinstance(module, Linear) else module._parameters.values()
+    return [each for each in own if each is not None and each.dim() > 1]
 
 
 class _Rules:

@@ -13,6 +13,7 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.frontend.function_match import RUN, drop_unused, match_functions
+from ladder.frontend.selection import topk
 from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
@@ -230,7 +231,7 @@ def _stores(node: torch.fx.Node) -> bool:
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's decompositions into core operators, without those of `KEPT`.
+    """Return torch's decompositions into core operators, without those of `KEPT`, and ours.
 
     Operators that draw random numbers stay whole too: their parts would draw others.
     """
@@ -243,7 +244,8 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
         for op, row in table.items()
         if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
     }
-    return kept | {op: partial(declared_batch_norm, more) for op, more in BATCH_NORMS.items()}
+    norms = {op: partial(declared_batch_norm, more) for op, more in BATCH_NORMS.items()}
+    return {**kept, **norms, torch.ops.aten.topk.default: topk}
 
 
 BATCH_NORMS = {

@@ -270,6 +270,7 @@ def test_linear_layers() -> None:
         (lambda: _op()(torch.ones(2, 64, dtype=torch.int8), _packed()), DTypeError, "int8"),
         (lambda: _op()(torch.ones(2, 64), _packed(), torch.ones(8)), ShapeError, "without a bias"),
         (lambda: _op().lower().source("asm"), LadderError, "asm"),
+        (lambda: ladder.Linear(64, 8, weight="mxfp4", activation="mxfp4"), ConversionError, "from_linear"),
     ],
 )  # fmt: skip
 def test_refused_by_name(make: Callable[[], Any], error: type[Exception], words: str) -> None:

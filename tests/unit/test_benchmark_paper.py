@@ -32,6 +32,7 @@ def test_every_figure_prints_and_draws(key: str, tmp_path: Path) -> None:
     points = figure.points(records)
     shown = text(figure, points, records.used.values())
     assert all(point.label in shown and point.verdict in shown for point in points)
+    assert not [line for line in shown.splitlines() if line.endswith("not measured") and "  " in line]
     assert points
     assert key in page([(figure, points, ())])
     without = figure.points(Records((tmp_path,)))  # no result at all
