@@ -142,6 +142,10 @@ def load(request: Request, step: Step = silent) -> Ready:
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(request.path, local_files_only=True)
+    except ImportError as error:  # transformers imports its parts, and packages beside it, when it needs them
+        raise MissingToolError(
+            f"transformers does not work here: {str(error).partition(chr(10))[0]}"
+        ) from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{request.path} has no tokenizer: {str(error).partition(chr(10))[0]}"
