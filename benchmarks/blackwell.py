@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.blackwell`` chooses the schedule for each problem as a plan would, compiles it for
 sm_100a, reads back registers and spills, and prints the predicted time beside that of the fastest schedule
-of ``mma`` and, where there is one, a time that others published for a B200. Nothing is run.
+of ``mma`` and, where there is one, a time that others published for a B200. Nothing is run. ``--scaled`` does
+so for products of block types by themselves.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import command
 from benchmarks.spills import Shipped, compiled, versions
 from ladder.api.problem import gemm_for
+from ladder.api.scaled import ScaledMatmul
 from ladder.ir.gemm import Gemm
 from schedules.policy import Candidate, rank
 from schedules.tuning import write_json
@@ -83,14 +86,42 @@ def record(weight: str, gemm: Gemm, m: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SCALED, ROWS = ("mxfp8_e4m3", "mxfp4", "nvfp4"), (1, 4, 64, 256, 4096)
+"""Block types that cores multiply with their scales, and M."""
+
+
+def scaled_record(kind: str, n: int, k: int, m: int) -> dict[str, Any]:
+    """Return what is known of one block-scaled product."""
+    lowered = ScaledMatmul(n, k, kind, kind).lower(TARGET)
+    cost, resources = lowered.predicted(m), lowered.kernel(m).manifest["resources"]
+    (code,) = resources.values()
+    return {
+        "weight": kind, "activation": kind, "n": n, "k": k, "m": m, "schedule": str(lowered.schedule(m)),
+        "bound_by": cost.bound, "predicted_us": round(cost.seconds * 1e6, 2),
+        "predicted_tflops": round(2 * m * n * k / cost.seconds / 1e12), "registers": code["registers"],
+        "spilled": code["spill_stores"] + code["spill_loads"], "published": PUBLISHED.get((kind, n, k, m)),
+    }  # fmt: skip
+
+
+def records(scaled: bool) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each product."""
+    if scaled:
+        for kind, (n, k), m in product(SCALED, SHAPES, ROWS):
+            yield scaled_record(kind, n, k, m)
+    else:
+        for weight, gemm, m in problems():
+            yield record(weight, gemm, m)
+
+
 def main() -> None:
     """Print a line for each problem, and write them all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--scaled", action="store_true", help="products of block types by themselves")
     options = parser.parse_args()
     rows = []
-    for weight, gemm, m in problems():
-        rows.append(record(weight, gemm, m))
+    for row in records(options.scaled):
+        rows.append(row)
         print(json.dumps(rows[-1]), flush=True)
     if options.output:
         facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chain_programs import PROGRAMS
-from benchmarks.harness import capture_long, compact, copies_for, copy_bandwidth, environment, interleaved_us
+from benchmarks.harness import (
+    capture_long,
+    compact,
+    copies_for,
+    copy_bandwidth,
+    environment,
+    interleaved_us,
+    require_gpu,
+)
 from ladder.ir.graph import Graph
 from ladder.movement.mapping import Mapping as Placement
 from tile_types.errors import LadderError
@@ -265,6 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prepared", action="store_true", help="everything was built before")
     parser.add_argument("--smallest-first", action="store_true", help="where time may end")
     options = parser.parse_args(arguments)
+    if not options.build_only:
+        require_gpu("--build-only builds the kernels")
     wanted = points([part for part in options.chains.split(",") if part])
     wanted = wanted[::-1] if options.smallest_first else wanted
     began = time.perf_counter()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import compact, environment
+from benchmarks.harness import compact, environment, require_gpu
 from benchmarks.model_cases import Step, decoder, zoo_model
 
 DECODERS = {
@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
+    if options.device == "cuda":
+        require_gpu("--device cpu times this machine")
     if options.child:
         print(json.dumps(measure(options.child, options.device, options.through)))
         return 0

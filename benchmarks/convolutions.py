@@ -35,6 +35,7 @@ from benchmarks.harness import (
     interleaved_us,
     poison,
     relative_error,
+    require_gpu,
 )
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
@@ -412,6 +413,8 @@ def main() -> int:
     )
     parser.add_argument("--output", default="")
     arguments = parser.parse_args()
+    if not arguments.compile_only and not arguments.write_candidates:
+        require_gpu("--compile-only fills the cache")
     start = time.perf_counter()
     layers = [layer for net in arguments.nets.split(",") for layer in NETS[net]()]
     kinds = [kind for kind in arguments.kinds.split(",") if kind]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import environment
+from benchmarks.harness import environment, require_gpu
 
 LLAMA = {
     "num_key_value_heads": 8,
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
     with torch.no_grad():
         results = {weights: measured(arguments, weights) for weights in arguments.weights}
     if arguments.output is not None:

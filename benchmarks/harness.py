@@ -32,6 +32,15 @@ GRAPH_US = 400.0
 Call = Callable[[], Any]
 
 
+def require_gpu(otherwise: str = "") -> None:
+    """End the program where there is no NVIDIA GPU; ``otherwise`` says what it does without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        rest = f"; without one, {otherwise}" if otherwise else ""
+        raise SystemExit(f"measuring needs an NVIDIA GPU{rest}")
+
+
 def copies_for(nbytes: int) -> int:
     """Return how many copies of a weight exceed the L2 four times; at least two."""
     return max(2, math.ceil(ROTATION_BYTES / nbytes))

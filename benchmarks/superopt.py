@@ -30,6 +30,7 @@ from benchmarks.harness import (
     interleaved_us,
     poison,
     relative_error,
+    require_gpu,
 )
 from benchmarks.superopt_choices import CHOICES, Choice
 from ladder.lower.blocks import BlockSchedule
@@ -360,6 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-autotune", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    require_gpu()
     wanted = [part for part in options.programs.split(",") if part]
     names = [name for name in points() if not wanted or any(part in name for part in wanted)]
     began = time.perf_counter()

@@ -44,7 +44,7 @@ makes a register of that type (`XOR_PACKINGS`).
 ``bytes`` (5 to 7 bits): as ``dense`` has it in lanes of 8 bits, so that most codes lie in bytes of their own.
 ``pairs`` (3 and 4 bits): as ``dense`` has it in lanes of 4 bits, so that both codes of a register, which
 select a pair of values from a table, are in one byte.
-The orders of signs and the crossed ones are for four-bit codes; all but the first two for 16-bit cores.
+The orders of signs and of XOR packing are for four-bit codes; all but the first two for 16-bit cores.
 Further orders of 3 to 8 bits, one for each place of the magnitude in a 16-bit float, are in `SPREAD`.
 """
 

@@ -8,7 +8,7 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -187,32 +187,6 @@ def _order(candidate: Candidate) -> tuple[float, int, str]:
 
 
 _text = lru_cache(maxsize=16384)(str)
-
-
-def profile_and_select(
-    candidates: Sequence[Candidate], measure: Callable[[Schedule], float], top: int = 8
-) -> tuple[Schedule, float]:
-    """Measure the ``top`` best-ranked candidates and return the fastest with its seconds.
-
-    Parameters
-    ----------
-    candidates
-        From `rank`.
-    measure
-        Returns seconds of one schedule; infinity where it fails.
-    top
-        How many to measure.
-
-    Raises
-    ------
-    ScheduleError
-        If none could be measured.
-    """
-    timed = [(measure(candidate.schedule), index) for index, candidate in enumerate(candidates[:top])]
-    seconds, index = min(timed, default=(float("inf"), 0))
-    if seconds == float("inf"):
-        raise ScheduleError(f"none of {len(timed)} candidates ran")
-    return candidates[index].schedule, seconds
 
 
 @lru_cache(maxsize=4096)

@@ -148,7 +148,7 @@ TURING = VOLTA | {"ldmatrix", "int8"}
 AMPERE = TURING | {"cp.async", "bf16", "tf32", "l2.prefetch"}
 ADA = AMPERE | {"fp8"}
 HOPPER = ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "pdl"}
-BLACKWELL = (HOPPER - {"wgmma"}) | {"tcgen05", "fp4", "fp6"}
+BLACKWELL = (HOPPER - {"wgmma"}) | {"tcgen05", "block.scale", "fp4", "fp6"}
 
 PLAIN_LOADS = ("ld.global.nc.v4.b32",)
 ASYNC_LOADS = (*PLAIN_LOADS, "cp.async.cg.16")

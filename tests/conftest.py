@@ -27,8 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config.addinivalue_line(
         "markers",
-        "daily(count, among): run so many cases of a test, or of the tests that name the same group, "
-        "others every day; --long runs them all",
+        "daily(count, among, together): run so many cases of a test, or of the tests that name the same "
+        "group, others every day; tests that name the same `together` share a costly fixture and count "
+        "as one case; --long runs them all",
     )
 
 
@@ -36,22 +37,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases of `daily` tests that are those of other days; what is asked for by name runs."""
     if config.getoption("--long") or any("::" in name for name in config.args):
         return
-    cases: dict[str, list[pytest.Item]] = {}
+    cases: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
         if marker := item.get_closest_marker("daily"):
             group = marker.kwargs.get("among", item.nodeid.partition("[")[0])
-            cases.setdefault(group, []).append(item)
-    left = {item for those in cases.values() for item in _of_other_days(those)}
+            case = marker.kwargs.get("together", item.nodeid)
+            cases.setdefault(group, {}).setdefault(case, []).append(item)
+    left = {item for those in cases.values() for item in _of_other_days(list(those.values()))}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
 
-def _of_other_days(cases: list[pytest.Item]) -> list[pytest.Item]:
-    marker = cases[0].get_closest_marker("daily")
+def _of_other_days(cases: list[list[pytest.Item]]) -> list[pytest.Item]:
+    marker = cases[0][0].get_closest_marker("daily")
     assert marker is not None
     groups = -(-len(cases) // marker.args[0])
     today = int(os.environ["LADDER_TEST_DAY"]) % groups
-    return [case for at, case in enumerate(cases) if at % groups != today]
+    return [item for at, case in enumerate(cases) if at % groups != today for item in case]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

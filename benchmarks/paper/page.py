@@ -23,10 +23,18 @@ def shown(value: float | None, unit: str) -> str:
     return "–" if value is None else f"{number(value)} {unit}".rstrip().replace(" ×", "×")
 
 
-def cells(point: Point) -> tuple[str, ...]:
-    """Return the row of a point."""
+def cells(figure: Figure, point: Point) -> tuple[str, ...]:
+    """Return the row of a point of a figure."""
     values = (shown(value, point.unit) for value in (point.paper, point.ours))
-    return (point.label, *values, point.verdict, point.note)
+    return (point.label, *values, point.verdict, point.note or missing(figure, point))
+
+
+def missing(figure: Figure, point: Point) -> str:
+    """Say what would measure a point that no result has."""
+    if point.ours is not None or not figure.results:
+        return ""
+    names = dict.fromkeys(arguments.split()[0] for _, arguments in figure.results)
+    return f"no result of record has it; --measure runs {' and '.join(names)}"
 
 
 HEAD = ("what", "paper", "ours", "", "note")
@@ -34,7 +42,7 @@ HEAD = ("what", "paper", "ours", "", "note")
 
 def text(figure: Figure, points: Sequence[Point], files: Iterable[Path]) -> str:
     """Return a figure for people at a terminal."""
-    rows = [HEAD, *map(cells, points)]
+    rows = [HEAD, *(cells(figure, point) for point in points)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
@@ -63,7 +71,7 @@ def section(drawn: Drawn) -> str:
     """Return a figure as HTML: plot and table."""
     figure, points, files = drawn
     made = ", ".join(path.name for path in files) or "no result yet"
-    body = [[escape(cell) for cell in cells(point)] for point in points]
+    body = [[escape(cell) for cell in cells(figure, point)] for point in points]
     return (
         f'<h2 id="{figure.key}">{escape(figure.title)}</h2><p>{escape(figure.verdict(points))}.'
         f" {escape(figure.remark)}</p><p><small>Paper: {escape(figure.source)}; {escape(figure.hardware)}. "

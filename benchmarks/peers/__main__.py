@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from benchmarks.harness import command
+from benchmarks.harness import command, require_gpu
 from benchmarks.peers import bars, run
 from benchmarks.peers.cases import CASES, HELD_OUT_CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
 from benchmarks.peers.engine import ENGINES
@@ -93,8 +91,7 @@ def measured(arguments: argparse.Namespace) -> Results:
     if arguments.warm_only:
         run.Warming(chosen, arguments.jobs).wait_for_all()
         return Results()
-    if not torch.cuda.is_available():
-        raise SystemExit("measuring needs an NVIDIA GPU; without one, --warm-only compiles Ladder's kernels")
+    require_gpu("--warm-only compiles Ladder's kernels")
     bench, run_id = run.Bench(), uuid.uuid4().hex[:8]
     warming = run.Warming(chosen, arguments.jobs)
     warming.wait_for_peers()

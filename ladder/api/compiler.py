@@ -144,6 +144,8 @@ def reason_to_refuse(examples: list[Any]) -> str:
         type(value) not in (torch.Tensor, torch.nn.Parameter) and not _is_fake(value) for value in tensors
     ):
         return "an argument is a subclass of Tensor"
+    if any(value.is_nested for value in tensors):
+        return "an argument is a nested tensor"
     if len({value.device for value in tensors}) > 1:
         return "tensors are on several devices"
     return ""

@@ -10,6 +10,7 @@ import torch
 
 from ladder.api.experts import GroupedMatmul
 from ladder.api.linear import Linear, form_of
+from ladder.frontend.selection import places
 from ladder.runtime.packed import PackedWeight, layout_of
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, ShapeError
@@ -125,7 +126,7 @@ def mixture(
     if one := len(x) == 1:  # each row is the token: nothing is gathered, or put back in order
         offsets = (flat < bounds[:, None]).sum(1, dtype=torch.int32)
         rows = x.expand(flat.numel(), -1)
-        weights = torch.where(places(flat, at) == at[:, None], weights, 0).sum(1)
+        weights = torch.where(places(flat) == at[:, None], weights, 0).sum(1)
     else:
         flat, order = torch.sort(flat, stable=True)
         offsets = torch.searchsorted(flat, bounds.to(ids.dtype)).to(torch.int32)
@@ -136,9 +137,3 @@ def mixture(
     if not one:
         rows = torch.empty_like(rows).index_copy_(0, order, rows)
     return rows.view(*ids.shape, rows.shape[-1]).sum(1).to(x.dtype)
-
-
-def places(ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Return where each of ``ids[n]`` stands once they are sorted stably; ``at`` is 0 to n - 1."""
-    before, same = ids < ids[:, None], ids == ids[:, None]
-    return (before | same & (at < at[:, None])).sum(1)

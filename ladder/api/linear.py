@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,8 @@ from ladder.api.clipping import clipped
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
+from ladder.api.scaled import is_scaled
+from ladder.api.scaled_linear import ScaledLinear
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 from ladder.runtime.operator import is_captured
@@ -186,9 +188,14 @@ class Linear(torch.nn.Module):
     ) -> Linear:
         """Build a layer around a quantized weight ``[N, K]``; ``options`` as in the constructor.
 
+        Where the activation is a block type, this is a `ladder.api.scaled_linear.ScaledLinear`.
+
         An offset becomes real zero points (`QuantizedTensor.without_offset`), an order of columns a gather of
         the inputs.
         """
+        if is_scaled(options.get("activation")):
+            given = {name: value for name, value in options.items() if name not in ("group_size", "zero")}
+            return cast("Linear", ScaledLinear(weight, bias, **given))
         rows, columns = weight.shape
         module = cls(columns, rows, bias is not None, **form_of(weight), **options)
         module._fill(weight, bias)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
+from ladder.api.scaled import ScaledMatmul, is_scaled
 from ladder.ir.gemm import Gemm
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
@@ -68,7 +69,8 @@ class Matmul:
     weight
         Type of the weights, or its name.
     activation
-        ``"float16"``, ``"bfloat16"``, ``"float32"`` (CPUs), ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
+        ``"float16"``, ``"bfloat16"``, ``"float32"`` (CPUs), ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``;
+        a block type (``"mxfp4"``, ``"nvfp4"``, ``"mxfp8_e4m3"``) makes a `ladder.api.scaled.ScaledMatmul`.
     output
         Result type: by default the activation's, float32 for int8 and float16 for fp8.
     group_size
@@ -104,6 +106,13 @@ class Matmul:
     >>> op = ladder.Matmul(N=4096, K=4096, weight="int4", group_size=128)
     >>> y = op(x, op.pack(w4))
     """
+
+    if not TYPE_CHECKING:  # a checker takes what is made for a `Matmul`
+
+        def __new__(cls, *given: Any, **options: Any) -> Any:
+            """Make the operator, or the one of products that cores scale themselves."""
+            activation = options.get("activation", given[3] if len(given) > 3 else "")
+            return ScaledMatmul(*given, **options) if is_scaled(activation) else super().__new__(cls)
 
     def __init__(
         self,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.ir.gemm import ACTIVATIONS, Gemm, has_power_scales
+from ladder.ir.scaled import FORMATS
 from ladder.ir.windows import Windows
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import TType, get_type, representable, require_representable
-from tile_types.errors import ShapeError, unknown_name
+from tile_types.errors import ConversionError, ShapeError, unknown_name
 
 DEFAULT_OUTPUT = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
 """Result types of 8-bit activations; all others give their own type."""
@@ -96,6 +97,11 @@ def gemm_for(
 
 
 def _known_activation(name: str) -> str:
+    if name in FORMATS:
+        raise ConversionError(
+            f"activations of type {name} are for `Matmul`, `Linear.from_linear`, `Linear.from_quantized` and"
+            " `quantize_` alone"
+        )
     if name not in ACTIVATIONS:
         raise unknown_name("activation type", name, ACTIVATIONS)
     return name

@@ -16,13 +16,11 @@ from ladder.api.conv import Conv, refusal
 from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.stacked_experts import install, is_experts, quantized_layers, stacks
+from ladder.ir.gemm import Gemm
 from tile_types.errors import LadderError, ShapeError
 
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
-
-WEIGHTED = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
-"""Modules with a weight matrix."""
 
 
 @dataclass(frozen=True)
@@ -205,11 +203,11 @@ def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
 
 
 def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the weights that a module multiplies by: matrices, stacks of them, filters."""
+    """Return a module's own parameters but vectors: matrices, stacks of them, filters, tables."""
     if is_experts(module):
         return [weight for name in stacks(module) if (weight := getattr(module, name)) is not None]
-    own = module._parameters.values() if isinstance(module, (*WEIGHTED, torch.nn.MultiheadAttention)) else ()
-    return [weight for weight in own if weight is not None and weight.dim() > 1]
+    own = () if isinstance(module, Linear) else module._parameters.values()
+    return [each for each in own if each is not None and each.dim() > 1]
 
 
 class _Rules:
@@ -264,9 +262,10 @@ class _Rules:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
         gemm, after = made[0].problem, sum(layer.weight_nbytes for layer in made)
-        group = f"_g{gemm.group_size}" if gemm.scale else ""
         observed = self.moments[module].rows if module in self.moments else 0
-        stored = f"{gemm.weight}{group}"
+        stored = gemm.weight
+        if isinstance(gemm, Gemm) and gemm.scale:
+            stored += f"_g{gemm.group_size}"
         return Row(name, kind, stored, gemm.activation, nbytes, after, observed=observed)
 
     def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear | Conv:

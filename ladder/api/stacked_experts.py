@@ -116,7 +116,7 @@ def _with_bias(module: Any, name: str) -> Callable[[torch.Tensor, torch.Tensor],
         if module.has_bias:
             at = torch.searchsorted(offsets[1:], torch.arange(len(x), device=x.device), right=True)
             rows = rows + getattr(module, f"{name}_bias")[at.clamp(max=module.num_experts - 1)]
-        behind = name == DOWN and module.has_post_expert_norm
+        behind = name == DOWN and getattr(module, "has_post_expert_norm", False)  # not in 5.17
         return module.post_expert_norm(rows) if behind else rows
 
     return call

@@ -16,9 +16,10 @@ import torch
 
 import ladder
 from ladder.cli.console import Step, silent
-from tile_types.errors import CheckpointError, DeviceError, MissingToolError, ValueRangeError
+from tile_types.errors import CheckpointError, DeviceError, LadderError, MissingToolError, ValueRangeError
 from tile_types.library import get_type
 
+CONFIG = "config.json"
 KEPT = "none"
 """Name of the weight type under which weights stay as they are in the folder."""
 
@@ -124,7 +125,7 @@ def load(request: Request, step: Step = silent) -> Ready:
     MissingToolError
         If transformers is not installed.
     """
-    start, config = time.perf_counter(), request.path / "config.json"
+    start, config = time.perf_counter(), request.path / CONFIG
     if request.weight != KEPT:
         get_type(request.weight)
     step(f"loading {request.path}")
@@ -134,28 +135,61 @@ def load(request: Request, step: Step = silent) -> Ready:
     if device == "cuda" and not torch.cuda.is_available():
         raise DeviceError("this torch sees no GPU; `ladder doctor` says what is missing")
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
         raise MissingToolError(
             "`ladder generate` needs transformers: pip install 'transformers>=5'"
         ) from error
-    from ladder.integrations.transformers import LadderConfig, load_pretrained
-
     try:
         tokenizer = AutoTokenizer.from_pretrained(request.path, local_files_only=True)
+    except ImportError as error:  # transformers imports its parts, and packages beside it, when it needs them
+        raise MissingToolError(
+            f"transformers does not work here: {str(error).partition(chr(10))[0]}"
+        ) from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{request.path} has no tokenizer: {str(error).partition(chr(10))[0]}"
         ) from error
-    options: dict[str, Any] = {"dtype": getattr(torch, request.dtype)}
-    method = json.loads(config.read_text()).get("quantization_config", {}).get("quant_method")
-    if method not in (None, "ladder"):
-        model = load_pretrained(AutoModelForCausalLM, request.path, **options)
-    else:
-        if method is None and request.weight != KEPT:
-            options["quantization_config"] = LadderConfig(request.weight, group_size=request.group_size)
-        model = AutoModelForCausalLM.from_pretrained(request.path, local_files_only=True, **options)
+    model = _model(request)
     return Ready(tokenizer, model.eval().to(device), device, time.perf_counter() - start)
+
+
+FOREIGN = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
+"""What transformers raises for folders that it cannot load."""
+
+
+def _model(request: Request) -> Any:
+    """Read the model of a folder.
+
+    Raises
+    ------
+    CheckpointError
+        If transformers cannot load it, or the folder lacks tensors of it.
+    LadderError
+        If it cannot be quantized so.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from ladder.integrations.loading import require_whole
+    from ladder.integrations.transformers import LadderConfig, load_pretrained
+
+    options: dict[str, Any] = {"dtype": getattr(torch, request.dtype), "output_loading_info": True}
+    try:
+        config = json.loads((request.path / CONFIG).read_text())
+        method = (config.get("quantization_config") or {}).get("quant_method")
+        if method not in (None, "ladder"):
+            model, info = load_pretrained(AutoModelForCausalLM, request.path, **options)
+        else:
+            if method is None and request.weight != KEPT:
+                options["quantization_config"] = LadderConfig(request.weight, group_size=request.group_size)
+            model, info = AutoModelForCausalLM.from_pretrained(request.path, local_files_only=True, **options)
+    except LadderError:
+        raise
+    except FOREIGN as error:
+        text = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{request.path}: transformers cannot load it: {text}") from error
+    require_whole(str(request.path), model, info["missing_keys"])
+    return model
 
 
 def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) -> dict[str, Any]:

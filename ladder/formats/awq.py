@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ladder.formats.bits import storage_of_words, transposed_nibbles, words_to_codes
+from ladder.formats.bits import flipped, octets_of, sign_bits, transposed_nibbles, words_to_codes
 from ladder.formats.gptq import Geometry, symmetric_or_not
 from ladder.formats.layer import Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
+    import torch
+
     from tile_types import QuantizedTensor
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -52,12 +54,16 @@ def read_gemm(layer: Layer) -> QuantizedTensor:
     layer.require(layer.shape(".qzeros", 2) == (groups, n // 8), "qzeros do not fit scales")
     layer.require(k % 8 == 0, f"{k} inputs are no multiple of 8")
     group = group_of(layer, k, groups, layer.option("group_size", int, None))
-    words = transposed_nibbles(layer.tensor(".qweight"), ORDER)
     packed = words_to_codes(layer.tensor(".qzeros"), BITS, n).view(groups, n // 8, 8)
     zero = packed[:, :, [ORDER.index(output) for output in range(8)]].reshape(groups, n)
     fields = {"scale": layer.tensor(".scales").t().contiguous(), "columns": None, "block": (1, group)}
     form = Geometry(n, k, BITS, groups, planar=False)
-    return symmetric_or_not(form, storage_of_words(words, BITS, k), zero.t().contiguous(), None, fields)
+
+    def store(*, signed: bool) -> torch.Tensor:
+        flip = sign_bits(BITS, 32) if signed else 0
+        return octets_of(transposed_nibbles(layer.tensor(".qweight"), ORDER, flip))
+
+    return symmetric_or_not(form, store, zero.t().contiguous(), None, fields)
 
 
 def read_gemv(layer: Layer) -> QuantizedTensor:
@@ -74,8 +80,13 @@ def read_gemv(layer: Layer) -> QuantizedTensor:
     zero = words_to_codes(layer.tensor(".qzeros"), BITS, groups)
     scale = layer.tensor(".scales")[:, :groups].contiguous()
     form = Geometry(n, k, BITS, groups, planar=False)
-    stored = storage_of_words(layer.tensor(".qweight"), BITS, k)
-    return symmetric_or_not(form, stored, zero, None, {"scale": scale, "columns": None, "block": (1, group)})
+    stored = octets_of(layer.tensor(".qweight"))
+    fields = {"scale": scale, "columns": None, "block": (1, group)}
+
+    def store(*, signed: bool) -> torch.Tensor:
+        return flipped(stored, BITS) if signed else stored
+
+    return symmetric_or_not(form, store, zero, None, fields)
 
 
 def _require_types(layer: Layer) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 from tile_types.packing import is_dense, pack_codes, unpack_codes
 
@@ -14,8 +15,9 @@ PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4,
 """Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
 
 CHUNK_WORDS = 1 << 20
-"""32-bit words that are rearranged at a time: temporary arrays stay in caches."""
+"""32-bit words whose nibbles are rearranged at a time: temporary arrays stay in caches."""
 
+T = TypeVar("T")
 
 CHUNK_CODES = 1 << 22
 """Codes that are unpacked at a time where a whole matrix of them would take many times its storage."""
@@ -117,7 +119,13 @@ def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool 
     )
 
 
-def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torch.Tensor:
+def sign_bits(bits: int, width: int) -> int:
+    """Return a signed integer of ``width`` bits with the highest bit of each dense code set."""
+    ones = sum(1 << (first + bits - 1) for first in range(0, width, bits))
+    return ones - (1 << width)
+
+
+def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
     """Return dense storage with the highest bit of each code inverted: biased codes as two's complement.
 
     Parameters
@@ -126,18 +134,12 @@ def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torc
         uint8.
     bits
         Width of a code: 1, 2, 4 or 8.
-    in_place
-        Whether the storage itself may be changed.
     """
     import torch
 
-    ones = sum(1 << (slot * bits + bits - 1) for slot in range(8 // bits))
-    result = storage if in_place else torch.empty_like(storage)
     if storage.shape[-1] % 8 or not storage.is_contiguous() or storage.storage_offset() % 8:
-        return torch.bitwise_xor(storage, ones, out=result)
-    wide = int.from_bytes(bytes([ones] * 8), "little", signed=True)
-    torch.bitwise_xor(storage.view(torch.int64), wide, out=result.view(torch.int64))
-    return result
+        return (storage.view(torch.int8) ^ sign_bits(bits, 8)).view(storage.dtype)
+    return (storage.view(torch.int64) ^ sign_bits(bits, 64)).view(storage.dtype)
 
 
 def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
@@ -145,7 +147,28 @@ def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
     return octets << 4 | octets >> 4
 
 
-def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def in_threads(function: Callable[[T], object], parts: Sequence[T]) -> None:
+    """Call a function for each of some parts on as many threads as torch uses.
+
+    The functions compute with numpy, which lets other threads run meanwhile and starts none of its own.
+    """
+    import torch
+
+    with ThreadPoolExecutor(max(1, min(len(parts), torch.get_num_threads()))) as pool:
+        for _ in pool.map(function, parts):
+            pass
+
+
+def transposed_words(words: torch.Tensor, flip: int = 0) -> torch.Tensor:
+    """Transpose int32 ``[R, C]`` into memory of its own, and invert the bits of ``flip``, as int32."""
+    import torch
+
+    result = torch.empty(words.shape[1], words.shape[0], dtype=torch.int32)
+    result.copy_(words.t())
+    return result.bitwise_xor_(flip) if flip else result
+
+
+def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0) -> torch.Tensor:
     """Transpose 4-bit codes that lie along the last axis: int32 ``[K, C]`` -> int32 ``[8 * C, K // 8]``.
 
     Code i of ``words[k, c]`` becomes code ``k % 8`` of word ``[8 * c + order[i], k // 8]``.
@@ -156,6 +179,8 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tenso
         K must be a multiple of 8.
     order
         A permutation of 0 to 7.
+    flip
+        Bits of the result's words that are inverted, as int32.
     """
     import torch
 
@@ -166,7 +191,7 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tenso
     for first in range(0, rows // 8, step):
         lines = _transpose_blocks(words[8 * first : 8 * (first + step)].view(-1, 8, columns))
         for line, output in zip(lines, order, strict=True):
-            target[:, output, first : first + step] = line.t()
+            target[:, output, first : first + step] = line.bitwise_xor_(flip).t()
     return result
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, native, torchao
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
-from ladder.formats.gguf import FORMATS as GGUF_FORMATS
 from ladder.formats.gguf import read_gguf
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
@@ -325,6 +324,3 @@ def _recognised(
 
 DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")
 """Suffixes that no array has which is not part of a quantized tensor."""
-
-ALL_FORMATS = (*FORMATS, *GGUF_FORMATS.values())
-"""Every format, for tables."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ladder.formats.bits import in_threads
 from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, require
-from ladder.formats.gguf_blocks import BLOCKS, BlockType
+from ladder.formats.gguf_blocks import BLOCKS, BlockType, Decoded, Octets
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import torch
-
     from tile_types import QuantizedTensor
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -38,8 +36,8 @@ PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "
 PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
 
-CHUNK_ELEMENTS = 1 << 18
-"""Elements that are decoded at a time."""
+CHUNK_ELEMENTS = 1 << 19
+"""Elements that are decoded at a time: few for the caches, but enough that threads seldom wait for Python."""
 
 
 @dataclass
@@ -196,7 +194,7 @@ def read(row: BlockType, layer: Layer) -> Loaded:
     return matrices[0] if math.prod(outer) == 1 and len(layer.shape("")) <= 2 else matrices
 
 
-def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
+def _matrix(row: BlockType, octets: Octets, k: int) -> QuantizedTensor:
     """Decode the blocks of a matrix, some rows at a time on each core."""
     import torch
 
@@ -205,10 +203,17 @@ def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
 
     ttype = get_type(row.element)
     step = max(1, CHUNK_ELEMENTS // k)
-    chunks = [octets[first : first + step] for first in range(0, len(octets), step)]
-    with ThreadPoolExecutor(min(len(chunks), torch.get_num_threads())) as pool:
-        decoded = pool.map(partial(_decoded, row, ttype.elem_bits), chunks)
-        storage, scale, offset = _joined(decoded, len(octets))
+    start = _decoded(row, ttype.elem_bits, octets[:step])
+    whole = [None if part is None else np.empty((len(octets), part.shape[1]), part.dtype) for part in start]
+
+    def place(first: int) -> None:
+        parts = _decoded(row, ttype.elem_bits, octets[first : first + step]) if first else start
+        for target, part in zip(whole, parts, strict=True):
+            if target is not None:
+                target[first : first + step] = part
+
+    in_threads(place, range(0, len(octets), step))
+    storage, scale, offset = (None if array is None else torch.from_numpy(array) for array in whole)
     assert storage is not None
     assert scale is not None
     native = getattr(torch, TORCH_NAMES.get(row.scale, row.scale))
@@ -224,36 +229,18 @@ def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
     )
 
 
-def _joined(parts: Iterator[list[torch.Tensor | None]], rows: int) -> list[torch.Tensor | None]:
-    """Put the arrays of consecutive rows into whole ones."""
-    import torch
-
-    whole: list[torch.Tensor | None] = []
-    at = 0
-    for some in parts:
-        if not whole:
-            whole = [
-                None if part is None else torch.empty(rows, part.shape[1], dtype=part.dtype) for part in some
-            ]
-        for target, part in zip(whole, some, strict=True):
-            if target is not None and part is not None:
-                target[at : at + len(part)] = part
-        at += next(len(part) for part in some if part is not None)
-    return whole
-
-
-def _decoded(row: BlockType, bits: int, octets: Any) -> list[torch.Tensor | None]:
+def _decoded(row: BlockType, bits: int, octets: Octets) -> Decoded:
     """Decode some rows: canonical storage, scales, and offsets or None."""
-    import torch
-
     from tile_types import pack_codes
 
-    decoded = row.decode(np.ascontiguousarray(octets).reshape(-1).view(row.fields))
-    parts = [
-        None if part is None else torch.from_numpy(np.ascontiguousarray(part.reshape(len(octets), -1)))
-        for part in decoded
-    ]
-    return parts if row.packed else [pack_codes(parts[0], bits), *parts[1:]]
+    blocks = np.ascontiguousarray(octets).reshape(-1).view(row.fields)
+    codes, scale, offset = (
+        None if part is None else part.reshape(len(octets), -1) for part in row.decode(blocks)
+    )
+    assert codes is not None
+    assert scale is not None
+    storage = codes.view(np.uint8) if row.packed else pack_codes(codes.view(np.uint8), bits)
+    return storage, scale, offset
 
 
 FORMATS = {

@@ -96,14 +96,15 @@ def joined(low: Octets, high: Octets, shift: int, flip: int = 0) -> Octets:
 
 def nibbles(octets: Octets, width: int) -> Octets:
     """Return two consecutive codes a byte, of bytes whose low halves precede, ``width`` at a time."""
-    pairs = np.ascontiguousarray(octets).reshape(-1, width).view("<u2")
-    codes = np.empty((len(pairs), 2, width // 2), np.uint8)
+    source = words(np.ascontiguousarray(octets).reshape(-1))
+    item = {4: "<u4", 8: "<u8", 16: "<c16"}[width // 2]  # moved as one: short inner axes are slow
+    codes = np.empty((source.nbytes // width, 2), item)
     for half in range(2):
-        found = pairs >> np.uint16(4 * half)
-        found &= np.uint16(0x0F0F)
-        found |= found >> np.uint16(4)
-        codes[:, half] = found  # the low byte
-    return codes.reshape(len(octets), -1)
+        found = source >> np.uint64(4 * half)
+        found &= eight(0x0F)
+        found |= found >> np.uint64(4)
+        codes[:, half] = found.view("<u2").astype(np.uint8).view(item)  # the low byte
+    return codes.view(np.uint8).reshape(len(octets), -1)
 
 
 def in_order(octets: Octets, bits: int) -> Octets:

@@ -7,16 +7,19 @@ GPTQModel ``nn_modules/qlinear``, ``utils/model_dequant.py`` and ``utils/planar_
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import (
     PLANES,
     by_rows,
-    flipped,
     planes_to_codes,
     repacked,
+    sign_bits,
     storage_of_words,
+    transposed_words,
     words_to_codes,
 )
 from ladder.formats.layer import Format, Layer, Shape, group_of
@@ -103,12 +106,20 @@ def zero_points(layer: Layer, form: Geometry) -> torch.Tensor:
     return (codes + 1) & ((1 << form.bits) - 1) if first else codes
 
 
-def storage(layer: Layer, form: Geometry) -> torch.Tensor:
-    """Return the codes in canonical storage, [N, ...]."""
-    words = layer.tensor(".qweight").t().contiguous()
-    if form.planar:
-        return by_rows(lambda part: pack_codes(planes_to_codes(part, form.bits), form.bits), words, form.k)
-    return storage_of_words(words, form.bits, form.k)
+def storage(layer: Layer, form: Geometry, *, signed: bool) -> torch.Tensor:
+    """Return the codes in canonical storage, [N, ...]; signed ones have their highest bit inverted."""
+    words, bits = layer.tensor(".qweight"), form.bits
+    if is_dense(bits) and not form.planar:
+        words = transposed_words(words, sign_bits(bits, 32) if signed else 0)
+        return storage_of_words(words, bits, form.k)
+    middle = 1 << (bits - 1) if signed else 0
+
+    def some_rows(part: torch.Tensor) -> torch.Tensor:
+        codes = planes_to_codes(part, bits) if form.planar else words_to_codes(part, bits, form.k)
+        packed: torch.Tensor = pack_codes(codes ^ middle, bits)
+        return packed
+
+    return by_rows(some_rows, transposed_words(words), form.k)
 
 
 def read(layer: Layer) -> QuantizedTensor:
@@ -123,36 +134,28 @@ def read(layer: Layer) -> QuantizedTensor:
         index = layer.tensor(".g_idx").long()[columns.long()][::group]
         scale, zero = scale[index], zero[index]
     fields = {"scale": scale.t().contiguous(), "columns": columns, "block": (1, group)}
-    stored = storage(layer, form)
-    fresh = stored.data_ptr() != layer.tensor(".qweight").data_ptr()
-    return symmetric_or_not(form, stored, zero.t().contiguous(), columns, fields, fresh=fresh)
+    return symmetric_or_not(form, partial(storage, layer, form), zero.t().contiguous(), columns, fields)
 
 
 def symmetric_or_not(
     form: Geometry,
-    stored: torch.Tensor,
+    store: Callable[..., torch.Tensor],
     zero: torch.Tensor,
     columns: torch.Tensor | None,
     fields: dict[str, Any],
-    *,
-    fresh: bool = False,
 ) -> QuantizedTensor:
     """Return the matrix of codes in canonical storage and zero points [N, G].
 
-    ``fresh`` says that the storage is not the file's own memory.
+    ``store(signed=...)`` gives the storage, with the highest bit of each code inverted if it is signed.
     """
     from tile_types import QuantizedTensor, get_type
 
     bits = form.bits
+    signed = bool((zero == 1 << (bits - 1)).all())
+    stored = store(signed=signed)
     if columns is not None:
         order = columns.long()
         stored = repacked(stored, bits, form.k, lambda codes: codes[:, order])
-    middle = 1 << (bits - 1)
-    signed = bool((zero == middle).all())
-    if signed and is_dense(bits):
-        stored = flipped(stored, bits, in_place=fresh)
-    elif signed:
-        stored = repacked(stored, bits, form.k, lambda codes: codes ^ middle)
     element = get_type(f"{'int' if signed else 'uint'}{bits}")
     return QuantizedTensor(
         element,

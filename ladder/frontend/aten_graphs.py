@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.frontend.function_match import RUN, drop_unused, match_functions
+from ladder.frontend.selection import topk
 from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
@@ -102,8 +103,8 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
     if traced is not None and any(_name_of(node) == "_vmap_increment_nesting" for node in module.graph.nodes):
         run = traced  # the module names levels of vmap, which functionalizing moves on by one
     traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
-    if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
-        # decompositions changed something of their own
+    if any(_changes_in_place(node) and not _stores(node) for node in traced.graph.nodes):
+        # decompositions changed something of their own, or operators below functional tensors did
         traced = _traced(torch.func.functionalize(traced, remove="mutations"), examples)
     return traced
 
@@ -223,9 +224,14 @@ def _changes_in_place(node: torch.fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
+def _stores(node: torch.fx.Node) -> bool:
+    """Tell whether a traced operator copies into an argument of the graph."""
+    return node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"  # type: ignore[union-attr]
+
+
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's decompositions into core operators, without those of `KEPT`.
+    """Return torch's decompositions into core operators, without those of `KEPT`, and ours.
 
     Operators that draw random numbers stay whole too: their parts would draw others.
     """
@@ -233,11 +239,40 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
     table: Any = core_aten_decompositions()
     random = torch.Tag.nondeterministic_seeded
-    return {
+    kept = {
         op: row
         for op, row in table.items()
         if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
     }
+    norms = {op: partial(declared_batch_norm, more) for op, more in BATCH_NORMS.items()}
+    return {**kept, **norms, torch.ops.aten.topk.default: topk}
+
+
+BATCH_NORMS = {
+    torch.ops.aten.native_batch_norm.default: 0,
+    torch.ops.aten.miopen_batch_norm.default: 0,
+    torch.ops.aten.cudnn_batch_norm.default: 1,
+}
+"""Operators that change running statistics in training, of which their schemas do not tell.
+
+Each with the number of its results beside the three of every one: what backward reserves."""
+
+
+def declared_batch_norm(
+    more: int, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    epsilon: float,
+) -> Any:  # fmt: skip
+    """Return what `BATCH_NORMS` give; in training, statistics are results of an operator and then stored.
+
+    Else a graph that reads what is written, as that of instance norm, would read what was there before.
+    """
+    if not training or mean is None or variance is None:
+        return NotImplemented
+    given = (x, weight, bias, mean, variance, training, momentum, epsilon)
+    *results, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional(*given)
+    mean.copy_(new_mean)
+    variance.copy_(new_variance)
+    return (*results, *(x.new_empty(0, dtype=torch.uint8) for _ in range(more)))
 
 
 def _refuse_state(module: torch.fx.GraphModule) -> None:

@@ -30,6 +30,7 @@ from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row
 from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
 from ladder.frontend.onnx_products import ROWS_OF_PRODUCTS
+from ladder.frontend.onnx_sizes import Shapes, fixed_sizes
 from ladder.frontend.onnx_stages import (
     Imported,
     NodeStage,
@@ -55,11 +56,8 @@ from ladder.runtime.onnx_ops.evaluate import (
 from ladder.runtime.onnx_ops.signals import DRAWS
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import array_of, value_of
-from tile_types.errors import DTypeError, LadderError, ShapeError, unknown_name
+from tile_types.errors import DTypeError, LadderError
 from tile_types.tile import Extent, Tile
-
-Shapes = Mapping[str, Sequence[int]]
-"""Input -> its shape."""
 
 
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
@@ -469,31 +467,6 @@ class Walk:
                 f"{self.file.title} states {show_shape(stated)} for {name!r}, {title(node)} gives"
                 f" {show_shape(tile.shape)}: what it gives is taken",
             )
-
-
-def fixed_sizes(inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
-    """Return size that a file names -> its extent, by shapes of inputs that are the same in every call.
-
-    Raises
-    ------
-    ShapeError, UnknownNameError
-        If there is no such input, or its type has no such shape.
-    """
-    found: dict[str, int] = {}
-    for name, shape in shapes.items():
-        if name not in inputs:
-            raise unknown_name("input", name, inputs)
-        dims = inputs[name].tensor_type.shape.dim
-        if len(dims) != len(shape) or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-            raise ShapeError(f"input {name!r} has {len(dims)} axes, its shape is to be {tuple(shape)}")
-        for dim, extent in zip(dims, shape, strict=True):
-            stated = dim.dim_value if dim.HasField("dim_value") and dim.dim_value != -1 else None
-            if found.setdefault(dim.dim_param, extent) != extent and dim.dim_param:
-                raise ShapeError(f"the size {dim.dim_param!r} cannot be {found[dim.dim_param]} and {extent}")
-            if stated not in (None, extent):
-                raise ShapeError(f"input {name!r} has {stated} elements along an axis, not {extent}")
-    found.pop("", None)
-    return found
 
 
 def _is_ours(value: Value | Late | None) -> bool:

@@ -17,6 +17,8 @@ from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError
 
 METHOD = "ladder"
+MOST_NAMED = 8
+"""Tensors that an error names."""
 
 
 class Settings:
@@ -102,12 +104,31 @@ def owned(matrix: QuantizedTensor) -> QuantizedTensor:
     return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
 
 
-def require_shape(layer: Any, name: str, matrix: QuantizedTensor) -> None:
+def require_shape(layer: Any, name: str, matrix: QuantizedTensor | torch.Tensor) -> None:
     """Raise `CheckpointError` unless a stored matrix is the weight of a linear layer."""
-    if matrix.shape != (layer.out_features, layer.in_features):
+    if tuple(matrix.shape) != (layer.out_features, layer.in_features):
         raise CheckpointError(
             f"{name}.weight has the shape {list(matrix.shape)}, the layer is {layer.extra_repr()}"
         )
+
+
+def require_whole(where: str, model: torch.nn.Module, missing: Iterable[str]) -> None:
+    """Raise `CheckpointError` that names the tensors of a model which its checkpoint lacks.
+
+    Parameters
+    ----------
+    where
+        The checkpoint.
+    model
+        What was to be loaded.
+    missing
+        Names of tensors that were neither found nor tied to one that was; they would hold random numbers.
+    """
+    names = sorted(missing)
+    if names:
+        named = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+        count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+        raise CheckpointError(f"{where} lacks {count} of {type(model).__name__}: {named}")
 
 
 def device_of(device_map: Mapping[str, Any] | None, name: str) -> torch.device:

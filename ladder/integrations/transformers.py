@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig
-from transformers.core_model_loading import ConversionOps
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightRenaming
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -34,13 +36,11 @@ from ladder.integrations.loading import (
     opened,
     owned,
     require_shape,
+    require_whole,
 )
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
-
-RENAMED = ((".block_sparse_moe.", ".mlp."),)
-"""Parts of names of checkpoints -> what models of transformers 5 have."""
 
 
 @register_quantization_config(METHOD)
@@ -75,7 +75,7 @@ class LadderQuantize(ConversionOps):  # type: ignore[misc]
         assert model is not None
         value = next(iter(input_dict.values()))
         name = full_layer_name.removesuffix(".weight")
-        self.quantizer.take(model, name, value[0] if isinstance(value, list) else value)
+        self.quantizer.take_or_fail(model, name, value[0] if isinstance(value, list) else value)
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
         return {}
@@ -91,6 +91,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: LadderConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.held: dict[str, QuantizedTensor] = {}
+        self.failed: LadderError | None = None
         self.linear: set[str] = set()
         self.stacks: set[str] = set()
         self.device_map: Mapping[str, Any] | None = None
@@ -105,6 +106,16 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         """Return what quantizes a weight."""
         return LadderQuantize(self)
 
+    def take_or_fail(self, model: torch.nn.Module, name: str, weight: torch.Tensor) -> None:
+        """Quantize a layer's weight, unless one has failed: transformers would collect errors as texts."""
+        try:
+            if self.failed is None:
+                self.take(model, name, weight)
+        except LadderError as error:
+            self.failed = error
+        if self.failed is not None:
+            self._empty(model, name)
+
     def take(self, model: torch.nn.Module, name: str, weight: torch.Tensor) -> None:
         """Quantize a layer's weight; the layer keeps its bias alone until loading has ended.
 
@@ -118,11 +129,12 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         try:
             if name in self.stacks:
                 weight = as_matrix(model.get_submodule(path), weight)
+            else:
+                require_shape(model.get_submodule(name), name, weight)
             whole = quantize(weight, self.quantization_config.weight, **options)
             self.held[name] = whole if plan is None else plan.shard(name, whole)
         except LadderError as error:
-            error.add_note(f"while quantizing {name}")
-            raise
+            raise type(error)(f"{name}: {error}") from error
         self._empty(model, name)
 
     def _empty(self, model: torch.nn.Module, name: str) -> None:
@@ -150,14 +162,38 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         )
         self.linear, self.stacks = linear_layers(model, skipped), stacked_weights(model, skipped)
         self.plan = LayerPlan(model, self.linear)
+        self._refuse_missing(model)
         if self.pre_quantized:
             self._take_stored(model, checkpoint_files or ())
+
+    def _refuse_missing(self, model: Any) -> None:
+        """Make loading fail if a weight could not be quantized, or if tensors are missing without excuse.
+
+        What transformers ties, or lists as computed, may be missing; other tensors would be initialised at
+        random, and a log alone would say so. Modules that the user named as not to be converted may be new,
+        such as a head that is to be trained.
+        """
+        adjust = model._adjust_missing_and_unexpected_keys
+        exempt = self.quantization_config.modules_to_not_convert or ()
+
+        def adjust_and_check(info: Any) -> None:
+            del model._adjust_missing_and_unexpected_keys
+            adjust(info)
+            if self.failed is not None:
+                info.missing_keys.clear()
+                info.mismatched_keys.clear()  # nor another error in place of this one
+                raise self.failed
+            held = {name if name in self.stacks else f"{name}.weight" for name in self.held}
+            lost = {name for name in info.missing_keys - held if not is_within(name, exempt)}
+            info.missing_keys -= held | lost  # the error says it, no log beside it
+            require_whole(getattr(model, "name_or_path", "") or "the checkpoint", model, lost)
+
+        model._adjust_missing_and_unexpected_keys = adjust_and_check
 
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
         checkpoint = opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
-        base = getattr(model, "base_model_prefix", "")
-        stored = {named(name, base, {*self.linear, *self.stacks}): name for name in checkpoint.layers}
+        stored = names_in(model, checkpoint.layers)
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
         for name in self.stacks:
             path, _, stack = name.rpartition(".")
@@ -228,13 +264,28 @@ def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
     return {f"{name}.{stack}" for name, module in kept for stack in stacks(module)}
 
 
-def named(name: str, base: str, known: Container[str]) -> str:
-    """Return a stored tensor's name as the model has it: with the base model's prefix, if it lacks it."""
-    for before, after in RENAMED:
-        name = name.replace(before, after)
-    if name.startswith(f"{base}.") or name.removesuffix(".weight") in known:
-        return name
-    return f"{base}.{name}" if base else name
+def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:
+    """Return the names that a model has for stored tensors -> their names in the checkpoint.
+
+    Of a stored name, what transformers' own rules for the architecture make of it, and either with the base
+    model's prefix, that name counts which leads deepest into the model.
+    """
+    base = getattr(model, "base_model_prefix", "")
+    modules = {name for name, _ in model.named_modules()}
+    rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+
+    def depth(name: str) -> int:
+        paths = accumulate(name.split("."), lambda path, part: f"{path}.{part}")
+        return sum(path in modules for path in paths)
+
+    def named(name: str) -> str:
+        renamed = name
+        for rule in rules:
+            renamed = rule.rename_source_key(renamed)[0]
+        found = (name, renamed)
+        return max((*found, *(f"{base}.{one}" for one in found if base)), key=depth)
+
+    return {named(name): name for name in stored}
 
 
 def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: Any) -> Any:

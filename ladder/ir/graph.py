@@ -79,7 +79,7 @@ class Graph:
     nodes
         Operators in an order in which operands come first.
     outputs
-        Names of the result values; of a block graph, its output savers.
+        Names of the result values; of a block graph, what it stores.
     grid, loops
         Block graphs only: grid dimensions (at most 3) and for-loop dimensions.
     """

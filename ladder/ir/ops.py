@@ -321,7 +321,7 @@ _BLOCK_GRAPH = (
     _move(
         "store", shapes.stored, arrange.store, {"shape": Attribute("extents"), "grid": _AXES},
         role="store", levels=_BLOCK_ONLY,
-        doc="output saver: grid (omap) gives the axis each dimension splits",
+        doc="stores an output: grid (omap) gives the axis each dimension splits",
     ),
     Operator(
         "block", (1, None), shapes.given, arrange.identity, None, _first, role="graph", levels=("kernel",),

@@ -32,7 +32,7 @@ def verify(graph: Graph, capacity: Mapping[str, int] | None = None) -> None:
     is no cycle); operators, arities and attributes are in the table; every tile is what its
     operator infers; memory levels fit the graph level; block graphs have at most 3 grid
     dimensions and every path from an operand to an output passes exactly one input iterator,
-    one accumulator (if there is a loop) and one output saver (Mirage, §2).
+    one accumulator (if there is a loop) and one store (Mirage, §2).
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def _check_paths(graph: Graph) -> None:
     for output in graph.outputs:
         if stages[output] != "stored":
             raise VerificationError(
-                f"graph {graph.name!r} returns %{output} without an output saver (store) on its path"
+                f"graph {graph.name!r} returns %{output} without a store on its path"
             )
 
 
@@ -194,7 +194,7 @@ def _advanced(graph: Graph, node: Node, stage: str | None, chain: list[str], tar
             graph,
             node,
             f"its operand is {stage}, it must be {required}: every path passes exactly one input"
-            " iterator, one accumulator (if looped) and one output saver",
+            " iterator, one accumulator (if looped) and one store",
         )
     _check_dimensions(graph, node, target)
     return target

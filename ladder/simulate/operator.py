@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from ladder.api.experts import GroupedMatmul
     from ladder.api.lowered import Lowered
     from ladder.api.matmul import Matmul
+    from ladder.api.scaled import ScaledLowered, ScaledMatmul
     from ladder.runtime.kernel import CompiledGemm
     from ladder.runtime.packed import PackedWeight
+    from ladder.runtime.scaled import ScaledOperand
     from targets import TileDevice
 
 BOUNDS = {
@@ -53,9 +55,9 @@ FAMILIES: Mapping[str, Callable[[str], Calls]] = {"cuda": _nvidia, "rocm": _amd}
 
 
 def simulate(
-    op: Matmul | GroupedMatmul | Lowered,
+    op: Matmul | ScaledMatmul | GroupedMatmul | Lowered | ScaledLowered,
     x: torch.Tensor,
-    packed: PackedWeight,
+    packed: PackedWeight | ScaledOperand,
     bias: torch.Tensor | None = None,
     token_scale: torch.Tensor | None = None,
     *,
@@ -117,19 +119,19 @@ def simulate(
     >>> result = ladder.simulate(op, x, op.pack(w4))
     >>> assert not result.findings, result.report()
     """
+    from ladder.api.lowered import Lowered
+    from ladder.runtime.packed import PackedWeight
+    from ladder.simulate.scaled import simulate_scaled
+
     lowered = op.lower(target) if hasattr(op, "lower") else op
-    launch = _Entry(lowered, {"order": order, "seed": seed, "blocks": blocks, "stage": stage})
-    gemm, packed = lowered.request.gemm, packed.to("cpu")
-    if (ranges is None) == bool(gemm.experts):
-        raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
-    if gemm.windows or gemm.residual:
-        launch.convolve(x, packed, {"factor": factor, "bias": bias, "residual": residual})
-    elif ranges is None:
-        launch.call(x, packed, bias, token_scale)
-    else:
-        launch.call_experts(x, packed, ranges, bias, token_scale)
+    options = {"order": order, "seed": seed, "blocks": blocks, "stage": stage}
+    if not isinstance(packed, PackedWeight) or not isinstance(lowered, Lowered):
+        return simulate_scaled(lowered, x, packed, bias, expected, cancellation, options)
+    launch = _Entry(lowered, options)
+    given = {"factor": factor, "bias": bias, "residual": residual}
+    launch.run(x, packed.to("cpu"), given, ranges, token_scale)
     assert launch.result is not None
-    return _compared(launch.result, launch.owned, expected, gemm, cancellation)
+    return _compared(launch.result, launch.owned, expected, launch.gemm, cancellation)
 
 
 class _Entry:
@@ -148,6 +150,20 @@ class _Entry:
         self.names: tuple[str, ...] = ("x", "y")
         # Rows of y that belong to an expert; all, if there are none.
         self.owned: slice | np.ndarray[Any, Any] = slice(None)
+
+    def run(
+        self, x: torch.Tensor, packed: PackedWeight, given: dict[str, Any], ranges: Any, token_scale: Any
+    ) -> None:
+        """Do what a call of the operator does, whichever it is, then simulate."""
+        gemm, bias = self.gemm, given["bias"]
+        if (ranges is None) == bool(gemm.experts):
+            raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
+        if gemm.windows or gemm.residual:
+            self.convolve(x, packed, given)
+        elif ranges is None:
+            self.call(x, packed, bias, token_scale)
+        else:
+            self.call_experts(x, packed, ranges, bias, token_scale)
 
     def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> None:
         """Check, pad and quantize as a call of the operator does, then simulate."""
@@ -214,7 +230,7 @@ class _Entry:
 
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""
-        arrays = [_numpy(t) for t in tensors]
+        arrays = [numpy_of(t) for t in tensors]
         calls = FAMILIES[self.device.kind](self.device.arch)
         self.result = simulate_launch(self._function(), arrays, names=self.names, calls=calls, **self.options)
 
@@ -227,7 +243,7 @@ class _Entry:
             return emit(self.gemm, self.device, plan.entries[plan.index(self.m)][1], "simulated")
 
 
-def _numpy(tensor: Any) -> np.ndarray[Any, Any]:
+def numpy_of(tensor: Any) -> np.ndarray[Any, Any]:
     """View a CPU tensor (or what tvm_ffi made of one) as numpy, narrow floats as ml_dtypes have them."""
     import torch
 

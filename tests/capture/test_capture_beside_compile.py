@@ -126,3 +126,20 @@ def test_what_is_raised_anyway_is_raised_once() -> None:
             with pytest.raises(ValueError, match="in any case"):
                 fast(torch.ones(2), log)
             assert log == told
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padded_rows_of_torchs_encoder_are_eagers() -> None:
+    """Without a compiler its fast path gives zeros in padded rows, if all padding is at the end."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, norm=nn.LayerNorm(8)).eval()
+    fast = capture(model)
+    with torch.no_grad():
+        for rows, at_end in ((2, True), (2, True), (3, True), (2, False), (2, True)):
+            x = torch.randn(rows, 4, 8)
+            padded = torch.arange(4)[None] >= torch.arange(1, rows + 1)[:, None]
+            padded = padded if at_end else padded.flip(1)
+            wanted = model(x, src_key_padding_mask=padded)
+            torch.testing.assert_close(fast(x, src_key_padding_mask=padded), wanted)
+            bias = model.norm.bias.expand_as(wanted)
+            assert torch.equal(wanted[padded], bias[padded]) == at_end

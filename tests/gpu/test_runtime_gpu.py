@@ -137,3 +137,55 @@ def test_host_cost_is_a_few_microseconds(problem) -> None:
 def test_strides_of_attentions_result(case: str, dtype) -> None:
     """Whether a reshape is a view, through which the result is written, depends on them."""
     attention_layout.check_strides(case, "cuda", dtype)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("axis", [1, -1])
+def test_topk_joins_chains(axis: int, largest: bool) -> None:
+    """A router's choice of experts; a long axis stays torch's."""
+
+    def router(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, ids = torch.topk(torch.softmax(x, -1), 3, axis, largest)
+        return values / values.sum(-1, keepdim=True), ids
+
+    x = torch.randn(3, 6, 128, device="cuda")
+    fast = ladder.compile(router)
+    with torch.no_grad():
+        for _ in range(3):
+            for found, wanted in zip(fast(x), router(x), strict=True):
+                torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+        assert "topk" not in str(fast.plan())
+        for tokens in (1, 5, 40):
+            x = torch.randn(tokens, 6, 128, device="cuda")
+            for found, wanted in zip(fast(x), router(x), strict=True):
+                torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    beyond = ladder.compile(lambda x: torch.topk(x, 3))
+    x = torch.randn(2, 1000, device="cuda")
+    assert torch.equal(beyond(x)[1], torch.topk(x, 3)[1])
+
+
+def test_one_token_of_quantized_experts() -> None:
+    from ladder.api.grouped_linear import GroupedLinear, mixture
+
+    experts, width, hidden, chosen = 8, 128, 256, 3
+    up, down = (
+        GroupedLinear.from_stack(
+            ladder.quantize(torch.randn(experts * n, k, device="cuda") / k**0.5, "int4", group_size=64),
+            experts, dtype=torch.float16, device="cuda",
+        )
+        for n, k in ((hidden, width), (width, hidden))
+    )  # fmt: skip
+    dense = [layer.canonical.dequantize("float64").cuda().unflatten(0, (experts, -1)) for layer in (up, down)]
+    fast = ladder.compile(lambda x, ids, w: mixture(x, ids, w, up, torch.relu, down))
+    with torch.no_grad():
+        for tokens in (1, 1, 2, 7):
+            x = torch.randn(tokens, width, device="cuda").half()
+            ids = torch.randint(0, experts, (tokens, chosen), device="cuda")
+            weights = torch.rand(tokens, chosen, device="cuda")
+            wanted = torch.zeros(tokens, width, device="cuda", dtype=torch.float64)
+            for token in range(tokens):
+                for each in range(chosen):
+                    first, second = (matrix[ids[token, each]] for matrix in dense)
+                    between = torch.relu(x[token].double() @ first.T)
+                    wanted[token] += weights[token, each] * (between @ second.T)
+            assert relative_error(fast(x, ids, weights), wanted) < 1e-3

@@ -212,6 +212,7 @@ def test_failed_check_is_code_1(ladder: Command, monkeypatch: pytest.MonkeyPatch
     assert "exceeds" in done.err
 
 
+@pytest.mark.daily(2, among="commands as processes")
 @needs_nvcc
 @needs_no_gpu
 def test_gemm_for_an_absent_gpu_simulates_and_says_what_it_could_not_run(ladder: Command) -> None:
@@ -232,6 +233,7 @@ def test_gemm_for_an_absent_gpu_simulates_and_says_what_it_could_not_run(ladder:
     assert report["bound_by"] in report["predicted_parts_us"]
 
 
+@pytest.mark.daily(2, among="commands as processes")
 def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
     report = ladder("gemm", "--target", "rocm/gfx942", "-m", "3", "-n", "96", "-k", "160", "--json").json
     assert report["passed"]
@@ -312,6 +314,7 @@ def test_explain_stages_of_a_gpu_kernel(ladder: Command, stage: str, text: str) 
     assert text in done.out
 
 
+@pytest.mark.daily(2, among="commands as processes")
 def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
     done = ladder("explain", "--target", "cuda/sm_90a", "--json")
     assert done.json["target"] == "cuda/sm_90a"
@@ -401,6 +404,7 @@ def test_doctor_knows_which_pythons_were_run(version, works, monkeypatch) -> Non
     assert found.works == works
 
 
+@pytest.mark.daily(2, among="commands as processes")
 def test_doctor_is_content_where_the_main_job_runs(ladder: Command) -> None:
     done = ladder("doctor", "--json")
     assert done.code == OK, done.out
@@ -431,6 +435,7 @@ def test_doctor_reports_a_program_that_does_not_run(tmp_path: Path, monkeypatch:
     assert doctor.examine(tool).status == "broken"
 
 
+@pytest.mark.daily(2, among="commands as processes")
 def test_output_may_be_closed_early() -> None:
     command = f"'{sys.executable}' -c 'from ladder.cli import main; main()' types | head -1"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -473,6 +478,7 @@ def test_tuning_without_a_gpu_says_how_to_prepare_it(ladder: Command, tmp_path: 
     assert "no trials" in ladder("tune", "--measure", str(tmp_path)).err
 
 
+@pytest.mark.daily(2, among="commands as processes")
 @needs_nvcc
 @pytest.mark.slow
 def test_trials_are_compiled_where_there_is_no_gpu(ladder: Command, tmp_path: Path) -> None:

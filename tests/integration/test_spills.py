@@ -42,6 +42,7 @@ SHORT = (128, 320)
 """N and K of a layer that is not cut along K."""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", ["rocm/gfx942", "rocm/gfx950"])
 def test_short_layers_do_not_spill(target: str) -> None:
     gemm = gemm_for(*SHORT, "uint4", "float16", group_size=32, zero="float")

@@ -47,6 +47,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, kernels_of_the_run: Path) ->
     return run_in_a_group(tmp_path_factory.mktemp("group"), "everything", kernels_of_the_run / "one schedule")
 
 
+@pytest.mark.daily(2, among="groups of processes", together="what a group finds")
 def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]]) -> None:
     for rank in found:
         results = rank["llama"]
@@ -57,6 +58,7 @@ def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]
         assert results["share"] < 0.53  # of the whole layer's bytes; scales are padded
 
 
+@pytest.mark.daily(2, among="groups of processes", together="what a group finds")
 def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, Any]]) -> None:
     for rank in found:
         results = rank["llama"]
@@ -79,12 +81,14 @@ def test_transformers_cuts_models_while_it_loads_them(
             torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.daily(2, among="groups of processes", together="what a group finds")
 def test_layers_take_and_give_every_layout(found: list[dict[str, Any]]) -> None:
     for rank in found:
         for name, (given, wanted) in rank["layouts"].items():
             torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-5, msg=name)
 
 
+@pytest.mark.daily(2, among="groups of processes", together="what a group finds")
 def test_collectives_of_eager_programs_are_captured(found: list[dict[str, Any]]) -> None:
     for rank in found:
         for name, (compiled, eager, explained) in rank["programs"].items():
@@ -92,6 +96,7 @@ def test_collectives_of_eager_programs_are_captured(found: list[dict[str, Any]])
             assert ("whole" in explained.splitlines()[0]) == (name not in SPLITS), explained
 
 
+@pytest.mark.daily(2, among="groups of processes")
 @pytest.mark.parametrize("by", ["experts", "rows", "columns"])
 def test_experts_are_cut_by_expert_and_within(by: str) -> None:
     """Devices' results add up to, or are joined to, those of all experts on one device."""

@@ -120,6 +120,15 @@ def test_what_cannot_be_taken_is_told_once_per_function() -> None:
         assert len(compiler.refused) == 3
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused() -> None:
+    given = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    compiler = Compiler()
+    with pytest.warns(LadderWarning, match="an argument is a nested tensor"):
+        run = compiler(torch.fx.symbolic_trace(lambda x: x * 2), [given])
+    assert all(torch.equal(part, torch.full_like(part, 2.0)) for part in run(given).unbind())
+
+
 def test_a_failed_trace_leaves_nothing_behind() -> None:
     def changes(x: Tensor) -> None:
         torch._C._functorch._vmap_increment_nesting(3, "same")
@@ -168,6 +177,7 @@ def test_parts_that_need_each_other_are_no_plan() -> None:
         ordered(graph, [replace(first, inputs=last.outputs), replace(last, inputs=first.outputs)])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_random_numbers_are_those_of_the_program(dynamic: bool) -> None:
     """Draws keep their order, also what nobody reads, and parts that could be fused across one."""

@@ -128,6 +128,7 @@ def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
     assert_equal(twice(ladder.compile(program, precise=True), x, y), program(x, y))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_precise_rounds_numbers_where_eager_does(dtype: torch.dtype) -> None:
     """Its kernels for CPUs round those of sums and exponents to 16 bits, and of products not."""
@@ -263,6 +264,7 @@ def test_integers_with_constants(name: str) -> None:
     assert_equal(twice(ladder.compile(WITH_CONSTANTS[name]), x), WITH_CONSTANTS[name](x))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["int32", "int64"])
 def test_integers_wrap_around(name: str) -> None:
     """Also where a comparison with an operand would say that they cannot."""
@@ -355,6 +357,7 @@ def test_extents_zero_and_one(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, equal_nan=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_reductions_alone(dtype: torch.dtype) -> None:
     """Each is a kernel of its own, whose result is rounded right after it."""

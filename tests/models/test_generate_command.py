@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from benchmarks import zoo  # noqa: E402
 
 zoo._import_torchvision()
+from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from ladder.cli import app as commands  # noqa: E402
@@ -39,6 +41,7 @@ def folder(tmp_path_factory: Any) -> Path:
     return path
 
 
+@pytest.mark.daily(1, among="whole models of transformers")
 def test_text_is_that_of_eager(folder: Path) -> None:
     texts = []
     for compiled in (True, False):
@@ -75,6 +78,35 @@ def test_bad_requests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }.items():
         assert commands.run(["generate", str(folder), *arguments]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_folders_that_cannot_be_loaded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line each, without a traceback."""
+    arrays = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    without = {name: array for name, array in arrays.items() if "layers.1.mlp.up_proj" not in name}
+    for number, (changed, weights, arguments, says) in enumerate(
+        (
+            ({}, without, (), "lacks 1 tensor of LlamaForCausalLM: model.layers.1.mlp.up_proj.weight"),
+            ({}, without, ("--weight", "none"), "lacks 1 tensor of LlamaForCausalLM"),
+            ({"model_type": "qwen2"}, arrays, (), "lacks 6 tensors of Qwen2ForCausalLM"),
+            ({"hidden_size": 32}, arrays, (), "has the shape"),
+            ({"hidden_size": 32}, arrays, ("--weight", "none"), "transformers cannot load it"),
+            ({"model_type": "nothing"}, arrays, (), "nothing"),
+            ({}, arrays, ("--group-size", "4096"), "group_size"),
+        )
+    ):
+        path = tmp_path / str(number)
+        shutil.copytree(folder, path)
+        (path / "config.json").write_text(json.dumps(config | changed))
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+        request = ["generate", str(path), "--prompt", "tiles", "--device", "cpu", "--group-size", "32"]
+        assert commands.run([*request, *arguments]) in (1, 2)
+        said = capsys.readouterr().err
+        assert says in said
+        assert "Traceback" not in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -84,6 +84,7 @@ def result(fast: Any, x: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.daily(1, among="processes that build at once")
 def test_equal_layers_cost_one_schedule_each_and_a_second_start_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts are those of calls: whatever the number of layers, and none but look-ups the second time."""
     seen, x = {}, torch.randn(2, 64)

@@ -165,7 +165,7 @@ GENERATED = [
 ]
 
 
-@pytest.mark.daily(1)
+@pytest.mark.daily(1, among="whole models of transformers")
 @pytest.mark.parametrize(("name", "form"), GENERATED)
 def test_ladder_generate(name: str, form: str, tmp_path: Path) -> None:
     """The command, its model compiled: its text is that of the dequantized weights, run by torch."""

@@ -27,7 +27,7 @@ OPEN = range(20_000, 20_012)
 COMPILED = range(30_000, 30_016)
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     interpret_chains(monkeypatch)

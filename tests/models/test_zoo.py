@@ -25,7 +25,7 @@ def test_one_graph(name: str) -> None:
     assert (row["outcome"], row["right"]) == ("whole", True), row
 
 
-@pytest.mark.daily(1, among="models both ways or as plans")
+@pytest.mark.daily(1, among="whole models of transformers")
 def test_plan() -> None:
     row = run("hf/qwen2", graphs_only=False, rounds=1)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
@@ -69,7 +69,7 @@ def test_every_model(name: str, long_test: None) -> None:
     assert run(name, graphs_only=False, rounds=1)["right"]
 
 
-@pytest.mark.daily(1, among="models both ways or as plans")
+@pytest.mark.daily(1, among="whole models of transformers")
 def test_both_ways() -> None:
     """A gate behind attention takes its result as a view, which torch's own strides allow."""
     row = run("hf/afmoe", graphs_only=False, both=True, rounds=1)

@@ -71,6 +71,7 @@ def test_every_kind_of_group(group: int, activation: str) -> None:
         assert relative_error(case, entry, 2) <= bound
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("activation", ["bfloat16", "float16", "int8"])
 def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> None:
     case = problem("int4", activation, 300, 521, 128)

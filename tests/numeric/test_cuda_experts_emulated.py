@@ -137,6 +137,7 @@ def test_tokens_follow_each_other(case: str, tmp_path: Path) -> None:
         assert problem.run(kernel, eager=True, reverse=True) <= BOUNDS[gemm.activation]
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("case", [case for case in CASES if "bias" in case or "scales" in case])
 def test_counted_slots(case: str, tmp_path: Path) -> None:
     arch, gemm, schedule, _ = CASES[case]
@@ -145,6 +146,7 @@ def test_counted_slots(case: str, tmp_path: Path) -> None:
         assert GroupedProblem(gemm, counts, slot).run(kernel) <= BOUNDS[gemm.activation]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("offsets", [(2, 9, 9, 30), (-4, 3, 99, 120), (5, 2, 0, 4)])
 def test_offsets_that_do_not_cover_x_stay_within_it(offsets: tuple[int, ...], tmp_path: Path) -> None:
     gemm = _gemm(k=64)

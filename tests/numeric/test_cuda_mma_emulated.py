@@ -483,7 +483,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", CASES)
 def test_emulated_kernel_is_the_matmul(case: str, tmp_path: Path) -> None:
     from ladder.lower.build import emit

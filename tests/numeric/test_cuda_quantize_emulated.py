@@ -50,6 +50,7 @@ def _expected(x: Any, plan: Quantization) -> tuple[Any, Any]:
     return codes.astype(np.float64), scale if plan.group else scale[:, 0]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", CASES)
 def test_codes_and_scales(case: str, tmp_path: Path) -> None:
     plan, k = CASES[case]
@@ -67,6 +68,7 @@ def test_codes_and_scales(case: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(codes.astype(np.float64), expected)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("group", [0, 128])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_makes_the_scale_nan(group: int, value: float, tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def summed(call: list[Any]) -> Any:
     return total.astype(call[0].dtype)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("dtype", "ranks"), [("float16", 2), ("bfloat16", 3), ("float32", 4)])
 def test_every_rank_has_the_sum_in_the_order_of_ranks(dtype: str, ranks: int, tmp_path: Path) -> None:
     """Calls of changing sizes follow each other through the same memory; the number of calls begins anew."""

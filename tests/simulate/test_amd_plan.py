@@ -69,6 +69,7 @@ def simulated(part: Subgraph, arrays: list[Any], device: TileDevice) -> list[Any
     return results
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942"])
 def test_a_decoder_layer(target: str) -> None:
     device, given = get_device(target), operands()

@@ -63,7 +63,7 @@ def check_seed(target: str, seed: int, part: slice = slice(None)) -> None:
         check(drawn, order)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", COUNTS)
 def test_drawn_schedules(target: str) -> None:
     """Every third draw of a seed, others every day."""
@@ -77,6 +77,7 @@ def test_many_drawn_schedules(target: str, seed: int, long_test: None) -> None:
     check_seed(target, seed)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
 def test_draws_reach_every_extent(target: str) -> None:
     seen = {feature for drawn in draw(COUNTS[target], 1, target) for feature in drawn.features}

@@ -25,7 +25,7 @@ def test_everything_found_is_lowered(name: str, target: str) -> None:
             lowered(body, device)
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_everything_found_is_right_on_the_simulator(name: str) -> None:
     for graph in graphs_of(name, random.Random(f"{name} simulated")):

@@ -63,6 +63,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.daily(3, among="machine code of products")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, machine_code: None) -> None:
     arch, weight, activation, output, m, schedule = PRODUCTS[name]
@@ -90,6 +91,7 @@ def test_chains(arch: str, machine_code: None) -> None:
     chains.check(ARCHITECTURES.index(arch) + 4, f"rocm/{arch}")
 
 
+@pytest.mark.daily(3, among="machine code of products")
 @pytest.mark.parametrize("name", ["counts of fp8", "offsets of few tokens"])
 def test_experts(name: str, machine_code: None) -> None:
     result, _ = experts.simulated(name)

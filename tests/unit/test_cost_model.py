@@ -95,6 +95,7 @@ def test_clusters_leave_multiprocessors_idle() -> None:
     assert [usable_units(H200, size) for size in (1, 2, 4, 8)] == [132, 132, 120, 96]
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("weight", ["uint1", "int3", "nf4", "int8", "float16"])
 @pytest.mark.parametrize(("n", "k"), [(1511, 2003), (4096, 14336)])
 def test_time_grows_with_tokens(weight: str, n: int, k: int) -> None:

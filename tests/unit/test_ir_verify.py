@@ -151,7 +151,7 @@ STORE = "    %s = store(%{}, grid=(0,), shape=(8, 8)) : float32[8, 8]"
         ),
         (
             LOAD_WHOLE + "    %s = accumulate(%l) : float32[2, 8]@shared",
-            "its operands give|without an output saver",
+            "its operands give|without a store",
         ),
     ],
 )

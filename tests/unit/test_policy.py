@@ -20,7 +20,6 @@ from schedules.policy import (
     Candidate,
     best_schedule,
     make_plan,
-    profile_and_select,
     rank,
     schedule_transform,
 )
@@ -219,15 +218,6 @@ def test_unsupported_activations_and_devices() -> None:
     bytes4, avx2 = replace(INT4, activation="int8"), get_device("cpu/avx2")
     with pytest.raises(ScheduleError, match="amx_int8"):
         predict(bytes4, avx2, proposal(bytes4, avx2, "amx_int8", 32, 32), 1)
-
-
-def test_profile_and_select_takes_the_fastest_that_runs() -> None:
-    candidates = rank(INT4, H200, 64)
-    times = {candidate.schedule: 10.0 - index for index, candidate in enumerate(candidates[:4])}
-    chosen, seconds = profile_and_select(candidates, lambda s: times.get(s, float("inf")))
-    assert (chosen, seconds) == (candidates[3].schedule, 7.0)
-    with pytest.raises(ScheduleError, match="none of 8"):
-        profile_and_select(candidates, lambda s: float("inf"))
 
 
 def test_rank_is_sorted_and_full_is_a_superset() -> None:

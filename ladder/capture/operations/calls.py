@@ -43,6 +43,8 @@ _NATIVE_TYPES = (
 _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
+_UNTOLD = frozenset({"torch.nn.modules.transformer"})
+"""Modules that are told no: torch's encoder gives zeros in padded rows unless a compiler traces it."""
 
 
 def call(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -198,6 +200,8 @@ def _builtin(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if vm.frames[-1].names.get("__name__") in _UNTOLD:
+        return False
     vm.told_compiling = vm.store.tells_compiling
     return vm.told_compiling
 

@@ -27,12 +27,13 @@ class Copies:
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
-        self.clear()
+        self.views: dict[int, torch.Tensor] = {}
+        self.kept: list[torch.Tensor] = []
+        self.written = self.same = False
 
     def clear(self) -> None:
         """Forget all of them."""
-        self.views: dict[int, torch.Tensor] = {}
-        self.kept: list[torch.Tensor] = []
+        self.views, self.kept = {}, []
         self.written = self.same = False
 
     def __bool__(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
 from ladder.lower.cuda.functions import CHEAP, FUNCTIONS
 from ladder.lower.cuda.launch import Overlap
@@ -44,7 +44,7 @@ class CudaDialect(Dialect):
         """A kernel that starts early must not read before it has waited, whatever is known of arguments."""
         return not self.overlap.possible
 
-    def start(self, blocks: Expr, threads: int, words: int) -> tuple[Expr, Expr]:
+    def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
         self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))
         b.device()
         (block,) = b.block_index([blocks])
@@ -54,8 +54,16 @@ class CudaDialect(Dialect):
             self.shared = pool.alloc((words,), "uint32", align=128)
             pool.commit()
         self.overlap.release()
+        if self.overlap.possible:
+            self.prefetch(b.bind(block * threads + thread), inputs)
         self.overlap.wait()
         return block, thread
+
+    def prefetch(self, first: Expr, inputs: Sequence[Early]) -> None:
+        """Bring inputs into L2, a line per thread: a model's parameters have left it since their last use."""
+        for lines, address in inputs:
+            with b.when(first < lines):
+                b.ptx("prefetch.global.L2", address(first))
 
     def sync(self) -> None:
         b.block_sync()

@@ -20,6 +20,9 @@ from targets import TileDevice
 
 Expr = Any
 
+Early = tuple[int, Callable[[Expr], Expr]]
+"""Cache lines of an input, and address of one of them."""
+
 
 class Dialect(ABC):
     """How one vendor's kernels are written.
@@ -50,8 +53,14 @@ class Dialect(ABC):
 
     # ---- launch --------------------------------------------------------------------------------------
     @abstractmethod
-    def start(self, blocks: Expr, threads: int, words: int) -> tuple[Expr, Expr]:
-        """Begin the device's part, with 32-bit words of shared memory. Return block and thread."""
+    def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
+        """Begin the device's part, with 32-bit words of shared memory. Return block and thread.
+
+        Parameters
+        ----------
+        inputs
+            What is to be brought nearer while the kernel before may still run.
+        """
 
     @abstractmethod
     def sync(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from tvm import ir, tirx
@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
@@ -30,6 +30,9 @@ from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
 
 Expr = Any
+
+LINE, SMALL = 128, 16 << 10
+"""Bytes of a cache line, and of an input that is prefetched at most."""
 
 SLOTS = 32
 """Reductions over a block that one kernel can hold; each has its own place, so one barrier is enough."""
@@ -91,8 +94,24 @@ class GpuNest(Nest):
         words
             32-bit words of shared memory.
         """
-        block, self.thread = self.dialect.start(blocks, threads, words)
+        block, self.thread = self.dialect.start(blocks, threads, words, self.early_inputs())
         return block, self.thread
+
+    def early_inputs(self) -> list[Early]:
+        """Return the lines of the inputs that are small: of a row for all rows, or of few rows."""
+        found: list[Early] = []
+        for node in self.graph.inputs:
+            size = BYTES.get(stored_type(node.tile.ttype.name), 0)
+            count = product(node.tile.shape)
+            if not size or not isinstance(count, int) or not 0 < count * size <= SMALL:
+                continue
+            found.append((-(-count * size // LINE), partial(self.line, node.name, LINE // size)))
+        return found
+
+    def line(self, name: str, elements: int, number: Expr) -> Expr:
+        """Return the address of a cache line of an input, so many elements long."""
+        at = self.unravelled(number * elements, [self.extent(e) for e in self.graph.tile(name).shape])
+        return self.buffers[name].ptr_to(list(at or (0,)))
 
     def shape(self, value: str) -> list[Expr]:
         """Return a value's extents as expressions."""

@@ -49,6 +49,9 @@ class RowLoops:
         index = self.nest.bound_index(row, self.nest.row_extents())
         before(index)
         layouts = {value: self.row_layout(value) for value in self.nest.graph.outputs}
+        if self.may_load_first():
+            for value, (width, cuts) in layouts.items():
+                self.load_first(value, index, width, cuts)
         for value, (width, cuts) in layouts.items():
             self.row_result(value, index, width, cuts)
             if not self.nest.mapping.num:
@@ -77,32 +80,57 @@ class RowLoops:
             self.nest.alone = False
             return
         for start, stop in cuts:
-            self.column_piece(value, row, columns, start, stop, width)
+            self.column_piece(value, row, start, stop, width)
 
-    def column_piece(
-        self, value: str, row: Index, columns: Sequence[Expr], start: Expr, stop: Expr, width: int
-    ) -> None:
+    def may_load_first(self) -> bool:
+        """Whether blocks are few: then registers are plenty, and nothing hides the latency of late loads."""
+        count, mapping = self.nest.count, self.nest.mapping
+        few = isinstance(count, int) and count <= mapping.teams * self.nest.dialect.device.units
+        return few and bool(mapping.num)
+
+    def load_first(self, value: str, row: Index, width: int, cuts: Sequence[tuple[Expr, Expr]]) -> None:
+        """Load what a result reads into registers before reductions, at whose barriers it would wait."""
+        nest = self.nest
+        for start, stop in cuts:
+            for number, _ in nest.unrolled(self.items(value, start, stop, width)):
+                place = self.place(value, row, start, stop, width, number)
+                with nest.values.only_loads():
+                    reads = nest.reads(value, place)
+                    decided = not nest.values.open
+                nest.vectors.width = width
+                for name, index in reads if decided else ():
+                    nest.vectors.load(name, index)
+                nest.vectors.width = 1
+
+    def column_piece(self, value: str, row: Index, start: Expr, stop: Expr, width: int) -> None:
         """Emit a piece of the columns: vectors go round the lanes."""
-        chunks = self.nest.values.simplified(tirx.floordiv(stop - start, width))
-        items = chunks
-        for extent in columns[:-1]:
-            items = items * extent
 
         def item(number: Expr, valid: Expr | None) -> None:
             self.nest.alone = True
-            column = start + self.nest.values.simplified(tirx.floormod(number, chunks)) * width
-            outer = self.nest.unravelled(
-                self.nest.values.simplified(tirx.floordiv(number, chunks)), columns[:-1]
-            )
+            *front, column = self.place(value, row, start, stop, width, number)
             if self.nest.mapping.num:
-                places = [(*row, *outer, column + lane) for lane in range(width)]
+                places = [(*front, column + lane) for lane in range(width)]
                 found = self.nest.elements(value, places)
                 dtype = stored_type(self.nest.graph.tile(value).ttype.name)
                 with self.nest.where(valid, self.nest.valid), self.nest.placed(value, places) as target:
                     self.nest.vectors.store(self.nest.results[value], dtype, target, found)
             else:
-                self.nest.vector(value, (*row, *outer), column, width)
+                self.nest.vector(value, tuple(front), column, width)
                 self.nest.vectors.words.clear()
             self.nest.alone = False
 
-        self.nest.round_lanes(items, item)
+        self.nest.round_lanes(self.items(value, start, stop, width), item)
+
+    def items(self, value: str, start: Expr, stop: Expr, width: int) -> Expr:
+        """Return the vectors of a piece of the columns."""
+        items = self.nest.values.simplified(tirx.floordiv(stop - start, width))
+        for extent in self.nest.columns(value)[:-1]:
+            items = items * extent
+        return self.nest.values.simplified(items)
+
+    def place(self, value: str, row: Index, start: Expr, stop: Expr, width: int, number: Expr) -> Index:
+        """Return the index of the first element of a vector of a piece of the columns."""
+        simplified, columns = self.nest.values.simplified, self.nest.columns(value)
+        chunks = simplified(tirx.floordiv(stop - start, width))
+        column = start + simplified(tirx.floormod(number, chunks)) * width
+        return (*row, *self.nest.unravelled(simplified(tirx.floordiv(number, chunks)), columns[:-1]), column)

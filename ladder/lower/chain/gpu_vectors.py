@@ -90,21 +90,50 @@ class VectorLoops:
         """Emit one vector per thread, for every result and every piece of its columns."""
         self.nest.alone = True
         plans = [plan for value in self.nest.graph.outputs for plan in self.pieces(value)]
-        counts = [known(self.items(*plan)) for plan in plans]
-        most: Expr = counts[0]
-        for count in counts[1:]:
+        groups: list[tuple[Expr, list[Piece]]] = []
+        for plan in plans:
+            count = known(self.items(*plan))
+            together = next((pieces for other, pieces in groups if same(count, other)), None)
+            if together is None:
+                groups.append((count, [plan]))
+            else:
+                together.append(plan)
+        if self.may_be_side_by_side([count for count, _ in groups]):
+            self.side_by_side(groups)
+        else:
+            self.one_after_the_other(groups)
+
+    def may_be_side_by_side(self, counts: Sequence[Expr]) -> bool:
+        """Whether pieces are few enough for threads of their own, none of which then waits for two."""
+        if len(counts) == 1 or self.nest.mapping.num > 1 or not all(isinstance(c, int) for c in counts):
+            return False
+        return sum(map(whole_waves, counts)) <= self.nest.mapping.threads * self.nest.dialect.device.units
+
+    def side_by_side(self, groups: Sequence[tuple[int, Sequence[Piece]]]) -> None:
+        """Emit pieces for threads of their own."""
+        threads, total = self.nest.mapping.threads, sum(whole_waves(count) for count, _ in groups)
+        block, thread = self.nest.start(-(-total // threads), threads)
+        first, begin = b.bind(block * threads + thread), 0
+        for count, together in groups:
+            item = b.bind(first - begin) if begin else first
+            with b.when(tirx.And(item >= 0, item < count)):
+                self.nest.within(item, count)
+                self.flat_items(item, 1, None, together)
+            begin += whole_waves(count)
+            self.nest.values.forget()
+            self.nest.values.cells.clear()
+
+    def one_after_the_other(self, groups: Sequence[tuple[Expr, Sequence[Piece]]]) -> None:
+        """Emit pieces of every kind for each thread."""
+        most: Expr = groups[0][0]
+        for count, _ in groups[1:]:
             both = isinstance(most, int) and isinstance(count, int)
             most = max(most, count) if both else tirx.max(most, count)
         threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
         share = threads * turns
         block, thread = self.nest.start(tirx.floordiv(most + share - 1, share), threads)
         first = b.bind(block * share + thread)
-        groups = [
-            (count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts
-        ]
-        for at, (count, together) in enumerate(groups):
-            if any(same(count, other) for other, _ in groups[:at]):
-                continue
+        for count, together in groups:
             whole = isinstance(count, int) and same(count, most) and count % share == 0
             with nullcontext() if whole or turns > 1 else b.when(first < count):
                 self.flat_items(first, turns, None if whole or turns == 1 else count, together)
@@ -199,3 +228,8 @@ class VectorLoops:
         whole = tirx.floordiv(extents[-2], spread)
         *front, high, last, low = self.nest.bound_index(row, [*extents[:-2], whole, extents[-1], spread])
         return (*front, self.nest.values.simplified(high * spread + low), last)
+
+
+def whole_waves(count: int) -> int:
+    """Return the threads of whole warps, 32 lanes or 64, that have so many vectors."""
+    return -(-count // 64) * 64

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from ladder.ir import scalars
 from ladder.lower import builder as b
-from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.llvm_functions import (
     LLVM_FUNCTIONS,
@@ -119,7 +119,7 @@ class RocmDialect(Dialect):
         "rsqrt": _inverse_root,
     }
 
-    def start(self, blocks: Expr, threads: int, words: int) -> tuple[Expr, Expr]:
+    def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
         check(threads <= MOST_THREADS, f"a block has at most {MOST_THREADS} threads, got {threads}")
         most = self.device.shared_per_block
         check(4 * words <= most, f"a block has at most {most} bytes of LDS, got {4 * words}")

@@ -7,7 +7,7 @@ the recurrent weight, whose rows lie as vectors of all gates, and makes the next
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -48,6 +48,21 @@ def emit_recurrent(form: Recurrent, name: str) -> Any:
     return result.func
 
 
+class Weights(NamedTuple):
+    """What multiplies the state, and what is added to that for the last gate of a GRU."""
+
+    r: Any
+    bias: Any
+
+
+class Scratch(NamedTuple):
+    """What a step works in: its state, the sums of all gates, the state that a GRU's gate resets."""
+
+    state: list[Any]
+    sums: Any
+    reset: Any
+
+
 class Layer:
     """A layer being emitted."""
 
@@ -57,30 +72,33 @@ class Layer:
         self.steps, self.batch, rows = b.symbol("steps"), b.symbol("batch"), b.symbol("rows")
         count, hidden = len(form.backward), form.hidden
         self.gates = b.tensor("gates", [rows, count * self.wide], "float32")
-        self.declare_weights()
+        self.weights = self.declare_weights()
         self.lengths = b.tensor("lengths", [self.batch], "int32")
         states = ("h", "c") if form.cell == "LSTM" else ("h",)
         self.first = [b.tensor(s, [count, self.batch, hidden], "float32") for s in states]
         self.y = b.tensor("y", [self.steps, count, self.batch, hidden], "float32")
         self.last = [b.tensor(f"last_{s}", [count, self.batch, hidden], "float32") for s in states]
+        self.scratch = self.allocate()
 
-    def declare_weights(self) -> None:
-        """Declare what multiplies the state, and what is added to that."""
+    def declare_weights(self) -> Any:
+        """Declare the parameters that multiply the state, and what is added to that."""
         count = len(self.form.backward)
-        self.r = b.tensor("r", [count, self.form.hidden, self.wide], "float32")
-        self.bias = b.tensor("bias", [count, self.size], "float32")
+        r = b.tensor("r", [count, self.form.hidden, self.wide], "float32")
+        return Weights(r, b.tensor("bias", [count, self.size], "float32"))
+
+    def allocate(self) -> Any:
+        """Allocate what a step works in."""
+        state = [v.scratch(self.size, "float32") for _ in self.first]
+        return Scratch(state, v.scratch(self.wide, "float32"), v.scratch(self.size, "float32"))
 
     def emit(self) -> None:
         """Emit every sequence, direction by direction."""
-        self.state = [v.scratch(self.size, "float32") for _ in self.first]
-        self.sums = v.scratch(self.wide, "float32")
-        self.reset = v.scratch(self.size, "float32")
         for direction, backward in enumerate(self.form.backward):
             with b.loop(self.batch) as row:
                 self.sequence(direction, row, backward)
 
     def sequence(self, direction: int, row: Expr, backward: bool) -> None:
-        for state, first in zip(self.state, self.first, strict=True):
+        for state, first in zip(self.scratch.state, self.first, strict=True):
             with b.loop(self.form.hidden) as at:
                 b.store(state, first[direction, row, at], at)
         length = v.scratch(1, "int32")
@@ -97,7 +115,7 @@ class Layer:
                     b.store(self.y, T.float32(0), step, direction, row, at)
 
             b.either(step < length[0], inside, behind)
-        for state, last in zip(self.state, self.last, strict=True):
+        for state, last in zip(self.scratch.state, self.last, strict=True):
             with b.loop(self.form.hidden) as at:
                 b.store(last, state[at], direction, row, at)
 
@@ -105,7 +123,7 @@ class Layer:
         given = place * self.batch + row
         (self.lstm if self.form.cell == "LSTM" else self.gru)(direction, given)
         with b.loop(self.form.hidden) as at:
-            b.store(self.y, self.state[0][at], place, direction, row, at)
+            b.store(self.y, self.scratch.state[0][at], place, direction, row, at)
 
     def given(self, direction: int, row: Expr) -> Callable[[Expr], Expr]:
         """Return what the input gives to vectors of gates from a column on."""
@@ -113,7 +131,7 @@ class Layer:
 
     def added(self, direction: int) -> Callable[[Expr], Expr]:
         """Return what is added to the state's product for the last gate, from a column on."""
-        return lambda column: self.bias[direction, v.lanes(column - 2 * self.size)]
+        return lambda column: self.weights.bias[direction, v.lanes(column - 2 * self.size)]
 
     def product(self, direction: int, x: Any, begin: int, end: int, start: Callable[[Expr], Expr]) -> None:
         """Emit the gates from one column to another: ``start + x r``."""
@@ -134,11 +152,11 @@ class Layer:
                 place = v.lanes(at * LANES)
                 b.store(
                     sums,
-                    v.fma(element, self.r[direction, k, v.lanes(begin + at * LANES)], sums[place]),
+                    v.fma(element, self.weights.r[direction, k, v.lanes(begin + at * LANES)], sums[place]),
                     place,
                 )
         for at in range(count):
-            b.store(self.sums, sums[v.lanes(at * LANES)], v.lanes(begin + at * LANES))
+            b.store(self.scratch.sums, sums[v.lanes(at * LANES)], v.lanes(begin + at * LANES))
 
     def each(self, emit: Callable[[Expr, Callable[[Expr], Expr]], None]) -> None:
         """Emit something for every element of the state, in vectors."""
@@ -152,11 +170,11 @@ class Layer:
             emit(chunk * LANES + lane, kept)
 
     def gate(self, number: int, at: Expr) -> Expr:
-        return self.sums[number * self.size + at]
+        return self.scratch.sums[number * self.size + at]
 
     def lstm(self, direction: int, row: Expr) -> None:
         """Gates are in the order input, output, forget, cell."""
-        h, c = self.state
+        h, c = self.scratch.state
         self.product(direction, h, 0, self.wide, self.given(direction, row))
 
         def cell(at: Expr, kept: Callable[[Expr], Expr]) -> None:
@@ -169,13 +187,15 @@ class Layer:
 
     def gru(self, direction: int, row: Expr) -> None:
         """Gates are in the order update, reset, hidden."""
-        (h,), size, given = self.state, self.size, self.given(direction, row)
+        (h,), size, given = self.scratch.state, self.size, self.given(direction, row)
         self.product(direction, h, 0, 2 * size, given)
         if self.form.inside:
             self.product(direction, h, 2 * size, self.wide, self.added(direction))
         else:
-            self.each(lambda at, kept: b.store(self.reset, sigmoid(self.gate(1, at), kept) * h[at], at))
-            self.product(direction, self.reset, 2 * size, self.wide, given)
+            self.each(
+                lambda at, kept: b.store(self.scratch.reset, sigmoid(self.gate(1, at), kept) * h[at], at)
+            )
+            self.product(direction, self.scratch.reset, 2 * size, self.wide, given)
 
         def cell(at: Expr, kept: Callable[[Expr], Expr]) -> None:
             inner = self.gate(2, at)

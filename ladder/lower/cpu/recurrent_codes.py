@@ -7,7 +7,7 @@ last two results. A step finds the range, rounds a row to codes, four to a word,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -24,6 +24,26 @@ FOUR = 4
 LEVELS = 255
 
 
+class CodedWeights(NamedTuple):
+    """Signed codes of weights, and by column: sums less zero points, zero points, scales."""
+
+    r: Any
+    sums: Any
+    less: Any
+    factor: Any
+
+
+class CodedScratch(NamedTuple):
+    """What a step works in: its state, sums of gates, words of codes, their scale, zero point and sum."""
+
+    state: list[Any]
+    sums: Any
+    codes: Any
+    scale: Any
+    zero: Any
+    total: Any
+
+
 class CodedLayer(Layer):
     """A layer being emitted: ``(gates, r, sums, less, factor, lengths, h, c, y, last h, last c)``.
 
@@ -31,23 +51,35 @@ class CodedLayer(Layer):
     those of its columns less zero points, ``less`` the zero points, ``factor`` the scales.
     """
 
-    def declare_weights(self) -> None:
-        count, form = len(self.form.backward), self.form
-        self.words = -(-form.hidden // FOUR)
-        self.r = b.tensor("r", [count, self.words, FOUR * self.wide], "int8")
-        self.columns_sums = b.tensor("sums", [count, self.wide], "int32")
-        self.less = b.tensor("less", [count, self.wide], "int32")
-        self.factor = b.tensor("factor", [count, self.wide], "float32")
+    @property
+    def words(self) -> int:
+        """Words of codes of a state."""
+        return -(-self.form.hidden // FOUR)
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of such words."""
+        return -(-self.words // LANES)
+
+    @property
+    def space(self) -> int:
+        """Elements of a state whose codes fill whole vectors."""
+        return self.blocks * LANES * FOUR
+
+    def declare_weights(self) -> Any:
+        count = len(self.form.backward)
+        r = b.tensor("r", [count, self.words, FOUR * self.wide], "int8")
+        columns = (("sums", "int32"), ("less", "int32"), ("factor", "float32"))
+        return CodedWeights(r, *(b.tensor(name, [count, self.wide], dtype) for name, dtype in columns))
+
+    def allocate(self) -> Any:
+        state = [v.scratch(self.space, "float32"), v.scratch(self.size, "float32")]
+        sums, codes = v.scratch(self.wide, "float32"), v.scratch(self.blocks * LANES, "int32")
+        single = [v.scratch(1, dtype) for dtype in ("float32", "float32", "int32")]
+        return CodedScratch(state, sums, codes, *single)
 
     def emit(self) -> None:
-        self.blocks = -(-self.words // LANES)
-        self.space = self.blocks * LANES * FOUR
-        self.state = [v.scratch(self.space, "float32"), v.scratch(self.size, "float32")]
-        self.sums = v.scratch(self.wide, "float32")
-        self.codes = v.scratch(self.blocks * LANES, "int32")
-        self.scale, self.zero = v.scratch(1, "float32"), v.scratch(1, "float32")
-        self.total = v.scratch(1, "int32")
-        for state, extent in zip(self.state, (self.space, self.size), strict=True):
+        for state, extent in zip(self.scratch.state, (self.space, self.size), strict=True):
             with b.loop(extent) as at:
                 b.store(state, T.float32(0), at)
         for direction, backward in enumerate(self.form.backward):
@@ -66,11 +98,11 @@ class CodedLayer(Layer):
                 place = v.scratch(1, "int32")
                 length = tirx.min(self.lengths[row], self.steps)
                 b.store(place, length - 1 - step if backward else step, 0)
-                for state, last in zip(self.state, self.last, strict=True):
+                for state, last in zip(self.scratch.state, self.last, strict=True):
                     self.taken(state, last, direction, row)
                 self.rounded()
                 self.step(direction, row, place[0])
-                for state, last in zip(self.state, self.last, strict=True):
+                for state, last in zip(self.scratch.state, self.last, strict=True):
                     with b.loop(self.form.hidden) as at:
                         b.store(last, state[at], direction, row, at)
 
@@ -95,9 +127,9 @@ class CodedLayer(Layer):
         for end in ends:
             b.store(end, v.constant(0, "float32"), v.lanes(0))
         with b.loop(self.batch) as row, b.when(step <= self.lengths[row]):
-            self.taken(self.state[0], self.last[0], direction, row)
+            self.taken(self.scratch.state[0], self.last[0], direction, row)
             with b.loop(self.space // LANES) as chunk:
-                x = b.bind(self.state[0][v.lanes(chunk * LANES)])
+                x = b.bind(self.scratch.state[0][v.lanes(chunk * LANES)])
                 b.store(low, tirx.min(low[v.lanes(0)], x), v.lanes(0))
                 b.store(high, tirx.max(high[v.lanes(0)], x), v.lanes(0))
                 b.store(lost, lost[v.lanes(0)] + x * v.constant(0, "float32"), v.lanes(0))
@@ -108,46 +140,46 @@ class CodedLayer(Layer):
         least = b.bind(least)
         span = b.bind((most - least) / T.float32(LEVELS))
         scale = b.bind(tirx.Select(span == T.float32(0), T.float32(1), span))
-        b.store(self.scale, scale + nothing, 0)
+        b.store(self.scratch.scale, scale + nothing, 0)
         place = (T.float32(0) - least) / scale
-        b.store(self.zero, T.nearbyint(tirx.max(tirx.min(place, T.float32(LEVELS)), T.float32(0))), 0)
+        b.store(self.scratch.zero, T.nearbyint(tirx.max(tirx.min(place, T.float32(LEVELS)), T.float32(0))), 0)
 
     def rounded(self) -> None:
         """Emit the codes of a row's state, as words, and their sum."""
-        scale, zero, sums = self.scale[0], self.zero[0], v.scratch(LANES, "int32")
+        scale, zero, sums = self.scratch.scale[0], self.scratch.zero[0], v.scratch(LANES, "int32")
         b.store(sums, v.constant(0, "int32"), v.lanes(0))
         with b.loop(self.blocks) as block, b.vector(LANES) as lane:
             word, total = T.int32(0), sums[lane]
             for at in range(FOUR):
-                x = self.state[0][(block * LANES + lane) * FOUR + at]
+                x = self.scratch.state[0][(block * LANES + lane) * FOUR + at]
                 code = T.nearbyint(x / scale) + zero
                 code = tirx.max(tirx.min(code, T.float32(LEVELS)), T.float32(0))
                 whole = T.Cast("int32", code)
                 word, total = word + whole * T.int32(1 << (8 * at)), total + whole
-            b.store(self.codes, word, block * LANES + lane)
+            b.store(self.scratch.codes, word, block * LANES + lane)
             b.store(sums, total, lane)
         found = sums[0]
         for lane in range(1, LANES):
             found = found + sums[lane]
         beyond = self.space - self.form.hidden
-        b.store(self.total, found - T.Cast("int32", zero) * beyond, 0)
+        b.store(self.scratch.total, found - T.Cast("int32", zero) * beyond, 0)
 
     def columns(self, direction: int, x: Any, begin: Expr, count: int, start: Callable[[Expr], Expr]) -> None:
         found = v.scratch(count * LANES, "int32")
         for at in range(count):
             b.store(found, v.constant(0, "int32"), v.lanes(at * LANES))
         with b.loop(self.words) as k:
-            word = b.bind(v.splat(self.codes[k]))
+            word = b.bind(v.splat(self.scratch.codes[k]))
             for at in range(count):
                 place, first = v.lanes(at * LANES), (begin + at * LANES) * FOUR
-                weights = self.r[direction, k, v.lanes(first, LANES * FOUR)]
+                weights = self.weights.r[direction, k, v.lanes(first, LANES * FOUR)]
                 b.store(found, v.dot_int8(found[place], word, weights), place)
-        zero = b.bind(v.splat(T.Cast("int32", self.zero[0])))
-        total, scale = b.bind(v.splat(self.total[0])), b.bind(v.splat(self.scale[0]))
+        zero = b.bind(v.splat(T.Cast("int32", self.scratch.zero[0])))
+        total, scale = b.bind(v.splat(self.scratch.total[0])), b.bind(v.splat(self.scratch.scale[0]))
         for at in range(count):
             column = v.lanes(begin + at * LANES)
-            whole = found[v.lanes(at * LANES)] - zero * self.columns_sums[direction, column]
-            whole = whole - total * self.less[direction, column]
-            factor = scale * self.factor[direction, column]
+            whole = found[v.lanes(at * LANES)] - zero * self.weights.sums[direction, column]
+            whole = whole - total * self.weights.less[direction, column]
+            factor = scale * self.weights.factor[direction, column]
             value = v.fma(T.Cast("float32x16", whole), factor, start(begin + at * LANES))
-            b.store(self.sums, value, column)
+            b.store(self.scratch.sums, value, column)

@@ -64,8 +64,8 @@ def runs(wiring: Wiring) -> list[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True)
-class Crossed:
-    """As `Wired`, of codes in a crossed order: one instruction on one or two shifted words."""
+class XorPacked:
+    """As `Wired`, of XOR-packed codes: one instruction on one or two shifted words."""
 
     core: FloatCore
     order: str
@@ -73,12 +73,12 @@ class Crossed:
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values, less ``zero``."""
-        crossing = XOR_PACKINGS[self.order]
+        packing = XOR_PACKINGS[self.order]
         word = words[index // 4]
         moved = [
-            m.shift(word, left) if left >= 0 else m.rotate(word, -left) for left in crossing.shifts[index % 4]
+            m.shift(word, left) if left >= 0 else m.rotate(word, -left) for left in packing.shifts[index % 4]
         ]
-        bits = m.constant(repeat(1 << crossing.sign | 7 << crossing.place, 16))
+        bits = m.constant(repeat(1 << packing.sign | 7 << packing.place, 16))
         value = (
             m.lop3(moved[0], moved[1], bits, XOR_AND)
             if len(moved) > 1
@@ -154,13 +154,13 @@ def propose_wired(conversion: Conversion) -> Iterator[Recipe]:
     yield from lane_recipes(conversion, _wired(conversion))
 
 
-def _crossed(conversion: Conversion) -> Iterator[Crossed]:
-    crossing = XOR_PACKINGS[conversion.order]
-    placed = (*((crossing.place + bit, bit) for bit in range(3)), (crossing.sign, 3))
+def _xor_packed(conversion: Conversion) -> Iterator[XorPacked]:
+    packing = XOR_PACKINGS[conversion.order]
+    placed = (*((packing.place + bit, bit) for bit in range(3)), (packing.sign, 3))
     for core, recipe in _wired(conversion):
         fits = core == conversion.operand
         if fits and recipe.wiring.wires == placed and not recipe.wiring.base:
-            yield Crossed(recipe.core, conversion.order, recipe.wiring.gain)
+            yield XorPacked(recipe.core, conversion.order, recipe.wiring.gain)
 
 
 def _spread(conversion: Conversion) -> Iterator[Spread]:
@@ -184,13 +184,13 @@ def propose_raw_spread(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning
 
 
 def propose_xor(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose masked sums of shifted words for small floats in a crossed order."""
-    yield from _crossed(conversion)
+    """Propose masked sums of shifted words for small floats that are XOR-packed."""
+    yield from _xor_packed(conversion)
 
 
 def propose_raw_xor(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
     """Propose the same whose power of two is left to scales or to the accumulator."""
-    for recipe in _crossed(conversion):
+    for recipe in _xor_packed(conversion):
         yield replace(recipe, factor=1.0), Meaning(gains=(recipe.factor, recipe.factor))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.memory import contiguous
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 
 
@@ -40,12 +41,18 @@ class Operand:
 
 def lies_well(tensor: torch.Tensor) -> bool:
     """Tell whether kernels read a tensor as it lies: rows one after the other, from an aligned address on."""
-    return tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
+    if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+        return False
+    return bool(tensor.numel()) or tensor.stride() == contiguous(tensor.shape)
 
 
 def ready(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as kernels read it: a copy where it lies otherwise."""
-    return tensor if lies_well(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+    if lies_well(tensor):
+        return tensor
+    if not tensor.numel():  # torch's strides take an extent of 0 for 1
+        return tensor.new_empty(tensor.shape).as_strided(tensor.shape, contiguous(tensor.shape))
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def bind_entry(

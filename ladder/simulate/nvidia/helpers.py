@@ -18,6 +18,7 @@ from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.nvidia import digits, stream
+from ladder.simulate.nvidia.floats import pair, special
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
@@ -219,55 +220,6 @@ def _pack(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -
         return join_halves(*(rounded(part) for part in parts))
 
     return read
-
-
-def _special(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
-    """Apply an instruction of the special function unit to a float32."""
-    read, function = t.read(call.operands[0]), SPECIAL[groups[0]]
-
-    def value(c: Cohort) -> Array:
-        with np.errstate(all="ignore"):
-            return function(np.asarray(read(c), np.float32))
-
-    return value
-
-
-def _flushed(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return a function as ``ftz`` makes it: subnormal operands and results are 0."""
-
-    def flush(x: Array) -> Array:
-        kept: Array = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
-        return kept
-
-    return lambda x: flush(function(flush(x)))
-
-
-SPECIAL: dict[str, Callable[[Array], Array]] = {
-    "reciprocal": _flushed(lambda x: np.float32(1) / x),
-    "power_of_two": _flushed(np.exp2),
-    "whole_power_of_two": np.exp2,
-}
-"""Helper -> what its instruction approximates."""
-
-
-def _pair(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
-    """Apply an instruction of two float32."""
-    reads, function = [t.read(operand) for operand in call.operands], PAIRS[groups[0]]
-
-    def value(c: Cohort) -> Array:
-        with np.errstate(all="ignore"):
-            return function(*(np.asarray(read(c), np.float32) for read in reads))
-
-    return value
-
-
-PAIRS: dict[str, Callable[[Array, Array], Array]] = {
-    "quotient": np.divide,
-    "product": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-}
-"""Helper -> what its instruction computes; numpy's extremes keep NaN."""
 
 
 # ---- memory helpers ------------------------------------------------------------------------------------
@@ -487,11 +439,11 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_widen_(fp8_e\dm\d)_([01])", "cvt.rn.f16x2.e", _words(widen)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
-    Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", _special),
-    Helper(r"ladder_(whole_power_of_two)", "ex2.approx.f32 ", _special),
-    Helper(r"ladder_(quotient)", "div.full.f32 ", _pair),
-    Helper(r"ladder_(product)", "return __fmul_rn(x, y);", _pair),
-    Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", _pair),
+    Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", special),
+    Helper(r"ladder_(whole_power_of_two)", "ex2.approx.f32 ", special),
+    Helper(r"ladder_(quotient)", "div.full.f32 ", pair),
+    Helper(r"ladder_(product)", "return __fmul_rn(x, y);", pair),
+    Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", pair),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),

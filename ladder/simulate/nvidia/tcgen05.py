@@ -164,7 +164,8 @@ def _whole(c: Cohort, value: Any, statement: int) -> list[tuple[int, int]]:
     return [(int(row), int(numbers[row, 0])) for row in c.active_warps()]
 
 
-def _parts(first: int, lanes: int) -> Array:
+def parts(first: int, lanes: int) -> Array:
+    """Return the parts of the lanes that are told apart."""
     return np.arange(first // PART, (first + lanes) // PART)
 
 
@@ -177,7 +178,7 @@ def _store(t: Translator, call: CallView) -> Step:
         tensor, data = TensorMemory.of(c.machine), values(c)
         for row, lane, column, access in fragment.places(c, address(c), statement):
             block, columns = int(c.block[row, 0]), np.arange(column, column + fragment.columns)
-            tensor.on_write(block, _parts(lane, fragment.lanes), columns, access)
+            tensor.on_write(block, parts(lane, fragment.lanes), columns, access)
             tensor.words[block, lane + fragment.row, column + fragment.column] = data[row]
 
     return action
@@ -193,7 +194,7 @@ def _load(t: Translator, call: CallView) -> Step:
         data = np.zeros((c.count, LANES, len(slots)), np.uint32)
         for row, lane, column, access in fragment.places(c, address(c), statement):
             block, columns = int(c.block[row, 0]), np.arange(column, column + fragment.columns)
-            tensor.on_read(block, _parts(lane, fragment.lanes), columns, access)
+            tensor.on_read(block, parts(lane, fragment.lanes), columns, access)
             data[row] = tensor.words[block, lane + fragment.row, column + fragment.column]
         for number, (slot, dtype) in enumerate(slots):
             c.store(
@@ -236,7 +237,7 @@ def _product(t: Translator, call: CallView) -> Step:
     sums, weights, x, adds = (t.read(call.operands[place]) for place in (0, 1, 2, 8))
 
     def action(c: Cohort) -> None:
-        _one_lane(c, call.statement)
+        one_lane(c, call.statement)
         c.machine.counts["tcgen05"] += len(c.active_warps())
         for _, warp, _, d, a, b, add in each_active(c, sums(c), weights(c), x(c), adds(c)):
             _multiply(c, what, warp, (d, a, b), bool(add), call.statement)
@@ -244,7 +245,8 @@ def _product(t: Translator, call: CallView) -> Step:
     return action
 
 
-def _one_lane(c: Cohort, statement: int) -> None:
+def one_lane(c: Cohort, statement: int) -> None:
+    """Report several threads of a warp that do what one should."""
     if (c.active.sum(axis=1) > 1).any():
         c.machine.log.add("divergence", statement, "several threads of a warp start one product each")
 
@@ -255,7 +257,7 @@ def _multiply(
     """Add a product to the sums of a block, or put it there."""
     (d, a, x), tensor = operands, TensorMemory.of(c.machine)
     block, access = warp // c.machine.block_warps, tensor.product(warp, statement)
-    every = _parts(0, ROWS)
+    every = parts(0, ROWS)
     if (d | a) >> 16:
         c.machine.log.add("out of bounds", statement, "operands of 128 rows begin at lane 0", "lanes")
     first, result = a & 0xFFFF, d & 0xFFFF
@@ -268,20 +270,25 @@ def _multiply(
     if max(words.max(), columns.max()) >= tensor.words.shape[2]:
         return  # reported
     held = np.ascontiguousarray(tensor.words[block][:, words]).view(np.uint8)
-    rows = decode(_rows(c, what, warp, x, statement), what.kinds[1])
+    rows = decode(read_rows(c, what.columns, warp, x, statement), what.kinds[1])
     before = tensor.words[block][:, columns] if add else np.zeros((ROWS, what.columns), np.uint32)
     old = before.view(np.int32 if what.integer else np.float32)
     total = multiply(decode(held, what.kinds[0]), rows.T, old, what.integer)
     tensor.words[block][:, columns] = total.view(np.uint32)
 
 
-def _rows(c: Cohort, what: Product, warp: int, descriptor: int, statement: int) -> Array:
-    """Read the bytes ``[columns, 32]`` of x that a shared memory descriptor names, as products do."""
+def read_rows(c: Cohort, count: int, warp: int, descriptor: int, statement: int) -> Array:
+    """Read the bytes ``[count, 32]`` of an operand that a shared memory descriptor names, as products do."""
     descriptor = int(descriptor) & (1 << 64) - 1
     if descriptor >> 46 & 7 != DESCRIPTOR_CONSTANT or descriptor >> 61 not in SWIZZLES:
         raise UnknownCallError(f"the simulator has no shared memory descriptor {descriptor:#x}")
+    chunks = descriptor_chunks(descriptor & (1 << 46) - 1 | SWIZZLES[descriptor >> 61] << 62, count)
+    return read_chunks(c, warp, chunks, statement).reshape(count, STEP_BYTES)
+
+
+def read_chunks(c: Cohort, warp: int, chunks: Array, statement: int) -> Array:
+    """Read 16 bytes from each address in shared memory, as products do: ``[chunks, 16]``."""
     memory = c.machine.memory
-    chunks = descriptor_chunks(descriptor & (1 << 46) - 1 | SWIZZLES[descriptor >> 61] << 62, what.columns)
     if chunks.max() + 16 > memory.limit:
         message = f"reads byte {int(chunks.max()) + 15} of shared memory of {memory.limit} bytes"
         c.machine.log.add("out of bounds", statement, message, "tcgen05")
@@ -294,8 +301,7 @@ def _rows(c: Cohort, what: Product, warp: int, descriptor: int, statement: int) 
     memory.shadow.on_read(at, actor, statement)
     memory.shadow.check_proxy(at, warps, statement)
     memory.traffic["shared read"] += flat.size * 16
-    data = memory.shared.view("V16").take(flat // 16).view(np.uint8)
-    return data.reshape(what.columns, STEP_BYTES)
+    return memory.shared.view("V16").take(flat // 16).view(np.uint8).reshape(-1, 16)
 
 
 def _commit(t: Translator, call: CallView) -> Step:

@@ -25,12 +25,16 @@ PART = 16
 
 @dataclass(frozen=True)
 class Access:
-    """Who accesses words of a block: the warp, its agent and the agent's epoch."""
+    """Who accesses words of a block: the warp, its agent and the agent's epoch.
+
+    ``follows`` says whether it comes after reads by earlier products of its thread, whether committed or not.
+    """
 
     warp: int
     agent: int
     epoch: int
     statement: int
+    follows: bool = True
 
 
 class TensorMemory:
@@ -78,11 +82,11 @@ class TensorMemory:
         agent = int(memory.agents.copies(memory.clocks.own[warp]))
         return Access(warp, agent, int(self.started[warp]), statement)
 
-    def product(self, warp: int, statement: int) -> Access:
-        """Return a product that a warp starts, which the next commit will cover."""
+    def product(self, warp: int, statement: int, follows: bool = True) -> Access:
+        """Return a product (or copy) that a warp starts, which the next commit will cover."""
         memory = self.machine.memory
         agent = int(memory.agents.products(memory.clocks.own[warp]))
-        return Access(warp, agent, int(self.products[warp]) + 1, statement)
+        return Access(warp, agent, int(self.products[warp]) + 1, statement, follows)
 
     def fence_before(self, warps: Array) -> None:
         """Let what warps hand on from here include their loads and stores."""
@@ -126,18 +130,26 @@ class TensorMemory:
         agents = self.machine.memory.agents
         own = int(agents.copies(self.machine.memory.clocks.own[access.warp]))
         told[own] = seen[own] = self.waited[access.warp]
+        read_before = told.copy(), seen.copy()
         if access.agent != own:  # products of one thread follow each other, those not committed too
             told[access.agent] = seen[access.agent] = access.epoch
+        if access.follows:
+            read_before = told, seen
         writer, written = self.writer[at], self.written[at]
-        for known, kind, reason in (
-            (told, "race", "and nothing orders the two"),
-            (seen, "asynchronous", "without tcgen05.fence::after_thread_sync since it was told"),
+        for known, reads, kind, reason in (
+            (told, read_before[0], "race", "and nothing orders the two"),
+            (
+                seen,
+                read_before[1],
+                "asynchronous",
+                "without tcgen05.fence::after_thread_sync since it was told",
+            ),
         ):
             if (written > known[writer]).any():
                 where = int(self.statement[at][written > known[writer]][0])
                 self._add(kind, access, f"{verb} tensor memory written by {{other}}, {reason}", where)
                 return
-            if readers and (self.read[at] > known).any():
+            if readers and (self.read[at] > reads).any():
                 self._add(kind, access, f"{verb} tensor memory that others still read, {reason}")
                 return
 

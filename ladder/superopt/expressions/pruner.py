@@ -25,7 +25,6 @@ class Pruner:
     def __init__(self, targets: Sequence[AbstractExpression | Normal], enabled: bool = True) -> None:
         self.targets = tuple(normal(target) for target in targets)
         self.enabled = enabled
-        self.undecided = 0
         self._answers: dict[Normal, bool] = {}
 
     def normal(self, value: Any) -> Normal | None:
@@ -35,7 +34,6 @@ class Pruner:
         try:
             return normal(value)
         except UndecidedError:
-            self.undecided += 1
             return None
 
     def keeps(self, value: Normal | None) -> bool:
@@ -51,7 +49,6 @@ class Pruner:
         try:
             return any(is_subexpression(value, target) for target in self.targets)
         except UndecidedError:
-            self.undecided += 1
             return self._ask_z3(value)
 
     def _ask_z3(self, value: Normal) -> bool:

@@ -1,0 +1,169 @@
+"""Block-scaled products of sm_100a: codes and scales go to the core as they are stored.
+
+``out^T = W · x^T``: 128 weight rows are the instruction's M, activation rows its N. A producer copies slabs
+of 128 bytes of K of both operands, and their scales, into a ring of stages; one thread copies the scales on
+into tensor memory and starts four products of each slab; four warps write the sums. Each stage has its own
+columns of scales there, so that products which read them have ended when the stage is filled again (PTX
+ISA, "tcgen05.mma", "tcgen05.cp", "Block scaling"). No such kernel has run on hardware yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.scaled import ScaledGemm
+from ladder.lower import builder as b
+from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.scaled_epilogue import Epilogue
+from ladder.lower.cuda.scaled_memory import Arguments, Memory, Ring, declare, encode_map, place
+from ladder.lower.cuda.scaled_products import Issuer
+from ladder.lower.cuda.tcgen05_memory import after_sync, before_sync
+from ladder.lower.cuda.wgmma_activations import TENSOR_COPY
+from ladder.lower.cuda.wgmma_producer import BULK_COPY
+from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
+from targets import TileDevice
+
+Expr = Any
+
+WARPS = 4
+"""Warps that write sums; a producer's and the one that multiplies follow."""
+
+RASTER = 8
+"""Tiles of weight rows that are visited before activation rows advance: neighbours share both in L2."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block stands: thread, tiles along N and M, slice of K, its first slab and their number."""
+
+    thread: Expr
+    n_tile: Expr
+    m_tile: Expr
+    slice: Expr
+    first: Expr
+    turns: Expr
+
+
+def emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, name: str) -> Any:
+    """Emit one kernel, generic in M, N and K.
+
+    Its arguments: codes of x ``[M, bytes]`` and their scales (`schedules.scaled.place_scales`), codes and
+    scales of the weight, a float32 factor ``[1]``, the bias where there is one, and the result.
+
+    Raises
+    ------
+    DeviceError, ScheduleError
+        If the device has no such cores, or the schedule does not fit.
+    """
+    check_legal(form, device, schedule)
+    with b.function(name) as result:
+        _emit(form, device, schedule)
+    return result.func
+
+
+def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> None:
+    """Emit host part, set-up and the three roles."""
+    args, overlap = declare(form), Overlap(device)
+    rows = T.min(schedule.tile_m, (args.m + 7) // 8 * 8)
+    x_map, w_map = (
+        encode_map(args.x, args.m, args.row_bytes, rows),
+        encode_map(args.w, args.n, args.row_bytes, ROWS),
+    )
+    overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.split_k > 1), "threadIdx.x")
+    b.device(min_blocks=1)
+    where = _find(args, schedule)
+    copied = b.bind(rows)
+    overlap.release()
+    memory = place(form, schedule)
+    _set_up(form, schedule, memory, where)
+    overlap.wait()
+    base = b.Variable("uint32", memory.word[0]).value
+    warp = where.thread // 32
+
+    def work() -> None:
+        with b.when(warp == WARPS), b.when(T.cuda.elect_sync()):
+            _produce(form, schedule, args, memory, where, (x_map, w_map), copied)
+        with b.when(warp == WARPS + 1), b.when(T.cuda.elect_sync()):
+            Issuer(form, schedule, memory, base).multiply(where.turns, where.m_tile)
+
+    def write() -> None:
+        Epilogue(form, schedule, args, memory, base).finish(where)
+
+    b.either(where.thread >= WARPS * 32, work, write)
+    b.block_sync()
+    with b.when(warp == WARPS + 1):
+        after_sync()
+        columns = T.uint32(tensor_columns(form, schedule))
+        b.ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32", base, columns)
+
+
+def _find(args: Arguments, schedule: ScaledSchedule) -> Place:
+    """Place blocks: slices of K are a cluster, columns of `RASTER` tiles along N walk along M."""
+    split = schedule.split_k
+    n_tiles = (args.n + ROWS - 1) // ROWS
+    m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
+    (block,) = b.block_index([n_tiles * m_tiles * split])
+    rank: Expr = b.cluster_rank([split])[0] if split > 1 else 0
+    thread = b.thread_index((WARPS + 2) * 32)
+    tile = b.bind(block // split) if split > 1 else block
+    n_tiles, m_tiles = b.bind(n_tiles), b.bind(m_tiles)
+    column = b.bind(tile // (m_tiles * RASTER))
+    inside = b.bind(tile % (m_tiles * RASTER))
+    columns = b.bind(T.min(RASTER, n_tiles - column * RASTER))
+    slabs = b.bind((args.row_bytes + SLAB - 1) // SLAB)
+    first = b.bind(slabs * rank // split) if split > 1 else 0
+    turns = b.bind(slabs * (rank + 1) // split - first) if split > 1 else slabs
+    n_tile = b.bind(column * RASTER + inside % columns)
+    return Place(thread, n_tile, b.bind(inside // columns), rank, first, turns)
+
+
+def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: Place) -> None:
+    """Initialise barriers and allocate tensor memory."""
+    with b.when(where.thread == 0):
+        memory.initialise(schedule)
+    with b.when(where.thread // 32 == WARPS + 1):
+        columns = T.uint32(tensor_columns(form, schedule))
+        b.ptx("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32", memory.word.ptr_to([0]), columns)
+        b.ptx("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned")
+        before_sync()
+    if schedule.split_k > 1:
+        b.cluster_sync()
+    else:
+        b.block_sync()
+    after_sync()
+
+
+def _produce(
+    form: ScaledGemm,
+    schedule: ScaledSchedule,
+    args: Arguments,
+    memory: Memory,
+    where: Place,
+    maps: tuple[Expr, Expr],
+    copied: Expr,
+) -> None:
+    """Copy slab after slab of both operands and their scales into the ring."""
+    ring, atoms = Ring(schedule.stages), form.slab_atoms
+    each = atoms * ATOM
+    first_m, per_tile = where.m_tile * schedule.tile_m, schedule.x_atoms
+    with b.loop(where.turns) as turn:
+        stage, slab = ring.stage.value, b.bind(where.first + turn)
+        b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
+        full = memory.full.ptr_to([stage])
+        size = T.Cast("uint32", (copied + ROWS) * SLAB + (1 + per_tile) * each)
+        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
+        b.ptx(TENSOR_COPY, memory.x.ptr_to([stage, 0]), T.address_of(maps[0]), slab * SLAB, first_m, full)
+        w_row = where.n_tile * ROWS
+        b.ptx(TENSOR_COPY, memory.w.ptr_to([stage, 0]), T.address_of(maps[1]), slab * SLAB, w_row, full)
+        scales, held = memory.scales, T.uint32(each)
+        source = args.w_scales.ptr_to([where.n_tile, slab * atoms, 0])
+        b.ptx(BULK_COPY, scales.ptr_to([stage, 0]), source, held, full)
+        for index in range(per_tile):
+            # Rows beyond M have the last rows' scales: their sums are never stored.
+            row = T.min(first_m // ROWS + index, args.x_atoms - 1)
+            target = scales.ptr_to([stage, (1 + index) * each])
+            b.ptx(BULK_COPY, target, args.x_scales.ptr_to([row, slab * atoms, 0]), held, full)
+        ring.advance()

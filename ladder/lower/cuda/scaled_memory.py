@@ -1,0 +1,133 @@
+"""Arguments and shared memory of block-scaled products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
+
+from ladder.ir.scaled import ScaledGemm
+from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_activations import SWIZZLE_128
+from ladder.lower.cuda.wgmma_memory import Ring
+from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, exchange_bytes
+
+__all__ = ["Arguments", "Memory", "Ring", "declare", "encode_map", "place"]
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tensors and extents; the bias may be None.
+
+    Parameters
+    ----------
+    m, n, row_bytes
+        Extents of the result, and bytes of a row of codes.
+    x_atoms
+        Atoms of 128 rows that the scales of x have.
+    x, x_scales, w, w_scales, factor, bias, y
+        See `ladder.lower.cuda.scaled.emit`.
+    """
+
+    m: Expr
+    n: Expr
+    row_bytes: Expr
+    x_atoms: Expr
+    x: Any
+    x_scales: Any
+    w: Any
+    w_scales: Any
+    factor: Any
+    bias: Any
+    y: Any
+
+
+def declare(form: ScaledGemm) -> Arguments:
+    """Declare the kernel's arguments."""
+    m, n, row_bytes, x_atoms, w_atoms, groups = (
+        b.symbol(name) for name in ("M", "N", "row_bytes", "x_atoms", "w_atoms", "groups")
+    )
+    x = b.tensor("x", (m, row_bytes), "uint8")
+    x_scales = b.tensor("x_scales", (x_atoms, groups, ATOM), "uint8")
+    w = b.tensor("w", (n, row_bytes), "uint8")
+    w_scales = b.tensor("w_scales", (w_atoms, groups, ATOM), "uint8")
+    factor = b.tensor("factor", (1,), "float32", align=4)
+    bias = b.tensor("bias", (n,), form.output, align=4) if form.bias else None
+    y = b.tensor("y", (m, n), form.output, align=4)
+    return Arguments(m, n, row_bytes, x_atoms, x, x_scales, w, w_scales, factor, bias, y)
+
+
+def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:
+    """Encode on the host the tensor map of codes: 128 swizzled bytes of ``box`` rows, zero outside."""
+    handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
+    b.emit(
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled",
+            *(handle, "uint8", 2, source.data, row_bytes, rows, row_bytes),
+            *(SLAB, box, 1, 1, 0, SWIZZLE_128, 2, 0),
+        )
+    )
+    return handle
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory of a block.
+
+    Parameters
+    ----------
+    x, w, scales
+        Stages of codes, and of scales: the weight's atoms, then those of x.
+    full, empty
+        Barriers of the stages.
+    finished
+        Barrier of the sums.
+    word
+        Where the allocation of tensor memory writes its address.
+    sums, arrived
+        Where the other blocks of the cluster put their sums, and the barrier that counts them, or None.
+    """
+
+    x: Any
+    w: Any
+    scales: Any
+    full: Any
+    empty: Any
+    finished: Any
+    word: Any
+    sums: Any
+    arrived: Any
+
+    def initialise(self, schedule: ScaledSchedule) -> None:
+        """Emit the initialisation of all barriers, for one thread."""
+        barriers = [
+            ring.ptr_to([stage]) for ring in (self.full, self.empty) for stage in range(schedule.stages)
+        ]
+        for barrier in (*barriers, self.finished.ptr_to([0])):
+            b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
+        if self.arrived is not None:
+            arrived = self.arrived.ptr_to([0])
+            b.emit(T.ptx.mbarrier.init.shared.b64(arrived, T.uint32(1)))
+            size = T.uint32(exchange_bytes(schedule))
+            b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, size))
+        b.emit(T.ptx.fence.mbarrier_init.release.cluster())
+
+
+def place(form: ScaledGemm, schedule: ScaledSchedule) -> Memory:
+    """Place what a block shares."""
+    pool, stages, split = b.shared_pool(), schedule.stages, schedule.split_k
+    x = pool.alloc((stages, schedule.tile_m * SLAB), "uint8", align=1024)
+    w = pool.alloc((stages, ROWS * SLAB), "uint8", align=1024)
+    scales = pool.alloc((stages, form.slab_atoms * (1 + schedule.x_atoms) * ATOM), "uint8", align=128)
+    full, empty = (pool.alloc((stages,), "uint64", align=8) for _ in range(2))
+    finished, word = pool.alloc((1,), "uint64", align=8), pool.alloc((1,), "uint32", align=8)
+    sums = arrived = None
+    if split > 1:
+        sums = pool.alloc((split - 1, schedule.tile_m // split // 4, ROWS, 4), "float32", align=128)
+        arrived = pool.alloc((1,), "uint64", align=8)
+    pool.commit()
+    return Memory(x, w, scales, full, empty, finished, word, sums, arrived)

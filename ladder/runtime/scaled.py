@@ -1,0 +1,254 @@
+"""Block-scaled products at run time: operands as the cores take them, kernels, and the call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.scaled import FORMATS, ScaledGemm
+from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.cache import Identity
+from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.kernel import torch_dtype
+from schedules.scaled import ScaledSchedule, choose, place_scales
+from targets import TileDevice, get_device
+from tile_types import get_type
+from tile_types.errors import DeviceError, DTypeError, ShapeError
+from tile_types.packing import pack_codes
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.lower.build import BuiltModule
+    from tile_types import QuantizedTensor
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledOperand:
+    """A matrix ``[rows, K]`` as kernels take it.
+
+    Parameters
+    ----------
+    type_name, shape
+        Block type, and (rows, K).
+    codes
+        uint8 ``[rows, bytes]``: canonical storage, rows padded with zeros to multiples of 16 bytes.
+    scales
+        uint8 in the order of `schedules.scaled.place_scales`.
+    factor
+        float32 ``[1]``: factor of the whole matrix.
+    """
+
+    type_name: str
+    shape: tuple[int, int]
+    codes: torch.Tensor
+    scales: torch.Tensor
+    factor: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in (self.codes, self.scales, self.factor))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays lie."""
+        return self.codes.device
+
+    def to(self, device: torch.device | str) -> ScaledOperand:
+        """Return a copy on another device."""
+        arrays = (array.to(device) for array in (self.codes, self.scales, self.factor))
+        return ScaledOperand(self.type_name, self.shape, *arrays)
+
+
+def operand_of(form: ScaledGemm, type_name: str, matrix: QuantizedTensor) -> ScaledOperand:
+    """Bring a quantized matrix into the form that kernels take.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If it is not ``[rows, K]`` of the type, or has zero points, offsets or an order of columns.
+    """
+    import torch
+
+    from tile_types.arrays import as_torch
+
+    own = FORMATS[type_name]
+    found = (matrix.ttype.name, matrix.block, matrix.scale_type)
+    if found != (own.element, (1, own.group), own.scale):
+        raise DTypeError(
+            f"this operand is {type_name} ({own.element} in blocks of {own.group} with {own.scale} scales),"
+            f" got {matrix.type_name}: {found[0]} in blocks of {found[1]} with {found[2]} scales"
+        )
+    further = [name for name in ("zero", "offset", "columns") if getattr(matrix, name) is not None]
+    if further:
+        raise DTypeError(f"cores that scale blocks take no {', '.join(further)} of a {matrix.type_name}")
+    if matrix.shape[1] != form.k:
+        raise ShapeError(f"the operand has K={matrix.shape[1]}, the product has K={form.k}")
+    scale = as_torch(matrix.scale).view(torch.uint8)
+    factor = torch.tensor([1.0 if matrix.tensor_scale is None else matrix.tensor_scale], device=scale.device)
+    return _placed(form, type_name, matrix.shape[0], as_torch(matrix.storage), scale, factor)
+
+
+def _placed(
+    form: ScaledGemm,
+    type_name: str,
+    rows: int,
+    storage: torch.Tensor,
+    scale: torch.Tensor,
+    factor: torch.Tensor,
+) -> ScaledOperand:
+    """Pad rows of codes, and place scales."""
+    import torch
+
+    codes = torch.nn.functional.pad(storage, (0, form.row_bytes - storage.shape[1])).contiguous()
+    return ScaledOperand(type_name, (rows, form.k), codes, place_scales(scale, form), factor)
+
+
+def quantize_rows(form: ScaledGemm, x: torch.Tensor) -> ScaledOperand:
+    """Quantize rows of x to the activation's blocks, by torch's own operators on its device.
+
+    Codes and scales are those of `ladder.quantize`. Blocks with infinity or NaN get the scale NaN, so that
+    all products with their row are NaN. Nothing is read back to the host.
+    """
+    import torch
+
+    own = FORMATS[form.activation]
+    rows, element = x.shape[0], get_type(own.element)
+    wide = torch.nn.functional.pad(x.to(torch.float64), (0, -form.k % own.group))
+    blocks = wide.reshape(rows, wide.shape[1] // own.group, own.group)
+    largest = blocks.abs().amax(dim=-1)
+    finite = largest.isfinite()
+    largest = torch.where(finite, largest, 0.0)
+    factor, scale, stored = _SCALES[own.scale](largest, element.maximum)
+    units = torch.where(finite[..., None], blocks / scale[..., None], 0.0)
+    stored = torch.where(finite, stored, NAN[own.scale]).to(torch.uint8)
+    codes = element.encode_finite(units.flatten(1)[:, : form.k])
+    return _placed(form, form.activation, rows, pack_codes(codes, own.bits), stored, factor)
+
+
+NAN = {"e8m0": 255, "fp8_e4m3": 127}
+"""Code of a scale that is no number."""
+
+
+def _exponents(largest: torch.Tensor, limit: float) -> tuple[torch.Tensor, ...]:
+    """Return the factor 1, scales 2**(floor(log2 largest) - emax) and their codes (OCP MX v1.0, 6.3)."""
+    import torch
+
+    exponent = torch.frexp(largest)[1] - math.frexp(limit)[1]
+    exponent = torch.where(largest > 0, exponent, ZERO_EXPONENT).clamp(-127, 127)
+    scale = torch.ldexp(torch.ones_like(largest), exponent)
+    return torch.ones(1, device=largest.device), scale, exponent + 127
+
+
+def _fractions(largest: torch.Tensor, limit: float) -> tuple[torch.Tensor, ...]:
+    """Return the factor of the matrix, scales of blocks with it, and their codes."""
+    import torch
+
+    scales = get_type("fp8_e4m3")
+    most = torch.cat([largest.flatten(), largest.new_zeros(1)]).amax()
+    factor = (most / (limit * scales.maximum)).to(torch.float32).reshape(1)
+    factor = torch.where(factor > 0, factor, 1.0)
+    wanted = (largest / limit / factor).clamp(scales.smallest_positive, scales.maximum)
+    stored = scales.encode_finite(wanted)
+    return factor, scales.decode_array(stored) * factor, stored
+
+
+_SCALES: Mapping[str, Callable[[torch.Tensor, float], tuple[torch.Tensor, ...]]] = {
+    "e8m0": _exponents,
+    "fp8_e4m3": _fractions,
+}
+"""Type of scales -> factor of the matrix, float64 scales of blocks with it, and their codes."""
+
+ZERO_EXPONENT = -14
+"""Exponent of the scale of a block of zeros (`tile_types.scaling.ZERO_BLOCK_SCALE`)."""
+
+
+def kernel_for(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Kernel:
+    """Find or build the kernel of a schedule; the device need not be here.
+
+    Raises
+    ------
+    DeviceError, ScheduleError
+        If the device has no such cores, or the schedule does not fit.
+    MissingToolError, CompilerError
+        If it cannot be compiled.
+    """
+    shapeless = {name: value for name, value in asdict(form).items() if name not in ("n", "k")}
+    tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}"
+    name = f"ladder_scaled_{form.weight}_{form.activation}_{tiles}"
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+        from ladder.lower.cuda.scaled import emit
+
+        return build_function(lambda symbol: emit(form, device, schedule, symbol), name, device, folder)
+
+    facts = {"scaled": shapeless, "schedule": str(schedule)}
+    return find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]
+
+
+@cache
+def _entry(form: ScaledGemm, target: str, schedule: ScaledSchedule) -> Any:
+    return load_entry(kernel_for(form, get_device(target), schedule), "cuda")
+
+
+def check_operands(
+    form: ScaledGemm, x: ScaledOperand, weight: ScaledOperand, bias: torch.Tensor | None
+) -> None:
+    """Raise unless operands and bias are the product's.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError
+        Says which is not, and what is wanted.
+    """
+    if not isinstance(weight, ScaledOperand):
+        raise ShapeError(f"a weight packed as {type(weight).__name__} is none of a block-scaled product")
+    if (weight.type_name, weight.shape) != (form.weight, (form.n, form.k)):
+        raise ShapeError(
+            f"the weight is {weight.type_name} {list(weight.shape)}, this product needs {form.weight}"
+            f" {[form.n, form.k]}"
+        )
+    if (x.type_name, x.shape[1]) != (form.activation, form.k):
+        raise ShapeError(f"x is {x.type_name} with K={x.shape[1]}, not {form.activation} with K={form.k}")
+    if (bias is None) == form.bias:
+        raise ShapeError("the bias is missing" if form.bias else "this product was made without a bias")
+    if bias is not None and (tuple(bias.shape), bias.dtype) != ((form.n,), torch_dtype(form.output)):
+        raise ShapeError(f"the bias must be {form.output} [{form.n}], got {bias.dtype} {list(bias.shape)}")
+    places = {x.device, weight.device} | ({bias.device} if bias is not None else set())
+    if len(places) > 1:
+        raise DeviceError(f"x, weight and bias lie on different devices: {', '.join(map(str, places))}")
+
+
+def arguments(
+    x: ScaledOperand, weight: ScaledOperand, bias: torch.Tensor | None, y: torch.Tensor
+) -> list[Any]:
+    """Return the kernel's arguments."""
+    rest = [] if bias is None else [bias.contiguous()]
+    return [x.codes, x.scales, weight.codes, weight.scales, x.factor * weight.factor, *rest, y]
+
+
+def multiply(
+    form: ScaledGemm, x: ScaledOperand, weight: ScaledOperand, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Launch the kernel that is predicted to be fastest for x; returns ``[M, N]``.
+
+    Raises
+    ------
+    DeviceError
+        If the operands lie on no GPU whose cores scale blocks.
+    """
+    import torch
+
+    check_operands(form, x, weight, bias)
+    target, m = target_of(x.device), x.shape[0]
+    y = torch.empty((m, form.n), dtype=torch_dtype(form.output), device=x.device)
+    schedule = choose(form, get_device(target), max(m, 1))
+    if m:
+        _entry(form, target, schedule)(*arguments(x, weight, bias, y))
+    return y

@@ -1,0 +1,61 @@
+"""Float32 instructions that helpers of the emitters name: the special function unit's, and those of two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ladder.simulate.cohort import Cohort
+from ladder.simulate.program import Read
+from ladder.simulate.translate import CallView, Translator
+from ladder.simulate.values import Array
+
+
+def special(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Apply an instruction of the special function unit to a float32."""
+    read, function = t.read(call.operands[0]), SPECIAL[groups[0]]
+
+    def value(c: Cohort) -> Array:
+        with np.errstate(all="ignore"):
+            return function(np.asarray(read(c), np.float32))
+
+    return value
+
+
+def _flushed(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return a function as ``ftz`` makes it: subnormal operands and results are 0."""
+
+    def flush(x: Array) -> Array:
+        kept: Array = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+        return kept
+
+    return lambda x: flush(function(flush(x)))
+
+
+SPECIAL: dict[str, Callable[[Array], Array]] = {
+    "reciprocal": _flushed(lambda x: np.float32(1) / x),
+    "power_of_two": _flushed(np.exp2),
+    "whole_power_of_two": np.exp2,
+}
+"""Helper -> what its instruction approximates."""
+
+
+def pair(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Apply an instruction of two float32."""
+    reads, function = [t.read(operand) for operand in call.operands], PAIRS[groups[0]]
+
+    def value(c: Cohort) -> Array:
+        with np.errstate(all="ignore"):
+            return function(*(np.asarray(read(c), np.float32) for read in reads))
+
+    return value
+
+
+PAIRS: dict[str, Callable[[Array, Array], Array]] = {
+    "quotient": np.divide,
+    "product": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+}
+"""Helper -> what its instruction computes; numpy's extremes keep NaN."""

@@ -1,0 +1,74 @@
+"""`ladder.simulate` for products whose cores scale blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ladder.simulate.findings import Finding
+from ladder.simulate.launch import SimulationResult, simulate_launch
+from tile_types.errors import DeviceError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.api.lowered import Lowered
+    from ladder.api.scaled import ScaledLowered
+    from ladder.runtime.packed import PackedWeight
+    from ladder.runtime.scaled import ScaledOperand
+    from tile_types import QuantizedTensor
+
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "float32": 1e-5}
+"""Relative Frobenius error by output type: products of codes and scales are exact, sums are float32."""
+
+
+def simulate_scaled(
+    lowered: ScaledLowered | Lowered,
+    x: torch.Tensor | QuantizedTensor,
+    packed: ScaledOperand | PackedWeight,
+    bias: torch.Tensor | None,
+    expected: Any,
+    cancellation: float,
+    options: Mapping[str, Any],
+) -> SimulationResult:
+    """Execute the kernel that would multiply x, see `ladder.simulate`.
+
+    ``expected`` is the product of the quantized x.
+    """
+    import torch
+
+    from ladder.api.scaled import ScaledLowered, ScaledMatmul
+    from ladder.lower.cuda.scaled import emit
+    from ladder.lower.tvm_lock import tvm_lock
+    from ladder.runtime.kernel import torch_dtype
+    from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
+    from ladder.simulate.nvidia import CALLS
+    from ladder.simulate.operator import numpy_of
+
+    if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
+        raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(lowered).__name__}")
+    form = lowered.form
+    if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+        raise DeviceError(f"the simulator reads tensors on the CPU, x is on {x.device}")
+    operator = ScaledMatmul(form.n, form.k, form.weight, form.activation, output=form.output, bias=form.bias)
+    operand, weight = operator.operand(x), packed.to("cpu")
+    if not operand.shape[0]:
+        raise ShapeError(f"x has no rows: {tuple(x.shape)}")
+    check_operands(form, operand, weight, bias)
+    y = torch.empty((operand.shape[0], form.n), dtype=torch_dtype(form.output))
+    arrays = [numpy_of(array) for array in arguments(operand, weight, bias, y)]
+    names = ("x", "x_scales", "w", "w_scales", "factor", *(["bias"] if form.bias else []), "y")
+    with tvm_lock():
+        function = emit(form, lowered.device, lowered.schedule(operand.shape[0]), "simulated")
+    result = simulate_launch(function, arrays, names=names, calls=CALLS, **options)
+    if expected is None:
+        return result
+    exact = np.asarray(expected, np.float64).reshape(result.y.shape)
+    error = float(np.linalg.norm(result.y.astype(np.float64) - exact) / np.linalg.norm(exact))
+    bound, findings = BOUNDS[form.output] * cancellation, result.findings
+    if not error <= bound:
+        findings += (Finding("wrong values", f"relative error {error:.2e}, at most {bound:.0e} is expected"),)
+    return replace(result, findings=findings, relative_error=error)

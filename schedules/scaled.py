@@ -1,0 +1,222 @@
+"""Schedules of block-scaled products, the layout of their scales, what they are predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ladder.ir.scaled import ScaledGemm
+from schedules.cost_model import (
+    BLOCK_SECONDS,
+    EXCHANGE_SECONDS,
+    FILL_SECONDS,
+    GEMV_CLUSTER_CYCLES,
+    INGEST_BYTES,
+    LAUNCH_SECONDS,
+    OVERLAP,
+)
+from schedules.schedule import Schedule, check
+from targets import TileDevice
+from tile_types.errors import DeviceError
+
+ROWS = 128
+"""Weight rows of a block, and rows of an atom of scales."""
+
+SLAB = 128
+"""Bytes of a row of codes in a stage: the widest swizzle."""
+
+ATOM = 512
+"""Bytes of an atom of scales: 128 rows by four."""
+
+TENSOR_COLUMNS = 512
+"""Columns of tensor memory."""
+
+RESERVED = 2048
+"""Bytes of shared memory for barriers and alignment, the driver's share included."""
+
+TILES, STAGES, SPLITS = (32, 64, 128, 256), (2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class ScaledSchedule(Schedule):
+    """How blocks of 128 weight rows multiply.
+
+    Parameters
+    ----------
+    tile_m
+        Activation rows of a block.
+    stages
+        Slabs of 128 bytes of K in flight, each with a place for its scales in tensor memory.
+    split_k
+        Blocks of a cluster that share K and add up through distributed shared memory.
+    """
+
+    tile_m: int = 128
+    stages: int = 4
+    split_k: int = 1
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("tile_m", TILES), ("stages", STAGES), ("split_k", SPLITS)):
+            value = getattr(self, name)
+            check(value in allowed, f"{name}={value} of a block-scaled product: one of {allowed}")
+        check(
+            self.split_k == 1 or self.tile_m == TILES[0],
+            f"blocks that share K have {TILES[0]} activation rows, not {self.tile_m}",
+        )
+
+    @property
+    def x_atoms(self) -> int:
+        """Atoms of scales that the activation rows of a block need side by side."""
+        return -(-self.tile_m // ROWS)
+
+
+def stage_bytes(form: ScaledGemm, schedule: ScaledSchedule) -> int:
+    """Return the bytes of a stage: codes and scales of both operands."""
+    return (schedule.tile_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
+
+
+def exchange_bytes(schedule: ScaledSchedule) -> int:
+    """Return the bytes in which a block receives the sums of its cluster."""
+    return (schedule.split_k - 1) * (schedule.tile_m // schedule.split_k) * ROWS * 4
+
+
+def shared_bytes(form: ScaledGemm, schedule: ScaledSchedule) -> int:
+    """Return the bytes of shared memory of a block."""
+    return schedule.stages * stage_bytes(form, schedule) + exchange_bytes(schedule) + RESERVED
+
+
+def scale_columns(form: ScaledGemm, schedule: ScaledSchedule) -> int:
+    """Return the columns of tensor memory that the scales of a stage take."""
+    return 4 * form.slab_atoms * (1 + schedule.x_atoms)
+
+
+def tensor_columns(form: ScaledGemm, schedule: ScaledSchedule) -> int:
+    """Return the columns of tensor memory that a block allocates: a power of two."""
+    needed = schedule.tile_m + schedule.stages * scale_columns(form, schedule)
+    return 1 << max(5, (needed - 1).bit_length())
+
+
+def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> None:
+    """Raise unless the device runs the schedule.
+
+    Raises
+    ------
+    DeviceError
+        If it has no cores that scale blocks.
+    ScheduleError
+        If the schedule does not fit; names the rule.
+    """
+    if "block.scale" not in device.features:
+        raise DeviceError(
+            f"{device.name} has no cores for {form.weight} by {form.activation}: use cuda/sm_100a, or a"
+            " 16-bit activation"
+        )
+    check(
+        schedule.split_k <= form.slabs,
+        f"{schedule.split_k} blocks share K={form.k}, of {form.slabs} slabs of 128 bytes",
+    )
+    shared = shared_bytes(form, schedule)
+    check(shared <= device.shared_per_block, f"{shared} bytes of shared memory of {device.shared_per_block}")
+    columns = tensor_columns(form, schedule)
+    check(columns <= TENSOR_COLUMNS, f"{columns} columns of tensor memory of {TENSOR_COLUMNS}")
+
+
+def is_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> bool:
+    """Whether `check_legal` accepts the schedule."""
+    from tile_types.errors import ScheduleError
+
+    try:
+        check_legal(form, device, schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[ScaledSchedule]:
+    """Yield what is legal."""
+    for tile_m in TILES:
+        for stages in STAGES:
+            for split_k in SPLITS if tile_m == TILES[0] else (1,):
+                option = ScaledSchedule(tile_m, stages, split_k)
+                if is_legal(form, device, option):
+                    yield option
+
+
+@dataclass(frozen=True)
+class ScaledCost:
+    """Predicted seconds of a call, and of its parts."""
+
+    seconds: float
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def bound(self) -> str:
+        """The longest part."""
+        return max(self.parts, key=lambda part: part[1])[0]
+
+
+def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: int) -> ScaledCost:
+    """Predict the time of a call, one of many in a CUDA graph whose weights come from DRAM.
+
+    The constants are wgmma's, fitted on an H200 (`schedules.cost_model`), with the device's own rates; a
+    cluster costs what it does gemv, whose blocks exchange as few sums. No block-scaled product was measured.
+    """
+    layers = {layer.name: layer for layer in device.layers}
+    rate = {name: layer.bandwidth * layer.sustained for name, layer in layers.items()}
+    core = device.core_for("fp8_e4m3", "tcgen05")
+    n_tiles, m_tiles = -(-form.n // ROWS), -(-m // schedule.tile_m)
+    blocks, slabs = n_tiles * m_tiles * schedule.split_k, -(-form.slabs // schedule.split_k)
+    by_columns = TENSOR_COLUMNS // tensor_columns(form, schedule)
+    resident = max(1, min(device.shared_per_unit // shared_bytes(form, schedule), by_columns))
+    per_unit = -(-blocks // device.units)
+    stored = form.row_bytes + form.scale_atoms * 4
+    out = {"float32": 4}.get(form.output, 2)
+    moved = (form.n + m) * stored + m * form.n * out
+    # Rows beyond M are not copied.
+    loaded = (
+        stage_bytes(form, schedule) - (schedule.tile_m - min(schedule.tile_m, -(-m // 8) * 8)) * SLAB
+    ) * slabs
+    flops = 2 * ROWS * schedule.tile_m * slabs * SLAB * 8 // form.format.bits
+    tensor = flops * form.format.bits / 8 / (core.ops_per_cycle * core.sustained * device.clock)
+    stage = max(tensor, loaded / (INGEST_BYTES * device.clock)) / slabs
+    # A buffer is asked for again when it has been used: as `schedules.cost_model.Work`.
+    waiting = max(stage, (FILL_SECONDS + stage) / (schedule.stages * min(resident, per_unit)))
+    units = per_unit * (waiting * slabs + BLOCK_SECONDS / min(resident, per_unit))
+    exchange = 0.0
+    if schedule.split_k > 1:
+        received = (schedule.split_k - 1) * (schedule.tile_m // schedule.split_k)
+        exchange = GEMV_CLUSTER_CYCLES / device.clock + EXCHANGE_SECONDS * received
+    dram, l2 = moved / rate["dram"], blocks * loaded / rate["l2"]
+    parts = {"launch": LAUNCH_SECONDS, "dram": dram, "l2": l2, "units": units, "exchange": exchange}
+    busy = (units**OVERLAP + dram**OVERLAP + l2**OVERLAP) ** (1 / OVERLAP)
+    return ScaledCost(LAUNCH_SECONDS + exchange + busy, tuple(parts.items()))
+
+
+@lru_cache(maxsize=4096)
+def choose(form: ScaledGemm, device: TileDevice, m: int) -> ScaledSchedule:
+    """Return the schedule that is predicted to be fastest.
+
+    Raises
+    ------
+    DeviceError
+        If the device has no cores that scale blocks.
+    """
+    check_legal(form, device, ScaledSchedule(32, 2))
+    return min(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds)
+
+
+def place_scales(scales: Any, form: ScaledGemm) -> Any:
+    """Bring scales, as bytes ``[rows, groups]`` of torch, into the order in which tensor memory takes them.
+
+    Returns ``[atoms of rows, atoms of groups, 512]``. An atom has 128 rows r by four groups g, at byte
+    ``16 (r % 32) + 4 (r // 32) + g``: what ``tcgen05.cp.32x128b`` brings to lane ``r % 32``, byte g of column
+    ``r // 32`` (PTX ISA, "Scale factor layout"). What has no row or no group is 0: a finite scale.
+    """
+    import torch
+
+    rows, groups = scales.shape
+    tall, wide = -(-rows // ROWS), form.scale_atoms
+    padded = torch.nn.functional.pad(scales, (0, wide * 4 - groups, 0, tall * ROWS - rows))
+    return padded.reshape(tall, 4, 32, wide, 4).permute(0, 3, 2, 1, 4).reshape(tall, wide, ATOM).contiguous()

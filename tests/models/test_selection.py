@@ -1,0 +1,78 @@
+"""The k largest of short rows in comparisons, against ``torch.topk``; kernels for GPUs on the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ladder.frontend.selection import PAIRS, chosen, places, topk
+from ladder.frontend.torch_fx import import_fx
+from ladder.ir import evaluate
+from ladder.movement.choose import ranked
+from ladder.movement.machines import machine_of
+from ladder.partition import simplify
+from targets import get_device
+from tests.models.test_gpu_chains import check
+
+NAN, INF = float("nan"), float("inf")
+ROWS = {
+    "random": torch.randn(5, 37),
+    "ties": torch.tensor([[1.0, 3, 3, 2, 3, 1, 2]]),
+    "special": torch.tensor([[NAN, 1, -INF, INF, NAN, -0.0, 0.0], [-INF] * 6 + [NAN]]),
+    "half": torch.randn(2, 3, 16).half(),
+    "integers": torch.tensor([[5, -7, 5, 2**40, -(2**40)]]),
+    "bytes": torch.tensor([[5, 0, 255, 7, 0]], dtype=torch.uint8),
+    "one": torch.randn(4, 1),
+    "no rows": torch.randn(0, 8),
+}
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("name", ROWS)
+def test_values_are_those_of_torch(name: str, largest: bool) -> None:
+    x = ROWS[name]
+    for k in {1, min(3, x.shape[-1]), x.shape[-1]}:
+        values, indices = chosen(x, places(x, largest), k)
+        wanted = torch.topk(x, k, -1, largest)
+        assert torch.allclose(values, wanted.values, rtol=0, atol=0, equal_nan=True)
+        assert (values.dtype, indices.dtype) == (x.dtype, torch.int64)
+        assert torch.equal(x.gather(-1, indices).isnan(), values.isnan())
+        assert torch.allclose(x.gather(-1, indices), values, rtol=0, atol=0, equal_nan=True)
+        assert all(len(set(row)) == k for row in indices.reshape(-1, k).tolist())
+
+
+def test_of_equal_ones_the_first_comes_first() -> None:
+    x = ROWS["ties"]
+    assert places(x, largest=True).tolist() == [[5, 0, 1, 3, 2, 6, 4]]
+    assert torch.equal(places(x), x.argsort(stable=True).argsort())
+
+
+def test_what_stays_a_call_of_torch() -> None:
+    assert topk(torch.randn(3, 8), 2) is NotImplemented  # CPUs have a better one
+    elsewhere = torch.empty(3, 8, device="meta")
+    assert topk(elsewhere, 2)[0].shape == (3, 2)
+    assert topk(elsewhere, 2, 0)[1].shape == (2, 8)
+    for x, k in ((elsewhere, 9), (elsewhere, 0), (elsewhere.new_empty(1, 1 + int(PAIRS**0.5)), 1)):
+        assert topk(x, k) is NotImplemented
+    assert topk(elsewhere.new_empty(()), 1) is NotImplemented
+
+
+PARTS = {
+    "places": lambda x, y: places(x + y, largest=True).float(),
+    "values": lambda x, y: chosen(x, y.floor().long(), 2)[0],
+    "indices": lambda x, y: chosen(x, y.floor().long(), 2)[1].float(),
+}
+"""Chains of two inputs; places may be any numbers."""
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+@pytest.mark.parametrize("part", PARTS)
+def test_on_the_simulator(part: str, target: str) -> None:
+    function = PARTS[part]
+    x = torch.randn(3, 16)
+    graph = simplify(import_fx(make_fx(function)(x, x), [x, x]).graph)
+    np.testing.assert_array_equal(evaluate(graph, [x.numpy(), x.numpy()]), function(x, x).numpy())
+    for moves in ranked(graph, machine_of(get_device(target)))[:2]:
+        check(graph, np.float32, moves.mapping, target)

@@ -1,0 +1,127 @@
+"""Chains of few rows: what they read is on its way before they wait, and no load waits for another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.lower.chain import emit_chain
+from ladder.lower.chain.gpu_rows import RowLoops
+from ladder.lower.chain.gpu_vectors import VectorLoops
+from ladder.movement.mapping import Mapping
+from ladder.simulate import simulate_launch
+from targets import get_device
+
+H200 = get_device("cuda/sm_90a")
+WAIT, SYNC, LOAD, PREFETCH = 'griddepcontrol("wait"', "cta_sync", "T.ptx.ld(", "T.ptx.prefetch("
+
+
+def norm(rows: int, width: int) -> Graph:
+    """Return the sum of two inputs, and its root mean square norm times a parameter."""
+    g = GraphBuilder("chain")
+    x, y = g.input("x", "float16", (rows, width)), g.input("y", "float16", (rows, width))
+    total = g.add("add", x, y)
+    wide = g.add("convert", total, type="float32")
+    squares = g.add("reduce_sum", g.add("square", wide), axis=1)
+    normed = g.add("convert", g.add("mul", wide, g.add("rsqrt", squares)), type="float16")
+    return g.finish(total, g.add("mul", g.input("w", "float16", (width,)), normed))
+
+
+def pieces(rows: int, width: int) -> Graph:
+    """Return parts of an input that differ in size: two of them, and one times a table."""
+    g = GraphBuilder("chain")
+    x, table = g.input("x", "float16", (rows, width)), g.input("table", "float16", (1, width // 4))
+    parts, begin = [], 0
+    for share in (width // 2, width // 4, width // 4):
+        parts.append(g.add("slice", x, begin=(0, begin), shape=(rows, share)))
+        begin += share
+    return g.finish(g.add("neg", parts[0]), g.add("mul", parts[1], table), g.add("relu", parts[2]))
+
+
+def script(graph: Graph, device: Any = H200, mapping: Mapping | None = None) -> str:
+    return emit_chain(graph, device, "chain", mapping).script()
+
+
+def check(graph: Graph, mapping: Mapping | None = None) -> None:
+    rng = np.random.default_rng(0)
+    inputs = [rng.uniform(-2, 2, node.tile.shape).astype(np.float16) for node in graph.inputs]
+    outputs = [np.full(graph.tile(value).shape, np.nan, np.float16) for value in graph.outputs]
+    places = tuple(range(len(inputs), len(inputs) + len(outputs)))
+    result = simulate_launch(emit_chain(graph, H200, "k", mapping), [*inputs, *outputs], outputs=places)
+    assert not result.findings, result.report()
+    for got, exact in zip(outputs, evaluate(graph, inputs), strict=True):
+        assert np.allclose(got.astype(np.float64), exact, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [norm, pieces])
+def test_only_prefetches_come_before_the_wait(make: Callable[[int, int], Graph]) -> None:
+    before, after = script(make(1, 4096)).split(WAIT)
+    assert before.count(PREFETCH) == len(make(1, 4096).inputs)
+    assert LOAD not in before
+    assert PREFETCH not in after
+    assert LOAD in after
+
+
+def test_lines_of_small_inputs_are_prefetched_and_none_beyond() -> None:
+    """An address of 128 bytes per line; of 3 x 100 halves there are five lines, the last one not whole."""
+    g = GraphBuilder("chain")
+    graph = g.finish(g.add("neg", g.input("x", "float16", (3, 100))))
+    (lines,) = re.findall(r"if (\w+) < (\d+):\s+T\.ptx\.prefetch", script(graph).split(WAIT)[0])
+    assert int(lines[1]) == 5
+    g = GraphBuilder("chain")
+    large = g.finish(g.add("neg", g.input("large", "float16", (64, 4096))))
+    assert PREFETCH not in script(large)
+
+
+def test_older_devices_prefetch_nothing() -> None:
+    assert PREFETCH not in script(norm(1, 4096), get_device("cuda/sm_80"))
+
+
+def test_parameters_are_loaded_before_the_barrier() -> None:
+    before, after = script(norm(1, 4096)).split(SYNC)
+    assert before.count(LOAD) == 3
+    assert LOAD not in after
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("mapping", [None, Mapping(64, 2), Mapping(32, 3, teams=2)])
+def test_norms_are_right(rows: int, mapping: Mapping | None) -> None:
+    check(norm(rows, 640 if mapping is None or mapping.num == 2 else 744), mapping)
+
+
+def test_many_rows_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers are scarce where blocks are many, so parameters are loaded after the reduction."""
+    mapping, many = Mapping(64, 8), norm(H200.units + 1, 4096)
+    plain = script(many, mapping=mapping)
+    assert LOAD in plain.split(SYNC)[1]
+    monkeypatch.setattr(RowLoops, "may_load_first", lambda self: True)
+    assert LOAD not in script(many, mapping=mapping).split(SYNC)[1]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 4096), (3, 96), (5, 4 * 88)])
+@pytest.mark.parametrize("mapping", [None, Mapping(), Mapping(threads=128), Mapping(num=2)])
+def test_results_of_different_sizes_are_right(rows: int, width: int, mapping: Mapping | None) -> None:
+    check(pieces(rows, width), mapping)
+
+
+def test_results_of_different_sizes_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 vectors and 128 pairs in three blocks of 128 threads; in two where a thread has of both kinds."""
+    mapping, graph = Mapping(threads=128), pieces(1, 4096)
+    apart = script(graph, mapping=mapping)
+    assert "cta_id([3])" in apart  # equal sizes share threads
+    assert re.search(r" = \w+ - 256$", apart, re.MULTILINE)
+    monkeypatch.setattr(VectorLoops, "may_be_side_by_side", lambda self, counts: False)
+    assert "cta_id([2])" in script(graph, mapping=mapping)
+
+
+def test_what_fills_the_device_stays_as_it_is() -> None:
+    """A row has 384 vectors in three blocks."""
+    fit = H200.units // 3
+    most, more = (script(pieces(rows, 4096), mapping=Mapping(threads=128)) for rows in (fit, fit + 1))
+    assert f"cta_id([{3 * fit}])" in most
+    assert f"cta_id([{2 * (fit + 1)}])" in more
