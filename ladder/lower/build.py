@@ -16,13 +16,14 @@ from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
 from ladder.lower.tvm_lock import tvm_lock
 from schedules.cpu_policy import tile_program
+from schedules.footprint import block_threads
 from schedules.rules import serves
 from schedules.schedule import Plan, Schedule, TransformList
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
 
 if TYPE_CHECKING:
-    from ladder.lower.cuda.prologue import PrologueForm
+    from ladder.lower.chain.prologue import PrologueForm
 
 KERNELS = {
     "gemv": "ladder.lower.cuda.gemv:Gemv",
@@ -158,6 +159,7 @@ def emit_with_prologue(
         If the pipeline has no prologues, or this one does not fit.
     """
     from ladder.lower import builder
+    from ladder.lower.chain.prologue import ChainPrologue
 
     pipeline = str(getattr(schedule, "pipeline", ""))
     if pipeline not in WITH_PROLOGUES or device.kind != "cuda":
@@ -169,7 +171,8 @@ def emit_with_prologue(
     kernel = resolve(KERNELS, "pipeline", pipeline)
     # Nothing may be read before the wait for the kernel before, whatever is known of arguments.
     with builder.function(name, noalias=False) as result, scalars.using(_cheap_functions(gemm, device)):
-        kernel(gemm, device, schedule, form).emit()
+        prologue = ChainPrologue(form, device, block_threads(schedule))  # type: ignore[arg-type]
+        kernel(gemm, device, schedule, prologue).emit()
     return result.func
 
 

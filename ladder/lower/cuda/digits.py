@@ -32,7 +32,7 @@ from ladder.lower.cuda.digit_sums import Sums
 from ladder.lower.cuda.digit_weights import Weights
 from ladder.lower.cuda.gemv_sums import Rows, SliceSums, halves_of
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.prologue import Prologue, PrologueForm
+from ladder.lower.cuda.prologue import Prologue
 from ladder.lower.gpu.arguments import declare_arguments
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -111,16 +111,16 @@ class Digits:
     """Emits one kernel; parameters as `ladder.lower.cuda.gemv.Gemv`."""
 
     def __init__(
-        self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule, form: PrologueForm | None = None
+        self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule, prologue: Prologue | None = None
     ) -> None:
-        self.spec = choose_spec(gemm, device, schedule, 0 if form is None else form.bytes)
-        self.prologue = None if form is None else Prologue(form, device, self.spec.geo.threads)
+        self.spec = choose_spec(gemm, device, schedule, 0 if prologue is None else prologue.nbytes)
+        self.prologue = prologue
         self.overlap = Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
         spec, overlap, prologue = self.spec, self.overlap, self.prologue
-        args = declare_arguments(spec.gemm, None if prologue is None else prologue.form.columns)
+        args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
         shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
         overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
         place = find_place(spec, args)

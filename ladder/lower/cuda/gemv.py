@@ -27,7 +27,7 @@ from ladder.lower.cuda.gemv_spec import Spec, choose_spec
 from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.prologue import Prologue, PrologueForm
+from ladder.lower.cuda.prologue import Prologue
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
@@ -139,22 +139,22 @@ class Gemv:
     ----------
     gemm, device, schedule
         The problem, what is compiled for, and how the work is divided.
-    form
+    prologue
         What computes the activation rows in the kernel; None where they are an argument.
     """
 
     def __init__(
-        self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule, form: PrologueForm | None = None
+        self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule, prologue: Prologue | None = None
     ) -> None:
-        self.spec = choose_spec(gemm, device, schedule, 0 if form is None else form.bytes)
-        self.prologue = None if form is None else Prologue(form, device, self.spec.geo.threads)
-        self.copier = Copier(device) if form is None else SharedCopier(device)
+        self.spec = choose_spec(gemm, device, schedule, 0 if prologue is None else prologue.nbytes)
+        self.prologue = prologue
+        self.copier = Copier(device) if prologue is None else SharedCopier(device)
         self.overlap = Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
         spec, overlap, prologue = self.spec, self.overlap, self.prologue
-        args = declare_arguments(spec.gemm, None if prologue is None else prologue.form.columns)
+        args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
         shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
         overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
         place = find_place(spec, args, overlap)
