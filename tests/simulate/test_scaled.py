@@ -101,6 +101,7 @@ CASES = {
 """M, N, K, schedule, order of warps."""
 
 
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(kind: str, name: str) -> None:
@@ -140,6 +141,7 @@ def test_every_scale_lies_where_the_isa_says(rows: int, groups: int) -> None:
         assert not flat[~seen].any()
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("side", ["weight", "activation"])
 @pytest.mark.parametrize("schedule", [ScaledSchedule(64, 2), ScaledSchedule(256, 2)], ids=str)
@@ -213,6 +215,7 @@ def test_what_is_not_finite_makes_its_row_nan(kind: str, bad: float) -> None:
     np.testing.assert_allclose(y[[0, 2]], 100, rtol=1e-6)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("output", ["bfloat16", "float16"])
 def test_users_simulate(kind: str, output: str) -> None:
@@ -360,9 +363,7 @@ MUTANTS = {
     "scales overwritten while products read them": Mutant(_one_place_for_scales, "race", "still read"),
     "products before their copies": Mutant(lambda: remove(WAIT, 2), "race", "reads bytes"),
     "products without a fence": Mutant(lambda: remove(FENCE, 4), "asynchronous", "after_thread_sync"),
-    "products of a step after": Mutant(
-        lambda: argument(PRODUCT, 2, plus(2, "uint64"), 1), "wrong values"
-    ),
+    "products of a step after": Mutant(lambda: argument(PRODUCT, 2, plus(2, "uint64"), 1), "wrong values"),
     "products of other weights": Mutant(lambda: argument(PRODUCT, 1, plus(8, "uint64"), 1), "wrong values"),
     "products that add to what was there": Mutant(
         lambda: argument(PRODUCT, 6, lambda e: tirx.IntImm("bool", 1), 0), "uninitialised"
@@ -407,6 +408,7 @@ def test_kernels_without_bugs(name: str) -> None:
     assert error <= 1e-6
 
 
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]

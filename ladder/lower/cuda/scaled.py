@@ -9,7 +9,6 @@ ISA, "tcgen05.mma", "tcgen05.cp", "Block scaling"). No such kernel has run on ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -19,6 +18,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scaled_epilogue import Epilogue
 from ladder.lower.cuda.scaled_memory import Arguments, Memory, Ring, declare, encode_map, place
+from ladder.lower.cuda.scaled_place import WARPS, Place, find_place
 from ladder.lower.cuda.scaled_products import Issuer
 from ladder.lower.cuda.tcgen05_memory import after_sync, before_sync
 from ladder.lower.cuda.wgmma_activations import TENSOR_COPY
@@ -27,24 +27,6 @@ from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, check_legal, tens
 from targets import TileDevice
 
 Expr = Any
-
-WARPS = 4
-"""Warps that write sums; a producer's and the one that multiplies follow."""
-
-RASTER = 8
-"""Tiles of weight rows that are visited before activation rows advance: neighbours share both in L2."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a block stands: thread, tiles along N and M, slice of K, its first slab and their number."""
-
-    thread: Expr
-    n_tile: Expr
-    m_tile: Expr
-    slice: Expr
-    first: Expr
-    turns: Expr
 
 
 def emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, name: str) -> Any:
@@ -74,7 +56,7 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
     )
     overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.split_k > 1), "threadIdx.x")
     b.device(min_blocks=1)
-    where = _find(args, schedule)
+    where = find_place(args, schedule)
     copied = b.bind(rows)
     overlap.release()
     memory = place(form, schedule)
@@ -98,26 +80,6 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
         after_sync()
         columns = T.uint32(tensor_columns(form, schedule))
         b.ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32", base, columns)
-
-
-def _find(args: Arguments, schedule: ScaledSchedule) -> Place:
-    """Place blocks: slices of K are a cluster, columns of `RASTER` tiles along N walk along M."""
-    split = schedule.split_k
-    n_tiles = (args.n + ROWS - 1) // ROWS
-    m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
-    (block,) = b.block_index([n_tiles * m_tiles * split])
-    rank: Expr = b.cluster_rank([split])[0] if split > 1 else 0
-    thread = b.thread_index((WARPS + 2) * 32)
-    tile = b.bind(block // split) if split > 1 else block
-    n_tiles, m_tiles = b.bind(n_tiles), b.bind(m_tiles)
-    column = b.bind(tile // (m_tiles * RASTER))
-    inside = b.bind(tile % (m_tiles * RASTER))
-    columns = b.bind(T.min(RASTER, n_tiles - column * RASTER))
-    slabs = b.bind((args.row_bytes + SLAB - 1) // SLAB)
-    first = b.bind(slabs * rank // split) if split > 1 else 0
-    turns = b.bind(slabs * (rank + 1) // split - first) if split > 1 else slabs
-    n_tile = b.bind(column * RASTER + inside % columns)
-    return Place(thread, n_tile, b.bind(inside // columns), rank, first, turns)
 
 
 def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: Place) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.ir.scaled import ScaledGemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.scaled_memory import Arguments, Memory
+from ladder.lower.cuda.scaled_place import Place
 from ladder.lower.cuda.tcgen05_memory import LANE, WARP_LANES, after_sync, before_sync
 from ladder.lower.cuda.wgmma_cluster_sums import SEND
 from ladder.lower.cuda.wgmma_products import pin_registers
 from schedules.scaled import ROWS, ScaledSchedule
-
-if TYPE_CHECKING:
-    from ladder.lower.cuda.scaled import Place
 
 Expr = Any
 

@@ -1,0 +1,52 @@
+"""Where a block of a block-scaled product stands: its tiles and its slice of K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.scaled_memory import Arguments
+from schedules.scaled import ROWS, SLAB, ScaledSchedule
+
+Expr = Any
+
+WARPS = 4
+"""Warps that write sums; a producer's and the one that multiplies follow."""
+
+RASTER = 8
+"""Tiles of weight rows that are visited before activation rows advance: neighbours share both in L2."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block stands: thread, tiles along N and M, slice of K, its first slab and their number."""
+
+    thread: Expr
+    n_tile: Expr
+    m_tile: Expr
+    slice: Expr
+    first: Expr
+    turns: Expr
+
+
+def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
+    """Place blocks: slices of K are a cluster, columns of `RASTER` tiles along N walk along M."""
+    split = schedule.split_k
+    n_tiles = (args.n + ROWS - 1) // ROWS
+    m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
+    (block,) = b.block_index([n_tiles * m_tiles * split])
+    rank: Expr = b.cluster_rank([split])[0] if split > 1 else 0
+    thread = b.thread_index((WARPS + 2) * 32)
+    tile = b.bind(block // split) if split > 1 else block
+    n_tiles, m_tiles = b.bind(n_tiles), b.bind(m_tiles)
+    column = b.bind(tile // (m_tiles * RASTER))
+    inside = b.bind(tile % (m_tiles * RASTER))
+    columns = b.bind(T.min(RASTER, n_tiles - column * RASTER))
+    slabs = b.bind((args.row_bytes + SLAB - 1) // SLAB)
+    first = b.bind(slabs * rank // split) if split > 1 else 0
+    turns = b.bind(slabs * (rank + 1) // split - first) if split > 1 else slabs
+    n_tile = b.bind(column * RASTER + inside % columns)
+    return Place(thread, n_tile, b.bind(inside // columns), rank, first, turns)
