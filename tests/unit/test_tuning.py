@@ -245,7 +245,7 @@ def test_a_class_that_nobody_measured_takes_after_the_likest_one_for_few_rows() 
 
 
 def test_a_ratio_measured_at_another_shape_holds_in_part() -> None:
-    """Of three that are twice, once and half as slow as predicted, the outer ones near one at another shape."""
+    """Three schedules were twice, once and half as slow as predicted; at another shape less so."""
     shape = replace(GEMM, n=8192, k=8192)
     schedules = [replace(SCHEDULE, stages=stages) for stages in (2, 3, 4)]
     predicted = [predict(shape, H200, schedule, 8).seconds for schedule in schedules]
