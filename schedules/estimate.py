@@ -184,8 +184,8 @@ class Estimator:
         if close and not self._known:
             return predicted
         if found is not None:
-            median_ratio = self._typical / UNTRIED
-            return found.at(m) ** self._lean * median_ratio ** (1 - self._lean) * predicted
+            lean, others = self._lean, self._typical / UNTRIED
+            return exp(lean * log(found.at(m)) + (1 - lean) * log(others)) * predicted
         if close and not self.knows(m):
             return self._close_typical * predicted
         if not self._surrounds(m):
