@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from ladder.ir.attention import Attention
 from schedules.schedule import Schedule, check
-from schedules.waves import WAVE
+from schedules.waves import SPARE_REGISTERS, WAVE
 from targets import TileDevice
+from tile_types.errors import ScheduleError
 
 FRAGMENT = 16
 """Keys, and rows of q, of a matrix instruction."""
+
+MOST_REGISTERS = 256
+"""Registers of a lane up to which two waves share a SIMD."""
 
 MOST_WAVES = 4
 """Waves of a block: TVM marks AMD kernels as having at most 256 threads."""
@@ -98,3 +103,70 @@ def check_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule
     check(
         found <= most, f"sums of {plan.key_waves} waves take {found} bytes of LDS; {device.name} has {most}"
     )
+
+
+def is_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> bool:
+    """Whether `check_legal` accepts the schedule."""
+    try:
+        check_legal(form, device, plan)
+    except ScheduleError:
+        return False
+    return True
+
+
+LAUNCH, BLOCK = 2.0e-6, 1.0e-6
+"""Seconds of a launch, and of a block beside its turns: assumed, no such kernel has run on hardware."""
+
+EXPECTED = 1.25
+"""How much longer kernels that no hardware has run are taken to last than what is counted."""
+
+VECTOR_CYCLES, SIMDS = 4, 4
+"""Cycles of a wave's vector instruction, and SIMDs of a unit."""
+
+PER_SCORE, PER_LOAD, PER_TURN = 16, 10, 60
+"""Vector instructions of a lane's score, of a load with its address, and of a turn (machine code's)."""
+
+L2_SHARE = 2.0
+"""Bandwidth of L2 over that of DRAM: blocks of other rows of q read the same keys again."""
+
+
+def schedules(form: Attention, device: TileDevice, tokens: int) -> list[WaveAttentionSchedule]:
+    """Return the schedules that are considered."""
+    few = tokens * form.group <= FRAGMENT
+    ways = ((1, 1, keys) for keys in (4, 2, 1)) if few else ((2, 4, 1), (1, 4, 1), (1, 1, 4), (1, 2, 2))
+    found = [WaveAttentionSchedule(*way, fragments) for way in ways for fragments in (1, 2, 4)]
+    legal = [plan for plan in found if is_legal(form, device, plan)]
+    return [plan for plan in legal if registers(form, plan) <= MOST_REGISTERS] or legal[-1:]
+
+
+def registers(form: Attention, plan: WaveAttentionSchedule) -> int:
+    """Return about how many registers a lane has: sums and q, keys and values in flight and as operands."""
+    own = plan.parts * (form.size // 4 + form.size // 8)
+    moved = plan.fragments * form.size * form.stored_bytes // 8
+    return own + moved + plan.fragments * (10 + 6 * plan.parts) + SPARE_REGISTERS
+
+
+def predict(
+    form: Attention, device: TileDevice, plan: WaveAttentionSchedule, batch: int, tokens: int, keys: int
+) -> float:
+    """Return the seconds that a schedule is predicted to take."""
+    dram, size = device.layers[0], form.size
+    tiles = ceil(tokens * form.group / plan.rows)
+    blocks = batch * form.kv_heads * tiles
+    seen = keys / 2 if form.causal and tokens > plan.rows else keys
+    turns = ceil(seen / (plan.span * plan.key_waves))
+    at_once = max(1, min(SIMDS * 512 // (registers(form, plan) * plan.waves), 32 // plan.waves))
+    rounds = ceil(blocks / (device.units * at_once))
+    held = min(at_once, ceil(blocks / device.units)) * plan.waves / SIMDS
+    core = device.core_for(form.ttype)
+    products = 4 * FRAGMENT * FRAGMENT * size * plan.fragments * plan.parts
+    loads = plan.fragments * size * form.stored_bytes // 32
+    scores = 4 * plan.fragments * plan.parts
+    vector = (
+        PER_TURN + PER_SCORE * scores + PER_LOAD * loads + plan.parts * size // 8 + plan.fragments * size // 8
+    )
+    cycles = products * SIMDS / (core.ops_per_cycle * core.sustained) + VECTOR_CYCLES * vector
+    turn = max(dram.latency, cycles / device.clock * max(1.0, held))
+    moved = blocks * turns * plan.key_waves * plan.span * 2 * size * form.stored_bytes
+    streamed = max(moved / tiles, moved / L2_SHARE) / (dram.bandwidth * dram.sustained)
+    return LAUNCH + EXPECTED * max(rounds * (BLOCK + turns * turn), BLOCK + streamed)

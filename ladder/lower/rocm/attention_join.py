@@ -1,4 +1,4 @@
-"""The end of attention on AMD GPUs: the sums of waves that had other keys become one result, by way of LDS."""
+"""The end of attention on AMD GPUs: waves that had other keys join their sums through LDS."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Join:
             self._join(totals)
 
     def _runs(self, part: int) -> list[tuple[Expr, list[Expr]]]:
-        """Return the runs of neighbouring elements of a head that a lane has sums of, and where they begin."""
+        """Return where runs of neighbouring elements of a head begin that a lane has sums of, and those."""
         operands, values = self.spec.operands, self.sums.values[part]
         piece, found = operands.value_elements, []
         for index in range(operands.value_pieces):
@@ -95,7 +95,7 @@ class Join:
         each_piece(plan.rows * pieces, plan.threads, self.place.thread, store)
 
     def _joined(self, shared: Any, row: Expr, at: Expr, states: int) -> list[Expr]:
-        """Return the result of some elements from the sums of all waves, scaled to different largest scores."""
+        """Return some elements of the result: all waves' sums, which other largest scores scaled, as one."""
         plan, width = self.spec.schedule, self.spec.form.size + PAD
         rows = [row + wave * plan.rows for wave in range(plan.key_waves)]
         held = [_floats(shared, states + place * STATE, 2) for place in rows]

@@ -58,7 +58,7 @@ def _limit(spec: Spec, place: Place, row: Expr) -> Expr:
 
 
 def load(tensor: Any, at: Expr, elements: int, width: int) -> tuple[Expr, int]:
-    """Return neighbouring elements of a tensor as words, and how many words; less than one is its low bits."""
+    """Return neighbouring elements of a tensor as words (less than one is its low bits), and how many."""
     nbytes = elements * width
     loaded = tensor[d.lanes(at, elements)]
     if nbytes < 4:
@@ -112,7 +112,7 @@ class Keys:
         self.steps = {name: aligned(n[f"{name}_s"], operands.width) for name in "kv"}
 
     def load_keys(self, turn: Expr) -> None:
-        """Load the lane's quarters of the keys of a turn: key ``c`` of each fragment; and scales of scores."""
+        """Load the lane's quarter of key ``c`` of each fragment of a turn, and the scales of its scores."""
         operands, place = self.spec.operands, self.place
         piece = operands.key_elements
         for fragment in range(self.spec.schedule.fragments):

@@ -100,7 +100,7 @@ class Place:
 
 
 def aligned(at: Expr, width: int) -> Expr:
-    """Return an offset of elements of ``width`` bytes, a multiple of `ALIGNED` bytes, such that this is seen."""
+    """Return an offset that is a multiple of `ALIGNED` bytes such that LLVM knows it."""
     unit = ALIGNED // width
     return b.keep(T.truncdiv(at, unit)) * unit
 

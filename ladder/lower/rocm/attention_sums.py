@@ -26,8 +26,8 @@ LOWEST = -1e30
 LIFT = {("float16", False): 14.0, ("float16", True): 7.0}
 """(Type of weights, whether values' scales multiply them) -> binary digits that they are lifted by.
 
-The largest then are far from what float16 holds, and small ones are no subnormal numbers, which CDNA2's matrix
-cores take for 0.
+The largest stay within what float16 holds, and small ones are no subnormal numbers, which CDNA2's
+matrix cores take for 0.
 """
 
 
