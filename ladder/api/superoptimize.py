@@ -64,7 +64,8 @@ def superoptimize(
         Whether the database is read; what is found is kept in it either way.
     constants
         Positions of inputs that nothing writes while the kernels may run, such as weights: GPU kernels then
-        load them before the kernels launched earlier have ended.
+        load them before the kernels launched earlier have ended. A call that finds one of them written since
+        the call before, or another tensor in its place, waits for those first.
 
     Returns
     -------

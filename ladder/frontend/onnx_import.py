@@ -146,11 +146,13 @@ class Walk:
         for entry in self.file.model.metadata_props:
             if entry.key == LIMITS:
                 self.piece.limits.extend((a, b) for a, b in json.loads(entry.value))
-        outputs = tuple(info.name for info in graph.output)
+        outputs = [info.name for info in graph.output]
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
         stays = self.precise or ours  # what Ladder wrote stays as it was
         rules = () if stays else ATTENTION_PATTERNS + ROWS_OF_PRODUCTS
-        results = {name: self.value(name) for name in outputs}
+        # A result that is listed again is another of that value, with a name of its own.
+        own = [name if outputs.index(name) == at else f"{name}:{at}" for at, name in enumerate(outputs)]
+        results = {new: self.value(name) for new, name in zip(own, outputs, strict=True)}
         named = {info.name: self._named(info) if self.shapes else info.type for info in inputs}
         return self.flow.staged(self.file.title, named, results, rules, self.tensor)
 

@@ -77,8 +77,8 @@ def _converted(call: Call, ttype: str) -> Any:
 
 
 def _chosen(call: Call) -> Any:
-    condition, yes, no = call.operands()
-    return ATEN["where.self"](call.im, call.ttype(1), condition, yes, no)
+    _, yes, no = call.operands()
+    return ATEN["where.self"](call.im, call.ttype(1), call.tensor(0), yes, no)
 
 
 def _is_nan(call: Call) -> Any:

@@ -124,6 +124,25 @@ def test_reductions_along_each_axis(target: str, axis: int, keep: bool) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_sums_of_all_that_depend_on_sums_of_all(target: str) -> None:
+    """Each is computed once, before the loop of the next."""
+    x = torch.arange(24.0).reshape(4, 6)
+
+    def total(g: GraphBuilder, x: str) -> str:
+        return g.add("reduce_sum", g.add("reduce_sum", x, axis=1, keep=False), axis=0, keep=False)
+
+    def make(g: GraphBuilder, x: str) -> tuple[str, ...]:
+        first = g.add("add", x, total(g, x))
+        second = g.add("add", x, total(g, first))
+        return g.add("slice", second, begin=(1, 0), shape=(3, 6)), g.add("mul", first, second)
+
+    first = x + x.sum()
+    second = x + first.sum()
+    for got, want in zip(run_chain(chain(make, x), (x,), target), (second[1:], first * second), strict=True):
+        assert_equal(got, want)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("first", ["guarded", "plain"])
 def test_what_is_read_under_a_condition_is_read_again_where_there_is_none(

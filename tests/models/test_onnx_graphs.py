@@ -113,3 +113,14 @@ def test_a_branch_is_a_model_for_the_shapes_that_it_is_first_given() -> None:
     assert second.model is None
     assert torch.equal(fast(n=torch.tensor(3), x=torch.ones(3, 4)), torch.ones(3, 4).exp())
     assert first.of(dict.fromkeys(first.names, x)) is first.model
+
+
+def test_a_result_that_is_listed_twice_is_returned_twice() -> None:
+    listed = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        twice (float[n, 3] x) => (float[n, 3] y, float[n, 3] y, float[n, 3] z) { y = Exp(x)  z = Relu(x) }""")
+    x = torch.randn(2, 3)
+    first, second, other = ladder.compile(listed)(x)
+    assert torch.allclose(first, x.exp())
+    assert torch.equal(first, second)
+    assert torch.equal(other, x.relu())

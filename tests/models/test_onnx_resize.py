@@ -1,4 +1,4 @@
-"""Resize of the nearest element by whole factors: moves of a kernel, as in the standard's own reference."""
+"""Resize as in the standard's own reference: whole factors of the nearest element are moves of a kernel."""
 
 from __future__ import annotations
 
@@ -46,3 +46,30 @@ def test_whole_factors(how: str, factor: int, version: int) -> None:
     (wanted,) = ReferenceEvaluator(model(how, factor, max(version, 13))).run(None, {"x": x.numpy()})
     np.testing.assert_array_equal(fast(x).numpy(), wanted)
     assert ("torch onnx.Resize" in fast.plan()) != HOW[how][1]
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("antialias", [0, 1])
+@pytest.mark.parametrize("scale", [2.0, 0.6, 1.7])
+def test_an_infinite_element_reaches_no_farther_than_its_weights(
+    mode: str, antialias: int, scale: float
+) -> None:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode, antialias=antialias)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "resize",
+        [info("x", TensorProto.FLOAT, [1, 1, "n"])],
+        [info("y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.array([1, 1, scale], np.float32), "scales")],
+    )
+    written = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = torch.randn(1, 1, 24)
+    got = ladder.compile(written)(x)
+    (wanted,) = ReferenceEvaluator(written).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-5)
+    x[0, 0, 12] = torch.inf
+    away = ladder.compile(written)(x).isfinite()
+    assert bool(away[..., :2].all())
+    assert bool(away[..., -2:].all())
+    assert not bool(away.all())

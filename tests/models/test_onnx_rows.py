@@ -105,6 +105,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "Cast to truth": ("Cast", [X.round()], {"to": TensorProto.BOOL}),
     "CastLike": ("CastLike", [X.round().astype(np.int64), X], {}),
     "Where": ("Where", [X > 0, X, np.array(0, np.float32)], {}),
+    "Where of one condition": ("Where", [np.array(True), X, 2 * X], {}),
     "IsNaN": ("IsNaN", [np.where(X > 1, np.nan, X)], {}),
     "IsInf": ("IsInf", [np.where(X > 1, np.inf, np.where(X < -1, -np.inf, X))], {}),
     "IsInf below": ("IsInf", [np.where(X < 0, -np.inf, np.inf)], {"detect_positive": 0}),

@@ -172,9 +172,17 @@ class Nest(ABC):
         return (flat, *reversed(index)) if extents else ()
 
     def prepare(self, value: str, index: Index, inner: Index) -> None:
-        """Emit the reductions that a value needs and that do not depend on ``inner`` loops."""
+        """Emit the reductions that a value needs and that do not depend on ``inner`` loops.
+
+        One that does may need others that do not: emitted within its loop, they would be computed each turn,
+        and end with it.
+        """
         for node, place in self.values.needed(value, index):
-            if not any(uses(part, inner) for part in place):
+            if any(uses(part, inner) for part in place):
+                it = Reduction(self, node, place)
+                probe = self.probe("k", it.extent)
+                self.prepare(it.operand, it.at(probe), (*inner, probe))
+            else:
                 self.reduce(node, place)
 
     def branched(self, value: str, index: Index, inner: Index, body: Callable[[], None]) -> None:

@@ -74,22 +74,27 @@ KERNELS: Mapping[str, tuple[Callable[[Any, float], Any], int]] = {
 """Mode -> weight by distance, and how far it reaches."""
 
 
-def axis_weights(op: Operation, places: Any, extent: int, scale: float) -> Any:
-    """Return the weights ``[out, extent]`` of an axis, which interpolate at fractional places."""
+def axis_taps(op: Operation, places: Any, extent: int, scale: float) -> tuple[Any, Any]:
+    """Return which elements of an axis are read, and their weights, ``[out, taps]`` each.
+
+    Elements that do not count are not read: an infinite one, times a weight of 0, would be NaN.
+    """
     function, reach = KERNELS[op.get("mode")]
     a = op.get("cubic_coeff_a", -0.75)
-    stretch = min(scale, 1.0) if op.get("antialias", 0) else 1.0
-    span = int(-(-reach // stretch)) + 1
+    antialias = bool(op.get("antialias", 0))
+    stretch = min(scale, 1.0) if antialias else 1.0
+    span = int(-(-reach // stretch)) + 1 if antialias else reach
     first = places.floor().to(torch.int64)
-    taps = first.reshape(-1, 1) + torch.arange(-span, span + 1)
+    taps = first.reshape(-1, 1) + torch.arange(1 - span, span + 1)
     weights = function((taps - places.reshape(-1, 1)) * stretch, a)
     inside = (taps >= 0) & (taps < extent)
     if op.get("exclude_outside", 0):
         weights = torch.where(inside, weights, torch.zeros_like(weights))
-    if op.get("exclude_outside", 0) or op.get("antialias", 0):
+    if op.get("exclude_outside", 0) or antialias:
         weights = weights / weights.sum(1, keepdim=True)
-    found = torch.zeros(len(places), extent, dtype=torch.float64)
-    return found.scatter_add(1, taps.clamp(0, extent - 1), weights)
+    if antialias:
+        taps = torch.where(weights == 0, first.reshape(-1, 1), taps)
+    return taps.clamp(0, extent - 1), weights
 
 
 def _roi(op: Operation, roi: Any, axes: Sequence[int]) -> list[tuple[float, float]]:
@@ -120,8 +125,12 @@ def _nearest(op: Operation, x: Any, axis: int, places: Any, fill: Any) -> Any:
 
 
 def _resampled(op: Operation, x: Any, axis: int, places: Any, scale: float) -> Any:
-    weights = axis_weights(op, places, x.shape[axis], scale).to(x.device, x.dtype)
-    return torch.tensordot(x, weights, ([axis], [1])).movedim(-1, axis)
+    shape = [-1 if at == axis else 1 for at in range(x.ndim)]
+    taps, weights = (value.to(x.device) for value in axis_taps(op, places, x.shape[axis], scale))
+    total: Any = 0
+    for tap, weight in zip(taps.T, weights.T.to(x.dtype), strict=True):
+        total = total + x.index_select(axis, tap) * weight.reshape(shape)
+    return total
 
 
 def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
