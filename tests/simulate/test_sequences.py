@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Any, Any, int]] = {
     "router": (Router, lambda: [torch.randn(1, 64).half()], 3),
     "heads": (
         Heads,
-        lambda: [*(torch.randn(*shape).half() for shape in ((1, 1, 640), (32,), (1, 2, 8, 64))), torch.tensor([3])],
+        lambda: [*(torch.randn(*s).half() for s in ((1, 1, 640), (32,), (1, 2, 8, 64))), torch.tensor([3])],
         3,
     ),
 }  # fmt: skip
