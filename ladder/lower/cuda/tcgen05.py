@@ -4,9 +4,9 @@
 rows are the instruction's M, activation rows its N. Math warps decode packed words and store the operand
 into tensor memory, in the order of mma's fragments; one thread starts the products of a slab with x from
 shared memory; sums stay in tensor memory until the tile ends (PTX ISA, "TensorCore 5th Generation Family
-Instructions"). The blocks of a pair (``cta_group::2``) multiply together: each decodes its own weight rows and
-holds half of the activation rows, the first one's thread starts the products of both, and these arrive at the
-barriers of both. No such kernel has run on hardware yet.
+Instructions"). The blocks of a pair (``cta_group::2``) multiply together: each decodes its own weight rows
+and holds half of the activation rows, the first one's thread starts the products of both, and these arrive at
+the barriers of both. No such kernel has run on hardware yet.
 """
 
 from __future__ import annotations
