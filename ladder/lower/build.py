@@ -48,6 +48,12 @@ QUANTIZERS = {
 }
 """TVM target kind -> ``module:class``: ``(quantization, device)``, whose ``emit()`` emits the kernel."""
 
+ATTENTION = {
+    "cuda": "ladder.lower.cuda.attention:emit",
+    "rocm": "ladder.lower.rocm.attention:emit",
+}
+"""TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a kernel of attention."""
+
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
     "rocm": "ladder.lower.rocm.toolchain:compile_functions",
