@@ -15,6 +15,7 @@ from ladder.partition.subgraphs import Subgraph
 from ladder.runtime import peers
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
+from ladder.runtime.model.indexing import indexed
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import Now, is_fixed
 from tile_types.errors import LadderError
@@ -176,6 +177,8 @@ def awaited(target: str) -> Any:
     function = resolve(target)
     if target in OVER_PEERS:
         return OVER_PEERS[target]
+    if target == "aten.index.Tensor":
+        return indexed(function)
     if not target.startswith(COLLECTIVES):
         return function
     wait = torch.ops._c10d_functional.wait_tensor

@@ -1,0 +1,103 @@
+"""Indices that are broadcast: what is taken, how they are checked, and what stays torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ladder
+from ladder.runtime.model.indexing import FEWEST, indexed
+
+INDEX = torch.ops.aten.index.Tensor
+
+
+def refused(x: torch.Tensor, indices: Any) -> torch.Tensor:
+    raise AssertionError("left to torch")
+
+
+def numbers(extent: int, *shape: int, least: int = 0) -> torch.Tensor:
+    return torch.randint(least, extent, shape)
+
+
+TAKEN: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {
+    "two of two": (torch.randn(9, 7), [numbers(9, 80, 1), numbers(7, 1, 70)]),
+    "two of four": (torch.randn(9, 7, 3, 2), [numbers(9, 80, 1), numbers(7, 70)]),
+    "as torchvision's roi_align": (
+        torch.randn(2, 8, 5, 6),
+        [
+            numbers(2, 4, 1, 1, 1),
+            torch.arange(8).view(1, 8, 1, 1),
+            numbers(5, 4, 1, 9, 1),
+            numbers(6, 4, 1, 1, 9),
+        ],
+    ),
+    "from the end": (torch.randn(9, 7), [numbers(9, 80, 1, least=-9), numbers(7, 1, 70, least=-7)]),
+    "int32": (torch.randn(9, 7), [numbers(9, 80, 1, least=-9).int(), numbers(7, 1, 70).int()]),
+    "not contiguous": (torch.randn(7, 9).t(), [numbers(9, 80, 1), numbers(7, 1, 70)]),
+    "no columns": (torch.randn(9, 7, 4)[..., :1], [numbers(9, 80, 1), numbers(7, 1, 70)]),
+    "special values": (
+        torch.tensor([[float("nan"), float("inf")], [-0.0, float("-inf")]]),
+        [numbers(2, 80, 1), numbers(2, 1, 70)],
+    ),
+    "truth": (torch.randn(9, 7) > 0, [numbers(9, 80, 1), numbers(7, 1, 70)]),
+    "bfloat16": (torch.randn(9, 7).bfloat16(), [numbers(9, 80, 1), numbers(7, 1, 70)]),
+    "complex": (torch.randn(9, 7, dtype=torch.complex64), [numbers(9, 80, 1), numbers(7, 1, 70)]),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_rows_are_those_of_torch(what: str) -> None:
+    x, indices = TAKEN[what]
+    want = INDEX(x, indices)
+    assert want.numel() >= FEWEST
+    found = indexed(refused)(x, indices)
+    assert found.dtype == want.dtype
+    assert found.stride() == want.stride()
+    assert torch.equal(found.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("extent", "least"), [(10, 0), (9, -10)], ids=["beyond the last", "before the first"]
+)
+def test_numbers_outside_of_an_axis_are_refused_as_torch_does(extent: int, least: int) -> None:
+    """Also where the place that they would give lies inside of the tensor."""
+    rows = numbers(9, 80, 1)
+    rows[3] = extent - 1 if least == 0 else least
+    for indices in ([rows, numbers(7, 1, 70)], [numbers(7, 1, 70).fill_(3), rows]):
+        x = torch.randn(9, 7) if indices[0] is rows else torch.randn(70, 9)
+        with pytest.raises(IndexError):
+            indexed(INDEX)(x, indices)
+
+
+LEFT: dict[str, tuple[torch.Tensor, list[Any]]] = {
+    "none": (torch.randn(9, 7), [None, numbers(7, 80)]),
+    "mask": (torch.randn(9, 7), [torch.randn(9) > 0, numbers(7, 1)]),
+    "one": (torch.randn(9, 7), [numbers(9, 3000)]),
+    "few": (torch.randn(9, 7), [numbers(9, 8, 1), numbers(7, 1, 7)]),
+    "given whole": (torch.randn(9, 7), [numbers(9, 3000), numbers(7, 3000)]),
+    "unsigned": (torch.ones(9, 7, dtype=torch.uint16), [numbers(9, 80, 1), numbers(7, 1, 70)]),
+    "no numbers": (torch.randn(9, 7), [numbers(9, 0, 1), numbers(7, 1, 70)]),
+    "nothing in rows": (torch.randn(9, 7, 0), [numbers(9, 80, 1), numbers(7, 1, 70)]),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_others_are_left_to_torch(what: str) -> None:
+    x, indices = LEFT[what]
+    with pytest.raises(AssertionError, match="left to torch"):
+        indexed(refused)(x, indices)
+    assert torch.equal(indexed(INDEX)(x, indices), INDEX(x, indices))
+
+
+def test_compiled_functions_take_them() -> None:
+    def taken(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)[rows[:, None], columns[None, :]] * 2
+
+    fast = ladder.compile(taken)
+    for count in (80, 90, 3, 0):
+        given = torch.randn(9, 7), numbers(9, count, least=-9), numbers(7, 70)
+        assert torch.equal(fast(*given), taken(*given))
+    with pytest.raises(IndexError):
+        fast(torch.randn(9, 7), torch.full((80,), 9), numbers(7, 70))
