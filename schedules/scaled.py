@@ -15,6 +15,7 @@ from schedules.cost_model import (
     GEMV_CLUSTER_CYCLES,
     INGEST_BYTES,
     LAUNCH_SECONDS,
+    MULTICAST_LOSS,
     OVERLAP,
 )
 from schedules.schedule import Schedule, check
@@ -51,11 +52,15 @@ class ScaledSchedule(Schedule):
         Slabs of 128 bytes of K in flight, each with a place for its scales in tensor memory.
     split_k
         Blocks of a cluster that share K and add up through distributed shared memory.
+    pair
+        Whether two blocks of neighbouring weight rows multiply together, each with half of the activation
+        rows in its shared memory (``cta_group::2``).
     """
 
     tile_m: int = 128
     stages: int = 4
     split_k: int = 1
+    pair: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("tile_m", TILES), ("stages", STAGES), ("split_k", SPLITS)):
@@ -65,6 +70,22 @@ class ScaledSchedule(Schedule):
             self.split_k == 1 or self.tile_m == TILES[0],
             f"blocks that share K have {TILES[0]} activation rows, not {self.tile_m}",
         )
+        check(self.split_k == 1 or not self.pair, "blocks that share K multiply alone, not in pairs")
+
+    @property
+    def partners(self) -> int:
+        """Blocks that multiply together: what ``cta_group`` says."""
+        return 1 + self.pair
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.split_k * self.partners
+
+    @property
+    def held_m(self) -> int:
+        """Activation rows that a block has in its shared memory."""
+        return self.tile_m // self.partners
 
     @property
     def x_atoms(self) -> int:
@@ -74,7 +95,7 @@ class ScaledSchedule(Schedule):
 
 def stage_bytes(form: ScaledGemm, schedule: ScaledSchedule) -> int:
     """Return the bytes of a stage: codes and scales of both operands."""
-    return (schedule.tile_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
+    return (schedule.held_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
 
 
 def exchange_bytes(schedule: ScaledSchedule) -> int:
@@ -138,8 +159,8 @@ def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[ScaledSchedule]:
     """Yield what is legal."""
     for tile_m in TILES:
         for stages in STAGES:
-            for split_k in SPLITS if tile_m == TILES[0] else (1,):
-                option = ScaledSchedule(tile_m, stages, split_k)
+            for split_k, pair in [*((s, False) for s in SPLITS if s == 1 or tile_m == TILES[0]), (1, True)]:
+                option = ScaledSchedule(tile_m, stages, split_k, pair)
                 if is_legal(form, device, option):
                     yield option
 
@@ -166,7 +187,8 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     layers = {layer.name: layer for layer in device.layers}
     rate = {name: layer.bandwidth * layer.sustained for name, layer in layers.items()}
     core = device.core_for("fp8_e4m3", "tcgen05")
-    n_tiles, m_tiles = -(-form.n // ROWS), -(-m // schedule.tile_m)
+    pairs, m_tiles = -(-form.n // (ROWS * schedule.partners)), -(-m // schedule.tile_m)
+    n_tiles = pairs * schedule.partners
     blocks, slabs = n_tiles * m_tiles * schedule.split_k, -(-form.slabs // schedule.split_k)
     by_columns = TENSOR_COLUMNS // tensor_columns(form, schedule)
     resident = max(1, min(device.shared_per_unit // shared_bytes(form, schedule), by_columns))
@@ -176,7 +198,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     moved = (form.n + m) * stored + m * form.n * out
     # Rows beyond M are not copied.
     loaded = (
-        stage_bytes(form, schedule) - (schedule.tile_m - min(schedule.tile_m, -(-m // 8) * 8)) * SLAB
+        stage_bytes(form, schedule) - (schedule.held_m - min(schedule.held_m, -(-m // 8) * 8)) * SLAB
     ) * slabs
     flops = 2 * ROWS * schedule.tile_m * slabs * SLAB * 8 // form.format.bits
     tensor = flops * form.format.bits / 8 / (core.ops_per_cycle * core.sustained * device.clock)
@@ -184,6 +206,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     # A buffer is asked for again when it has been used: as `schedules.cost_model.Work`.
     waiting = max(stage, (FILL_SECONDS + stage) / (schedule.stages * min(resident, per_unit)))
     units = per_unit * (waiting * slabs + BLOCK_SECONDS / min(resident, per_unit))
+    units *= 1 + MULTICAST_LOSS * schedule.pair  # blocks that wait for each other, as those that share x do
     exchange = 0.0
     if schedule.split_k > 1:
         received = (schedule.split_k - 1) * (schedule.tile_m // schedule.split_k)

@@ -179,7 +179,7 @@ def kernel_for(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -
         If it cannot be compiled.
     """
     shapeless = {name: value for name, value in asdict(form).items() if name not in ("n", "k")}
-    tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}"
+    tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}" + "_pair" * schedule.pair
     name = f"ladder_scaled_{form.weight}_{form.activation}_{tiles}"
 
     def make(folder: Path) -> BuiltModule:

@@ -49,12 +49,12 @@ def emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, name: s
 def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> None:
     """Emit host part, set-up and the three roles."""
     args, overlap = declare(form), Overlap(device)
-    rows = T.min(schedule.tile_m, (args.m + 7) // 8 * 8)
+    rows = T.min(schedule.held_m, (args.m + 7) // 8 * 8)
     x_map, w_map = (
         encode_map(args.x, args.m, args.row_bytes, rows),
         encode_map(args.w, args.n, args.row_bytes, ROWS),
     )
-    overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.split_k > 1), "threadIdx.x")
+    overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.cluster > 1), "threadIdx.x")
     b.device(min_blocks=1)
     where = find_place(args, schedule)
     copied = b.bind(rows)
@@ -69,17 +69,33 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
         with b.when(warp == WARPS), b.when(T.cuda.elect_sync()):
             _produce(form, schedule, args, memory, where, (x_map, w_map), copied)
         with b.when(warp == WARPS + 1), b.when(T.cuda.elect_sync()):
-            Issuer(form, schedule, memory, base).multiply(where.turns, where.m_tile)
+            issuer = Issuer(form, schedule, memory, base)
+
+            def multiply() -> None:
+                issuer.multiply(where.turns, where.m_tile)
+
+            if schedule.pair:
+                b.either(where.rank == 0, multiply, lambda: issuer.report(where.turns))
+            else:
+                multiply()
 
     def write() -> None:
         Epilogue(form, schedule, args, memory, base).finish(where)
 
     b.either(where.thread >= WARPS * 32, work, write)
-    b.block_sync()
+    _sync(schedule.pair)
     with b.when(warp == WARPS + 1):
         after_sync()
         columns = T.uint32(tensor_columns(form, schedule))
-        b.ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32", base, columns)
+        b.ptx(f"tcgen05.dealloc.cta_group::{schedule.partners}.sync.aligned.b32", base, columns)
+
+
+def _sync(cluster: bool) -> None:
+    """Wait for the threads of the cluster, or of the block."""
+    if cluster:
+        b.cluster_sync()
+    else:
+        b.block_sync()
 
 
 def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: Place) -> None:
@@ -88,13 +104,11 @@ def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: P
         memory.initialise(schedule)
     with b.when(where.thread // 32 == WARPS + 1):
         columns = T.uint32(tensor_columns(form, schedule))
-        b.ptx("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32", memory.word.ptr_to([0]), columns)
-        b.ptx("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned")
+        group = f"cta_group::{schedule.partners}.sync.aligned"
+        b.ptx(f"tcgen05.alloc.{group}.shared::cta.b32", memory.word.ptr_to([0]), columns)
+        b.ptx(f"tcgen05.relinquish_alloc_permit.{group}")
         before_sync()
-    if schedule.split_k > 1:
-        b.cluster_sync()
-    else:
-        b.block_sync()
+    _sync(schedule.cluster > 1)
     after_sync()
 
 
@@ -111,17 +125,20 @@ def _produce(
     ring, atoms = Ring(schedule.stages), form.slab_atoms
     each = atoms * ATOM
     first_m, per_tile = where.m_tile * schedule.tile_m, schedule.x_atoms
+    own_m = first_m + where.rank * schedule.held_m if schedule.pair else first_m
+    # The second block of a pair may have no weights: its rows are never stored.
+    w_atom = T.min(where.n_tile, args.w_atoms - 1) if schedule.pair else where.n_tile
     with b.loop(where.turns) as turn:
         stage, slab = ring.stage.value, b.bind(where.first + turn)
         b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
         full = memory.full.ptr_to([stage])
         size = T.Cast("uint32", (copied + ROWS) * SLAB + (1 + per_tile) * each)
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
-        b.ptx(TENSOR_COPY, memory.x.ptr_to([stage, 0]), T.address_of(maps[0]), slab * SLAB, first_m, full)
+        b.ptx(TENSOR_COPY, memory.x.ptr_to([stage, 0]), T.address_of(maps[0]), slab * SLAB, own_m, full)
         w_row = where.n_tile * ROWS
         b.ptx(TENSOR_COPY, memory.w.ptr_to([stage, 0]), T.address_of(maps[1]), slab * SLAB, w_row, full)
         scales, held = memory.scales, T.uint32(each)
-        source = args.w_scales.ptr_to([where.n_tile, slab * atoms, 0])
+        source = args.w_scales.ptr_to([w_atom, slab * atoms, 0])
         b.ptx(BULK_COPY, scales.ptr_to([stage, 0]), source, held, full)
         for index in range(per_tile):
             # Rows beyond M have the last rows' scales: their sums are never stored.
@@ -129,3 +146,7 @@ def _produce(
             target = scales.ptr_to([stage, (1 + index) * each])
             b.ptx(BULK_COPY, target, args.x_scales.ptr_to([row, slab * atoms, 0]), held, full)
         ring.advance()
+    if schedule.pair:  # products of the other block's thread arrive here: not after this block has ended
+        with b.loop(schedule.stages):
+            b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([ring.stage.value]), ring.phase.value ^ 1))
+            ring.advance()
