@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from ladder.ir.scaled import ScaledGemm
@@ -39,6 +40,12 @@ RESERVED = 2048
 
 TILES, STAGES, SPLITS = (32, 64, 128, 256), (2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 4, 8)
 
+HEIGHTS = (128, 64)
+"""Weight rows of a block."""
+
+LANE_SCALES = 16
+"""Bytes of an atom of scales for each of its lanes: rows that follow each other by 32, four groups."""
+
 
 @dataclass(frozen=True)
 class ScaledSchedule(Schedule):
@@ -55,15 +62,20 @@ class ScaledSchedule(Schedule):
     pair
         Whether two blocks of neighbouring weight rows multiply together, each with half of the activation
         rows in its shared memory (``cta_group::2``).
+    rows
+        Weight rows of a block: 128, or for few activation rows 64, so that twice as many multiprocessors read
+        weights; the other half of the instruction's rows then multiplies what is never stored.
     """
 
     tile_m: int = 128
     stages: int = 4
     split_k: int = 1
     pair: bool = False
+    rows: int = ROWS
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tile_m", TILES), ("stages", STAGES), ("split_k", SPLITS)):
+        limits = (("tile_m", TILES), ("stages", STAGES), ("split_k", SPLITS), ("rows", HEIGHTS))
+        for name, allowed in limits:
             value = getattr(self, name)
             check(value in allowed, f"{name}={value} of a block-scaled product: one of {allowed}")
         check(
@@ -71,6 +83,10 @@ class ScaledSchedule(Schedule):
             f"blocks that share K have {TILES[0]} activation rows, not {self.tile_m}",
         )
         check(self.split_k == 1 or not self.pair, "blocks that share K multiply alone, not in pairs")
+        check(
+            self.rows == ROWS or (self.tile_m == TILES[0] and not self.pair),
+            f"blocks of {self.rows} weight rows have {TILES[0]} activation rows, and are no pairs",
+        )
 
     @property
     def partners(self) -> int:
@@ -96,6 +112,15 @@ class ScaledSchedule(Schedule):
 def stage_bytes(form: ScaledGemm, schedule: ScaledSchedule) -> int:
     """Return the bytes of a stage: codes and scales of both operands."""
     return (schedule.held_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
+
+
+def copied_bytes(form: ScaledGemm, schedule: ScaledSchedule, m: int) -> int:
+    """Return the bytes of a stage that a block copies: no rows beyond M, half of the weights if it has half."""
+    eights = -(-m // 8) * 8
+    missing = (schedule.held_m - min(schedule.held_m, eights) + ROWS - schedule.rows) * SLAB
+    if schedule.rows < ROWS:
+        missing += form.slab_atoms * (ATOM - LANE_SCALES * min(schedule.tile_m, eights))
+    return stage_bytes(form, schedule) - missing
 
 
 def exchange_bytes(schedule: ScaledSchedule) -> int:
@@ -159,10 +184,14 @@ def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[ScaledSchedule]:
     """Yield what is legal."""
     for tile_m in TILES:
         for stages in STAGES:
-            for split_k, pair in [*((s, False) for s in SPLITS if s == 1 or tile_m == TILES[0]), (1, True)]:
-                option = ScaledSchedule(tile_m, stages, split_k, pair)
+            for more in _WAYS if tile_m == TILES[0] else _WAYS[:2]:
+                option = ScaledSchedule(tile_m, stages, *more)
                 if is_legal(form, device, option):
                     yield option
+
+
+_WAYS = ((1,), (1, True), *product(SPLITS[1:], [False], HEIGHTS), (1, False, 64))
+"""Slices of K, pairs and weight rows that are considered; but for the first two with few activation rows."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +216,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     layers = {layer.name: layer for layer in device.layers}
     rate = {name: layer.bandwidth * layer.sustained for name, layer in layers.items()}
     core = device.core_for("fp8_e4m3", "tcgen05")
-    pairs, m_tiles = -(-form.n // (ROWS * schedule.partners)), -(-m // schedule.tile_m)
+    pairs, m_tiles = -(-form.n // (schedule.rows * schedule.partners)), -(-m // schedule.tile_m)
     n_tiles = pairs * schedule.partners
     blocks, slabs = n_tiles * m_tiles * schedule.split_k, -(-form.slabs // schedule.split_k)
     by_columns = TENSOR_COLUMNS // tensor_columns(form, schedule)
@@ -196,10 +225,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     stored = form.row_bytes + form.scale_atoms * 4
     out = {"float32": 4}.get(form.output, 2)
     moved = (form.n + m) * stored + m * form.n * out
-    # Rows beyond M are not copied.
-    loaded = (
-        stage_bytes(form, schedule) - (schedule.held_m - min(schedule.held_m, -(-m // 8) * 8)) * SLAB
-    ) * slabs
+    loaded = copied_bytes(form, schedule, m) * slabs
     flops = 2 * ROWS * schedule.tile_m * slabs * SLAB * 8 // form.format.bits
     tensor = flops * form.format.bits / 8 / (core.ops_per_cycle * core.sustained * device.clock)
     stage = max(tensor, loaded / (INGEST_BYTES * device.clock)) / slabs

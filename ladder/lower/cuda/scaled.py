@@ -9,6 +9,7 @@ ISA, "tcgen05.mma", "tcgen05.cp", "Block scaling"). No such kernel has run on ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -23,7 +24,7 @@ from ladder.lower.cuda.scaled_products import Issuer
 from ladder.lower.cuda.tcgen05_memory import after_sync, before_sync
 from ladder.lower.cuda.wgmma_activations import TENSOR_COPY
 from ladder.lower.cuda.wgmma_producer import BULK_COPY
-from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
+from schedules.scaled import ATOM, LANE_SCALES, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
 from targets import TileDevice
 
 Expr = Any
@@ -52,7 +53,7 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
     rows = T.min(schedule.held_m, (args.m + 7) // 8 * 8)
     x_map, w_map = (
         encode_map(args.x, args.m, args.row_bytes, rows),
-        encode_map(args.w, args.n, args.row_bytes, ROWS),
+        encode_map(args.w, args.n, args.row_bytes, schedule.rows),
     )
     overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.cluster > 1), "threadIdx.x")
     b.device(min_blocks=1)
@@ -122,31 +123,78 @@ def _produce(
     copied: Expr,
 ) -> None:
     """Copy slab after slab of both operands and their scales into the ring."""
-    ring, atoms = Ring(schedule.stages), form.slab_atoms
-    each = atoms * ATOM
-    first_m, per_tile = where.m_tile * schedule.tile_m, schedule.x_atoms
+    ring = Ring(schedule.stages)
+    first_m = where.m_tile * schedule.tile_m
     own_m = first_m + where.rank * schedule.held_m if schedule.pair else first_m
-    # The second block of a pair may have no weights: its rows are never stored.
-    w_atom = T.min(where.n_tile, args.w_atoms - 1) if schedule.pair else where.n_tile
+    inside = where.part * schedule.rows
+    scales = Scales(form, schedule, args, memory, where, copied)
     with b.loop(where.turns) as turn:
         stage, slab = ring.stage.value, b.bind(where.first + turn)
         b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
         full = memory.full.ptr_to([stage])
-        size = T.Cast("uint32", (copied + ROWS) * SLAB + (1 + per_tile) * each)
+        size = T.Cast("uint32", (copied + schedule.rows) * SLAB + scales.bytes)
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
         b.ptx(TENSOR_COPY, memory.x.ptr_to([stage, 0]), T.address_of(maps[0]), slab * SLAB, own_m, full)
-        w_row = where.n_tile * ROWS
-        b.ptx(TENSOR_COPY, memory.w.ptr_to([stage, 0]), T.address_of(maps[1]), slab * SLAB, w_row, full)
-        scales, held = memory.scales, T.uint32(each)
-        source = args.w_scales.ptr_to([w_atom, slab * atoms, 0])
-        b.ptx(BULK_COPY, scales.ptr_to([stage, 0]), source, held, full)
-        for index in range(per_tile):
-            # Rows beyond M have the last rows' scales: their sums are never stored.
-            row = T.min(first_m // ROWS + index, args.x_atoms - 1)
-            target = scales.ptr_to([stage, (1 + index) * each])
-            b.ptx(BULK_COPY, target, args.x_scales.ptr_to([row, slab * atoms, 0]), held, full)
+        w_row, target = where.n_tile * ROWS + inside, memory.w.ptr_to([stage, inside * SLAB])
+        b.ptx(TENSOR_COPY, target, T.address_of(maps[1]), slab * SLAB, w_row, full)
+        scales.copy(stage, slab, first_m, full)
         ring.advance()
     if schedule.pair:  # products of the other block's thread arrive here: not after this block has ended
         with b.loop(schedule.stages):
             b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([ring.stage.value]), ring.phase.value ^ 1))
             ring.advance()
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Copies the scales of a slab.
+
+    Parameters
+    ----------
+    form, schedule, args, memory, where
+        The problem, its schedule, the kernel's tensors, the block's shared memory, and where it stands.
+    copied
+        Activation rows that the block copies.
+    """
+
+    form: ScaledGemm
+    schedule: ScaledSchedule
+    args: Arguments
+    memory: Memory
+    where: Place
+    copied: Expr
+
+    @property
+    def held(self) -> int:
+        """Bytes of the scales of 128 rows."""
+        return self.form.slab_atoms * ATOM
+
+    @property
+    def bytes(self) -> Expr:
+        """Bytes of all copies of a slab."""
+        if self.schedule.rows < ROWS:
+            return self.held + self.copied * (LANE_SCALES * self.form.slab_atoms)
+        return self.held * (1 + self.schedule.x_atoms)
+
+    def copy(self, stage: Expr, slab: Expr, first_m: Expr, full: Expr) -> None:
+        """Start the copies: the weight's atoms, then those of x."""
+        args, schedule, where, target = self.args, self.schedule, self.where, self.memory.scales
+        first, size = slab * self.form.slab_atoms, T.uint32(self.held)
+        # The second block of a pair may have no weights: its rows are never stored.
+        atom = T.min(where.n_tile, args.w_atoms - 1) if schedule.pair else where.n_tile
+        b.ptx(BULK_COPY, target.ptr_to([stage, 0]), args.w_scales.ptr_to([atom, first, 0]), size, full)
+        for index in range(schedule.x_atoms):
+            # Rows beyond M have the last rows' scales: their sums are never stored.
+            row, place = T.min(first_m // ROWS + index, args.x_atoms - 1), (1 + index) * self.held
+            if schedule.rows == ROWS:
+                source = args.x_scales.ptr_to([row, first, 0])
+                b.ptx(BULK_COPY, target.ptr_to([stage, place]), source, size, full)
+            else:
+                self._copy_lanes(stage, row, first, full)
+
+    def _copy_lanes(self, stage: Expr, row: Expr, first: Expr, full: Expr) -> None:
+        """Copy of each atom of x the lanes of rows that there are; rows of a tile are lanes of a quarter."""
+        size = T.Cast("uint32", self.copied * LANE_SCALES)
+        for atom in range(self.form.slab_atoms):
+            target = self.memory.scales.ptr_to([stage, self.held + atom * ATOM])
+            b.ptx(BULK_COPY, target, self.args.x_scales.ptr_to([row, first + atom, 0]), size, full)

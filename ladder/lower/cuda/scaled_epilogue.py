@@ -58,7 +58,10 @@ class Epilogue:
             if split > 1:
                 self._exchange(where, held)
             m = first_m + part * COLUMNS + own
-            with b.when(n < args.n):
+            mine = n < args.n
+            if self.schedule.rows < ROWS:
+                mine = T.And(mine, where.thread // self.schedule.rows == where.part)
+            with b.when(mine):
                 self._store(n, m, held, COLUMNS // split)
         before_sync()
 

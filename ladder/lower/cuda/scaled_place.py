@@ -22,10 +22,14 @@ RASTER = 8
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block stands: thread, tiles along N and M, rank in its cluster, first slab of K, their number."""
+    """Where a block stands: thread, tiles, rank in its cluster, first slab of K, their number.
+
+    ``n_tile`` counts 128 weight rows, of which a block of fewer has the part called ``part``.
+    """
 
     thread: Expr
     n_tile: Expr
+    part: Expr
     m_tile: Expr
     rank: Expr
     first: Expr
@@ -35,7 +39,7 @@ class Place:
 def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
     """Place blocks: slices of K, or a pair, are a cluster; columns of `RASTER` tiles along N walk along M."""
     split, cluster = schedule.split_k, schedule.cluster
-    rows = ROWS * schedule.partners
+    rows = schedule.rows * schedule.partners
     n_tiles = (args.n + rows - 1) // rows
     m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
     (block,) = b.block_index([n_tiles * m_tiles * cluster])
@@ -52,4 +56,7 @@ def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
     n_tile = b.bind(column * RASTER + inside % columns)
     if schedule.pair:
         n_tile = b.bind(n_tile * 2 + rank)
-    return Place(thread, n_tile, b.bind(inside // columns), rank, first, turns)
+    parts = ROWS // schedule.rows
+    part: Expr = b.bind(n_tile % parts) if parts > 1 else 0
+    n_tile = b.bind(n_tile // parts) if parts > 1 else n_tile
+    return Place(thread, n_tile, part, b.bind(inside // columns), rank, first, turns)
