@@ -38,7 +38,7 @@ TENSOR_COLUMNS = 512
 RESERVED = 2048
 """Bytes of shared memory for barriers and alignment, the driver's share included."""
 
-TILES, STAGES, SPLITS = (32, 64, 128, 256), (2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 4, 8)
+TILES, STAGES, SPLITS = (32, 64, 128, 256), tuple(range(2, 15)), (1, 2, 4, 8)
 
 HEIGHTS = (128, 64)
 """Weight rows of a block."""
@@ -110,17 +110,19 @@ class ScaledSchedule(Schedule):
 
 
 def stage_bytes(form: ScaledGemm, schedule: ScaledSchedule) -> int:
-    """Return the bytes of a stage: codes and scales of both operands."""
+    """Return the bytes of a stage: codes and scales; beside half of the weights is room for the rest."""
+    if schedule.rows < ROWS:
+        return ROWS * SLAB
     return (schedule.held_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
 
 
 def copied_bytes(form: ScaledGemm, schedule: ScaledSchedule, m: int) -> int:
-    """Return the bytes of a stage that a block copies: no rows beyond M, half of the weights if it has half."""
-    eights = -(-m // 8) * 8
-    missing = (schedule.held_m - min(schedule.held_m, eights) + ROWS - schedule.rows) * SLAB
+    """Return the bytes of a stage that a block copies: no rows of x beyond M, nor always their scales."""
+    x = min(schedule.held_m, -(-m // 8) * 8)
+    codes, each = (x + schedule.rows) * SLAB, form.slab_atoms * ATOM
     if schedule.rows < ROWS:
-        missing += form.slab_atoms * (ATOM - LANE_SCALES * min(schedule.tile_m, eights))
-    return stage_bytes(form, schedule) - missing
+        return codes + each + form.slab_atoms * LANE_SCALES * x
+    return codes + each * (1 + schedule.x_atoms)
 
 
 def exchange_bytes(schedule: ScaledSchedule) -> int:
@@ -165,6 +167,8 @@ def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) 
     )
     shared = shared_bytes(form, schedule)
     check(shared <= device.shared_per_block, f"{shared} bytes of shared memory of {device.shared_per_block}")
+    room = (ROWS - schedule.rows) * SLAB - schedule.held_m * SLAB - 2 * form.slab_atoms * ATOM
+    check(schedule.rows == ROWS or room >= 0, f"half a stage has no room for x and scales of {form.weight}")
     columns = tensor_columns(form, schedule)
     check(columns <= TENSOR_COLUMNS, f"{columns} columns of tensor memory of {TENSOR_COLUMNS}")
 
@@ -190,7 +194,9 @@ def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[ScaledSchedule]:
                     yield option
 
 
-_WAYS = ((1,), (1, True), *product(SPLITS[1:], [False], HEIGHTS), (1, False, 64))
+_ALONE = [(split, False, rows) for split, rows in product(SPLITS, HEIGHTS) if (split, rows) != (1, ROWS)]
+
+_WAYS: tuple[tuple[int, bool, int], ...] = ((1, False, ROWS), (1, True, ROWS), *_ALONE)
 """Slices of K, pairs and weight rows that are considered; but for the first two with few activation rows."""
 
 

@@ -60,7 +60,7 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
     where = find_place(args, schedule)
     copied = b.bind(rows)
     overlap.release()
-    memory = place(form, schedule)
+    memory = place(form, schedule, where.part)
     _set_up(form, schedule, memory, where)
     overlap.wait()
     base = b.Variable("uint32", memory.word[0]).value
@@ -134,8 +134,8 @@ def _produce(
         full = memory.full.ptr_to([stage])
         size = T.Cast("uint32", (copied + schedule.rows) * SLAB + scales.bytes)
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
-        b.ptx(TENSOR_COPY, memory.x.ptr_to([stage, 0]), T.address_of(maps[0]), slab * SLAB, own_m, full)
-        w_row, target = where.n_tile * ROWS + inside, memory.w.ptr_to([stage, inside * SLAB])
+        b.ptx(TENSOR_COPY, memory.x.place(stage), T.address_of(maps[0]), slab * SLAB, own_m, full)
+        w_row, target = where.n_tile * ROWS + inside, memory.w.place(stage, inside * SLAB)
         b.ptx(TENSOR_COPY, target, T.address_of(maps[1]), slab * SLAB, w_row, full)
         scales.copy(stage, slab, first_m, full)
         ring.advance()
@@ -182,13 +182,13 @@ class Scales:
         first, size = slab * self.form.slab_atoms, T.uint32(self.held)
         # The second block of a pair may have no weights: its rows are never stored.
         atom = T.min(where.n_tile, args.w_atoms - 1) if schedule.pair else where.n_tile
-        b.ptx(BULK_COPY, target.ptr_to([stage, 0]), args.w_scales.ptr_to([atom, first, 0]), size, full)
+        b.ptx(BULK_COPY, target.place(stage), args.w_scales.ptr_to([atom, first, 0]), size, full)
         for index in range(schedule.x_atoms):
             # Rows beyond M have the last rows' scales: their sums are never stored.
             row, place = T.min(first_m // ROWS + index, args.x_atoms - 1), (1 + index) * self.held
             if schedule.rows == ROWS:
                 source = args.x_scales.ptr_to([row, first, 0])
-                b.ptx(BULK_COPY, target.ptr_to([stage, place]), source, size, full)
+                b.ptx(BULK_COPY, target.place(stage, place), source, size, full)
             else:
                 self._copy_lanes(stage, row, first, full)
 
@@ -196,5 +196,5 @@ class Scales:
         """Copy of each atom of x the lanes of rows that there are; rows of a tile are lanes of a quarter."""
         size = T.Cast("uint32", self.copied * LANE_SCALES)
         for atom in range(self.form.slab_atoms):
-            target = self.memory.scales.ptr_to([stage, self.held + atom * ATOM])
+            target = self.memory.scales.place(stage, self.held + atom * ATOM)
             b.ptx(BULK_COPY, target, self.args.x_scales.ptr_to([row, first + atom, 0]), size, full)

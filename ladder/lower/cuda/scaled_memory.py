@@ -76,6 +76,19 @@ def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """What each stage has of one kind: where it begins in a stage of ``buffer``, and bytes between stages."""
+
+    buffer: Any
+    begin: Expr
+    stride: int
+
+    def place(self, stage: Expr, at: Expr = 0) -> Expr:
+        """Return the address of a byte."""
+        return self.buffer.ptr_to([stage, self.begin + at])
+
+
+@dataclass(frozen=True)
 class Memory:
     """Shared memory of a block.
 
@@ -95,9 +108,9 @@ class Memory:
         Where the other blocks of the cluster put their sums, and the barrier that counts them, or None.
     """
 
-    x: Any
-    w: Any
-    scales: Any
+    x: Stages
+    w: Stages
+    scales: Stages
     full: Any
     empty: Any
     partner: Any
@@ -120,12 +133,31 @@ class Memory:
         b.emit(T.ptx.fence.mbarrier_init.release.cluster())
 
 
-def place(form: ScaledGemm, schedule: ScaledSchedule) -> Memory:
+def _place_stages(
+    pool: Any, form: ScaledGemm, schedule: ScaledSchedule, part: Expr
+) -> tuple[Stages, Stages, Stages]:
+    """Place the stages of x, of the weight, and of scales.
+
+    Products read 128 rows of the weight. Where a block has the half called ``part`` of them, all else of its
+    stage lies in the place of the other half: bytes that have come, and whose products are not stored.
+    """
+    stages, x_bytes = schedule.stages, schedule.held_m * SLAB
+    sizes = (x_bytes, ROWS * SLAB, form.slab_atoms * (1 + schedule.x_atoms) * ATOM)
+    if schedule.rows == ROWS:
+        made = [pool.alloc((stages, size), "uint8", align=1024) for size in sizes]
+        x, w, scales = (Stages(buffer, 0, size) for buffer, size in zip(made, sizes, strict=True))
+        return x, w, scales
+    buffer = pool.alloc((stages, ROWS * SLAB), "uint8", align=1024)
+    other = b.bind((1 - part) * (schedule.rows * SLAB))
+    begins = (other, 0, other + x_bytes)
+    x, w, scales = (Stages(buffer, begin, ROWS * SLAB) for begin in begins)
+    return x, w, scales
+
+
+def place(form: ScaledGemm, schedule: ScaledSchedule, part: Expr) -> Memory:
     """Place what a block shares."""
     pool, stages, split = b.shared_pool(), schedule.stages, schedule.split_k
-    x = pool.alloc((stages, schedule.held_m * SLAB), "uint8", align=1024)
-    w = pool.alloc((stages, ROWS * SLAB), "uint8", align=1024)
-    scales = pool.alloc((stages, form.slab_atoms * (1 + schedule.x_atoms) * ATOM), "uint8", align=128)
+    x, w, scales = _place_stages(pool, form, schedule, part)
     full, empty = (pool.alloc((stages,), "uint64", align=8) for _ in range(2))
     partner = pool.alloc((stages,), "uint64", align=8) if schedule.pair else None
     finished, word = pool.alloc((1,), "uint64", align=8), pool.alloc((1,), "uint32", align=8)

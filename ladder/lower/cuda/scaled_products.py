@@ -9,11 +9,11 @@ from tvm.script import tirx as T
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.scaled_memory import Memory, Ring
+from ladder.lower.cuda.scaled_memory import Memory, Ring, Stages
 from ladder.lower.cuda.tcgen05_memory import after_sync
 from ladder.lower.cuda.tcgen05_products import DESCRIPTOR_HIGH, STEP_BYTES, STEPS, commit
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
-from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, scale_columns
+from schedules.scaled import ATOM, ROWS, ScaledSchedule, scale_columns
 
 Expr = Any
 
@@ -72,13 +72,13 @@ class Issuer:
             after_sync()
             columns = scale_columns(self.form, self.schedule)
             first = b.Variable("uint32", self.base + T.uint32(tile_m) + stage * T.uint32(columns)).value
-            self._copy_scales(scales + stage * T.uint32(columns // 4 * ATOM >> 4), first)
+            self._copy_scales(scales + stage * T.uint32(memory.scales.stride >> 4), first)
             for step in range(STEPS):
                 inside = T.uint32(step * STEP_BYTES >> 4)
                 operands = [
-                    T.Cast("uint64", low + stage * T.uint32(rows * SLAB >> 4) + inside)
+                    T.Cast("uint64", low + stage * T.uint32(part.stride >> 4) + inside)
                     | T.uint64(DESCRIPTOR_HIGH << 32)
-                    for low, rows in ((w, ROWS), (x, self.schedule.held_m))
+                    for low, part in ((w, memory.w), (x, memory.x))
                 ]
                 self._product(operands, first, offset, step, turn)
             commit(memory.empty.ptr_to([ring.stage.value]), self.schedule.partners)
@@ -117,8 +117,8 @@ class Issuer:
         b.ptx(spelling, self.base, *operands, number, w_scales, x_scales, adds)
 
 
-def _descriptor_low(part: Any) -> Expr:
+def _descriptor_low(part: Stages) -> Expr:
     """Return the lower half of a descriptor: the address in units of 16 bytes, a leading offset not used."""
-    address = T.cuda.cvta_generic_to_shared(part.ptr_to([0, 0]))
+    address = T.cuda.cvta_generic_to_shared(part.place(0))
     low = T.Cast("uint32", address) >> T.uint32(4) | T.uint32(1 << 16)
     return b.Variable("uint32", low).value
