@@ -137,7 +137,7 @@ def normalise_scales(
     """
     import torch
 
-    n, k = weight.shape
+    (n, k), lane = weight.shape, lane_of(core)
     group = packed_group(weight.block[1], k)
     scale = None if weight.scale is None else _expand(weight.scale, weight, group)
     zero = None if weight.zero is None or weight.zero_kind == "none" else _expand(weight.zero, weight, group)
@@ -158,7 +158,7 @@ def normalise_scales(
         scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
     else:
         row, lowered = _lowered(scale, zero, weight.ttype)
-        scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane_of(core) == 16 else torch.float32)
+        scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
     zeros = None if zero is None else _pad_rows(_zeros(zero, weight, core), n)
     factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
     return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
