@@ -95,7 +95,10 @@ def policy(case: Case) -> Plan:
     from schedules.attention import choose
     from targets import get_device
 
-    return choose(case.form, get_device(TARGET), case.batch, case.tokens, case.seen or case.keys).schedule
+    keys = case.seen or case.keys
+    found = choose(case.form, get_device(TARGET), case.batch, case.tokens, keys).schedule
+    assert isinstance(found, Plan)
+    return found
 
 
 def symbol(form: Attention, plan: Plan) -> str:

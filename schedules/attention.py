@@ -1,14 +1,17 @@
-"""Schedules of attention for few query tokens, what they cost, and which is taken."""
+"""Schedules of attention, what they cost, and which is taken; AMD's are in `schedules.wave_attention`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from ladder.ir.attention import CODES, Attention
+from schedules import wave_attention
 from schedules.schedule import Schedule, check
+from schedules.wave_attention import WaveAttentionSchedule
 from targets import TileDevice
 
 FRAGMENT = 16
@@ -95,11 +98,14 @@ WAYS = ((8, 1), (4, 2), (4, 1))
 """Warps of a block and fragments at a time that are considered."""
 
 
+AnySchedule = AttentionSchedule | WaveAttentionSchedule
+
+
 @dataclass(frozen=True)
 class Choice:
     """A schedule and what it is predicted to take, beside torch's attention; in seconds."""
 
-    schedule: AttentionSchedule
+    schedule: AnySchedule
     seconds: float
     library: float
 
@@ -111,7 +117,8 @@ class Choice:
 
 def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> Choice:
     """Return the schedule that is predicted to be fastest."""
-    options = schedules(form, device, tokens)
+    consider, predict = _VENDORS[device.vendor]
+    options = consider(form, device, tokens)
     seconds = [predict(form, device, plan, batch, tokens, keys) for plan in options]
     best = min(range(len(options)), key=seconds.__getitem__)
     return Choice(options[best], seconds[best], predict_library(form, device, batch, tokens, keys))
@@ -127,15 +134,16 @@ Case = tuple[int, int, int]
 """Batch, tokens and keys."""
 
 
-def serving(form: Attention, device: TileDevice, cases: Iterable[Case]) -> list[AttentionSchedule]:
+def serving(form: Attention, device: TileDevice, cases: Iterable[Case]) -> list[AnySchedule]:
     """Return schedules for several sizes: those chosen most often where ours is not slower than torch's."""
     choices = (choose(form, device, *case) for case in cases)
     wins = Counter(choice.schedule for choice in choices if choice.seconds <= choice.library)
     return [schedule for schedule, _ in wins.most_common(SERVING)]
 
 
-def best(form: Attention, device: TileDevice, among: Sequence[AttentionSchedule], case: Case) -> int | None:
+def best(form: Attention, device: TileDevice, among: Sequence[AnySchedule], case: Case) -> int | None:
     """Return which schedule is predicted to be fastest; None where torch's attention is."""
+    predict = _VENDORS[device.vendor][1]
     seconds = [predict(form, device, schedule, *case) for schedule in among]
     first = min(range(len(among)), key=seconds.__getitem__)
     return first if seconds[first] <= predict_library(form, device, *case) else None
@@ -199,3 +207,10 @@ def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int
     if form.mask or form.position:
         masked = LIBRARY_MASK_FEW if form.position or tokens < LIBRARY_FEW else LIBRARY_MASK
     return LIBRARY + masked + decode + max(plain / bandwidth / LIBRARY_STREAM, flops / rate)
+
+
+_VENDORS: Mapping[str, tuple[Callable[..., list[Any]], Callable[..., float]]] = {
+    "nvidia": (schedules, predict),
+    "amd": (wave_attention.schedules, wave_attention.predict),
+}
+"""Vendor -> the schedules that are considered for some tokens, and the prediction of what one takes."""

@@ -184,7 +184,7 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     weights = schedule.tile_n * schedule.tile_k * weight_bits(gemm) // 8
     if schedule.pipeline in SLICED:  # weights go straight to registers, split_k slices at once
         return schedule.split_k * block_rows(schedule) * schedule.tile_k * weight_bits(gemm) // 8
-    activations = schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
+    activations = schedule.tile_m // (1 + schedule.pair) * schedule.tile_k * operand_bytes(gemm)
     return weights + activations + scale_bytes(gemm, schedule.tile_n, staged_groups(gemm, schedule))
 
 

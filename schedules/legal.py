@@ -222,12 +222,18 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
+PAIR_COLUMNS = 32
+"""What the columns of a product of two blocks are a multiple of (PTX ISA, "tcgen05.mma", "Matrix shape")."""
+
+
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     yield from _grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    if schedule.pair and (schedule.cluster != 2 or schedule.tile_m % PAIR_COLUMNS):
+        yield f"a pair is a cluster of two, with tiles of a multiple of {PAIR_COLUMNS} tokens"
     if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
         yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8

@@ -24,6 +24,7 @@ class Rule:
     cluster: tuple[int, ...] = (1,)
     stream_k: tuple[bool, ...] = (False,)
     warp_rows: tuple[int, ...] = (16,)
+    pair: tuple[bool, ...] = (False,)
     placement: tuple[str, ...] = ()
     """Placements to choose from; none: the one of `placement_for`."""
 
@@ -78,6 +79,7 @@ RULES: Mapping[str, Rule] = {
         (1,),
         (False,),
         (1, 2, 4),
+        pair=(False, True),
     ),
     "mfma": Rule(
         "mfma",

@@ -64,6 +64,9 @@ class GpuSchedule(Schedule):
         or that split K (``gemv``).
     stream_k
         Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
+    pair
+        Whether the two blocks of a cluster multiply together, each with half of the activation rows in its
+        shared memory (``tcgen05``, ``cta_group::2``).
     """
 
     pipeline: str
@@ -79,6 +82,7 @@ class GpuSchedule(Schedule):
     warp_rows: int = 16
     cluster: int = 1
     stream_k: bool = False
+    pair: bool = False
 
     def __post_init__(self) -> None:
         check(self.pipeline in GPU_PIPELINES, f"unknown GPU pipeline {self.pipeline!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
 from ladder.api.scaled import is_scaled
 from ladder.api.scaled_linear import ScaledLinear
+from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 from ladder.runtime.operator import is_captured
@@ -25,9 +27,6 @@ from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
 from tile_types.shards import ROWS, rows_of, shard
-
-DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-"""Types that a module can compute in."""
 
 WEIGHT, PACKED = "weight.", "packed."
 """Prefixes of canonical and of packed weights in a state dict."""
@@ -126,7 +125,7 @@ class Linear(torch.nn.Module):
         self._options = {"weight": weight, "group_size": group_size, "zero": zero}
         self._activation = activation
         self._where = torch.empty(0, device=device).device
-        self._canonical: QuantizedTensor | None = None
+        self._keep(None)
         self._packed: PackedWeight | None = None
         self._names: tuple[str, ...] = ()
         self.register_buffer("columns", None, persistent=False)
@@ -216,11 +215,11 @@ class Linear(torch.nn.Module):
             If it is not what the module was built for.
         """
         if self._where.type == "meta":
-            self._canonical = weight.to("cpu")
+            self._keep(weight)
             return
         order, plain = weight.columns, replace(weight, columns=None)
         packed = self._matmul.pack(plain.to(self._where), self._where)
-        self._canonical = weight.to("cpu") if self.keep_canonical else None
+        self._keep(weight if self.keep_canonical else None)
         self._set_packed(packed)
         self._set_columns(None if order is None else as_torch(order))
 
@@ -265,17 +264,23 @@ class Linear(torch.nn.Module):
     def weight(self) -> torch.Tensor:
         """The dequantized weight ``[N, K]``, for code that reads it instead of calling the layer.
 
-        It is computed at each access, from the canonical weight.
+        It knows its type, shape and device; values are computed from the canonical weight where they are
+        needed, for each access anew (`StoredWeight`).
 
         Raises
         ------
         AttributeError
             If that was not kept.
         """
-        if self._canonical is None:
+        kept = self._stored
+        if kept is None:
             raise AttributeError("no canonical weight is kept: build the module with keep_canonical=True")
-        values: torch.Tensor = self._canonical.dequantize(DTYPES[self.dtype])
-        return values.to(self._where)
+        if torch.compiler.is_compiling() or is_captured():
+            return dequantize(kept.arrays, kept.description, self.dtype, self._where)
+        shape = self.out_features, self.in_features
+        return StoredWeight(
+            shape, self.dtype, self._where, partial(dequantize, *kept, self.dtype, self._where)
+        )
 
     @property
     def factor(self) -> QuantizedTensor | None:
@@ -321,10 +326,10 @@ class Linear(torch.nn.Module):
 
     def _operator(self, bias: bool) -> Matmul:
         """Return the product in the current dtype."""
-        if self.dtype not in DTYPES:
-            raise DTypeError(f"Linear computes in {', '.join(map(str, DTYPES))}, not in {self.dtype}")
-        activation = self._activation or DTYPES[self.dtype]
-        output = DTYPES[self.dtype]
+        if self.dtype not in TYPES:
+            raise DTypeError(f"Linear computes in {', '.join(map(str, TYPES))}, not in {self.dtype}")
+        activation = self._activation or TYPES[self.dtype]
+        output = TYPES[self.dtype]
         gemm = gemm_for(
             self.out_features,
             self.in_features,
@@ -348,6 +353,11 @@ class Linear(torch.nn.Module):
         self._packed = packed
         for name, array in zip(self._names, arrays.values(), strict=True):
             self.register_buffer(name, array, persistent=False)
+
+    def _keep(self, weight: QuantizedTensor | None) -> None:
+        """Hold a weight in canonical storage, or none."""
+        self._canonical = None if weight is None else weight.to("cpu")
+        self._stored = None if self._canonical is None else Stored.of(self._canonical)
 
     def _set_columns(self, order: torch.Tensor | None) -> None:
         """Hold the order in which the stored columns take inputs."""
@@ -433,7 +443,7 @@ class Linear(torch.nn.Module):
         expected = self._matmul.layout(self._where.type)
         if packed.layout != expected:
             raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
-        self._canonical = None
+        self._keep(None)
         self._set_packed(packed.to(self._where))
         self._set_columns(arrays.get(COLUMNS))
 

@@ -58,7 +58,7 @@ def superoptimize(
     reuse
         Whether the database is read; what is found is kept in it either way.
     constants
-        Positions of inputs that nothing writes while the kernels may run, such as weights.
+        Inputs that nothing writes while the kernels may run, such as weights (superopt/README.md).
 
     Returns
     -------

@@ -10,16 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
 from ladder.lower.tvm_lock import tvm_lock
 from schedules.cpu_policy import tile_program
+from schedules.footprint import block_threads
 from schedules.rules import serves
 from schedules.schedule import Plan, Schedule, TransformList
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
+
+if TYPE_CHECKING:
+    from ladder.lower.chain.prologue import PrologueForm
 
 KERNELS = {
     "gemv": "ladder.lower.cuda.gemv:Gemv",
@@ -43,6 +47,12 @@ QUANTIZERS = {
     "rocm": "ladder.lower.rocm.quantize:RocmQuantizer",
 }
 """TVM target kind -> ``module:class``: ``(quantization, device)``, whose ``emit()`` emits the kernel."""
+
+ATTENTION = {
+    "cuda": "ladder.lower.cuda.attention:emit",
+    "rocm": "ladder.lower.rocm.attention:emit",
+}
+"""TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a kernel of attention."""
 
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
@@ -135,6 +145,40 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     write = _writer(gemm, device, schedule, pipeline)
     with builder.function(name) as result, scalars.using(_cheap_functions(gemm, device)):
         write()
+    return result.func
+
+
+WITH_PROLOGUES = ("gemv", "digits")
+"""Pipelines whose kernels may compute their activation rows themselves."""
+
+
+def emit_with_prologue(
+    form: PrologueForm, gemm: Gemm, device: TileDevice, schedule: Schedule, name: str
+) -> Any:
+    """Emit a product whose activation rows a chain computes in its kernel.
+
+    It takes the chain's inputs, the chain's other results, then what the product takes but x.
+
+    Raises
+    ------
+    ScheduleError
+        If the pipeline has no prologues, or this one does not fit.
+    """
+    from ladder.lower import builder
+    from ladder.lower.chain.prologue import ChainPrologue
+
+    pipeline = str(getattr(schedule, "pipeline", ""))
+    if pipeline not in WITH_PROLOGUES or device.kind != "cuda":
+        raise ScheduleError(f"kernels of pipeline {pipeline!r} have no prologues")
+    refused = set(gemm.extras) - {"gate"}
+    if refused or form.columns != gemm.k or form.kind != gemm.activation:
+        asked = ", ".join(sorted(refused)) or f"{form.columns} {form.kind} for {gemm.k} {gemm.activation}"
+        raise ScheduleError(f"a prologue is not for {asked}")
+    kernel = resolve(KERNELS, "pipeline", pipeline)
+    # Nothing may be read before the wait for the kernel before, whatever is known of arguments.
+    with builder.function(name, noalias=False) as result, scalars.using(_cheap_functions(gemm, device)):
+        prologue = ChainPrologue(form, device, block_threads(schedule))  # type: ignore[arg-type]
+        kernel(gemm, device, schedule, prologue).emit()
     return result.func
 
 

@@ -8,7 +8,7 @@ from ladder.ir.attention import Attention, as_attention, open_extents
 from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
-from schedules.attention import PROBES, AttentionSchedule, Choice, choose, serving
+from schedules.attention import PROBES, AnySchedule, Choice, choose, serving
 from targets import TileDevice
 from tile_types.errors import LadderError
 
@@ -18,9 +18,14 @@ CAPABILITY = (8, 0)
 """Lowest compute capability that our kernels run on."""
 
 
+def is_nvidia(device: TileDevice | None) -> bool:
+    """Tell whether a device is an NVIDIA GPU that our kernels run on."""
+    return device is not None and device.kind == "cuda" and device.compute_capability >= CAPABILITY
+
+
 def has_kernels(device: TileDevice | None) -> bool:
     """Tell whether attention has kernels of ours on a device."""
-    return device is not None and device.kind == "cuda" and device.compute_capability >= CAPABILITY
+    return is_nvidia(device) or (device is not None and device.kind == "rocm" and "mfma" in device.features)
 
 
 def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
@@ -53,7 +58,7 @@ def is_open(graph: Graph, node: Node) -> bool:
     return any(isinstance(extent, str) for extent in open_extents(graph, node))
 
 
-def served(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, list[AttentionSchedule]]:
+def served(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, list[AnySchedule]]:
     """Return the problem of open sizes and the schedules that serve it, none where torch's always does.
 
     Raises

@@ -16,7 +16,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
-from ladder.partition.attention import attention_part, has_kernels
+from ladder.partition.attention import attention_part, has_kernels, is_nvidia
 from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.horizontal_fusion import fuse_horizontally
@@ -69,8 +69,8 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
 
     If ``precise``, several operators do not become one: it would round otherwise.
     """
-    ours = device is not None and has_kernels(device)
-    further = (*(() if precise else MATCHES), *ATTENTION, *IMAGES) if ours else ()
+    attention = (*(() if precise else MATCHES), *ATTENTION) if has_kernels(device) else ()
+    further = (*attention, *(IMAGES if is_nvidia(device) else ()))
     return run_passes(graph, (*FIRST, *CHANNELS, *LAST, *further))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.parser import parse as parse_graph
@@ -154,6 +154,41 @@ def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tup
     return Job(facts, Identity.of(None, device), device, make)
 
 
+class Written:
+    """Notices inputs that may have been written since the call before.
+
+    Kernels load constants while those launched earlier may still run. A kernel of ours that writes a constant
+    lets the next one start before it ends, so that a call after it must wait.
+
+    Parameters
+    ----------
+    numbers
+        Positions of the constants among the inputs.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = tuple(numbers)
+        self._known: list[tuple[weakref.ref[Any], tuple[int, ...] | None]] = []
+
+    def since(self, inputs: Sequence[torch.Tensor | PackedWeight]) -> bool:
+        """Tell whether a constant is another than in the call before, or has another version, or has none."""
+        given = [inputs[number] for number in self.numbers]
+        versions = [_versions(tensor) for tensor in given]
+        same = len(self._known) == len(given) and all(
+            known() is tensor and before is not None and before == now
+            for (known, before), tensor, now in zip(self._known, given, versions, strict=True)
+        )
+        if not same:
+            self._known = [(weakref.ref(x), now) for x, now in zip(given, versions, strict=True)]
+        return not same
+
+
+def _versions(given: torch.Tensor | PackedWeight) -> tuple[int, ...] | None:
+    """Return how often each array of an input was written; None where torch does not count that."""
+    arrays = given.tensors if isinstance(given, PackedWeight) else [given]
+    return None if any(x.is_inference() for x in arrays) else tuple(x._version for x in arrays)
+
+
 class Fused:
     """A loaded program.
 
@@ -170,8 +205,12 @@ class Fused:
     def __init__(self, lowering: Lowering, device: TileDevice, kernels: Sequence[Kernel]) -> None:
         self.lowering, self.device, self.kernels = lowering, device, tuple(kernels)
         self.family = family_of(device)
-        self._packed: WeakKeyDictionary[QuantizedTensor, dict[int, PackedWeight]] = WeakKeyDictionary()
+        self._packed: weakref.WeakKeyDictionary[QuantizedTensor, dict[int, PackedWeight]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.entries = [load_entry(kernel, self.family) for kernel in kernels]
+        names = [node.name for node in lowering.graph.inputs]
+        self._written = Written([names.index(name) for name in lowering.constants])
 
     @staticmethod
     def build(lowering: Lowering, device: TileDevice) -> Fused:
@@ -228,6 +267,8 @@ class Fused:
         where = inputs[0].device
         if where.type == "cpu":
             keep_apart()
+        elif self._written.numbers and self._written.since(inputs):
+            torch.empty(1, device=where).zero_()  # no early launch: it waits, and kernels wait for it
         shaped: dict[str, torch.Tensor] = {}
         for node, entry in zip(self.lowering.blocks, self.entries, strict=True):
             results = [

@@ -7,6 +7,8 @@ import contextlib
 import copy
 import heapq
 import operator
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter
@@ -20,7 +22,7 @@ import torch.fx
 
 import ladder
 from ladder.capture import capture
-from ladder.capture.heap.table import ABSENT, Table
+from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field, Table
 from ladder.capture.python.natives import CHANGES
 from ladder.capture.trace.loops import repeat, rolled
 from ladder.capture.values.indices import Proven, Use
@@ -122,6 +124,116 @@ def test_a_name_that_was_missing_is_missed(home: Callable[[Any], Any]) -> None:
     (held if home is MappingProxyType else asked)["later"] = 2
     assert not table.unchanged()
     assert table.recheck() == 1
+
+
+def table_of(*functions: Any) -> Table:
+    """Return a table of all fields of functions, as they are."""
+    table = Table()
+    for function in functions:
+        for name in FUNCTION_FIELDS:
+            table.add(function, Field(name), getattr(function, name), name)
+    table.finish(1)
+    return table
+
+
+def functions_to_change() -> tuple[Any, Any]:
+    """Return new functions: one with defaults and what closes over them, one with neither."""
+    number = 1.0
+
+    def given(x: float, factor: float = 1.0, *, more: float = 0.0) -> float:
+        """Compute."""
+        return x * factor + more + number
+
+    def plain(x: float) -> float:
+        return x
+
+    return given, plain
+
+
+CHANGES_OF_FUNCTIONS: dict[str, Callable[[Any, Any], None]] = {
+    "code": lambda given, plain: setattr(plain, "__code__", (lambda x: x + 1).__code__),
+    "code of one with defaults": lambda given, plain: setattr(
+        given, "__code__", given.__code__.replace(co_name="other")
+    ),
+    "equal default of another type": lambda given, plain: setattr(given, "__defaults__", (1,)),
+    "equal default that is another object": lambda given, plain: setattr(given, "__defaults__", (True,)),
+    "negative zero": lambda given, plain: setattr(given, "__kwdefaults__", {"more": -0.0}),
+    "no defaults": lambda given, plain: setattr(given, "__defaults__", None),
+    "no keyword defaults": lambda given, plain: delattr(given, "__kwdefaults__"),
+    "first defaults": lambda given, plain: setattr(plain, "__defaults__", ()),
+    "first keyword defaults": lambda given, plain: setattr(plain, "__kwdefaults__", {}),
+    "default in place of the documentation": lambda given, plain: (
+        delattr(plain, "__doc__"),
+        setattr(plain, "__defaults__", (1,)),
+    )[-1],
+    "default in place of the module": lambda given, plain: (
+        delattr(plain, "__module__"),
+        setattr(plain, "__defaults__", (1,)),
+    )[-1],
+    "defaults moved from one to the other": lambda given, plain: (
+        setattr(plain, "__defaults__", given.__defaults__),
+        setattr(given, "__defaults__", None),
+    )[-1],
+}
+
+
+@pytest.mark.parametrize("what", CHANGES_OF_FUNCTIONS)
+def test_functions_that_were_changed_are_noticed(what: str) -> None:
+    given, plain = functions_to_change()
+    tables = table_of(given, plain), table_of(plain, given)
+    assert all(table.unchanged() and table.recheck() == 0 for table in tables)
+    CHANGES_OF_FUNCTIONS[what](given, plain)
+    assert not any(table.unchanged() for table in tables)
+    assert all(table.recheck() != 0 for table in tables)
+    assert table_of(given, plain).unchanged()
+
+
+def test_a_function_that_is_changed_elsewhere_stays_as_it_was() -> None:
+    """Where its code and defaults did not change, a second look says so, and the next is a quick one."""
+    given, plain = functions_to_change()
+    table = table_of(given, plain)
+    for name, value in (("__doc__", "new"), ("__name__", "n"), ("attribute", 3), ("__module__", None)):
+        for function in (given, plain):
+            setattr(function, name, value)
+        assert table.recheck() == 0
+        assert table.unchanged()
+
+
+@pytest.mark.parametrize("name", ["__doc__", "__module__"])
+def test_functions_with_odd_parts_are_told_apart(name: str) -> None:
+    """A tuple may stand where no string is, before the defaults and in their place."""
+    _, plain = functions_to_change()
+    part = (1.0,)
+    delattr(plain, name)
+    plain.__defaults__ = part
+    table = table_of(plain)
+    assert table.unchanged()
+    setattr(plain, name, part)
+    plain.__defaults__ = None
+    assert not table.unchanged()
+    assert table.recheck() == 2
+
+
+AUDITED = """
+import sys
+from ladder.capture.heap.table import FUNCTION_FIELDS, Field, Table
+made = [eval("lambda x, y=1: x") for _ in range(20)]
+table = Table()
+for function in made:
+    for name in FUNCTION_FIELDS:
+        table.add(function, Field(name), getattr(function, name), name)
+table.finish(1)
+events = []
+sys.addaudithook(lambda event, _: events.append(event))
+assert table.unchanged()
+print(*events)
+"""
+
+
+def test_functions_are_looked_at_with_one_audited_event() -> None:
+    run = subprocess.run([sys.executable, "-c", AUDITED], capture_output=True, text=True, check=True)
+    assert run.stdout.split().count("gc.get_referents") == 1
+    assert "object.__getattr__" not in run.stdout
 
 
 def test_an_index_that_was_written_is_checked_again() -> None:

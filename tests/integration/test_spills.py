@@ -51,7 +51,8 @@ def test_short_layers_do_not_spill(target: str) -> None:
     assert not compiled(Shipped(gemm, target, str(best))).spilled
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize(
     ("weight", "activation", "group", "tile_m", "tile_k"),
@@ -63,13 +64,14 @@ def test_short_layers_do_not_spill(target: str) -> None:
     ],
 )
 def test_kernels_of_tensor_memory_do_not_spill(
-    weight: str, activation: str, group: int | None, tile_m: int, tile_k: int, warps: int
+    weight: str, activation: str, group: int | None, tile_m: int, tile_k: int, warps: int, pair: bool
 ) -> None:
     """The widest tiles, and the most decoded at a time; estimates of registers are not exceeded."""
     target, gemm = _target("cuda/sm_100a"), gemm_for(4096, 4096, weight, activation, group_size=group)
     schedule = GpuSchedule(
-        "tcgen05", tile_m, 128, tile_k, stages=2, warps=warps, placement=placement_for(gemm)
-    )
+        "tcgen05", max(tile_m, 32 * pair), 128, tile_k, stages=2, warps=warps, placement=placement_for(gemm),
+        cluster=1 + pair, pair=pair,
+    )  # fmt: skip
     outcome = compiled(Shipped(gemm, target, str(schedule)))
     assert not outcome.spilled
     assert outcome.registers <= registers_per_thread(gemm, schedule)

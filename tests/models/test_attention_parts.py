@@ -1,4 +1,4 @@
-"""Attention in plans for NVIDIA GPUs: which form it takes, who serves it, and what its kernel gives."""
+"""Attention in plans for GPUs: which form it takes, who serves it, and what its kernel gives."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from ladder.ir.attention import Attention
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
-from ladder.lower.cuda.attention import emit
+from ladder.lower.build import ATTENTION, resolve
 from ladder.partition import Subgraph, partition, simplify
 from ladder.partition.attention import OPEN, chosen, served
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.simulate import simulate_launch
-from schedules.attention import AttentionSchedule
-from targets import get_device
+from ladder.simulate.amd import calls_for
+from schedules.attention import AnySchedule
+from targets import TileDevice, get_device
 
 DEVICE = get_device("cuda/sm_90a")
 KEYS, SIZE = 40, 32
@@ -69,31 +70,34 @@ def arguments(case: str, tokens: int, dtype: torch.dtype = torch.float16) -> tup
     return x, k, v, position, torch.rand(2, 2, KEYS, 1) * 0.03
 
 
-def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Subgraph]]:
+def parts_of(case: str, tokens: int = 1, device: TileDevice = DEVICE) -> tuple[Graph, list[Subgraph]]:
     found: list[Graph] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        found.append(simplify(import_fx(module, examples).graph, DEVICE))
+        found.append(simplify(import_fx(module, examples).graph, device))
         return module
 
     with torch.no_grad():
         ladder.compile(Decode(case), backend=backend)(*arguments(case, tokens))
     (graph,) = found
-    return graph, partition(graph, device=DEVICE)
+    return graph, partition(graph, device=device)
 
 
-def simulated(graph: Graph) -> Callable[..., None]:
+def simulated(graph: Graph, device: TileDevice = DEVICE) -> Callable[..., None]:
     """Return the call of a part whose kernel runs on the simulator."""
-    form, choice = chosen(graph, node_of(graph), DEVICE)
-    return attention_call([simulated_kernel(form, choice.schedule)], graph, DEVICE)
+    form, choice = chosen(graph, node_of(graph), device)
+    return attention_call([simulated_kernel(form, choice.schedule, device)], graph, device)
 
 
-def simulated_kernel(form: Attention, schedule: AttentionSchedule) -> Callable[..., None]:
-    function = emit(form, DEVICE, schedule, "simulated")
+def simulated_kernel(
+    form: Attention, schedule: AnySchedule, device: TileDevice = DEVICE
+) -> Callable[..., None]:
+    function = resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, "simulated")
+    calls = calls_for(device.arch) if device.kind == "rocm" else None
 
     def entry(*values: Any) -> None:
         arrays = [value if isinstance(value, int) else value.numpy() for value in values]
-        result = simulate_launch(function, arrays)
+        result = simulate_launch(function, arrays, calls=calls)
         assert not result.findings, result.report()
 
     return entry
@@ -107,10 +111,12 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_decoding_is_ours_and_right(case: str, tokens: int) -> None:
-    _, parts = parts_of(case, tokens)
+def test_decoding_is_ours_and_right(case: str, tokens: int, target: str) -> None:
+    device = get_device(target)
+    _, parts = parts_of(case, tokens, device)
     (part,) = (part for part in parts if "attention" in part.operators)
     assert part.kind == "attention", part.reason
     node = node_of(part.graph)
@@ -124,7 +130,7 @@ def test_decoding_is_ours_and_right(case: str, tokens: int) -> None:
     q = x.view(2, tokens, 4, SIZE).transpose(1, 2)
     operands = [q, k, v, *(mask if name == "mask" else named[name] for name in extras)]
     out = torch.full((2, tokens, 4, SIZE) if turned else (2, 4, 1, SIZE), float("nan"), dtype=x.dtype)
-    simulated(part.graph)(*operands, out)
+    simulated(part.graph, device)(*operands, out)
     wide = Decode(case)(
         *(value.float() if value.is_floating_point() else value for value in arguments(case, tokens))
     )
@@ -288,7 +294,7 @@ from pathlib import Path
 import ladder.lower.build as build
 from ladder.ir import GraphBuilder
 from ladder.runtime.model.attention import attention_job
-from targets import get_device
+from targets import TileDevice, get_device
 g = GraphBuilder("part")
 q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 64), ("v", 64)))
 job = attention_job(g.finish(g.add("attention", q, k, v)), get_device("cuda/sm_90a"))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ladder.ir.attention import AXES, CODES, Attention
-from ladder.lower.cuda.attention import emit
+from ladder.lower.build import ATTENTION, resolve
 from ladder.simulate import SimulationResult, simulate_launch
-from schedules.attention import AttentionSchedule
+from ladder.simulate.amd import calls_for
+from schedules.attention import AnySchedule
 from targets import get_device
 
 NUMPY: dict[str, Any] = {
@@ -74,13 +76,25 @@ def draw(
 
 
 def run(
-    form: Attention, schedule: AttentionSchedule, batch: int, tokens: int, keys: int, *,
-    given: dict[str, np.ndarray] | None = None, arch: str = "sm_90a", token_major: bool = False,
-    **options: Any,
+    form: Attention, schedule: AnySchedule, batch: int, tokens: int, keys: int, *,
+    given: dict[str, np.ndarray] | None = None, **options: Any,
 ) -> tuple[SimulationResult, float]:  # fmt: skip
     """Simulate a kernel; return what was found and the relative error (absolute for a zero result)."""
     given = draw(form, batch, tokens, keys) if given is None else given
-    function = emit(form, get_device(f"cuda/{arch}"), schedule, "simulated")
+    found, got = simulate(form, schedule, batch, tokens, keys, given, **options)
+    exact = reference(form, given, batch, tokens, keys)
+    norm = np.linalg.norm(exact)
+    return found, float(np.linalg.norm(got - exact) / (norm or 1.0))
+
+
+def simulate(
+    form: Attention, schedule: AnySchedule, batch: int, tokens: int, keys: int,
+    given: dict[str, np.ndarray], *, target: str = "cuda/sm_90a", token_major: bool = False,
+    change: Callable[[Any], Any] = lambda function: function, **options: Any,
+) -> tuple[SimulationResult, np.ndarray]:  # fmt: skip
+    """Simulate a kernel, changed before; return what was found and the result."""
+    device = get_device(target)
+    function = change(resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, "simulated"))
     result = np.full((batch, form.heads, tokens, form.size), np.nan, NUMPY[form.ttype])
     arrays: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {"batch": batch, "tokens": tokens, "keys": keys}
@@ -88,17 +102,14 @@ def run(
         array = result if name == "out" else given[name]
         if token_major and name in ("q", "out"):
             array = np.ascontiguousarray(array.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
-            result = array if name == "out" else result
         for axis, extent, stride in zip(AXES[name], array.shape, array.strides, strict=False):
             numbers[f"{name}_{axis}"] = 0 if extent == 1 else stride // array.itemsize
         order = np.argsort(array.strides, kind="stable")[::-1]
         arrays[name] = array.transpose(order).reshape(-1)
     values = [*(numbers[name] for name in form.numbers()), *arrays.values()]
-    found = simulate_launch(function, values, **options)
-    exact = reference(form, given, batch, tokens, keys)
+    calls = calls_for(device.arch) if device.kind == "rocm" else None
+    found = simulate_launch(function, values, calls=calls, **options)
     got = arrays["out"].astype(np.float64)
     if token_major:
         got = got.reshape(batch, tokens, form.heads, form.size).transpose(0, 2, 1, 3)
-    got = got.reshape(exact.shape)
-    norm = np.linalg.norm(exact)
-    return found, float(np.linalg.norm(got - exact) / (norm or 1.0))
+    return found, got.reshape(result.shape)

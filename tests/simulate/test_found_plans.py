@@ -74,7 +74,10 @@ def slow_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def prepared_for_h200(
-    model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, search: float = 0.0
+    model: nn.Module,
+    x: torch.Tensor | list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    search: float = 0.0,
 ) -> Prepared:
     """Return what a model is prepared to on an H200, weights side by side as there."""
     kept: list[Prepared] = []
@@ -87,7 +90,7 @@ def prepared_for_h200(
     with monkeypatch.context() as patched, torch.no_grad():
         patched.setattr(compiler, "prepared_for", prepared)
         with pytest.raises(KeyError):
-            ladder.compile(model)(x)
+            ladder.compile(model)(*([x] if isinstance(x, torch.Tensor) else x))
     return kept[0]
 
 

@@ -13,7 +13,7 @@ import torch
 from problems import SimulatedKernel, bound_of, emitted, gemm, run
 from rewriting import Once, argument, called, remove, rewrite
 from test_cuda_experts_emulated import GroupedProblem
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32
 from tvm.script import tirx as T
 from tvm.tirx.layout import tcgen05_atom_layout
@@ -112,6 +112,48 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
         3,
         "together",
     ),
+    "a pair, one row": (
+        gemm(weight="float16", n=1, k=1),
+        tcgen05(cluster=2, pair=True, tile_m=32),
+        1,
+        "random",
+    ),
+    "a pair, int4": (
+        gemm(
+            weight="int4", n=420, k=700, group_size=64, scale=True, zero="integer", bias=True,
+            output="float16",
+        ),
+        tcgen05(cluster=2, pair=True, tile_m=64),
+        100,
+        "random",
+    ),
+    "a pair, widest tile": (
+        gemm(weight="float16", n=130, k=330),
+        tcgen05(tile_m=256, stages=2, cluster=2, pair=True),
+        257,
+        "first warps first",
+    ),
+    "a pair, bfloat16, deep stages": (
+        gemm(
+            weight="int8", activation="bfloat16", n=203, k=700, output="bfloat16", group_size=128,
+            scale=True,
+        ),
+        tcgen05(tile_m=96, tile_k=256, stages=2, warps=8, cluster=2, pair=True),
+        130,
+        "last warps first",
+    ),
+    "a pair, fp8": (
+        gemm(weight="fp8_e4m3", activation="fp8_e5m2", n=340, k=450, token_scale=True, output="float16"),
+        tcgen05(tile_k=128, tile_m=32, warps=8, placement="accumulator", cluster=2, pair=True),
+        70,
+        "random",
+    ),
+    "a pair, int8": (
+        gemm(weight="int8", activation="int8", n=140, k=700, token_scale=True),
+        tcgen05(tile_k=128, tile_m=96, placement="accumulator", cluster=2, pair=True),
+        40,
+        "together",
+    ),
     "exponents for scales": (
         gemm(
             weight="fp4_e2m1", activation="bfloat16", n=67, k=330, group_size=32, scale=True,
@@ -157,11 +199,13 @@ def test_fragments_are_those_of_tvm(shape: str, dtype: str) -> None:
 def test_instruction_descriptors_are_those_of_tvm(kinds: tuple[str, str]) -> None:
     names = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
     sums = "int32" if kinds[0] == "int8" else "float32"
-    for columns in (16, 144, 256):
-        types = (sums, *(names.get(kind, kind) for kind in kinds))
-        k = 16 if kinds[0].endswith("float16") else 32
-        theirs = encode_instr_descriptor_dense_uint32(128, columns, k, *types, False, False)
-        assert instruction_descriptor(*kinds, columns) == theirs
+    types = (sums, *(names.get(kind, kind) for kind in kinds))
+    k = 16 if kinds[0].endswith("float16") else 32
+    for blocks, columns in ((1, 16), (1, 144), (1, 256), (2, 32), (2, 160), (2, 256)):
+        theirs = encode_instr_descriptor_dense_uint32(
+            128 * blocks, columns, k, *types, False, False, cta_group=blocks
+        )
+        assert instruction_descriptor(*kinds, columns, blocks) == theirs
 
 
 def test_after_passes() -> None:
@@ -223,6 +267,8 @@ def test_residual_and_factor() -> None:
         ({}, {"cluster": 8}, "cluster=8"),
         ({}, {"cluster": 4}, "cannot share 16 tokens"),
         ({}, {"persistent": True}, "persistent=True"),
+        ({}, {"pair": True}, "cluster of two"),
+        ({}, {"pair": True, "cluster": 2, "tile_m": 16}, "multiple of 32"),
         ({}, {"placement": "accumulator"}, "apply on the operand"),
         ({"weight": "float16"}, {"tile_m": 256, "stages": 8}, "shared memory"),
     ],
@@ -295,6 +341,31 @@ def _elected_by_none() -> Once:
     return Once(matches, lambda s: s.then_case, 1)
 
 
+def _to_first_block(which: int) -> Once:
+    """Return a change of a commit after which products arrive at the first block alone."""
+    return argument(COMMIT_TO_ALL, 1, lambda e: tirx.IntImm("uint16", 1), which)
+
+
+def _of_one_block(call: str) -> Once:
+    """Return a change of a call of two blocks to one."""
+
+    def change(s: Any) -> Any:
+        given = s.value
+        args = [ir.StringImm("cta_group::1") if "cta_group::2" in str(a) else a for a in given.args]
+        return tirx.Evaluate(ir.Call(given.op, args, given.attrs, given.ty_args, given.span, given.ty))
+
+    return Once(lambda s: called(s) == call, change)
+
+
+def _by_both() -> Once:
+    """Return a change after which the second block of a pair starts products too."""
+
+    def matches(s: Any) -> bool:
+        return type(s).__name__ == "IfThenElse" and type(s.condition).__name__ == "And"
+
+    return Once(matches, lambda s: tirx.IfThenElse(s.condition.a, s.then_case, s.else_case))
+
+
 MUTANTS: dict[str, Mutant] = {
     "sums read before they are finished": Mutant(lambda: remove(WAIT, 5), "race", "reads tensor memory"),
     "sums read without a fence": Mutant(lambda: remove(FENCE, 6), "asynchronous", "after_thread_sync"),
@@ -353,12 +424,35 @@ MUTANTS: dict[str, Mutant] = {
     "cluster: the other block's products not waited for": Mutant(
         lambda: argument(INIT, 1, _number(5), 6, 8, 10), "race", "overwrites bytes read by", "cluster"
     ),
+    "pair: products before the other block's weights are decoded": Mutant(
+        lambda: argument(INIT, 1, _number(4), 0, 2), "deadlock", "", "pair"
+    ),
+    "pair: weights given back to one block only": Mutant(lambda: _to_first_block(0), "deadlock", "", "pair"),
+    "pair: a stage given back to one block only": Mutant(lambda: _to_first_block(2), "deadlock", "", "pair"),
+    "pair: sums finished for one block only": Mutant(lambda: _to_first_block(4), "deadlock", "", "pair"),
+    "pair: a block ends while products arrive there": Mutant(
+        lambda: remove(WAIT, 6), "barrier", "without having waited", "pair"
+    ),
+    "pair: sums read before they are finished": Mutant(
+        lambda: remove(WAIT, 5), "barrier", "without having waited", "pair"
+    ),
+    "pair: weights overwritten while products read them": Mutant(
+        lambda: remove(WAIT, 1), "race", "overwrites tensor memory that others still read", "pair"
+    ),
+    "pair: products of another row of x": Mutant(
+        lambda: argument(PRODUCT, 2, _plus(8, "uint64")), "wrong values", "", "pair"
+    ),
+    "pair: columns allocated for one block alone": Mutant(
+        lambda: _of_one_block(ALLOCATE), "barrier", "cta_group::2 in a kernel", "pair"
+    ),
+    "pair: both blocks start products": Mutant(lambda: _by_both(), "race", "", "pair"),
 }
 
 
 KERNELS = {
     "one": (gemm(weight="float16", n=130, k=700), tcgen05(), 16),
     "cluster": (gemm(weight="float16", n=260, k=700), tcgen05(cluster=2), 16),
+    "pair": (gemm(weight="float16", n=260, k=700), tcgen05(cluster=2, pair=True, tile_m=32), 32),
 }
 """Kernels that mutants are made of, with M."""
 
@@ -377,6 +471,7 @@ def test_kernels_without_bugs(name: str) -> None:
     assert error <= bound_of(problem)
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]

@@ -14,7 +14,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import predict
-from schedules.estimate import Estimator, nearest
+from schedules.estimate import LEAN, Estimator, nearest
 from schedules.footprint import resources
 from schedules.legal import is_legal
 from schedules.policy import make_plan, rank
@@ -242,6 +242,24 @@ def test_a_class_that_nobody_measured_takes_after_the_likest_one_for_few_rows() 
     assert borrowed.seconds(schedule, 32) != alone.seconds(schedule, 32)
     assert borrowed.seconds(schedule, 512) == alone.seconds(schedule, 512)
     assert not borrowed.knows(1)
+
+
+def test_a_ratio_measured_at_another_shape_holds_in_part() -> None:
+    """Three schedules were twice, once and half as slow as predicted; at another shape less so."""
+    shape = replace(GEMM, n=8192, k=8192)
+    schedules = [replace(SCHEDULE, stages=stages) for stages in (2, 3, 4)]
+    predicted = [predict(shape, H200, schedule, 8).seconds for schedule in schedules]
+    factors = (2.0, 1.0, 0.5)
+    rows = [
+        Measurement(8192, 8192, 8, schedule, factor * seconds)
+        for schedule, factor, seconds in zip(schedules, factors, predicted, strict=True)
+    ]
+    other = replace(GEMM, n=10240, k=8192)
+    for gemm, share in ((shape, 1.0), (other, LEAN)):
+        estimator = Estimator(gemm, H200, rows)
+        found = [estimator.seconds(s, 8) / predict(gemm, H200, s, 8).seconds for s in schedules]
+        assert found == pytest.approx([factor**share for factor in factors])
+    assert 0 < LEAN < 1
 
 
 def test_what_was_timed_for_many_rows_does_not_serve_few() -> None:

@@ -28,7 +28,7 @@ from ladder.capture.heap.nodes import (
     dynamic_parts,
 )
 from ladder.capture.heap.single import brief, contents, is_mutable_class, is_of_capture, made_of_parts
-from ladder.capture.heap.table import ABSENT, Field
+from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.copies import Copies
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant, is_key
@@ -42,8 +42,6 @@ from ladder.capture.values.shapes import (
 )
 from ladder.capture.values.tensors import is_plain_tensor, metadata_checks, signature
 
-FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
-"""What of a function that stays is compared in bulk."""
 Read = Callable[[Node, Any, Any, str, str], Any]
 
 

@@ -9,6 +9,7 @@ identity in bulk.
 from __future__ import annotations
 
 import gc
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter, contains, eq, getitem, is_
@@ -94,8 +95,55 @@ class Entry:
         return by_value(value) and type(found) is type(value) and has_same_value(found, value)
 
 
+class Functions:
+    """Python functions whose code and defaults are as they were, seen from what each refers to.
+
+    The interpreter calls its audit hooks for each read of ``__code__``, ``__defaults__`` and
+    ``__kwdefaults__``, but once for ``gc.get_referents`` of all functions. It gives the parts of a function
+    in one order, without those it does not have: code, globals, module, defaults, keyword defaults,
+    documentation, name, closure and so on, at last the qualified name. Where module and documentation are
+    strings (or None), no part can come to lie where another was, as strings stand between tuples and
+    dictionaries; of other functions the fields are read.
+    """
+
+    __slots__ = ("identical", "owners", "parts")
+
+    def __init__(self, owners: list[types.FunctionType]) -> None:
+        with_defaults = [each for each in owners if (each.__defaults__, each.__kwdefaults__) != (None, None)]
+        strict = set(map(id, with_defaults))
+        self.owners = (*with_defaults, *(each for each in owners if id(each) not in strict))
+        self.parts = gc.get_referents(*self.owners)
+        self.identical = gc.get_referents(*with_defaults)
+        """Those of functions with defaults come first: tuples may be equal and hold other numbers."""
+
+    def hold(self) -> bool:
+        """Compare what the functions refer to; code that is equal does the same."""
+        if not self.owners:
+            return True
+        found = gc.get_referents(*self.owners)
+        return found == self.parts and all(map(is_, found, self.identical))
+
+    @staticmethod
+    def takes(entry: Entry) -> bool:
+        """Tell whether `entry` is a part of a function that is seen from what it refers to, and holds.
+
+        Documentation that was deleted reads as None, too, but is not among what the function refers to.
+        """
+        home = entry.home
+        return (
+            entry.key in FUNCTION_FIELDS
+            and type(home) is types.FunctionType
+            and type(home.__module__) is str
+            and (type(home.__doc__) is str or any(part is None for part in gc.get_referents(home)))
+            and entry.found() is entry.value
+        )
+
+
 UNKNOWN = -1
 """No version."""
+
+FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
+"""What of a function that stays is compared in bulk."""
 
 PLAIN = (dict, OrderedDict, MappingProxyType)
 """Types whose entries are read by a built-in function alone."""
@@ -113,6 +161,7 @@ class Table:
         self.first = 0
         self.there: Columns = ()
         self.missing: Columns = ()
+        self.functions = Functions([])
         self.fields: list[tuple[attrgetter[Any], list[Any], list[Any]]] = []
         self.others: list[Entry] = []
         self.homes: list[dict[Any, Any]] = []
@@ -137,6 +186,7 @@ class Table:
         rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": []}
         counted: dict[int, tuple[dict[Any, Any], list[Entry]]] = {}
         fields: dict[str, tuple[list[Any], list[Any]]] = {}
+        functions: dict[int, types.FunctionType] = {}
         self.others = []
         for entry in self.facts:
             behind = counted_dict(entry.home) if type(entry.key) is not Field else None
@@ -144,6 +194,8 @@ class Table:
                 counted.setdefault(id(behind), (behind, []))[1].append(entry)
             elif entry.key is WHOLE:
                 self.others.append(entry)
+            elif Functions.takes(entry):
+                functions[id(entry.home)] = entry.home
             elif type(entry.key) is Field:
                 owners, values = fields.setdefault(entry.key, ([], []))
                 owners.append(entry.home)
@@ -156,6 +208,7 @@ class Table:
                 rows["there"].append((entry.home, entry.key, entry.value))
         self.there = _columns(rows["there"], 3)
         self.missing = _columns(rows["missing"], 2)
+        self.functions = Functions([*functions.values()])
         self.fields = [(attrgetter(name), *columns) for name, columns in fields.items()]
         self.within = [entries for _, entries in counted.values()]
         self.homes = [behind for behind, _ in counted.values()]
@@ -168,7 +221,7 @@ class Table:
             same = self._dictionaries_hold() and all(map(is_, map(getitem, homes, keys), values))
         except KeyError:
             return False
-        if not same or any(map(contains, *self.missing)):
+        if not same or any(map(contains, *self.missing)) or not self.functions.hold():
             return False
         for get, owners, parts in self.fields:
             if not all(map(is_, map(get, owners), parts)):

@@ -5,6 +5,7 @@ Index functions work on Python integers and on TIR expressions alike.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from tvm.script import tirx as T
@@ -172,3 +173,23 @@ class Copier:
         """Emit a wait until at most ``pending`` groups of this thread are in flight."""
         if self.asynchronous:
             b.ptx("cp.async.wait_group", pending)
+
+
+class SharedCopier(Copier):
+    """Emits 16-byte copies within shared memory; nothing of them is in flight once a barrier is passed."""
+
+    def chunk(self, destination: Index, source: Index, valid: Index | None = None) -> None:
+        words = b.local(CHUNK_WORDS, "uint32")
+        registers = [words[i] for i in range(CHUNK_WORDS)]
+        if valid is not None:
+            for i in range(CHUNK_WORDS):
+                b.store(words, T.uint32(0), i)
+        with b.when(valid) if valid is not None else nullcontext():
+            b.ptx("ld.shared.v4.u32", *registers, source)
+        b.ptx("st.shared.v4.u32", destination, *registers)
+
+    def commit(self) -> None:
+        """Close nothing: copies are done when they are emitted."""
+
+    def wait(self, pending: int) -> None:
+        """Wait for nothing."""

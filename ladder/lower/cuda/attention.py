@@ -23,9 +23,10 @@ from ladder.ir.attention import Attention
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_join import Join
 from ladder.lower.cuda.attention_loads import Keys, Limits, find_limits, load_queries, prefetch
-from ladder.lower.cuda.attention_place import Place, Spec, choose_spec, declare_inputs, find_place
+from ladder.lower.cuda.attention_place import Place, Spec, choose_spec, find_place
 from ladder.lower.cuda.attention_sums import Sums, raw_scores, seen_scores, weight_operands
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.attention import declare_inputs
 from schedules.attention import AttentionSchedule
 from targets import TileDevice
 

@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
-from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.attention import Attention
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_operands import Operands
-from ladder.lower.gpu.arguments import tir_name
+from ladder.lower.gpu.attention import Inputs
 from ladder.lower.gpu.instructions import MatrixStep, select_step
 from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
 from schedules.schedule import check
 from targets import TileDevice
 
 Expr = Any
-
-ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
-"""Bytes at which tensors begin that are accessed in wide pieces."""
 
 
 @dataclass(frozen=True)
@@ -66,29 +62,6 @@ def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule
     check(form.size % 16 == 0 and 16 <= form.size <= 256, f"heads of {form.size} elements have no kernel")
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
     return Spec(form, schedule, select_step(device, form.ttype), Operands(form, device))
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Arguments of a kernel: extents and strides, and tensors of one axis."""
-
-    numbers: Mapping[str, Expr]
-    tensors: Mapping[str, Any]
-
-
-def declare_inputs(form: Attention) -> Inputs:
-    """Declare the arguments in calling order."""
-    numbers = {name: I.arg(name, I.int32()) for name in form.numbers()}
-    tensors = {
-        name: b.tensor(name, (b.symbol(f"{name}_length"),), _tir(ttype), align=ALIGNMENT.get(name, 1))
-        for name, ttype in form.tensors().items()
-    }
-    return Inputs(numbers, tensors)
-
-
-def _tir(ttype: str) -> str:
-    """Return the TIR type of a tensor; truth values are bytes."""
-    return "uint8" if ttype == "bool" else tir_name(ttype)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_geometry import COLUMNS, Spec
 from ladder.lower.cuda.digit_place import Place
+from ladder.lower.cuda.prologue import Prologue
 from schedules.layouts import TILE
 
 Expr = Any
@@ -29,6 +30,8 @@ class Memory:
         Digits of a chunk of x; where its sums begin, and what one step of them is worth, by period.
     slices
         Where the slices of K leave their sums; reuses the memory of the chunk.
+    rows
+        Activation rows that a prologue computes; None where they are an argument.
     """
 
     parts: Any
@@ -37,15 +40,17 @@ class Memory:
     starts: Any
     units: Any
     slices: Any
+    rows: Any = None
 
 
-def allocate(spec: Spec) -> Memory:
+def allocate(spec: Spec, prologue: Prologue | None) -> Memory:
     """Allocate shared memory."""
     geo, tile_m = spec.geo, spec.schedule.tile_m
     periods = geo.chunk_tiles // geo.period
     pool = b.shared_pool()
     parts = pool.alloc((32, tile_m), "int32", align=128)
     row_scales = pool.alloc((geo.rows,), "float32", align=128)
+    rows = None if prologue is None else prologue.allocate(pool)
     first = pool.offset
     digits = pool.alloc((geo.chunk_tiles * geo.tile_bytes // 4,), "uint32", align=128)
     starts = pool.alloc((periods * geo.column_blocks * 16,), "uint32", align=128)
@@ -54,7 +59,7 @@ def allocate(spec: Spec) -> Memory:
     pool.move_base_to(first)
     slices = pool.alloc((spec.schedule.split_k, tile_m, geo.rows + 4), spec.kind, align=128)
     pool.commit()
-    return Memory(parts, row_scales, digits, starts, units, slices)
+    return Memory(parts, row_scales, digits, starts, units, slices, rows)
 
 
 class Converter:
@@ -103,9 +108,11 @@ class Converter:
         count, tile = self.spec.splitter.words, b.bind(first + item // 4)
         start = b.bind(tile * TILE + item % 4 * (32 // self.spec.geo.lane))
 
+        load_word = "ld.global.u32" if self.memory.rows is None else "ld.shared.u32"
+
         def load(i: int) -> None:
             place = [self.place.first_m + m, start + i * (TILE // count)]
-            b.ptx("ld.global.u32", words[i], args.x.ptr_to(place))
+            b.ptx(load_word, words[i], args.x.ptr_to(place))
 
         def whole() -> None:
             for i in range(count):

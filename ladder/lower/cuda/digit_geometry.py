@@ -30,11 +30,12 @@ COLUMNS = 8
 
 @dataclass(frozen=True)
 class Geometry(Slices):
-    """Sizes that follow from a problem, a device and a schedule."""
+    """Sizes that follow from a problem, a device, a schedule, and the bytes that a block keeps besides."""
 
     groups: Groups
     device: TileDevice
     schedule: GpuSchedule
+    held: int = 0
 
     @property
     def lane(self) -> int:
@@ -82,7 +83,7 @@ class Geometry(Slices):
     def chunk_tiles(self) -> int:
         """Tiles of K that one chunk of x holds."""
         room = min(self.device.shared_per_unit // self.resident_blocks - 1024, self.device.shared_per_block)
-        room -= 4 * (32 * self.schedule.tile_m + self.rows) + self.tile_bytes + 1024
+        room -= 4 * (32 * self.schedule.tile_m + self.rows) + self.tile_bytes + 1024 + self.held
         return int(min(room // digit_tile_bytes(self.groups.gemm, self.schedule), DIGIT_CHUNK_TILES) // 4 * 4)
 
     @property
@@ -150,8 +151,8 @@ class Spec:
         return -(-self.schedule.warp_rows // 32)
 
 
-def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
-    """Return the sizes of a kernel.
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int = 0) -> Spec:
+    """Return the sizes of a kernel; ``held`` bytes of shared memory are for what else a block keeps.
 
     Raises
     ------
@@ -160,7 +161,8 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """
     check_legal(gemm, device, schedule)
     groups = Groups(gemm, "accumulator")
-    geo, form = Geometry(groups, device, schedule), integer_form(gemm.weight)
+    geo, form = Geometry(groups, device, schedule, held), integer_form(gemm.weight)
+    check(geo.chunk_tiles >= 4, f"{held} bytes beside x leave no room for its digits")
     element = get_type(gemm.weight).element_type
     check(packed_order(element, gemm.activation) == "lanes", f"codes of {gemm.weight} are not in place")
     check(

@@ -56,6 +56,11 @@ class Place:
     strip_tile: Expr
     owner: Expr
 
+    @property
+    def is_first(self) -> Expr:
+        """Whether this is the grid's first block."""
+        return T.And(T.And(self.first_row == 0, self.rank == 0), self.first_m == 0)
+
 
 def find_place(spec: Spec, args: Arguments) -> Place:
     """Emit which rows and which part of K this thread works on."""

@@ -32,6 +32,7 @@ from ladder.lower.cuda.digit_sums import Sums
 from ladder.lower.cuda.digit_weights import Weights
 from ladder.lower.cuda.gemv_sums import Rows, SliceSums, halves_of
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.prologue import Prologue
 from ladder.lower.gpu.arguments import declare_arguments
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -107,27 +108,37 @@ class Turn:
 
 
 class Digits:
-    """Emits one kernel."""
+    """Emits one kernel; parameters as `ladder.lower.cuda.gemv.Gemv`."""
 
-    def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.spec, self.overlap = choose_spec(gemm, device, schedule), Overlap(device)
+    def __init__(
+        self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule, prologue: Prologue | None = None
+    ) -> None:
+        self.spec = choose_spec(gemm, device, schedule, 0 if prologue is None else prologue.nbytes)
+        self.prologue = prologue
+        self.overlap = Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
-        spec, overlap = self.spec, self.overlap
-        args = declare_arguments(spec.gemm)
+        spec, overlap, prologue = self.spec, self.overlap, self.prologue
+        args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
         shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
         overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
         place = find_place(spec, args)
         words_at = b.Variable("int64", T.int64(0))
         overlap.release()
-        memory = allocate(spec)
+        memory = allocate(spec, prologue)
+        if prologue is not None:
+            place = replace(place, args=replace(place.args, x=memory.rows))
         converter, weights = Converter(spec, place, memory), Weights(spec, place, words_at)
         kernel = Body(
             spec, place, memory, converter, weights, Sums(spec, place.warp), Fragments.allocate(spec)
         )  # fmt: skip
         prefetch(spec, place, overlap)
+        if prologue is not None:
+            prologue.prefetch(place.is_first, place.warp.thread)
         overlap.wait()
+        if prologue is not None:
+            prologue.emit(place.is_first, place.warp.thread)
         kernel.emit()
 
 

@@ -11,14 +11,14 @@ blocks along the second grid axis serve further activation rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier
+from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SharedCopier
 from ladder.lower.cuda.gemv_activations import Activations
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_offset_sums import OffsetSums
@@ -27,6 +27,7 @@ from ladder.lower.cuda.gemv_spec import Spec, choose_spec
 from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.prologue import Prologue
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
@@ -57,6 +58,8 @@ class Memory:
         Buffers of x.
     slices
         Where the slices of K leave their sums; reuses the memory of everything else.
+    rows
+        Activation rows that a prologue computes; None where they are an argument.
     """
 
     table: SharedTable | None
@@ -64,12 +67,14 @@ class Memory:
     sums: Accumulators
     x: Any
     slices: Any
+    rows: Any = None
 
 
-def allocate(spec: Spec, place: Place) -> Memory:
+def allocate(spec: Spec, place: Place, prologue: Prologue | None) -> Memory:
     """Allocate shared memory and accumulators."""
     geo, schedule = spec.geo, spec.schedule
     pool = b.shared_pool()
+    rows = None if prologue is None else prologue.allocate(pool)
     table = allocate_table(pool, spec.decoder.table_words, place.warp.lane)
     shared_sums = OffsetSums(spec, place.warp, pool) if spec.shares_sums else None
     known = None if shared_sums is None else shared_sums.read
@@ -80,7 +85,7 @@ def allocate(spec: Spec, place: Place) -> Memory:
     pool.move_base_to(0)
     slices = pool.alloc((schedule.split_k, schedule.tile_m, geo.pitch), sums.dtype, align=128)
     pool.commit()
-    return Memory(table, shared_sums, sums, x, slices)
+    return Memory(table, shared_sums, sums, x, slices, rows)
 
 
 @dataclass(frozen=True)
@@ -128,24 +133,39 @@ class Turn:
 
 
 class Gemv:
-    """Emits one kernel."""
+    """Emits one kernel.
 
-    def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.spec = choose_spec(gemm, device, schedule)
-        self.copier, self.overlap = Copier(device), Overlap(device)
+    Parameters
+    ----------
+    gemm, device, schedule
+        The problem, what is compiled for, and how the work is divided.
+    prologue
+        What computes the activation rows in the kernel; None where they are an argument.
+    """
+
+    def __init__(
+        self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule, prologue: Prologue | None = None
+    ) -> None:
+        self.spec = choose_spec(gemm, device, schedule, 0 if prologue is None else prologue.nbytes)
+        self.prologue = prologue
+        self.copier = Copier(device) if prologue is None else SharedCopier(device)
+        self.overlap = Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
-        spec, overlap = self.spec, self.overlap
-        args = declare_arguments(spec.gemm)
+        spec, overlap, prologue = self.spec, self.overlap, self.prologue
+        args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
         shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
         overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
         place = find_place(spec, args, overlap)
         cursor = Cursor(spec, place)
         overlap.release()
-        memory = allocate(spec, place)
+        memory = allocate(spec, place, prologue)
         weights = Weights(spec, place, cursor)
         prefetch(spec, place, overlap)
+        if prologue is not None:
+            place = replace(place, args=replace(place.args, x=memory.rows))
+            prologue.prefetch(place.is_first, place.warp.thread)
         overlap.wait()
         with b.when(place.exists):
             self._multiply(place, memory, cursor, weights)
@@ -155,6 +175,8 @@ class Gemv:
         """Emit the walk over K."""
         spec, geo, thread = self.spec, self.spec.geo, place.warp.thread
         weights.fill()
+        if self.prologue is not None:
+            self.prologue.emit(place.is_first, thread)
         x = Activations(spec, place, self.copier, memory.x, memory.offset_sums)
         x.fill()
         if memory.table is not None:  # while loads are in flight; a barrier comes before the first tile

@@ -77,8 +77,13 @@ def shares_sums(
     return summed and groups.per_tile == 1 and not step.lanes.partial_lanes
 
 
-def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
+def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int = 0) -> Spec:
     """Take the decoder whose table is worth filling for a block's tiles and leaves room for x.
+
+    Parameters
+    ----------
+    held
+        Bytes of shared memory for what else a block keeps.
 
     Raises
     ------
@@ -89,7 +94,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     choices: list[tuple[float, Spec]] = []
     for room in tables:
         try:
-            spec = _with_table(gemm, device, schedule, room)
+            spec = _with_table(gemm, device, schedule, room, held)
         except ScheduleError:
             if room == tables[-1] and not choices:
                 raise
@@ -102,7 +107,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     return min(choices, key=lambda choice: choice[0])[1]
 
 
-def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int) -> Spec:
+def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int, held: int) -> Spec:
     """Return the spec with a decode table of at most ``room`` bytes."""
     wide = widened_step(gemm, device)
     core = CORE if wide else ""
@@ -113,5 +118,5 @@ def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int
         gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core
     )
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
-    geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared)
+    geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared + held)
     return Spec(gemm, schedule, step, groups, decoder, geo)

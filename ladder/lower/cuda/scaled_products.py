@@ -11,7 +11,7 @@ from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.scaled_memory import Memory, Ring
 from ladder.lower.cuda.tcgen05_memory import after_sync
-from ladder.lower.cuda.tcgen05_products import COMMIT, DESCRIPTOR_HIGH, STEP_BYTES, STEPS
+from ladder.lower.cuda.tcgen05_products import DESCRIPTOR_HIGH, STEP_BYTES, STEPS, commit
 from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, scale_columns
 
 Expr = Any
@@ -78,9 +78,9 @@ class Issuer:
                     for low, rows in ((w, ROWS), (x, tile_m))
                 ]
                 self._product(operands, first, offset, step, turn)
-            b.ptx(COMMIT, memory.empty.ptr_to([ring.stage.value]))
+            commit(memory.empty.ptr_to([ring.stage.value]), 1)
             ring.advance()
-        b.ptx(COMMIT, memory.finished.ptr_to([0]))
+        commit(memory.finished.ptr_to([0]), 1)
 
     def _copy_scales(self, low: Expr, first: Expr) -> None:
         """Copy a stage's atoms; those of x of 256 rows lie side by side."""

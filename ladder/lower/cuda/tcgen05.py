@@ -4,7 +4,9 @@
 rows are the instruction's M, activation rows its N. Math warps decode packed words and store the operand
 into tensor memory, in the order of mma's fragments; one thread starts the products of a slab with x from
 shared memory; sums stay in tensor memory until the tile ends (PTX ISA, "TensorCore 5th Generation Family
-Instructions"). No such kernel has run on hardware yet.
+Instructions"). The blocks of a pair (``cta_group::2``) multiply together: each decodes its own weight rows
+and holds half of the activation rows, the first one's thread starts the products of both, and these arrive at
+the barriers of both. No such kernel has run on hardware yet.
 """
 
 from __future__ import annotations
@@ -76,8 +78,10 @@ class Tcgen05:
         spec = self.spec
         with b.when(grid.thread == 0):
             tensor.initialise()
-            # Math warps leave a stage, and products of every block that has a copy of its x.
-            initialise_barriers(spec, memory, spec.schedule.warps + spec.schedule.cluster)
+            # Math warps leave a stage, and products of every block that has a copy of its x; of a pair one
+            # block's thread starts those of both.
+            products = 1 if spec.schedule.pair else spec.schedule.cluster
+            initialise_barriers(spec, memory, spec.schedule.warps + products)
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.allocate()
         if memory.table is not None:
@@ -135,7 +139,10 @@ class Block:
                 tiles.for_each(producer.fill)
                 if spec.schedule.cluster > 1:
                     producer.drain()
-            with b.when(warp == spec.schedule.warps + 1), b.when(T.cuda.elect_sync()):
+            starts = warp == spec.schedule.warps + 1
+            if spec.schedule.pair:
+                starts = T.And(starts, grid.member == 0)
+            with b.when(starts), b.when(T.cuda.elect_sync()):
                 tiles.for_each(Issuer(spec, grid, memory, tensor, base, args.k_tiles).tile)
 
         def compute() -> None:

@@ -96,6 +96,9 @@ class DecodeLoop:
                     phase.set(phase.value ^ 1)
                 self._fetch_next(turn, piece.turns, slab)
         b.emit(T.cuda.mbarrier_wait(self.tensor.finished.ptr_to([0]), 0))
+        if spec.schedule.pair:  # another block's products arrive here: not after this block has ended
+            for slot in range(SLOTS):
+                b.emit(T.cuda.mbarrier_wait(self.tensor.free.ptr_to([slot]), phase.value ^ 1))
         after_sync()
         self.epilogue.finish(piece, held, TensorSums(spec, self.operands.who, self.base))
         before_sync()
@@ -113,7 +116,9 @@ class DecodeLoop:
             store_slab(place, slot, [register for step in range(4) for register in operands.step(0, m, step)])
         b.ptx("tcgen05.wait::st.sync.aligned")
         before_sync()
-        self._arrive(self.tensor.decoded.ptr_to([slot]))
+        b.emit(T.cuda.warp_sync())
+        with b.when(operands.who.lane == 0):
+            self.tensor.arrive_decoded(slot)
 
     def _fetch_next(self, turn: Expr, turns: Expr, slab: int) -> None:
         """Fetch the slab after ``slab``, unless the tile ends."""

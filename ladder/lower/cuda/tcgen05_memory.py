@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, TensorGeometry
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
+from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
 from ladder.lower.cuda.wgmma_thread import MathThread
 
 Expr = Any
@@ -49,24 +50,33 @@ class TensorMemory:
 
     def initialise(self) -> None:
         """Emit the initialisation of the barriers, for one thread."""
+        decoding = self.geo.schedule.warps * self.geo.partners
         for slot in range(SLOTS):
-            b.emit(
-                T.ptx.mbarrier.init.shared.b64(self.decoded.ptr_to([slot]), T.uint32(self.geo.schedule.warps))
-            )
+            b.emit(T.ptx.mbarrier.init.shared.b64(self.decoded.ptr_to([slot]), T.uint32(decoding)))
             b.emit(T.ptx.mbarrier.init.shared.b64(self.free.ptr_to([slot]), T.uint32(1)))
         b.emit(T.ptx.mbarrier.init.shared.b64(self.finished.ptr_to([0]), T.uint32(1)))
 
     def allocate(self) -> None:
         """Allocate columns, for one whole warp; other blocks may allocate theirs then."""
         columns = T.uint32(self.geo.columns)
-        b.ptx("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32", self.word.ptr_to([0]), columns)
-        b.ptx("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned")
+        group = f"cta_group::{self.geo.partners}.sync.aligned"
+        b.ptx(f"tcgen05.alloc.{group}.shared::cta.b32", self.word.ptr_to([0]), columns)
+        b.ptx(f"tcgen05.relinquish_alloc_permit.{group}")
         before_sync()
 
     def release(self, base: Expr) -> None:
         """Free the columns, for the warp that allocated them."""
         after_sync()
-        b.ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32", base, T.uint32(self.geo.columns))
+        group = f"cta_group::{self.geo.partners}.sync.aligned"
+        b.ptx(f"tcgen05.dealloc.{group}.b32", base, T.uint32(self.geo.columns))
+
+    def arrive_decoded(self, slot: int) -> None:
+        """Tell the thread that starts products, which the first block of a pair has, of a slab; one lane."""
+        barrier = self.decoded.ptr_to([slot])
+        if self.geo.partners == 1:
+            b.emit(T.ptx.mbarrier.arrive.shared.b64(barrier, T.uint32(1)))
+        else:
+            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", barrier, 0))
 
 
 def place_tensor_memory(pool: Any, geo: TensorGeometry) -> TensorMemory:

@@ -23,21 +23,24 @@ from ladder.lower.cuda.wgmma_spec import Spec
 Expr = Any
 
 ROWS = 128
-"""Weight rows of one instruction."""
+"""Weight rows of one block's part of an instruction."""
 
 STEPS, STEP_BYTES = 4, 32
 """Products along K in a slab, and bytes of a row of x that each takes."""
 
-COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"
+COMMIT = "tcgen05.commit.cta_group::{}.mbarrier::arrive::one.shared::cluster.b64"
 
-COMMIT_TO_ALL = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
+COMMIT_TO_ALL = "tcgen05.commit.cta_group::{}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
 """The same, at the barriers of several blocks."""
+
+PAIR = 0b11
+"""Both blocks of a pair."""
 
 DESCRIPTOR_HIGH = 2 << 29 | 1 << 14 | 64
 """Upper half of x's descriptor: 128-byte swizzle, the constant 1, 1024 bytes between groups of eight rows."""
 
-EVERY_LANE = (0, 0, 0, 0)
-"""No lane of the sums is left out."""
+MASK_WORDS = 4
+"""Words for each block of a mask of lanes of the sums that are left out: none."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,21 @@ KINDS: Mapping[str, Kind] = {
 """Operand types that this pipeline multiplies."""
 
 
-def instruction_descriptor(weight: str, activation: str, columns: int) -> int:
-    """Return the instruction descriptor of a product of 128 rows, both operands K-major."""
+def instruction_descriptor(weight: str, activation: str, columns: int, blocks: int = 1) -> int:
+    """Return the instruction descriptor of a product of 128 rows of each block, both operands K-major."""
     first, second = KINDS[weight], KINDS[activation]
-    return second.sums << 4 | first.number << 7 | second.number << 10 | columns >> 3 << 17 | ROWS >> 4 << 24
+    types = second.sums << 4 | first.number << 7 | second.number << 10
+    return types | columns >> 3 << 17 | blocks * ROWS >> 4 << 24
+
+
+def commit(barrier: Expr, group: int, mask: Expr | None = None) -> None:
+    """Have the products so far arrive at a barrier when they are done, or at those of several blocks."""
+    if group == 2:
+        mask = T.uint16(PAIR)
+    if mask is None:
+        b.ptx(COMMIT.format(group), barrier)
+    else:
+        b.ptx(COMMIT_TO_ALL.format(group), barrier, mask)
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ class Issuer:
 
     def tile(self, piece: Piece) -> None:
         """Start the products of one tile, slab after slab; ``finished`` completes with the last."""
-        geo, ring = self.spec.geo, Ring(self.spec.schedule.stages)
+        geo, ring = self.tensor.geo, Ring(self.spec.schedule.stages)
         phase = b.Variable("int32", 0)
         start = b.local(1, "uint32")
         # The low half of x's descriptor: its address in units of 16 bytes, and a leading offset not used.
@@ -110,33 +124,30 @@ class Issuer:
                     with b.when(first + tile < self.k_tiles):
                         for step in range(tile * each, tile * each + each):
                             self._product(turn, slab, step, ring.stage.value, start[0])
-                b.ptx(COMMIT, self.tensor.free.ptr_to([slot]))
+                commit(self.tensor.free.ptr_to([slot]), geo.partners)
                 if slot == SLOTS - 1:
                     phase.set(phase.value ^ 1)
                 if (slab + 1) % geo.slabs == 0:
                     self._leave(ring.stage.value)
                     ring.advance()
-        b.ptx(COMMIT, self.tensor.finished.ptr_to([0]))
+        commit(self.tensor.finished.ptr_to([0]), geo.partners)
 
     def _leave(self, stage: Expr) -> None:
         """Have products arrive, when they are done, at every block that copies a share of their x."""
         empty, cluster = self.memory.empty.ptr_to([stage]), self.spec.schedule.cluster
-        if cluster == 1:
-            b.ptx(COMMIT, empty)
-        else:
-            mask = T.Cast("uint16", ((1 << cluster) - 1) << (self.grid.slice * cluster))
-            b.ptx(COMMIT_TO_ALL, empty, mask)
+        every = T.Cast("uint16", ((1 << cluster) - 1) << (self.grid.slice * cluster))
+        commit(empty, self.tensor.geo.partners, every if cluster > 1 else None)
 
     def _product(self, turn: Expr, slab: int, step: int, stage: Expr, start: Expr) -> None:
         """Start the product of a step of a slab; the first one of the tile overwrites the sums."""
         geo, spec = self.spec.geo, self.spec
-        tile_m = spec.schedule.tile_m
-        inside = slab % geo.slabs * tile_m * ROW_BYTES + step * STEP_BYTES
+        tile_m, group = spec.schedule.tile_m, self.tensor.geo.partners
+        inside = slab % geo.slabs * geo.held_m * ROW_BYTES + step * STEP_BYTES
         low = start + T.Cast("uint32", stage) * T.uint32(geo.x_bytes >> 4) + T.uint32(inside >> 4)
         x = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
         weights = self.base + T.uint32(slab % SLOTS * SLAB_COLUMNS + step * SLAB_COLUMNS // STEPS)
-        number = instruction_descriptor(spec.decoder.operand, spec.gemm.activation, tile_m)
+        number = instruction_descriptor(spec.decoder.operand, spec.gemm.activation, tile_m, group)
         adds = T.bool(True) if step or slab else turn > 0
-        spelling = f"tcgen05.mma.cta_group::1.{KINDS[spec.gemm.activation].name}"
-        masks = map(T.uint32, EVERY_LANE)
+        spelling = f"tcgen05.mma.cta_group::{group}.{KINDS[spec.gemm.activation].name}"
+        masks = [T.uint32(0)] * (MASK_WORDS * group)
         b.ptx(spelling, self.base + T.uint32(SUM_COLUMN), weights, x, T.uint32(number), *masks, adds)

@@ -23,6 +23,10 @@ SUM_COLUMN = SLOTS * SLAB_COLUMNS
 """First column of the sums: weights come before."""
 
 
+LEAST_REGISTERS = 56
+"""Registers without which ptxas cannot hold the operands of an instruction: sixteen of them and a mask."""
+
+
 @dataclass(frozen=True)
 class TensorGeometry(Geometry):
     """Sizes as those of wgmma, of which a block has one instruction's 128 rows of weights.
@@ -38,6 +42,11 @@ class TensorGeometry(Geometry):
     def threads(self) -> int:
         """Threads of a block: those that decode, a producer's warp, and the one that multiplies."""
         return (self.schedule.warps + 2) * 32
+
+    @property
+    def partners(self) -> int:
+        """Blocks that multiply together: what ``cta_group`` says."""
+        return 1 + self.schedule.pair
 
     @property
     def reallocates(self) -> bool:
@@ -57,7 +66,8 @@ class TensorGeometry(Geometry):
     def resident_blocks(self, device: TileDevice) -> int:
         """Return the blocks that share a multiprocessor, its tensor memory included."""
         shared = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
-        return max(1, min(shared, TENSOR_COLUMNS // self.columns))
+        registers = device.registers_per_unit // (self.threads * LEAST_REGISTERS)
+        return max(1, min(shared, registers, TENSOR_COLUMNS // self.columns))
 
 
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:

@@ -248,7 +248,12 @@ class Geometry:
     @property
     def x_bytes(self) -> int:
         """Bytes of A per stage."""
-        return self.schedule.tile_m * self.schedule.tile_k * self.lane // 8
+        return self.held_m * self.schedule.tile_k * self.lane // 8
+
+    @property
+    def held_m(self) -> int:
+        """Activation rows of a tile that a block has in its shared memory: a pair has one half each."""
+        return self.schedule.tile_m // (1 + self.schedule.pair)
 
     @property
     def word_bytes(self) -> int:

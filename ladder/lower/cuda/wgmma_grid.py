@@ -75,7 +75,8 @@ def rows_per_copy(spec: Spec, args: Arguments) -> Expr:
 
     Copying rows beyond M, which are filled with zeros, takes several times as long as rows that exist.
     """
-    whole, each = spec.schedule.tile_m // spec.schedule.cluster, 8 * spec.schedule.cluster
+    whole = spec.schedule.tile_m // spec.schedule.cluster
+    each = 8 if spec.schedule.pair else 8 * spec.schedule.cluster  # of a pair the first has whole rows
     return T.min(whole, (args.m + each - 1) // each * 8)
 
 

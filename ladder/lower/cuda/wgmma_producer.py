@@ -54,7 +54,8 @@ class Producer:
     def fill(self, piece: Piece) -> None:
         """Load every stage of one tile of the output."""
         geo, grid, first_m = self.spec.geo, self.grid, piece.first_m
-        own = first_m if self.spec.schedule.cluster == 1 else first_m + grid.member * grid.copied_m
+        share = geo.held_m if self.spec.schedule.pair else grid.copied_m
+        own = first_m if self.spec.schedule.cluster == 1 else first_m + grid.member * share
         x = begin_copies(self.spec, self.args, self.x_map, piece, own)
         with b.loop(piece.turns * (geo.body // geo.slabs)) as step:
             self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
@@ -85,17 +86,19 @@ class Producer:
         """Return the bytes of a stage: of x, only rows that are copied."""
         geo = self.spec.geo
         rest = geo.stage_bytes - geo.x_bytes
-        rows = self.grid.copied_m * (self.spec.schedule.cluster * geo.slabs)
+        copies = 1 if self.spec.schedule.pair else self.spec.schedule.cluster
+        rows = self.grid.copied_m * (copies * geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
     def _fill_x(self, x: TileCopies, stage: Expr, barrier: Expr, k_tile: Expr) -> None:
         """Copy this block's share of the activation rows, to every block of the cluster that needs it."""
         geo, grid, schedule = self.spec.geo, self.grid, self.spec.schedule
-        cluster, mask = schedule.cluster, None
-        if cluster > 1:
+        cluster, mask, first = schedule.cluster, None, 0
+        if cluster > 1 and not schedule.pair:
             mask = T.Cast("uint16", ((1 << cluster) - 1) << (grid.slice * cluster))
+            first = grid.member * grid.copied_m * SWIZZLE_ROW
         for slab in range(geo.slabs):
-            place = slab * schedule.tile_m * SWIZZLE_ROW + grid.member * grid.copied_m * SWIZZLE_ROW
+            place = slab * geo.held_m * SWIZZLE_ROW + first
             target = self.memory.x.ptr_to([stage, place])
             x.copy(target, barrier, k_tile + slab * geo.tiles_per_slab, mask)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.script import tirx as T
+
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from schedules.footprint import streams_exponents
@@ -79,9 +81,15 @@ def scale_dtype(gemm: Gemm) -> str:
     return "float32" if lane_of(gemm.activation) == 8 else gemm.activation
 
 
-def declare_arguments(gemm: Gemm) -> Arguments:
-    """Declare the arguments in calling order; every extent is symbolic."""
-    m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K")
+def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
+    """Declare the arguments in calling order; every extent is symbolic.
+
+    Parameters
+    ----------
+    columns
+        Of x, if the kernel makes it itself: x is no argument then.
+    """
+    m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K") if columns is None else T.int32(columns)
     n_tiles, k_tiles, n_pad = b.symbol("n_tiles"), b.symbol("k_tiles"), b.symbol("n_pad")
     groups = b.symbol("groups")
     experts = b.symbol("experts") if gemm.experts else None
@@ -94,7 +102,7 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     }
     image = tuple(map(b.symbol, ("batch", "height", "width", "channels"))) if gemm.windows else ()
     k_x = image[3] if image else k_x
-    x = b.tensor("x", image or (m, k_x), tir_name(gemm.activation))
+    x = b.tensor("x", image or (m, k_x), tir_name(gemm.activation)) if columns is None else None
     words = b.tensor("words", (*each, n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
     packed = {
         name: b.tensor(name, (*each, *shape), dtype) if wanted else None

@@ -151,14 +151,14 @@ def best_recipe(conversion: Conversion) -> Proven:
         for proven in proven_recipes(conversion)
         if proven.strategy not in NEEDS and not table_bytes(proven.recipe)
         if max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN
-        for as_wave in _proven_here(proven, conversion)
+        for as_wave in proven_here(proven, conversion)
     ]
     if not choices:
         raise VerificationError(f"no decode of {conversion.ttype.name} is right in float32 arithmetic")
     return min(choices, key=lambda proven: vector_instructions(proven.recipe, conversion))
 
 
-def _proven_here(proven: Proven, conversion: Conversion) -> list[Proven]:
+def proven_here(proven: Proven, conversion: Conversion) -> list[Proven]:
     """Return a recipe as AMD GPUs can run it: cutting off, rounding, or not at all."""
     if conversion.operand != "bfloat16":
         return [proven]

@@ -19,7 +19,7 @@ from ladder.runtime.cache import Identity
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.memory import rounded_up
 from ladder.runtime.operator import attend
-from schedules.attention import AttentionSchedule, best
+from schedules.attention import AnySchedule, best
 from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def attention_job(graph: Graph, device: TileDevice) -> Job:
     return _job(form, choice.schedule, device)
 
 
-def _job(form: Attention, schedule: AttentionSchedule, device: TileDevice) -> Job:
+def _job(form: Attention, schedule: AnySchedule, device: TileDevice) -> Job:
     name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
 
     def emitted(name: str) -> Any:
         """Emit the kernel; imports the compiler, so it waits for its turn with it."""
-        from ladder.lower.cuda.attention import emit
+        from ladder.lower.build import ATTENTION, resolve
 
-        return emit(form, device, schedule, name)
+        return resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, name)
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function

@@ -17,8 +17,10 @@ from ladder.runtime.model.library import library_run, product_run, product_takes
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Keep, Ordered
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.prologues import bind_prologue
 from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
+from ladder.runtime.model.sequences import bind_sequence
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.stored_codes import stays
 from targets import get_device
@@ -220,6 +222,8 @@ BINDERS: Mapping[str, Callable[[Workspace, Step], Bound | None]] = {
     "chain": bind_chain,
     "gemm": _bind_gemm,
     "found": bind_found,
+    "prologue": bind_prologue,
+    "sequence": bind_sequence,
     "rows": _bind_rows,
     "attention": _bind_attention,
     "recurrent": bind_recurrent,

@@ -30,8 +30,10 @@ from ladder.runtime.model.found import found_jobs
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from ladder.runtime.model.prologues import prologue_jobs
 from ladder.runtime.model.recurrent import recurrent_job
 from ladder.runtime.model.rows import rows_job
+from ladder.runtime.model.sequences import sequence_jobs
 from schedules.schedule import Plan as SchedulePlan
 from tile_types.errors import MissingToolError, ScheduleError
 
@@ -52,6 +54,8 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "attention": lambda part, device: attention_jobs(part.graph, device),
     "recurrent": lambda part, device: [recurrent_job(part.graph, device)],
     "found": found_jobs,
+    "prologue": prologue_jobs,
+    "sequence": sequence_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
 
@@ -133,8 +137,9 @@ def gemm_requests(parts: Sequence[Subgraph], device: TileDevice) -> dict[int, Re
     found: dict[int, Request] = {}
     known: dict[tuple[Gemm, Extent], Request] = {}
     for number, part in enumerate(parts):
-        if part.gemm is not None:
+        if part.kind == "gemm":
             rows = product(part.graph.tile(part.graph.outputs[0]).shape[:-1])
+            assert part.gemm is not None  # that is what a gemm part has
             asked = part.gemm, rows
             found[number] = known[asked] = known.get(asked) or _request(part, device, rows)
     return found
@@ -180,6 +185,8 @@ def build_kernels(
         try:
             kernels[number] = all_built(list(islice(found, len(mine))))
         except Exception as error:
+            if parts[number].kind == "prologue":
+                raise  # as for every product of packed weights
             reasons[number] = _without_kernel(error)
     return kernels, all_built(list(found)), reasons
 

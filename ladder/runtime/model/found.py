@@ -17,7 +17,7 @@ from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.extents import product
 from ladder.lower.blocks.analysis import gemm_of
-from ladder.partition.attention import has_kernels
+from ladder.partition.attention import is_nvidia
 from ladder.partition.convolutions import ADDMM, COSTS, chain_us, moved
 from ladder.partition.found_graphs import Choice, Find, Weight
 from ladder.partition.found_program import RegionProgram
@@ -70,7 +70,7 @@ def finder(device: TileDevice, search: float = 0.0) -> Find | None:
     search
         Seconds for programs that neither database knows; what is found is kept in the user's.
     """
-    if not has_kernels(device) or not knobs.settings.found_graphs:
+    if not is_nvidia(device) or not knobs.settings.found_graphs:
         return None
     return _Finder(device, search)
 

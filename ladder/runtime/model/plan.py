@@ -117,6 +117,10 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
     return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place)
 
 
+def _prologue_title(part: Subgraph, entry: str, family: str) -> str:
+    return f"{_gemm_title(part, entry, family)}, its rows made in the kernel"
+
+
 def _gemm_title(part: Subgraph, entry: str, family: str) -> str:
     assert part.gemm is not None  # that is what a gemm part has
     after = " ".join([*part.gemm.epilogue, *([f"{part.gemm.gate} gate"] if part.gemm.gate else [])])
@@ -126,9 +130,11 @@ def _gemm_title(part: Subgraph, entry: str, family: str) -> str:
 
 _EXECUTORS: Mapping[str, Any] = {
     "gemm": _gemm_title,
+    "prologue": _prologue_title,
     "found": lambda part, entry, family: f"ladder found {entry.rpartition('_')[2]}",
     "rows": lambda part, entry, family: f"ladder rows {entry.rpartition('_')[2]}",
     "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
+    "sequence": lambda part, entry, family: f"ladder sequence {entry.rpartition('_')[2]}",
     "recurrent": lambda part, entry, family: f"ladder recurrent {entry.rpartition('_')[2]}",
     "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
     "product": lambda part, entry, family: product_title(part),

@@ -22,11 +22,15 @@ from ladder.partition import Subgraph, partition, simplify
 from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import with_gates
 from ladder.partition.partition import ordered
+from ladder.partition.prologues import with_prologues
+from ladder.partition.sequences import with_sequences
 from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for, gated_schedule
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
+from ladder.runtime.model.prologues import described
+from ladder.runtime.model.sequences import described as sequence_of
 from ladder.runtime.packed import gemm_from_dict
 
 if TYPE_CHECKING:
@@ -74,16 +78,23 @@ def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepar
         choose=candidate_for,
     )
     prepared = with_found_graphs(Prepared(with_packed(program, parts), parts), device, search)
-    return prepared if program.precise else with_gated_products(prepared, device)
+    return prepared if program.precise else with_chains_in_products(prepared, device)
 
 
-def with_gated_products(prepared: Prepared, device: TileDevice) -> Prepared:
-    """Return a program with gates in the epilogues of products of few activation rows."""
-    if device.kind != "cuda" or not knobs.settings.gated_products:
+def with_chains_in_products(prepared: Prepared, device: TileDevice) -> Prepared:
+    """Return a program with gates in the epilogues of products of few activation rows, and norms ahead."""
+    if device.kind != "cuda":
         return prepared
-    graph = prepared.program.graph
-    parts = with_gates(graph, prepared.parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
-    return replace(prepared, parts=ordered(graph, parts))
+    graph, parts, settings = prepared.program.graph, prepared.parts, knobs.settings
+    if settings.gated_products:
+        parts = with_gates(graph, parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
+    if settings.prologues and "pdl" in device.features:
+        parts = with_prologues(graph, parts, lambda *asked: described(device, *asked), device)
+    if settings.sequences:
+        from ladder.lower.chain.sequence import work_of
+
+        parts = with_sequences(graph, parts, work_of, lambda group: sequence_of(graph, group, device))
+    return replace(prepared, parts=ordered(graph, list(parts)))
 
 
 def with_found_graphs(prepared: Prepared, device: TileDevice, search: float) -> Prepared:

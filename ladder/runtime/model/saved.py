@@ -122,7 +122,7 @@ def _kernels(
 
 def _requests(plan: Plan) -> list[str]:
     """Return what a plan's quantized products ask for, each once."""
-    products = [step for step in plan.steps if step.part.gemm is not None]
+    products = [step for step in plan.steps if step.part.kind == "gemm"]
     return list(
         dict.fromkeys(step.entry or Request(step.part.gemm).text for step in products if step.part.gemm)
     )
@@ -247,7 +247,7 @@ def _plan(manifest: Mapping[str, Any]) -> tuple[Graph, Plan]:
 def _check_part(graph: Graph, part: Subgraph, known: Collection[str], where: str) -> None:
     """Compare a part with the graph that it is cut out of."""
     verify(part.graph)
-    if part.kind not in KINDS or (part.kind == "gemm") != (part.gemm is not None):
+    if part.kind not in KINDS or (part.kind in ("gemm", "prologue")) != (part.gemm is not None):
         raise ArtifactError(f"{where} is of kind {part.kind!r:.40}")
     if unknown := [value for value in part.inputs if value not in known]:
         raise ArtifactError(f"{where} reads {', '.join(unknown)} before anything makes it")

@@ -16,6 +16,9 @@ from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import Now, Settled, Sizes, is_fixed
 
+OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "sequence", "attention", "recurrent")
+"""Kinds of parts whose kernels are ours: they write into memory that they are given."""
+
 Slots = list[Any]
 Bound = Callable[[Slots], None]
 
@@ -169,4 +172,4 @@ class Workspace:
         """Tell whether a step writes into memory that it is given."""
         if step.part.kind == "product":
             return product_takes_out(step.part.graph, self.lasting_inputs(step))
-        return step.part.kind in ("gemm", "found", "rows", "chain", "attention", "recurrent")
+        return step.part.kind in OWN_KINDS

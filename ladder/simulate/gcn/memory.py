@@ -260,8 +260,9 @@ def _local_read(i: Instruction) -> Step:
     places, results = _local_places(i, 1, width), to.registers
 
     def step(w: Wave) -> None:
-        for number, place in enumerate(places):
-            lanes, at = _local_access(w, i, place(w), width, False)
+        given = [place(w) for place in places]  # the first piece may overwrite the register of addresses
+        for number, place in enumerate(given):
+            lanes, at = _local_access(w, i, place, width, False)
             found = np.zeros((LANES, width), np.uint8)
             found[lanes] = w.group.local.bytes[at]
             _to_registers(w, Operand(to.kind, to.index + number * (width // 4)), found, kind, (False, False))

@@ -51,6 +51,7 @@ def _allocate(t: Translator, call: CallView) -> Step:
     def action(c: Cohort) -> None:
         meet(c, "tcgen05.alloc", statement)
         tensor = TensorMemory.of(c.machine)
+        tensor.use(group_of(call), statement)
         data = np.zeros((c.count, LANES, 1), np.uint32)
         for row in c.active_warps():
             data[row] = tensor.allocate(int(c.block[row, 0]), columns, statement)
@@ -70,6 +71,7 @@ def _free(t: Translator, call: CallView) -> Step:
     def action(c: Cohort) -> None:
         meet(c, "tcgen05.dealloc", statement)
         tensor = TensorMemory.of(c.machine)
+        tensor.use(group_of(call), statement)
         for row, first in _whole(c, base(c), statement):
             access = tensor.own_access(int(c.warps[row]), statement)
             tensor.free(int(c.block[row, 0]), first & 0xFFFF, columns, access)
@@ -214,30 +216,51 @@ class Product:
     columns: int
     kinds: tuple[str, str]
     integer: bool
+    group: int = 1
 
     @staticmethod
-    def read(kind: str, descriptor: int) -> Product:
-        """Read the descriptor of a dense product of 128 rows, with sums of 32 bits."""
+    def read(kind: str, descriptor: int, group: int) -> Product:
+        """Read the descriptor of a dense product of 128 rows of each block, with sums of 32 bits."""
         types = TYPES.get(kind, {})
         first, second = (types.get(descriptor >> at & 7, "") for at in (7, 10))
         columns = (descriptor >> 17 & 0x3F) * 8
-        plain = descriptor & ~(0x3F << 17 | 7 << 7 | 7 << 10) == SUMS.get(kind, 0) << 4 | ROWS >> 4 << 24
-        if not (first and second and plain and columns % 16 == 0 and 16 <= columns <= 256):
+        plain = (
+            descriptor & ~(0x3F << 17 | 7 << 7 | 7 << 10) == SUMS.get(kind, 0) << 4 | group * ROWS >> 4 << 24
+        )
+        least = 16 * group
+        if not (first and second and plain and columns % least == 0 and least <= columns <= 256):
             raise UnknownCallError(f"the simulator has no tcgen05.mma of {kind}, descriptor {descriptor:#x}")
-        return Product(columns, (first, second), SUMS[kind] == 2)
+        return Product(columns, (first, second), SUMS[kind] == 2, group)
+
+
+def group_of(call: CallView) -> int:
+    """Return how many blocks a call says that it is for."""
+    return 2 if "cta_group::2" in call.modifiers else 1
+
+
+def blocks_of(c: Cohort, warp: int, group: int, statement: int) -> list[int]:
+    """Return the blocks that a product or copy is for, that of even rank first."""
+    block = warp // c.machine.block_warps
+    if group == 1:
+        return [block]
+    if c.machine.cluster_blocks % 2:
+        c.machine.log.add("barrier", statement, "a cluster without pairs of blocks has no cta_group::2")
+        return [block]
+    return [block // 2 * 2, block // 2 * 2 + 1]
 
 
 def _product(t: Translator, call: CallView) -> Step:
-    if "cta_group::1" not in call.modifiers:
-        raise UnknownCallError("the simulator has no products of two blocks")
+    group = group_of(call)
     kind = next(m for m in call.modifiers if m.startswith("kind::"))
-    what = Product.read(kind, t.number(call.operands[3]))
-    if any(t.number(mask) for mask in call.operands[4:8]):
+    what = Product.read(kind, t.number(call.operands[3]), group)
+    last = 4 + 4 * group
+    if any(t.number(mask) for mask in call.operands[4:last]):
         raise UnknownCallError("the simulator has no tcgen05.mma that leaves lanes out")
-    sums, weights, x, adds = (t.read(call.operands[place]) for place in (0, 1, 2, 8))
+    sums, weights, x, adds = (t.read(call.operands[place]) for place in (0, 1, 2, last))
 
     def action(c: Cohort) -> None:
         one_lane(c, call.statement)
+        TensorMemory.of(c.machine).use(group, call.statement)
         c.machine.counts["tcgen05"] += len(c.active_warps())
         for _, warp, _, d, a, b, add in each_active(c, sums(c), weights(c), x(c), adds(c)):
             _multiply(c, what, warp, (d, a, b), bool(add), call.statement)
@@ -254,13 +277,23 @@ def one_lane(c: Cohort, statement: int) -> None:
 def _multiply(
     c: Cohort, what: Product, warp: int, operands: tuple[int, int, int], add: bool, statement: int
 ) -> None:
-    """Add a product to the sums of a block, or put it there."""
-    (d, a, x), tensor = operands, TensorMemory.of(c.machine)
-    block, access = warp // c.machine.block_warps, tensor.product(warp, statement)
-    every = parts(0, ROWS)
+    """Add a product to the sums of its blocks, or put it there; each has a share of the rows of x."""
+    (d, a, x), blocks = operands, blocks_of(c, warp, what.group, statement)
     if (d | a) >> 16:
         c.machine.log.add("out of bounds", statement, "operands of 128 rows begin at lane 0", "lanes")
-    first, result = a & 0xFFFF, d & 0xFFFF
+    share = what.columns // len(blocks)
+    held = [read_rows(c, share, warp, x, statement, block) for block in blocks]
+    rows = decode(np.concatenate(held), what.kinds[1])
+    for block in blocks:
+        _multiply_block(c, what, warp, block, (d & 0xFFFF, a & 0xFFFF, rows, add), statement)
+
+
+def _multiply_block(
+    c: Cohort, what: Product, warp: int, block: int, operands: tuple[int, int, Array, bool], statement: int
+) -> None:
+    """Multiply the weights of one block."""
+    (result, first, rows, add), tensor = operands, TensorMemory.of(c.machine)
+    access, every = tensor.product(warp, statement), parts(0, ROWS)
     words = np.arange(first, first + STEP_BYTES // 4)
     columns = np.arange(result, result + what.columns)
     tensor.on_read(block, every, words, access)
@@ -270,30 +303,29 @@ def _multiply(
     if max(words.max(), columns.max()) >= tensor.words.shape[2]:
         return  # reported
     held = np.ascontiguousarray(tensor.words[block][:, words]).view(np.uint8)
-    rows = decode(read_rows(c, what.columns, warp, x, statement), what.kinds[1])
     before = tensor.words[block][:, columns] if add else np.zeros((ROWS, what.columns), np.uint32)
     old = before.view(np.int32 if what.integer else np.float32)
     total = multiply(decode(held, what.kinds[0]), rows.T, old, what.integer)
     tensor.words[block][:, columns] = total.view(np.uint32)
 
 
-def read_rows(c: Cohort, count: int, warp: int, descriptor: int, statement: int) -> Array:
-    """Read the bytes ``[count, 32]`` of an operand that a shared memory descriptor names, as products do."""
+def read_rows(c: Cohort, count: int, warp: int, descriptor: int, statement: int, block: int) -> Array:
+    """Read the bytes ``[count, 32]`` of an operand that a descriptor names in a block's shared memory."""
     descriptor = int(descriptor) & (1 << 64) - 1
     if descriptor >> 46 & 7 != DESCRIPTOR_CONSTANT or descriptor >> 61 not in SWIZZLES:
         raise UnknownCallError(f"the simulator has no shared memory descriptor {descriptor:#x}")
     chunks = descriptor_chunks(descriptor & (1 << 46) - 1 | SWIZZLES[descriptor >> 61] << 62, count)
-    return read_chunks(c, warp, chunks, statement).reshape(count, STEP_BYTES)
+    return read_chunks(c, warp, chunks, statement, block).reshape(count, STEP_BYTES)
 
 
-def read_chunks(c: Cohort, warp: int, chunks: Array, statement: int) -> Array:
-    """Read 16 bytes from each address in shared memory, as products do: ``[chunks, 16]``."""
+def read_chunks(c: Cohort, warp: int, chunks: Array, statement: int, block: int) -> Array:
+    """Read 16 bytes from each address in a block's shared memory, as products of a warp: ``[chunks, 16]``."""
     memory = c.machine.memory
     if chunks.max() + 16 > memory.limit:
         message = f"reads byte {int(chunks.max()) + 15} of shared memory of {memory.limit} bytes"
         c.machine.log.add("out of bounds", statement, message, "tcgen05")
         chunks = np.clip(chunks, 0, memory.limit - 16) & ~15
-    flat = chunks.reshape(-1) + warp // c.machine.block_warps * memory.pitch
+    flat = chunks.reshape(-1) + block * memory.pitch
     access = TensorMemory.of(c.machine).product(warp, statement)
     at = memory.granules(flat, 16).reshape(1, -1)
     warps = np.array([warp])
@@ -306,13 +338,13 @@ def read_chunks(c: Cohort, warp: int, chunks: Array, statement: int) -> Array:
 
 def _commit(t: Translator, call: CallView) -> Step:
     """Arrive at an mbarrier when all products so far are done, which came after what their thread knew."""
-    if "cta_group::1" not in call.modifiers:
-        raise UnknownCallError(f"the simulator has no tcgen05.commit of {call.modifiers}")
+    group = group_of(call)
     place, statement = t.read(call.operands[0]), call.statement
     mask = t.read(call.operands[1]) if len(call.operands) > 1 else lambda c: 0
 
     def action(c: Cohort) -> None:
         tensor, at = TensorMemory.of(c.machine), place(c)
+        tensor.use(group, statement)
         for _, warp, _, byte, chosen in each_active(c, getattr(at, "offset", at), mask(c)):
             done = tensor.product(warp, statement)
             tensor.products[warp] = done.epoch

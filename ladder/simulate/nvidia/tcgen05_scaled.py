@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.matrix import decode
-from ladder.simulate.nvidia.tcgen05 import one_lane, parts, read_chunks, read_rows
+from ladder.simulate.nvidia.tcgen05 import blocks_of, group_of, one_lane, parts, read_chunks, read_rows
 from ladder.simulate.nvidia.tensor_memory import COLUMNS, ROWS, TensorMemory
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
@@ -53,26 +54,29 @@ def _scale_values(codes: Array, kind: str) -> Array:
 
 
 def _copy(t: Translator, call: CallView) -> Step:
-    if not {"32x128b", "warpx4", "cta_group::1"} <= set(call.modifiers):
+    if not {"32x128b", "warpx4"} <= set(call.modifiers):
         raise UnknownCallError(f"the simulator has no tcgen05.cp of {call.modifiers}")
     place, source, statement = t.read(call.operands[0]), t.read(call.operands[1]), call.statement
+    group = group_of(call)
 
     def action(c: Cohort) -> None:
         one_lane(c, statement)
+        TensorMemory.of(c.machine).use(group, statement)
         for _, warp, _, address, descriptor in each_active(c, place(c), source(c)):
-            _copy_atom(c, warp, address, int(descriptor) & (1 << 64) - 1, statement)
+            for block in blocks_of(c, warp, group, statement):
+                _copy_atom(c, warp, block, address, int(descriptor) & (1 << 64) - 1, statement)
 
     return action
 
 
-def _copy_atom(c: Cohort, warp: int, address: int, descriptor: int, statement: int) -> None:
-    """Copy 32 rows of 16 bytes to four columns of each quarter of the lanes."""
+def _copy_atom(c: Cohort, warp: int, block: int, address: int, descriptor: int, statement: int) -> None:
+    """Copy 32 rows of 16 bytes of a block to four columns of each quarter of its lanes."""
     if descriptor >> 46 & 7 != CONSTANT or descriptor >> 61:
         raise UnknownCallError(f"the simulator has no descriptor {descriptor:#x} of scales")
     tensor, log, row = TensorMemory.of(c.machine), c.machine.log, np.arange(QUARTER)
     chunks = ((descriptor & 0x3FFF) << 4) + row // 8 * ((descriptor >> 32 & 0x3FFF) << 4) + row % 8 * 16
-    data = read_chunks(c, warp, chunks, statement).view(np.uint32)
-    first, block = address & 0xFFFF, warp // c.machine.block_warps
+    data = read_chunks(c, warp, chunks, statement, block).view(np.uint32)
+    first = address & 0xFFFF
     if address >> 16 or first % 4:
         log.add("out of bounds", statement, f"an atom of scales to lane {address >> 16}, column {first}")
     if first + 4 > COLUMNS:
@@ -92,30 +96,31 @@ class ScaledProduct:
     vector: int
     scale: str
     bytes: tuple[int, int]
+    group: int = 1
 
     @staticmethod
-    def read(kind: str, vector: str, descriptor: int) -> ScaledProduct:
-        """Read the descriptor of a product of 128 rows."""
+    def read(kind: str, vector: str, descriptor: int, group: int) -> ScaledProduct:
+        """Read the descriptor of a product of 128 rows of each block."""
         count, types, scale = KINDS.get((kind, vector), (0, {}, ""))
         first, second = (types.get(descriptor >> at & 7, "") for at in (7, 10))
         columns, at = (descriptor >> 17 & 0x3F) * 8, (descriptor >> 29 & 3, descriptor >> 4 & 3)
         fields = 0x3F << 17 | 7 << 7 | 7 << 10 | 3 << 4 | 3 << 29
-        plain = descriptor & ~fields == (scale == "e8m0") << 23 | ROWS >> 4 << 24
+        plain = descriptor & ~fields == (scale == "e8m0") << 23 | group * ROWS >> 4 << 24
         aligned = count and not any(byte % count for byte in at)
-        if not (first and second and plain and aligned and columns % 8 == 0 and 8 <= columns <= 256):
+        least = {1: 8, 2: 32}[group]
+        if not (first and second and plain and aligned and columns % least == 0 and least <= columns <= 256):
             raise UnknownCallError(f"the simulator has no tcgen05.mma of {kind}, descriptor {descriptor:#x}")
-        return ScaledProduct(columns, (first, second), count, scale, at)
+        return ScaledProduct(columns, (first, second), count, scale, at, group)
 
 
 def _product(t: Translator, call: CallView) -> Step:
-    if "cta_group::1" not in call.modifiers:
-        raise UnknownCallError("the simulator has no products of two blocks")
     kind, vector = (next(m for m in call.modifiers if m.startswith(p)) for p in ("kind::", "scale_vec::"))
-    what = ScaledProduct.read(kind, vector, t.number(call.operands[3]))
+    what = ScaledProduct.read(kind, vector, t.number(call.operands[3]), group_of(call))
     reads = [t.read(call.operands[place]) for place in (0, 1, 2, 4, 5, 6)]
 
     def action(c: Cohort) -> None:
         one_lane(c, call.statement)
+        TensorMemory.of(c.machine).use(what.group, call.statement)
         c.machine.counts["tcgen05"] += len(c.active_warps())
         for _, warp, _, *operands in each_active(c, *(read(c) for read in reads)):
             _multiply(c, what, warp, operands, call.statement)
@@ -124,9 +129,22 @@ def _product(t: Translator, call: CallView) -> Step:
 
 
 def _multiply(c: Cohort, what: ScaledProduct, warp: int, operands: list[int], statement: int) -> None:
-    """Add a product to the sums of a block, or put it there."""
+    """Add a product to the sums of its blocks; each has a share of the rows of x, and scales of all."""
     d, w, x, w_scales, x_scales, adds = operands
-    tensor, block = TensorMemory.of(c.machine), warp // c.machine.block_warps
+    blocks = blocks_of(c, warp, what.group, statement)
+    share = what.columns // len(blocks)
+    codes = np.concatenate([read_rows(c, share, warp, x, statement, block) for block in blocks])
+    for block in blocks:
+        given = d, read_rows(c, ROWS, warp, w, statement, block), codes, w_scales, x_scales, adds
+        _multiply_block(c, what, warp, block, given, statement)
+
+
+def _multiply_block(
+    c: Cohort, what: ScaledProduct, warp: int, block: int, operands: tuple[Any, ...], statement: int
+) -> None:
+    """Multiply the weights of one block."""
+    d, w, x, w_scales, x_scales, adds = operands
+    tensor = TensorMemory.of(c.machine)
     access, every = tensor.product(warp, statement), parts(0, ROWS)
     if (d | w_scales | x_scales) >> 16:
         c.machine.log.add("out of bounds", statement, "sums and scales of 128 rows begin at lane 0", "lanes")
@@ -140,10 +158,7 @@ def _multiply(c: Cohort, what: ScaledProduct, warp: int, operands: list[int], st
     tensor.on_write(block, every, columns, access)
     if max(part.max() for part in (*held, columns)) >= COLUMNS:
         return  # reported
-    values = [
-        _values(read_rows(c, rows, warp, place, statement), kind)
-        for place, rows, kind in ((w, ROWS, what.kinds[0]), (x, what.columns, what.kinds[1]))
-    ]
+    values = [_values(data, kind) for data, kind in zip((w, x), what.kinds, strict=True)]
     # Each quarter of the rows has its own copy of the scales.
     scales = [
         _scales(tensor.words[block][:, part], what, byte) for part, byte in zip(held, what.bytes, strict=True)

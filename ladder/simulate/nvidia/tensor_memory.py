@@ -61,6 +61,7 @@ class TensorMemory:
         self.started = np.zeros(len(clocks.own), np.int32)
         self.waited = np.zeros(len(clocks.own), np.int32)
         self.products = np.zeros(len(clocks.own), np.int32)
+        self.group = 0
         # What a warp knew at its last fence::after_thread_sync.
         self.seen = np.zeros_like(clocks.known)
 
@@ -73,6 +74,13 @@ class TensorMemory:
             machine.at_end.append(found.check_freed)
         assert isinstance(found, TensorMemory)
         return found
+
+    def use(self, group: int, statement: int) -> None:
+        """Note for how many blocks a call says that it is: all calls of a kernel must say the same."""
+        self.group = self.group or group
+        if group != self.group:
+            text = f"cta_group::{group} in a kernel that uses cta_group::{self.group}"
+            self.machine.log.add("barrier", statement, text)
 
     # ---- who may access ----------------------------------------------------------------------------
     def own_access(self, warp: int, statement: int) -> Access:

@@ -1,0 +1,117 @@
+"""`StoredWeight`: a quantized weight as a tensor that is dequantized when its values are asked for.
+
+Model code asks layers for the type, the shape or the device of their weight more often than for its
+values. In graphs that are captured or traced, the weight is one operator, ``ladder::dequantize``, which is
+dropped where nothing takes its values.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from ladder.runtime.operator import library
+from tile_types import QuantizedTensor
+from tile_types.arrays import as_torch
+
+SCHEMA = "dequantize(Tensor[] arrays, str description, ScalarType dtype, Device device) -> Tensor"
+
+TYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+"""Types of dequantized weights."""
+
+_TENSOR: Any = torch.Tensor
+METADATA = frozenset(
+    (
+        *(_TENSOR.dtype.__get__, _TENSOR.shape.__get__, _TENSOR.device.__get__),
+        *(_TENSOR.layout.__get__, _TENSOR.ndim.__get__, _TENSOR.requires_grad.__get__),
+        *(_TENSOR.is_cuda.__get__, _TENSOR.is_meta.__get__, _TENSOR.grad.__get__),
+        *(_TENSOR.size, _TENSOR.dim, _TENSOR.numel, _TENSOR.element_size),
+        *(_TENSOR.stride, _TENSOR.is_contiguous, _TENSOR.get_device, _TENSOR.__len__),
+        *(_TENSOR.is_floating_point, _TENSOR.is_complex),
+    )
+)
+"""What a `StoredWeight` answers without its values."""
+
+
+class Stored(NamedTuple):
+    """The arrays of a canonical weight as tensors, and the JSON text that says what they are."""
+
+    arrays: list[torch.Tensor]
+    description: str
+
+    @classmethod
+    def of(cls, weight: QuantizedTensor) -> Stored:
+        """Take a weight apart; its arrays are not copied."""
+        kept = weight.to_dict()
+        described = {"names": list(kept["arrays"]), "metadata": kept["metadata"]}
+        return cls([as_torch(array) for array in kept["arrays"].values()], json.dumps(described))
+
+
+class StoredWeight(torch.Tensor):
+    """The weight ``[N, K]`` of a layer; its values are computed once, where they are first needed."""
+
+    values: Callable[[], torch.Tensor]
+
+    @staticmethod
+    def __new__(
+        cls: type[StoredWeight],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        compute: Callable[[], torch.Tensor],
+    ) -> StoredWeight:
+        """Return a weight of which `compute` gives the values."""
+        made = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
+        made.values = functools.cache(compute)
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Answer for metadata; give everything else the values."""
+        if func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return func(*_with_values(args), **_with_values(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves out the operator
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Give operators that are called from C++ the values."""
+        return func(*_with_values(args), **_with_values(kwargs or {}))
+
+
+def _with_values(given: Any) -> Any:
+    return tree_map_only(StoredWeight, lambda weight: weight.values(), given)
+
+
+def _dequantize(
+    arrays: Sequence[torch.Tensor], description: str, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the matrix ``[N, K]`` that the arrays of a canonical weight stand for."""
+    told = json.loads(description)
+    named = dict(zip(told["names"], arrays, strict=True))
+    weight = QuantizedTensor.from_dict({"arrays": named, "metadata": told["metadata"]})
+    values: torch.Tensor = weight.dequantize(TYPES[dtype])
+    return values.to(device)
+
+
+def _shape(
+    arrays: Sequence[torch.Tensor], description: str, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.empty(json.loads(description)["metadata"]["shape"], dtype=dtype, device=device)
+
+
+library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+library.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
+torch.library.register_fake("ladder::dequantize", _shape, lib=library)
+
+dequantize: Callable[..., torch.Tensor] = torch.ops.ladder.dequantize.default
+"""``dequantize(arrays, description, dtype, device)``: the registered operator."""

@@ -1,0 +1,192 @@
+"""Pieces of keys, values and queries as lanes load them, and the MFMA operands that they become.
+
+Sixteen lanes are the rows of an operand, four groups of lanes its columns (`ladder.lower.rocm.steps`). Of a
+key, each group takes a quarter of the head, in pieces of up to 16 bytes, and q comes in the same order. Of
+a value, each of the sixteen lanes takes a piece, and groups take four neighbouring keys each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.attention import CODES, Attention
+from ladder.lower import builder as b
+from ladder.lower.gpu.proven import proven_recipes
+from ladder.lower.gpu.recipes import Conversion, Lanes16
+from ladder.lower.rocm import dialect as d
+from ladder.lower.rocm.machine import RocmMachine, join_bfloat
+from ladder.lower.rocm.ranking import Exact, proven_here, vector_instructions
+from schedules.layouts import Field
+from schedules.schedule import check
+from schedules.wave_attention import FRAGMENT
+from targets import TileDevice
+from tile_types import get_type
+
+Expr = Any
+
+GROUPS = 4
+"""Groups of lanes that share a key, or the keys of a fragment."""
+
+WIDEST = 16
+"""Bytes of a lane's load."""
+
+LOW_HALVES, HIGH_HALVES = 0x05040100, 0x07060302
+"""V_PERM's selectors of the low halves of two words side by side, and of the high ones."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An MFMA of 16 rows and columns.
+
+    Parameters
+    ----------
+    name
+        Of LLVM's intrinsic.
+    operand
+        LLVM's type of an operand.
+    words
+        Registers of an operand: two elements each.
+    """
+
+    name: str
+    operand: str
+    words: int
+
+    def multiply(self, sums: Any, a: Sequence[Expr], x: Sequence[Expr]) -> None:
+        """Emit ``sums += a · x``."""
+        left, right = (d.as_type(d.vector(list(words)), self.operand) for words in (a, x))
+        at = d.lanes(0, 4)
+        total = d.cross_lane("float32x4", self.name, left, right, sums[at], *[T.int32(0)] * 3)
+        b.store(sums, total, at)
+
+
+INSTRUCTIONS = {
+    "float16": Instruction("llvm.amdgcn.mfma.f32.16x16x16f16", "float16x4", 2),
+    "bfloat16": Instruction("llvm.amdgcn.mfma.f32.16x16x16bf16.1k", "int16x4", 2),
+}
+
+WIDE_INSTRUCTIONS = {"float16": Instruction("llvm.amdgcn.mfma.f32.16x16x32.f16", "float16x8", 4)}
+"""The same of twice as many columns, on devices with ``mfma.k64``."""
+
+
+@lru_cache(maxsize=64)
+def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
+    """Return the decoder of two codes in 16-bit lanes that takes the fewest instructions.
+
+    Second comes whether its float32 results need no rounding. It leaves no factor: values that CDNA2 takes
+    for 0 would be the smallest codes.
+
+    Raises
+    ------
+    ScheduleError
+        If the type has none.
+    """
+    conversion = Conversion(get_type(stored), operand, raw=True)
+    found = [
+        (here.recipe, proven.recipe.inner)
+        for proven in proven_recipes(conversion)
+        if isinstance(proven.recipe, Lanes16) and set(proven.meaning.gains) == {1.0}
+        if not any(proven.meaning.offsets)
+        for here in proven_here(proven, conversion)
+    ]
+    check(bool(found), f"{stored} has no decoder to {operand} in lanes")
+    best, inner = min(found, key=lambda pair: vector_instructions(pair[0], conversion))
+    return inner, isinstance(best, Exact)
+
+
+class Operands:
+    """How the lanes of a wave divide K, V and q.
+
+    Parameters
+    ----------
+    form
+        The problem.
+    device
+        The GPU.
+    """
+
+    def __init__(self, form: Attention, device: TileDevice) -> None:
+        self.form, self.scaled, width = form, form.stored in CODES, form.stored_bytes
+        self.width = width
+        self.key_elements = _piece(form.size // GROUPS, width)
+        self.value_elements = _piece(form.size // FRAGMENT, width)
+        self.key_pieces = form.size // (GROUPS * self.key_elements)
+        self.value_pieces = form.size // (FRAGMENT * self.value_elements)
+        self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
+        self.step = INSTRUCTIONS[form.ttype]
+        self.wide = WIDE_INSTRUCTIONS.get(form.ttype) if "mfma.k64" in device.features else None
+
+    @property
+    def tiles(self) -> int:
+        """Fragments of a head's elements."""
+        return self.form.size // FRAGMENT
+
+    def instruction(self, count: int) -> Instruction:
+        """Return the instruction for operands of so many registers in all."""
+        wide = self.wide
+        return wide if wide is not None and count % wide.words == 0 else self.step
+
+    def query_words(self, words: Sequence[Expr]) -> list[Expr]:
+        """Return q's operand registers, in the order in which those of K come."""
+        if not self.scaled:
+            return list(words)
+        found = []
+        for i in range(0, len(words), 2):  # codes 0 and 2, then 1 and 3 of a word of K
+            found += [permute(words[i], words[i + 1], s) for s in (LOW_HALVES, HIGH_HALVES)]
+        return found
+
+    def key_words(self, words: Sequence[Expr]) -> list[Expr]:
+        """Return the operand registers of a lane's quarter of a key."""
+        return [pair for word in words for pair in self._pairs(word)]
+
+    def value_words(self, keys: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
+        """Return the operand registers of each tile of a head, from the words of a lane's four values."""
+        found: list[list[Expr]] = []
+        real = min(4 // self.width, self.value_elements)
+        for first, second, third, fourth in zip(*keys, strict=True):
+            low, high = self._joined(first, second), self._joined(third, fourth)
+            found += [[x, y] for x, y in zip(low, high, strict=True)][:real]
+        return found
+
+    def _joined(self, low: Expr, high: Expr) -> list[Expr]:
+        """Return the elements of two values side by side, one register for each place in a word."""
+        halves = (permute(low, high, selector) for selector in (LOW_HALVES, HIGH_HALVES))
+        return [pair for word in halves for pair in self._pairs(word)]
+
+    def weights(self, values: Sequence[Expr]) -> list[Expr]:
+        """Return weights of neighbouring keys as operand registers."""
+        return [pack(values[i], values[i + 1], self.form.ttype) for i in range(0, len(values), 2)]
+
+    def _pairs(self, word: Expr) -> list[Expr]:
+        """Return a word of K or V as registers of two elements."""
+        if self.recipe is None:
+            return [word]
+        recipe, exact = self.recipe
+        found = []
+        for position in (0, 8):
+            m = RocmMachine()
+            m.exact = exact
+            found.append(recipe.convert(m, [m.input(word)], [Field(0, position, 8, 0)], None).content)
+        return found
+
+
+def pack(low: Expr, high: Expr, dtype: str) -> Expr:
+    """Round two float32 values to 16 bits, in one word."""
+    if dtype == "bfloat16":
+        return join_bfloat(low, high)
+    return d.as_type(d.vector([T.Cast("float16", low), T.Cast("float16", high)]), "uint32")
+
+
+def permute(low: Expr, high: Expr, selector: int) -> Expr:
+    """Pick bytes of two words."""
+    return b.bind(d.intrinsic("uint32", "llvm.amdgcn.perm", high, low, T.uint32(selector)))
+
+
+def _piece(elements: int, width: int) -> int:
+    """Return the elements that a lane loads at once of so many."""
+    return min(WIDEST // width, elements & -elements)

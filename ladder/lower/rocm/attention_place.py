@@ -1,0 +1,127 @@
+"""The spec of an attention kernel on AMD GPUs, and which rows of q and which keys a lane has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.attention import Attention
+from ladder.lower import builder as b
+from ladder.lower.gpu.attention import Inputs
+from ladder.lower.rocm import dialect as d
+from ladder.lower.rocm.attention_operands import Operands
+from ladder.lower.rocm.gemm_place import together
+from ladder.lower.rocm.grouped import WaveLanes
+from schedules.wave_attention import FRAGMENT, WaveAttentionSchedule, check_legal
+from schedules.waves import WAVE
+from targets import TileDevice
+
+Expr = Any
+
+ALIGNED = 16
+"""Bytes that all rows of q, k, v and the result begin at multiples of."""
+
+RUN = 4
+"""Neighbouring keys of a score's column that a lane holds, and rows of a column of sums."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known about a kernel before it is emitted."""
+
+    form: Attention
+    device: TileDevice
+    schedule: WaveAttentionSchedule
+    operands: Operands
+
+    @property
+    def scores(self) -> list[tuple[int, int, int]]:
+        """(fragment, part, element) of a lane's scores of a turn."""
+        plan = self.schedule
+        return [(f, p, e) for f in range(plan.fragments) for p in range(plan.parts) for e in range(RUN)]
+
+
+def choose_spec(form: Attention, device: TileDevice, schedule: WaveAttentionSchedule) -> Spec:
+    """Return the operands of a kernel.
+
+    Raises
+    ------
+    ScheduleError
+        As `schedules.wave_attention.check_legal`.
+    """
+    check_legal(form, device, schedule)
+    return Spec(form, device, schedule, Operands(form, device))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a lane works.
+
+    Parameters
+    ----------
+    inputs, group
+        The arguments, and the heads of q that share keys.
+    head, batch
+        Head of keys, and batch, of the block.
+    first_row, row_count
+        First row of q (tokens times heads of the group) of the block, and how many it has.
+    thread, lane
+        The thread in its block, and the lane in its wave.
+    row_wave, key_wave
+        The wave among those that have other rows, and other keys.
+    g, c
+        Which 16 lanes of the wave the lane is of, and which of them it is.
+    """
+
+    inputs: Inputs
+    group: int
+    head: Expr
+    batch: Expr
+    first_row: Expr
+    row_count: Expr
+    thread: Expr
+    lane: Expr
+    row_wave: Expr
+    key_wave: Expr
+    g: Expr
+    c: Expr
+
+    def begin(self, name: str) -> Expr:
+        """Return the first element of this block's head of keys or what belongs to them."""
+        n = self.inputs.numbers
+        return self.batch * n[f"{name}_b"] + self.head * n[f"{name}_h"]
+
+    def query(self, row: Expr) -> tuple[Expr, Expr]:
+        """Return token and head of q of a row of the block; rows beyond the last are the last."""
+        row = b.bind(T.min(row, self.row_count - 1) + self.first_row)
+        return b.bind(row // self.group), b.bind(self.head * self.group + row % self.group)
+
+
+def aligned(at: Expr, width: int) -> Expr:
+    """Return an offset that is a multiple of `ALIGNED` bytes such that LLVM knows it."""
+    unit = ALIGNED // width
+    return b.keep(T.truncdiv(at, unit)) * unit
+
+
+def find_place(spec: Spec, inputs: Inputs) -> Place:
+    """Emit which rows of q and which keys this lane works on."""
+    plan, form, n = spec.schedule, spec.form, inputs.numbers
+    total = b.bind(n["tokens"] * form.group)
+    tiles = b.bind((total + plan.rows - 1) // plan.rows)
+    blocks = tiles * form.kv_heads * n["batch"]
+    dealt, thread = d.launch(blocks, plan.threads)
+    dies = spec.device.dies
+    block = b.keep(together(dealt, blocks, dies)) if dies > 1 else dealt
+    tile, rest = b.keep(T.truncmod(block, tiles)), b.bind(T.truncdiv(block, tiles))
+    head, batch = b.keep(T.truncmod(rest, form.kv_heads)), b.keep(T.truncdiv(rest, form.kv_heads))
+    first_row = b.keep(tile * plan.rows)
+    row_count = b.keep(T.min(total - first_row, plan.rows))
+    lane = b.bind(thread % WAVE)
+    wave = WaveLanes(lane).uniform(thread // WAVE) if plan.waves > 1 else 0
+    key_wave, row_wave = (wave % plan.key_waves, wave // plan.key_waves) if plan.waves > 1 else (0, 0)
+    g, c = b.keep(lane // FRAGMENT), b.keep(lane % FRAGMENT)
+    return Place(
+        inputs, form.group, head, batch, first_row, row_count, thread, lane, row_wave, key_wave, g, c
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Products with prologues: how their kernels are described, built and called."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ladder.ir.parser import parse
+from ladder.ir.printer import print_graph
+from ladder.runtime.build import Job
+from ladder.runtime.cache import Identity
+from ladder.runtime.compile import ANY_M, request_for
+from ladder.runtime.model.chains import canonical_chain
+from ladder.runtime.model.entry_calls import ready
+from schedules.schedule import GpuSchedule, Plan, parse_plan
+from tile_types.errors import DTypeError, ScheduleError, ShapeError
+
+if TYPE_CHECKING:
+    from ladder.ir.gemm import Gemm
+    from ladder.ir.graph import Graph
+    from ladder.lower.build import BuiltModule
+    from ladder.partition import Subgraph
+    from ladder.runtime.model.plan import Step
+    from ladder.runtime.model.workspace import Bound, Slots, Workspace
+    from targets import TileDevice
+
+
+@dataclass(frozen=True)
+class Described:
+    """A kernel as a part keeps it, the problem apart.
+
+    Parameters
+    ----------
+    chain
+        The chain, printed, with plain names.
+    at
+        Number of its result that is multiplied.
+    schedule
+        A plan of one schedule, printed.
+    """
+
+    chain: str
+    at: int
+    schedule: str
+
+    @property
+    def text(self) -> str:
+        """The description as text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def emit(self, gemm: Gemm, device: TileDevice, name: str) -> object:
+        """Emit the kernel; raises ScheduleError where none fits."""
+        from ladder.lower.build import emit_with_prologue
+        from ladder.lower.chain.prologue import PrologueForm
+
+        graph = parse(self.chain)
+        form = PrologueForm(graph, graph.outputs[self.at])
+        schedule = parse_plan(self.schedule).entries[0][1]
+        return emit_with_prologue(form, gemm, device, schedule, name)
+
+
+def described(device: TileDevice, chain: Graph, value: str, gemm: Gemm) -> str:
+    """Return the description of a product's kernel with a chain as its prologue; empty if there is none."""
+    rows = chain.tile(value).shape[:-1]
+    count = 1
+    for extent in rows:
+        if not isinstance(extent, int):
+            return ""
+        count *= extent
+    try:
+        plan = request_for(gemm, device, count).plan
+    except ScheduleError:
+        return ""
+    schedule = None if plan is None else plan.schedule_for(count)
+    if not isinstance(schedule, GpuSchedule):
+        return ""
+    at = chain.outputs.index(value)
+    found = Described(print_graph(canonical_chain(chain)), at, str(Plan(((ANY_M, schedule),))))
+    return found.text if _is_emitted(found, gemm, device) else ""
+
+
+@cache
+def _is_emitted(found: Described, gemm: Gemm, device: TileDevice) -> bool:
+    """Tell whether the kernel can be emitted: what must hold is known where it is."""
+    from ladder.lower.tvm_lock import tvm_lock
+
+    try:
+        with tvm_lock():
+            found.emit(gemm, device, "kernel")
+    except (ScheduleError, ShapeError, DTypeError):
+        return False
+    return True
+
+
+def prologue_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
+    """Return the kernel of a product with a prologue."""
+    gemm, found = part.gemm, Described(**json.loads(part.found))
+    assert gemm is not None  # that is what such a part has
+    facts = {"gemm": gemm.shape_free(), "prologue": found.text}
+    name = f"ladder_prologue_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(lambda name: found.emit(gemm, device, name), name, device, folder)
+
+    return [Job(facts, Identity.of(gemm, device), device, make)]
+
+
+def bind_prologue(memory: Workspace, step: Step) -> Bound:
+    """Return the call: the chain's inputs, its other results, what is packed, the bias, and the product."""
+    part, entry = step.part, memory.owner.kernels[step.entry]
+    assert part.gemm is not None
+    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+    roles = {role: outside[name] for role, name in part.roles}
+    numbers = range(sum(role.startswith("X") for role in roles))
+    reads = [
+        (memory.slot[value], memory.owner.plan.tiles[value].shape == ())
+        for value in (roles[f"X{at}"] for at in numbers)
+    ]
+    bias = memory.slot[roles["bias"]] if "bias" in roles else None
+    arrays, matrix = memory.packed[roles["B"]], (-1, part.gemm.columns)
+    places = [(memory.slot[value], memory.target(value)) for value in part.outputs]
+
+    def run(slots: Slots) -> None:
+        given = [ready(slots[slot]) for slot, _ in reads]
+        given = [x.reshape(1) if number else x for x, (_, number) in zip(given, reads, strict=True)]
+        made = []
+        for slot, target in places:
+            slots[slot] = result = target()
+            made.append(result)
+        y, *others = made
+        weight = [memory.values[position] for position in arrays]
+        extras = [] if bias is None else [slots[bias].contiguous()]
+        entry(*given, *others, *weight, *extras, y if y.ndim == 2 else y.view(matrix))
+
+    return run

@@ -1,0 +1,166 @@
+"""The weight of a quantized layer answers for its type and shape without being dequantized."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import ladder
+from ladder.integrations import dynamo
+
+N, K = 48, 64
+
+
+@pytest.fixture
+def layer() -> ladder.Linear:
+    torch.manual_seed(5)
+    return ladder.Linear.from_linear(torch.nn.Linear(K, N), "int4", group_size=32)
+
+
+def exact(layer: ladder.Linear) -> torch.Tensor:
+    values: torch.Tensor = layer.canonical.dequantize("float32")
+    return values
+
+
+class Asked(Exception):
+    """Values were asked for."""
+
+
+@pytest.fixture
+def undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let dequantization fail."""
+
+    def fails(*_: Any) -> None:
+        raise Asked
+
+    monkeypatch.setattr(ladder.QuantizedTensor, "dequantize", fails)
+
+
+METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dtype": lambda w: w.dtype,
+    "shape": lambda w: w.shape,
+    "device": lambda w: w.device,
+    "size": lambda w: (w.size(), w.size(-1)),
+    "length": len,
+    "dimensions": lambda w: (w.ndim, w.dim(), w.numel(), w.element_size()),
+    "strides": lambda w: (w.stride(), w.is_contiguous()),
+    "kind": lambda w: (isinstance(w, torch.Tensor), w.is_floating_point(), w.is_cuda, w.requires_grad),
+}
+
+
+@pytest.mark.parametrize("what", METADATA)
+@pytest.mark.usefixtures("undecodable")
+def test_metadata_needs_no_values(layer: ladder.Linear, what: str) -> None:
+    assert METADATA[what](layer.weight) == METADATA[what](torch.nn.Linear(K, N).weight.detach())
+    with pytest.raises(Asked):
+        layer.weight.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_type_follows_the_layer(layer: ladder.Linear, dtype: torch.dtype) -> None:
+    moved = layer.to(dtype)
+    assert moved.weight.dtype == dtype == moved.weight.clone().dtype
+    assert torch.equal(moved.weight, exact(layer).to(dtype)) or dtype != torch.float32
+
+
+USES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda w: w[3, 5].item(),
+    "array": lambda w: torch.from_numpy(w.numpy()),
+    "numpy": lambda w: torch.from_numpy(np.asarray(w)),
+    "converted": lambda w: w.double().T,
+    "data": lambda w: w.data,
+    "copied": copy.deepcopy,
+    "pickled": lambda w: pickle.loads(pickle.dumps(w)),
+    "listed": lambda w: torch.stack([w, w]),
+    "keyword": lambda w: functional.linear(torch.ones(1, K), weight=w),
+    "operator": lambda w: 2 - w,
+    "from C++": lambda w: torch.ops.aten.mm.default(w, w.t()),
+    "written": lambda w: [w.mul_(2), w.add_(1), w.clone()][-1],
+    "text": repr,
+    "first": lambda w: next(iter(w)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_uses_of_the_values_are_those_of_a_plain_tensor(layer: ladder.Linear, use: str) -> None:
+    found, want = USES[use](layer.weight), USES[use](exact(layer))
+    assert type(found) is type(want)
+    assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want
+
+
+def test_values_are_computed_once_for_each_access(layer: ladder.Linear) -> None:
+    weight = layer.weight
+    weight.zero_()
+    assert not weight.any()
+    assert torch.equal(layer.weight, exact(layer))
+
+
+class AsksForItsType(torch.nn.Module):
+    """As transformers' T5: the input takes the type of the next weight."""
+
+    def __init__(self, inner: ladder.Linear) -> None:
+        super().__init__()
+        self.wo = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.wo.weight
+        if isinstance(weight, torch.Tensor) and x.dtype != weight.dtype and weight.dtype != torch.int8:
+            x = x.to(self.wo.weight.dtype)
+        result: torch.Tensor = self.wo(x) * weight.shape[0]
+        return result
+
+
+class TakesValues(AsksForItsType):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x.to(self.wo.weight.dtype), self.wo.weight) + self.wo(x.float())
+
+
+WAYS: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "ladder": ladder.compile,
+    "torch": lambda model: torch.compile(model, backend=dynamo.backend, fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("kind", [AsksForItsType, TakesValues])
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_hold_it_whole(layer: ladder.Linear, kind: Any, way: str) -> None:
+    model, x = kind(layer), torch.randn(3, K).double()
+    torch._dynamo.reset()
+    fast = WAYS[way](model)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), model(x))
+        other = ladder.Linear.from_linear(torch.nn.Linear(K, N), "int4", group_size=32)
+        layer.set_weight(other.canonical)
+        torch.testing.assert_close(fast(x), model(x))
+    if way == "ladder":
+        assert fast.outcome == "whole"
+
+
+def test_a_type_that_is_asked_for_leaves_no_step(layer: ladder.Linear) -> None:
+    fast, both = ladder.compile(AsksForItsType(layer)), ladder.compile(TakesValues(layer))
+    with torch.no_grad():
+        fast(torch.randn(3, K))
+        both(torch.randn(3, K))
+    assert "0 in torch" in fast.explain()
+    assert "0 in torch" not in both.explain()
+
+
+def test_exported_programs_hold_it(layer: ladder.Linear) -> None:
+    x = torch.randn(3, K)
+    model = TakesValues(layer)
+    with torch.no_grad():
+        made = torch.export.export(model, (x,))
+        torch.testing.assert_close(made.module()(x), model(x))
+
+
+def test_without_a_canonical_weight_there_is_none() -> None:
+    layer = ladder.Linear.from_linear(torch.nn.Linear(K, N), "int4", group_size=32, keep_canonical=False)
+    assert not hasattr(layer, "weight")
