@@ -240,7 +240,7 @@ def ggml(case: Case, library: ctypes.CDLL, kind: str, bits: float, packing: str)
 
 
 def ladder_ternary(case: Case) -> OnOneCore:
-    """Multiply by Ladder: ternary weights with a scale per row times rows quantized to int8 within the timed call."""
+    """Multiply by ternary weights with a scale per row; rows are quantized to int8 within the timed call."""
     import torch
 
     from ladder.ir.gemm import Gemm
