@@ -88,7 +88,7 @@ def _key(
     measured = folder.stat().st_mtime_ns if folder.is_dir() else 0
     facts |= {
         "strict": settings.strict,
-        "gated": [settings.gated_products, settings.prologues],
+        "gated": [settings.gated_products, settings.prologues, settings.sequences],
         "options": options,
         "importer": source_digest(SOURCES),
         "types": types,

@@ -10,12 +10,17 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from ladder.partition.subgraphs import KINDS as ALL_KINDS
+
 if TYPE_CHECKING:
     from ladder.cli.model_report import ModelReport
     from ladder.runtime.model.profile import StepCost
 
-KINDS = ("gemm", "rows", "product", "attention", "recurrent", "chain", "library", "view")
+KINDS = (*(kind for kind in ALL_KINDS if kind != "view"), "view")
 """In the order of their colours."""
+
+FUSED = ("gemm", "prologue", "found", "chain", "sequence")
+"""Kinds whose steps are several operators in kernels of ours."""
 
 WIDTH, ROW, GAP, BOX, MOST = 1000, 46, 10, 150, 6
 """Of the drawing, in pixels: its width, a row, between boxes, a box; and boxes in a row."""
@@ -280,7 +285,7 @@ def _table(report: ModelReport) -> str:
 
 def _fusion(report: ModelReport) -> str:
     """Return how much became one kernel, and the reasons against more."""
-    fused = [step for step in report.steps if step.kind in ("chain", "gemm") and step.operators]
+    fused = [step for step in report.steps if step.kind in FUSED and step.operators]
     counts = [len(step.operators.split()) for step in fused]
     lines = [
         f"<p>{sum(counts)} operators became {len(fused)} kernels of ours, the longest of {max(counts)}.</p>"

@@ -143,6 +143,21 @@ def test_sums_of_all_that_depend_on_sums_of_all(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("moved", [False, True])
+def test_sums_of_sums_of_nothing(target: str, moved: bool) -> None:
+    """As of detections of which none were found."""
+    x = torch.zeros(0, 5, 3, 2, 2)
+
+    def make(g: GraphBuilder, x: str) -> str:
+        sums = g.add("reduce_sum", g.add("reduce_sum", x, axis=4, keep=False), axis=3, keep=False)
+        mean = g.add("div", sums, g.add("constant", type="float32", value=4.0))
+        return g.add("reshape", mean, shape=(0, 15)) if moved else mean
+
+    (got,) = run_chain(chain(make, x), (x,), target)
+    assert got.shape == ((0, 15) if moved else (0, 5, 3))
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("first", ["guarded", "plain"])
 def test_what_is_read_under_a_condition_is_read_again_where_there_is_none(

@@ -102,6 +102,39 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["int64", "int32"])
+def test_integers_over_warps(kind: str, target: str) -> None:
+    """Sums of 64 bits pass between warps whole."""
+    g = GraphBuilder("chain")
+    graph = g.finish(g.add("reduce_sum", g.input("x", kind, (3, 640)), axis=1, keep=False))
+    x = np.random.default_rng(0).integers(-(2**30), 2**30, (3, 640)).astype(kind)
+    x = x * 2**30 if kind == "int64" else x // 1024
+    for mapping in (Mapping(128), Mapping(256, 3)):
+        y = np.zeros(3, kind)
+        result = simulated(emit_chain(graph, get_device(target), "chain", mapping), target, [x, y], (1,))
+        assert not result.findings, result.report()
+        assert np.array_equal(y, x.sum(1, dtype=kind))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_shorter_than_a_team(target: str) -> None:
+    """What a reduction loaded where a lane had a turn is loaded again by lanes that had none."""
+    g = GraphBuilder("chain")
+    shares, place = g.input("x", "float32", (1, 8)), g.input("p", "int64", (8,))
+    ratio = g.add("convert", g.add("div", shares, g.add("reduce_sum", shares, axis=1)), type="float16")
+    here = g.add("equal", g.add("reshape", place, shape=(1, 8)), g.add("reshape", place, shape=(8, 1)))
+    none = g.add("constant", value=0.0, type="float16")
+    graph = g.finish(g.add("select", here, ratio, none))
+    x = np.random.default_rng(0).uniform(1, 2, (1, 8)).astype(np.float32)
+    for mapping in (None, Mapping(get_device(target).warp), Mapping(128)):
+        y = np.full((8, 8), np.nan, np.float16)
+        function = emit_chain(graph, get_device(target), "chain", mapping)
+        result = simulated(function, target, [x, np.arange(8), y], (2,))
+        assert not result.findings, result.report()
+        assert np.allclose(y, np.diag((x / x.sum()).reshape(-1)), atol=1e-3)
+
+
 @pytest.mark.daily(8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100"])

@@ -212,3 +212,11 @@ def test_a_browser_shows_it(folder: Path) -> None:
         [os.environ["LADDER_TEST_BROWSER"], *options, path.as_uri()], check=True, capture_output=True
     )
     assert shot.stat().st_size > 10_000
+
+
+def test_every_kind_of_part_has_a_place() -> None:
+    from ladder.cli.model_page import KINDS
+    from ladder.partition.subgraphs import KINDS as EVERY
+
+    assert set(KINDS) == set(EVERY)
+    assert KINDS[-1] == "view"

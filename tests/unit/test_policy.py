@@ -238,6 +238,18 @@ def test_where_to_convert() -> None:
     assert (early, late) == ("w.cache", "w.register")
 
 
+@pytest.mark.parametrize(
+    ("activation", "few", "most"), [("bfloat16", "avx512_bf16", 2), ("int8", "avx512_vnni", 8)]
+)
+def test_few_rows_are_for_vectors_where_those_take_less_time(activation: str, few: str, most: int) -> None:
+    cpu = get_device("cpu/amx")
+    gemm = replace(INT4, activation=activation, token_scale=activation == "int8")
+    plan = make_plan(gemm, cpu)
+    used = {m: plan.schedule_for(m).instruction for m in (1, most, most + 1, 64)}
+    tiles = cpu.core_for(activation).name
+    assert used == {1: few, most: few, most + 1: tiles, 64: tiles}
+
+
 @pytest.mark.parametrize("device", [d.name for d in list_devices() if d.vendor == "cpu"])
 @pytest.mark.parametrize("activation", ["float32", "float16", "bfloat16", "int8"])
 def test_every_cpu_has_a_plan(device: str, activation: str) -> None:

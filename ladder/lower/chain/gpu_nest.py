@@ -35,7 +35,7 @@ LINE, SMALL = 128, 16 << 10
 """Bytes of a cache line, and of an input that is prefetched at most."""
 
 SLOTS = 32
-"""Reductions over a block that one kernel can hold; each has its own place, so one barrier is enough."""
+"""Words that reductions over a block have in one kernel; each has its own, so one barrier is enough."""
 
 
 class GpuNest(Nest):
@@ -273,6 +273,7 @@ class GpuNest(Nest):
                 lambda number, valid: self.accumulate(it, total, number * width, width),
             )
             self.values.forget()
+            self.vectors.words.clear()  # lanes without a turn have loaded none of them
         else:
             before = self.vectors.width, self.vectors.lane, self.vectors.words
             self.vectors.width, self.vectors.lane, self.vectors.words = 1, 0, {}
@@ -313,27 +314,57 @@ class GpuNest(Nest):
 
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all lanes of a row found, on each of them."""
-        wave, shared = self.dialect.wave, self.dialect.shared
+        wave = self.dialect.wave
         value = self.shuffled(it, value, min(self.lanes, wave))
         warps = self.lanes // wave
         if warps <= 1:
             return value
-        check(self.slot < SLOTS, f"a chain of more than {SLOTS} reductions over a block")
-        place, self.slot = self.slot * wave, self.slot + 1
+        read = self.exchanged(value, it.dtype)
+        return self.shuffled(it, b.bind(read(tirx.floormod(self.lane, warps))), warps)
+
+    def moved(self, value: Expr, dtype: str, distance: int) -> Expr:
+        """Return the value of the lane at a distance: words of 32 bits move."""
+        if BYTES[dtype] == 4:
+            return self.dialect.shuffle(value, distance, self.thread)
+        words = words_of(value, dtype)
+        return from_words([self.dialect.shuffle(word, distance, self.thread) for word in words], dtype)
+
+    def exchanged(self, value: Expr, dtype: str) -> Callable[[Expr], Expr]:
+        """Leave a warp's value in shared memory; what is returned reads that of a warp."""
+        wave, shared = self.dialect.wave, self.dialect.shared
+        words = words_of(value, dtype)
+        first, self.slot = self.slot, self.slot + len(words)
+        check(self.slot <= SLOTS, f"a chain whose reductions over a block take more than {SLOTS} words")
         with b.when(tirx.floormod(self.lane, wave) == 0):
-            b.store(shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, wave))
+            for number, word in enumerate(words, first):
+                b.store(shared, word, number * wave + tirx.floordiv(self.lane, wave))
         self.dialect.sync()
-        read = b.bind(T.reinterpret(it.dtype, shared[place + tirx.floormod(self.lane, warps)]))
-        return self.shuffled(it, read, warps)
+        places = range(first, first + len(words))
+        return lambda warp: from_words([shared[number * wave + warp] for number in places], dtype)
 
     def shuffled(self, it: Reduction, value: Expr, lanes: int) -> Expr:
         """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
         value, distance = b.bind(value), 1
         while distance < lanes:
-            other = self.dialect.shuffle(value, distance, self.thread)
-            value = b.bind(it.combine(value, other))
+            value = b.bind(it.combine(value, self.moved(value, it.dtype, distance)))
             distance *= 2
         return value
+
+
+def words_of(value: Expr, dtype: str) -> list[Expr]:
+    """Return a number as 32-bit words, the low one first."""
+    if BYTES[dtype] == 4:
+        return [T.reinterpret("uint32", value)]
+    bits = b.bind(T.reinterpret("uint64", value))
+    return [T.Cast("uint32", bits), T.Cast("uint32", bits >> T.uint64(32))]
+
+
+def from_words(words: Sequence[Expr], dtype: str) -> Expr:
+    """Return the number whose 32-bit words these are."""
+    if len(words) == 1:
+        return T.reinterpret(dtype, words[0])
+    low, high = (T.Cast("uint64", word) for word in words)
+    return T.reinterpret(dtype, low | (high << T.uint64(32)))
 
 
 def known(expression: Expr) -> Expr:

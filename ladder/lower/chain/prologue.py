@@ -86,7 +86,7 @@ class PrologueForm:
     @property
     def words(self) -> int:
         """32-bit words in which the warps of a block exchange what they reduced."""
-        return 32 * self.rows * sum(node.operator in REDUCTIONS for node in self.graph.nodes)
+        return 64 * self.rows * sum(node.operator in REDUCTIONS for node in self.graph.nodes)
 
     @property
     def nbytes(self) -> int:
@@ -114,25 +114,22 @@ class _Nest(GpuNest):
         self, form: PrologueForm, chain: Chain, device: TileDevice, mapping: Mapping, cheap: bool
     ) -> None:
         self.form = form
+        self.multiplied = chain.graph.outputs[form.graph.outputs.index(form.value)]
+        """The result that is multiplied, by its name in the chain as it is emitted."""
         super().__init__(chain, _Dialect(device), mapping, cheap)
-        check(len(self.columns(form.value)) == 1, "rows of a prologue have one axis")
+        check(len(self.columns(self.multiplied)) == 1, "rows of a prologue have one axis")
 
     def buffer(self, name: str, tile: Tile) -> Any:
-        return None if name == f"{self.form.value}_result" else super().buffer(name, tile)
+        return None if name == f"{self.multiplied}_result" else super().buffer(name, tile)
 
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all threads of the block found; its warps may be of any number."""
-        shared, wave, warps = self.dialect.shared, self.dialect.wave, self.lanes // self.dialect.wave
-        value = self.shuffled(it, value, wave)
-        place, self.slot = self.slot * wave, self.slot + 1
-        within = b.bind(T.floormod(self.lane, wave))
-        with b.when(within == 0):
-            b.store(shared, T.reinterpret("uint32", value), place + T.floordiv(self.lane, wave))
-        self.dialect.sync()
-        read = b.Variable(it.dtype, it.neutral)
+        wave, warps = self.dialect.wave, self.lanes // self.dialect.wave
+        read = self.exchanged(self.shuffled(it, value, wave), it.dtype)
+        found, within = b.Variable(it.dtype, it.neutral), b.bind(T.floormod(self.lane, wave))
         with b.when(within < warps):
-            read.set(T.reinterpret(it.dtype, shared[place + within]))
-        return self.shuffled(it, read.value, wave)
+            found.set(read(within))
+        return self.shuffled(it, found.value, wave)
 
 
 class _Rows(RowLoops):
@@ -143,7 +140,7 @@ class _Rows(RowLoops):
         self.first = first
 
     def row_result(self, value: str, row: Index, width: int, cuts: Any) -> None:
-        self.nest.valid = None if value == self.nest.form.value else self.first  # type: ignore[attr-defined]
+        self.nest.valid = None if value == self.nest.multiplied else self.first  # type: ignore[attr-defined]
         super().row_result(value, row, width, cuts)
 
 
@@ -185,7 +182,7 @@ class ChainPrologue:
         dialect: Any = self.nest.dialect
         dialect.shared = pool.alloc((max(1, self.form.words),), "uint32", align=128)
         first, shape = pool.offset, self.form.graph.tile(self.form.value).shape
-        dialect.rows = self.nest.results[self.form.value] = pool.alloc(shape, self.form.kind, align=128)
+        dialect.rows = self.nest.results[self.nest.multiplied] = pool.alloc(shape, self.form.kind, align=128)
         pool.move_base_to(first)
         return pool.alloc((self.form.rows, self.form.columns), self.form.kind, align=128)
 

@@ -108,7 +108,7 @@ class Values(Indices):
         if row.elementwise:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
             return self._computed(node, operands)
-        if self.looking and node.operator in REDUCTIONS:
+        if node.operator in REDUCTIONS and (self.looking or 0 in node.tile.shape):
             return tirx.const(1, computed_type(node.tile.ttype.name))
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
 

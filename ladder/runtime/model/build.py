@@ -33,6 +33,7 @@ from ladder.runtime.model.prepared import Prepared, prepare
 from ladder.runtime.model.prologues import prologue_jobs
 from ladder.runtime.model.recurrent import recurrent_job
 from ladder.runtime.model.rows import rows_job
+from ladder.runtime.model.sequences import sequence_jobs
 from schedules.schedule import Plan as SchedulePlan
 from tile_types.errors import MissingToolError, ScheduleError
 
@@ -54,6 +55,7 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "recurrent": lambda part, device: [recurrent_job(part.graph, device)],
     "found": found_jobs,
     "prologue": prologue_jobs,
+    "sequence": sequence_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
 
