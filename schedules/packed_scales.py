@@ -118,10 +118,9 @@ def normalise_scales(
         A quantized matrix ``[N, K]``; its arrays may be numpy or torch, on any device.
     core
         Operand type of the tensor core.
-    grouped
-        Whether to keep scales per group; by default, whether a row has several.
-    exponents
-        Whether to keep exponents of them, of groups of `EXPONENT_GROUP`; NaN goes to ``row_scale``.
+    grouped, exponents
+        Whether to keep scales per group, by default if a row has several; whether to keep exponents of
+        them, of groups of `EXPONENT_GROUP`: NaN goes to ``row_scale``.
 
     Returns
     -------
@@ -138,35 +137,41 @@ def normalise_scales(
     """
     import torch
 
-    n, k = weight.shape
-    lane = lane_of(core)
+    (n, k), lane = weight.shape, lane_of(core)
     group = packed_group(weight.block[1], k)
     scale = None if weight.scale is None else _expand(weight.scale, weight, group)
     zero = None if weight.zero is None or weight.zero_kind == "none" else _expand(weight.zero, weight, group)
     grouped = scale is not None and weight.block[1] < k if grouped is None else grouped
-    factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
-    device = scale.device if scale is not None else zero.device if zero is not None else "cpu"
-    if not grouped or scale is None:
-        if scale is not None and weight.block[1] < k:
+    scales = None
+    if scale is None:
+        row = torch.ones(n, dtype=torch.float64, device="cpu" if zero is None else zero.device)
+    elif not grouped:
+        if weight.block[1] < k:
             raise ShapeError(
                 f"scales of groups of {weight.block[1]} along K={k} do not fold into one per row"
             )
-        row = torch.ones(n, dtype=torch.float64, device=device) if scale is None else scale[0]
-        scales = None
-    else:
+        row = scale[0]
+    elif exponents:
         infinite = ~torch.isfinite(scale)
-        if exponents:
-            scale = torch.where(infinite, 2.0**-127, scale)
-        exponent = _row_exponent(scale, zero, weight.ttype)
-        row = torch.ldexp(torch.ones_like(scale[0]), exponent)
-        lowered = torch.ldexp(scale, -exponent)
-        if exponents:
-            row = torch.where(infinite.any(dim=0), torch.nan, row)
-            scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
-        else:
-            scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
+        row, lowered = _lowered(torch.where(infinite, 2.0**-127, scale), zero, weight.ttype)
+        row = torch.where(infinite.any(dim=0), torch.nan, row)
+        scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
+    else:
+        row, lowered = _lowered(scale, zero, weight.ttype)
+        scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
     zeros = None if zero is None else _pad_rows(_zeros(zero, weight, core), n)
+    factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
     return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
+
+
+def _lowered(
+    scale: torch.Tensor, zero: torch.Tensor | None, limits: ElementLimits
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the power of two that each row gives up, and the scales without it."""
+    import torch
+
+    exponent = _row_exponent(scale, zero, limits)
+    return torch.ldexp(torch.ones_like(scale[0]), exponent), torch.ldexp(scale, -exponent)
 
 
 def _expand(array: Any, weight: ScaledCodes, group: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from ladder.ir.scaled import ScaledGemm
@@ -15,6 +16,7 @@ from schedules.cost_model import (
     GEMV_CLUSTER_CYCLES,
     INGEST_BYTES,
     LAUNCH_SECONDS,
+    MULTICAST_LOSS,
     OVERLAP,
 )
 from schedules.schedule import Schedule, check
@@ -36,7 +38,13 @@ TENSOR_COLUMNS = 512
 RESERVED = 2048
 """Bytes of shared memory for barriers and alignment, the driver's share included."""
 
-TILES, STAGES, SPLITS = (32, 64, 128, 256), (2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 4, 8)
+TILES, STAGES, SPLITS = (32, 64, 128, 256), tuple(range(2, 15)), (1, 2, 4, 8)
+
+HEIGHTS = (128, 64)
+"""Weight rows of a block."""
+
+LANE_SCALES = 16
+"""Bytes of an atom of scales for each of its lanes: rows that follow each other by 32, four groups."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +59,49 @@ class ScaledSchedule(Schedule):
         Slabs of 128 bytes of K in flight, each with a place for its scales in tensor memory.
     split_k
         Blocks of a cluster that share K and add up through distributed shared memory.
+    pair
+        Whether two blocks of neighbouring weight rows multiply together, each with half of the activation
+        rows in its shared memory (``cta_group::2``).
+    rows
+        Weight rows of a block: 128, or for few activation rows 64, so that twice as many multiprocessors read
+        weights; the other half of the instruction's rows then multiplies what is never stored.
     """
 
     tile_m: int = 128
     stages: int = 4
     split_k: int = 1
+    pair: bool = False
+    rows: int = ROWS
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tile_m", TILES), ("stages", STAGES), ("split_k", SPLITS)):
+        limits = (("tile_m", TILES), ("stages", STAGES), ("split_k", SPLITS), ("rows", HEIGHTS))
+        for name, allowed in limits:
             value = getattr(self, name)
             check(value in allowed, f"{name}={value} of a block-scaled product: one of {allowed}")
         check(
             self.split_k == 1 or self.tile_m == TILES[0],
             f"blocks that share K have {TILES[0]} activation rows, not {self.tile_m}",
         )
+        check(self.split_k == 1 or not self.pair, "blocks that share K multiply alone, not in pairs")
+        check(
+            self.rows == ROWS or (self.tile_m == TILES[0] and not self.pair),
+            f"blocks of {self.rows} weight rows have {TILES[0]} activation rows, and are no pairs",
+        )
+
+    @property
+    def partners(self) -> int:
+        """Blocks that multiply together: what ``cta_group`` says."""
+        return 1 + self.pair
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.split_k * self.partners
+
+    @property
+    def held_m(self) -> int:
+        """Activation rows that a block has in its shared memory."""
+        return self.tile_m // self.partners
 
     @property
     def x_atoms(self) -> int:
@@ -73,8 +110,19 @@ class ScaledSchedule(Schedule):
 
 
 def stage_bytes(form: ScaledGemm, schedule: ScaledSchedule) -> int:
-    """Return the bytes of a stage: codes and scales of both operands."""
-    return (schedule.tile_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
+    """Return the bytes of a stage: codes and scales; beside half of the weights is room for the rest."""
+    if schedule.rows < ROWS:
+        return ROWS * SLAB
+    return (schedule.held_m + ROWS) * SLAB + form.slab_atoms * (1 + schedule.x_atoms) * ATOM
+
+
+def copied_bytes(form: ScaledGemm, schedule: ScaledSchedule, m: int) -> int:
+    """Return the bytes of a stage that a block copies: no rows of x beyond M, nor always their scales."""
+    x = min(schedule.held_m, -(-m // 8) * 8)
+    codes, each = (x + schedule.rows) * SLAB, form.slab_atoms * ATOM
+    if schedule.rows < ROWS:
+        return codes + each + form.slab_atoms * LANE_SCALES * x
+    return codes + each * (1 + schedule.x_atoms)
 
 
 def exchange_bytes(schedule: ScaledSchedule) -> int:
@@ -119,6 +167,8 @@ def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) 
     )
     shared = shared_bytes(form, schedule)
     check(shared <= device.shared_per_block, f"{shared} bytes of shared memory of {device.shared_per_block}")
+    room = (ROWS - schedule.rows) * SLAB - schedule.held_m * SLAB - 2 * form.slab_atoms * ATOM
+    check(schedule.rows == ROWS or room >= 0, f"half a stage has no room for x and scales of {form.weight}")
     columns = tensor_columns(form, schedule)
     check(columns <= TENSOR_COLUMNS, f"{columns} columns of tensor memory of {TENSOR_COLUMNS}")
 
@@ -138,10 +188,16 @@ def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[ScaledSchedule]:
     """Yield what is legal."""
     for tile_m in TILES:
         for stages in STAGES:
-            for split_k in SPLITS if tile_m == TILES[0] else (1,):
-                option = ScaledSchedule(tile_m, stages, split_k)
+            for more in _WAYS if tile_m == TILES[0] else _WAYS[:2]:
+                option = ScaledSchedule(tile_m, stages, *more)
                 if is_legal(form, device, option):
                     yield option
+
+
+_ALONE = [(split, False, rows) for split, rows in product(SPLITS, HEIGHTS) if (split, rows) != (1, ROWS)]
+
+_WAYS: tuple[tuple[int, bool, int], ...] = ((1, False, ROWS), (1, True, ROWS), *_ALONE)
+"""Slices of K, pairs and weight rows that are considered; but for the first two with few activation rows."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +222,8 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     layers = {layer.name: layer for layer in device.layers}
     rate = {name: layer.bandwidth * layer.sustained for name, layer in layers.items()}
     core = device.core_for("fp8_e4m3", "tcgen05")
-    n_tiles, m_tiles = -(-form.n // ROWS), -(-m // schedule.tile_m)
+    pairs, m_tiles = -(-form.n // (schedule.rows * schedule.partners)), -(-m // schedule.tile_m)
+    n_tiles = pairs * schedule.partners
     blocks, slabs = n_tiles * m_tiles * schedule.split_k, -(-form.slabs // schedule.split_k)
     by_columns = TENSOR_COLUMNS // tensor_columns(form, schedule)
     resident = max(1, min(device.shared_per_unit // shared_bytes(form, schedule), by_columns))
@@ -174,16 +231,14 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     stored = form.row_bytes + form.scale_atoms * 4
     out = {"float32": 4}.get(form.output, 2)
     moved = (form.n + m) * stored + m * form.n * out
-    # Rows beyond M are not copied.
-    loaded = (
-        stage_bytes(form, schedule) - (schedule.tile_m - min(schedule.tile_m, -(-m // 8) * 8)) * SLAB
-    ) * slabs
+    loaded = copied_bytes(form, schedule, m) * slabs
     flops = 2 * ROWS * schedule.tile_m * slabs * SLAB * 8 // form.format.bits
     tensor = flops * form.format.bits / 8 / (core.ops_per_cycle * core.sustained * device.clock)
     stage = max(tensor, loaded / (INGEST_BYTES * device.clock)) / slabs
     # A buffer is asked for again when it has been used: as `schedules.cost_model.Work`.
     waiting = max(stage, (FILL_SECONDS + stage) / (schedule.stages * min(resident, per_unit)))
     units = per_unit * (waiting * slabs + BLOCK_SECONDS / min(resident, per_unit))
+    units *= 1 + MULTICAST_LOSS * schedule.pair  # blocks that wait for each other, as those that share x do
     exchange = 0.0
     if schedule.split_k > 1:
         received = (schedule.split_k - 1) * (schedule.tile_m // schedule.split_k)

@@ -69,21 +69,15 @@ def quantize(
     ttype
         Element type, or a block type, which then fixes block, scale type and zero point.
     group_size
-        Columns that share a scale, 1 to K; None or -1 is one scale per row. The last group
-        may be partial.
+        Columns that share a scale, 1 to K, the last ones fewer; None or -1 is one scale per row.
     block
         (bn, bk) rows and columns that share a scale; -1 is the whole extent.
     scale_type
-        Storage type of scales and float zero points; default the values' own dtype if it is
-        float16 or bfloat16, else float16.
+        Type of scales and float zero points; by default that of 16-bit values, else float16.
     zero
         ``"none"`` (default), ``"integer"``: a zero point in code space, ``"float"``: a real one.
     scaling
-        ``"absmax"``: symmetric (default without zero points). ``"minmax"``: the range low to
-        high (default with zero points; alone it implies an integer zero point). ``"hqq"``:
-        float zero points refined by half-quadratic iterations. ``"absmean"``: BitNet b1.58
-        (default for ternary). ``"mx"``: powers of two, OCP MX v1.0 §6.3 (default for e8m0
-        scales). ``"none"``: no scale at all (the only choice above 8 bits).
+        ``"absmax"``, ``"minmax"``, ``"hqq"``, ``"absmean"``, ``"mx"``, ``"none"``: tile_types/README.md.
     granularity
         ``"tensor"``, ``"channel"``, ``"group"`` or ``"block2d"``; follows from the above.
 
@@ -93,30 +87,15 @@ def quantize(
 
     Raises
     ------
-    DTypeError, ShapeError
-        If values are not real, not [N, K], or the group size or block cannot be.
-    UnknownNameError
-        If a type or option does not exist.
-    ConversionError
-        If the options contradict each other or the type.
+    DTypeError, ShapeError, UnknownNameError, ConversionError
+        If values or options cannot be, or contradict each other or the type.
     ValueRangeError
         If a value is NaN or infinite (names the position), a scale overflows its type, or
         negative values meet a type without any (and ``scaling`` was not given explicitly).
-
-    Notes
-    -----
-    Scales are rounded to ``scale_type`` before codes are chosen and never become 0. A value
-    within the representable range is off by at most half a step of its block.
     """
     values = _checked(values)
-    recipe = _recipe(
-        values,
-        get_type(ttype),
-        _block(values.shape, group_size, block, granularity),
-        scale_type,
-        zero,
-        scaling,
-    )
+    kind, shared = get_type(ttype), _block(values.shape, group_size, block, granularity)
+    recipe = _recipe(values, kind, shared, scale_type, zero, scaling)
     if recipe.scaling == "none":
         codes = _encode(values, recipe, None, None)
         return _result(codes, recipe, None, None, None)

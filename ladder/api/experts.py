@@ -68,18 +68,19 @@ class GroupedMatmul:
         **options: Any,
     ) -> None:
         gemm = replace(gemm_for(N, K, weight, activation, **options), experts=E, masked=masked)
-        self._set(Request(gemm, "" if target is None else get_device(target).name, plan))
-
-    def _set(self, request: Request) -> None:
-        self.request, self.gemm = request, request.gemm
-        self._dynamic = self.gemm.token_scale and self.gemm.activation in EIGHT_BIT
+        self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
 
     @classmethod
     def of(cls, gemm: Gemm) -> Self:
         """Return the operator of a normal form with experts."""
         operator = cls.__new__(cls)
-        operator._set(Request(gemm))
+        operator.request = Request(gemm)
         return operator
+
+    @property
+    def gemm(self) -> Gemm:
+        """The problem's normal form."""
+        return self.request.gemm
 
     def __repr__(self) -> str:
         """Return the problem and the target."""
@@ -152,7 +153,7 @@ class GroupedMatmul:
         layout = layout_of(self.gemm, x.device.type)
         if packed.layout != layout:
             refuse_layout(packed.layout, layout)
-        if self._dynamic and token_scale is None:
+        if token_scale is None and self.gemm.token_scale and self.gemm.activation in EIGHT_BIT:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         watched = operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale)
         call = experts.grouped_matmul if watched else experts.multiply

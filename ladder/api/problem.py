@@ -37,38 +37,22 @@ def gemm_for(
 ) -> Gemm:
     """Return the normal form of a quantized matrix product.
 
+    `Gemm` describes the parameters; None takes the default of the types.
+
     Parameters
     ----------
-    n, k
-        Extents of the weight matrix.
     weight
-        Type or its name; a block type (``"mxfp4"``, ``"int4_g128"``) brings its group size.
-    activation
-        Element type of the activations.
-    output
-        Result type; by default the activation's, float32 for int8 and float16 for fp8.
+        Type or its name; a block type (``"mxfp4"``, ``"int4_g128"``) brings its group size and zero points.
     group_size
         Elements along K per scale; None or -1 is one per row, or the block type's own.
-    zero
-        ``"none"``, ``"integer"`` or ``"float"``; None takes the block type's own, else none.
-    bias, epilogue
-        What follows the product.
-    token_scale
-        Whether rows of the activations carry a scale; by default those of 8-bit types do.
-    token_group
-        Elements along K per scale of the activations, a multiple of 64; None is one per row.
-    windows, residual, batch_invariant
-        See `Gemm`: the product is a convolution, a tensor like the result is added, and rows have the same
-        bits for every M.
+    output, token_scale
+        By default the activation's type (float32 for int8, float16 for fp8); true for 8-bit activations.
 
     Raises
     ------
-    UnknownNameError
-        If a type or operator does not exist; the nearest name is suggested.
-    ConversionError
-        If the activation type cannot hold the weights unchanged; names one that can.
-    ShapeError
-        If the group size contradicts the type or is no group size.
+    UnknownNameError, ConversionError, ShapeError
+        If a type or operator does not exist, if the activation type cannot hold the weights unchanged, if
+        the group size contradicts the type or is none. The text names what would do.
     """
     ttype = get_type(weight)
     activation = _known_activation(activation)

@@ -130,32 +130,22 @@ def quantize_(
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
 
-    Experts with stacked weights, as transformers' models have them, are quantized too, by `GroupedLinear`.
+    Experts with stacked weights become `GroupedLinear` layers. The options: ladder/api/README.md.
 
     Parameters
     ----------
     model
         The model; a bare ``Linear`` cannot be replaced in itself, use `Linear.from_linear`.
     weight
-        Type of the weights, or its name. With ``activation="int8"`` or ``"fp8_e4m3"`` this is W8A8, W4A8,
-        ...; without, activations keep the layer's type (W4A16).
+        Type of the weights, or its name.
     filter
-        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only stacked experts
-        and modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
-    skip
-        Patterns (``"lm_head"``, ``"*.mlp.*"``) of names that stay as they are.
-    overrides
-        Pattern -> a weight type, or options (``{"weight": "int8", "group_size": 64}``) that replace those
-        given for all; None: the layer stays as it is. The first pattern that matches a name counts.
-    kv_cache
-        Type in which `KVCache` modules of the model store keys and values: ``"int8"``, ``"fp8_e4m3"``, ...
+        ``filter(qualified_name, module)`` says which layers to replace; by default all.
+    skip, overrides
+        Patterns (``"*.mlp.*"``) of names that stay as they are; pattern -> a weight type, options or None.
+    kv_cache, convolutions
+        Type in which `KVCache` modules store keys and values; whether `Conv` replaces convolutions too.
     calibration
-        Example inputs, one call of the model each: a tensor, a tuple or list of arguments, or a dict of named
-        ones. Scales and codes are then chosen so that products of such inputs err least (`calibrated`), for
-        every type up to 8 bits; a layer that no example reaches, experts and convolutions are rounded to
-        nearest.
-    convolutions
-        Whether to replace convolutions without groups too, by `Conv`.
+        Example inputs, one call of the model each, for which weights are chosen to err least.
     **options
         For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``clip``, ``scaling``, ...
 
@@ -167,16 +157,9 @@ def quantize_(
     ------
     LadderError
         If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
-
-    Examples
-    --------
-    >>> ladder.quantize_(model, "int4", group_size=128, skip=["lm_head"], overrides={"*.down_proj": "int8"})
-    >>> print(ladder.quantization(model))
     """
     if type(model) is torch.nn.Linear:
-        raise ShapeError(
-            "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
-        )
+        raise ShapeError("a Linear cannot replace itself in place: use ladder.Linear.from_linear(it, ...)")
     plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}), convolutions)
     if calibration is not None:
         plan.observe(model, calibration)
@@ -187,15 +170,20 @@ def quantize_(
     if kv_cache is not None:
         for _, module in caches:
             module.set_type(kv_cache)
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and child in replaced:
-                setattr(parent, name, replaced[child])
+    _put_in_place(model, replaced)
     for stacked, layers in experts.items():
         install(stacked, layers)
     stored = tuple((name, module.ttype) for name, module in caches)
     _reports[model] = Report(tuple(rows), stored, plan.unused())
     return model
+
+
+def _put_in_place(model: torch.nn.Module, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
+    """Put layers where those stand that they replace, wherever a module holds one."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in replaced:
+                setattr(parent, name, replaced[child])
 
 
 def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:

@@ -11,7 +11,7 @@ from ladder.api.fused_trials import Progress
 from ladder.api.superopt_calls import Contract, copies, require_pure
 from ladder.api.superopt_parts import Partitioned, partitioned
 from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
-from ladder.api.tensor_program import decoded, name_of, packed_types, recorded, translated
+from ladder.api.tensor_program import Recorded, decoded, name_of, packed_types, recorded, translated
 from ladder.runtime.compile import target_of
 from ladder.superopt.generator import Limits
 from tile_types.errors import ConversionError, VerificationError
@@ -36,18 +36,15 @@ def superoptimize(
 ) -> Superoptimized | Partitioned:
     """Search, prove, build and time fused kernels for a function.
 
-    What was found for the same program, shapes, types and device is taken from the database in the cache
-    folder. A function with operators outside of what can be proved is cut into parts: those that can be are
-    superoptimized each, the rest runs as `ladder.compile` runs it.
+    What was found before is taken from the database in the cache folder, and functions with operators outside
+    of what can be proved are cut into parts: ladder/superopt/README.md, "Using it".
 
     Parameters
     ----------
     function
-        Takes the tensors and returns one: matrix products, element-wise operators, sums, maxima,
-        softmax, root mean squares. Quantized inputs reach it decoded, ``[N, K]``. It writes into nothing.
+        Takes the tensors and returns one. Quantized inputs reach it decoded, ``[N, K]``. It writes nothing.
     inputs
-        Examples: kernels are made for their shapes, types and device. Of `ladder.quantize`, too. They are
-        not changed, and whether they share memory does not matter.
+        Examples, which are not changed: kernels are made for their shapes, types and device.
     limits
         Of the search; by default those of program and device, and `SECONDS`.
     target
@@ -56,16 +53,12 @@ def superoptimize(
         Kernels that are built, best first by a model; the fastest is taken.
     checkpoint
         File from which an interrupted search goes on.
-    seed
-        Of the data of the stability tests. Proofs draw their own seeds.
-    step
-        Told what is being done.
+    seed, step
+        Of the data of the stability tests, proofs draw their own; told what is being done.
     reuse
         Whether the database is read; what is found is kept in it either way.
     constants
-        Positions of inputs that nothing writes while the kernels may run, such as weights: GPU kernels then
-        load them before the kernels launched earlier have ended. A call that finds one of them written since
-        the call before, or another tensor in its place, waits for those first.
+        Inputs that nothing writes while the kernels may run, such as weights (superopt/README.md).
 
     Returns
     -------
@@ -74,26 +67,30 @@ def superoptimize(
 
     Raises
     ------
-    ConversionError
-        Names what of the function block graphs cannot express, if no part of it can be optimised.
-    VerificationError
-        Names what of it is outside LAX, so that equality cannot be decided, likewise.
+    ConversionError, VerificationError
+        If no part of the function is what block graphs express and equality can be decided of; names why.
     ScheduleError
         If no graph was found, or none can be lowered.
     """
     given = decoded(inputs)
     tensors = copies(name_of(function), given)
-    task = Task(
-        target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse, constants
-    )
+    where = target_of(tensors[0].device)
+    task = Task(where, limits, target, trials, checkpoint, seed, step, reuse, constants)
     found = recorded(function, tensors)
     require_pure(found.name, found.module, given, tensors)
     contract = Contract.of(function, inputs, tensors, found)
+    return replace(_optimised(function, inputs, tensors, found, task), contract=contract)
+
+
+def _optimised(
+    function: Callable[..., Any], inputs: Sequence[Any], tensors: Sequence[Any], found: Recorded, task: Task
+) -> Superoptimized | Partitioned:
+    """Return the function's kernels, or those of its parts if it is not provable as a whole."""
     try:
         require_type(found.results[0], tensors)
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
         require_provable(program)
     except (ConversionError, VerificationError) as error:
-        return replace(partitioned(found, inputs, tensors, task, error), contract=contract)
+        return partitioned(found, inputs, tensors, task, error)
     examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
-    return replace(task.run(program, function, examples, constants), contract=contract)
+    return task.run(program, function, examples, task.constants)

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,8 @@ import torch.fx
 
 from ladder.capture.heap.nodes import Check
 from ladder.capture.python.bytecode import program_of
-from ladder.capture.python.frames import NO_OVERRIDE, Frame, user_line
+from ladder.capture.python.frames import user_line
+from ladder.capture.python.layout import Layout
 from ladder.capture.python.prescan import reason_not_to_capture
 from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
 from ladder.capture.values.kinds import has_same_numbers
@@ -63,46 +63,6 @@ def failure(error: Exception) -> tuple[Exception, str]:
     place = place_of_fault(error)
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None), place
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the values at a point make up one frame."""
-
-    code: CodeType
-    index: int
-    names: tuple[str, ...]
-    depth: int
-    override: bool
-    handled: int
-    namespace: int
-
-    def values(self, frame: Frame) -> list[Any]:
-        """Return the values of `frame`, in the order that `restore` takes."""
-        override = [frame.override] if self.override else []
-        return [
-            frame.function,
-            *(frame.slots[name] for name in self.names),
-            *frame.stack[: self.depth],
-            *override,
-            *frame.handled,
-        ]
-
-    @property
-    def size(self) -> int:
-        """How many values make up the frame."""
-        return 1 + len(self.names) + self.depth + self.override + self.handled
-
-    def restore(self, values: list[Any]) -> Frame:
-        """Make the frame again."""
-        frame = Frame(values[0], dict(zip(self.names, values[1:], strict=False)))
-        frame.index = self.index
-        at = 1 + len(self.names)
-        frame.stack = list(values[at : at + self.depth])
-        at += self.depth
-        frame.override = values[at] if self.override else NO_OVERRIDE
-        frame.handled = list(values[at + self.override :])
-        return frame
 
 
 @dataclass(eq=False)

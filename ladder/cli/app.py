@@ -16,6 +16,7 @@ from ladder.cli import console
 from ladder.cli.console import FAILED, OK, USAGE
 from ladder.cli.here import cache, devices, doctor, types
 from ladder.cli.options import (
+    Ablation,
     Activation,
     Bias,
     Epilogue,
@@ -25,8 +26,10 @@ from ladder.cli.options import (
     Output,
     Outputs,
     Rows,
+    Searched,
     Seed,
     Target,
+    Trials,
     Weight,
     Zero,
 )
@@ -224,12 +227,7 @@ def tune(
 
 @app.command()
 def superopt(
-    program: Annotated[
-        str,
-        typer.Option(
-            help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention, ntrans; with --ablation also all."
-        ),
-    ] = "rmsnorm_matmul",
+    program: Searched = "rmsnorm_matmul",
     operators: Annotated[
         int | None, typer.Option(help="Most operators of a block graph. [the program's]", min=1, max=14)
     ] = None,
@@ -241,14 +239,7 @@ def superopt(
     weight: Annotated[str, typer.Option(help="Weight type, such as int4, nf4 or mxfp4.")] = "float16",
     group_size: Annotated[int, typer.Option(help="Weights that share a scale.", min=1)] = 128,
     target: Target = "cuda/sm_90a",
-    trials: Annotated[
-        int,
-        typer.Option(
-            help="Kernels to build for the target, best first by a model: run and timed if it is here,"
-            " else the first one is simulated.",
-            min=0,
-        ),
-    ] = 1,
+    trials: Trials = 1,
     seconds: Annotated[float, typer.Option(help="Time budget of the search.")] = 600.0,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     pruning: Annotated[bool, typer.Option(help="Prune by abstract expressions.")] = True,
@@ -258,14 +249,7 @@ def superopt(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take what the same search found before; keep what this finds.")
     ] = False,
-    ablation: Annotated[
-        bool,
-        typer.Option(
-            "--ablation",
-            help="Count states with and without pruning, for 4 up to --operators; each search stops after"
-            " --seconds, that without pruning also at 21 times the states.",
-        ),
-    ] = False,
+    ablation: Ablation = False,
     as_json: Json = False,
 ) -> None:
     """Search fused block graphs for a program, prove them equal to it, build and check their kernels."""
@@ -276,11 +260,7 @@ def superopt(
             table = command.run_ablation(
                 program, operators=operators, jobs=jobs, seconds=seconds, sizes=sizes, step=step
             )
-        if as_json:
-            console.print_json(command.ablation_json(table))
-        else:
-            console.print_table(command.ABLATION_COLUMNS, command.ablation_rows(table))
-        return
+        return command.print_ablation(table, as_json)
     with console.progress() as step:
         report = command.run_superopt(
             program, operators=operators, kernels=most_kernels, loops=loops, seconds=seconds, jobs=jobs,

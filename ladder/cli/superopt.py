@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Step, print_fields, print_table
+from ladder.cli.console import Step, print_fields, print_json, print_table
 from ladder.installation import cache_root
 from ladder.superopt.generator import PROGRAMS, Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
@@ -75,6 +75,14 @@ def run_ablation(
         most = operators or operators_of(program)
         rows += ablation(program, limits, range(min(4, most), most + 1), step)
     return rows
+
+
+def print_ablation(table: list[Row], as_json: bool) -> None:
+    """Print the table of `run_ablation`."""
+    if as_json:
+        print_json({"rows": [{**asdict(row), "factor": row.factor} for row in table]})
+    else:
+        print_table(ABLATION_COLUMNS, ablation_rows(table))
 
 
 def ablation_rows(table: list[Row]) -> list[tuple[str, ...]]:
@@ -150,11 +158,6 @@ def as_json(report: Report, kernels: Sequence[Kernel] = ()) -> dict[str, Any]:
         ],
         "kernels": kernels_json(kernels),
     }  # fmt: skip
-
-
-def ablation_json(table: list[Row]) -> dict[str, Any]:
-    """Return the ablation."""
-    return {"rows": [{**asdict(row), "factor": row.factor} for row in table]}
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:

@@ -51,15 +51,15 @@ class Together:
         self.silence, self.grace = silence, grace
         self.failure = ""
         self._ended = threading.Event()
-
-    def __enter__(self) -> Together:
-        """Begin to watch."""
         store: Any = dist.distributed_c10d._get_default_store()
         with contextlib.suppress(NotImplementedError, RuntimeError):  # one that cannot be cloned is shared
             store = store.clone()  # its own connection: another thread may wait in the first
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.store: Any = dist.distributed_c10d.PrefixStore(f"ladder/together/{next(_numbers)}", store)
         self._watcher = threading.Thread(target=self._watch, name="ladder-ranks", daemon=True)
+
+    def __enter__(self) -> Together:
+        """Begin to watch."""
         self._watcher.start()
         return self
 

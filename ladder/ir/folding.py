@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, node_attributes, prune
+from ladder.ir.build import GraphBuilder, draws, node_attributes, prune
 from ladder.ir.convolution import Convolution, as_convolution
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
@@ -435,9 +435,9 @@ def _with_inputs(graph: Graph, roots: Sequence[str]) -> Folded:
         if node.name not in roots:
             nodes.append(node)
             continue
-        cone = prune(
-            replace(graph, nodes=graph.nodes[: graph.positions[node.name] + 1], outputs=(node.name,))
-        )
+        before = graph.nodes[: graph.positions[node.name] + 1]
+        needed = tuple(other for other in before if not draws(other))  # `prune` would keep these
+        cone = prune(replace(graph, nodes=needed, outputs=(node.name,)))
         read = {value for other in cone.nodes for value in other.inputs}
         kept = tuple(n for n in cone.nodes if n.operator != "input" or n.name in read)
         if not any(n.operator == "input" for n in kept):  # numbers

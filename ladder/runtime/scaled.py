@@ -14,7 +14,7 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import torch_dtype
-from schedules.scaled import ScaledSchedule, choose, place_scales
+from schedules.scaled import ROWS, ScaledSchedule, choose, place_scales
 from targets import TileDevice, get_device
 from tile_types import get_type
 from tile_types.errors import DeviceError, DTypeError, ShapeError
@@ -179,7 +179,8 @@ def kernel_for(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -
         If it cannot be compiled.
     """
     shapeless = {name: value for name, value in asdict(form).items() if name not in ("n", "k")}
-    tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}"
+    tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}" + "_pair" * schedule.pair
+    tiles += f"_{schedule.rows}" * (schedule.rows < ROWS)
     name = f"ladder_scaled_{form.weight}_{form.activation}_{tiles}"
 
     def make(folder: Path) -> BuiltModule:

@@ -154,18 +154,15 @@ def simulate_launch(
     SimulationError
         If the arrays do not fit the function's arguments.
     """
-    if order not in ORDERS:
-        raise unknown_name("order of warps", order, ORDERS)
+    for what, name, known in (("order of warps", order, ORDERS), ("stage of a kernel", stage, STAGES)):
+        if name not in known:
+            raise unknown_name(what, name, known)
     if calls is None:
         from ladder.simulate.nvidia import CALLS as calls
     assert calls is not None
     called = names or [f"argument {index}" for index in range(len(arrays))]
-    tensors = [
-        array if isinstance(array, int) else Tensor(name, array)
-        for name, array in zip(called, arrays, strict=True)
-    ]
-    if stage not in STAGES:
-        raise unknown_name("stage of a kernel", stage, STAGES)
+    named = zip(called, arrays, strict=True)
+    tensors = [array if isinstance(array, int) else Tensor(name, array) for name, array in named]
     if stage == "code":
         return _on_code(function, arrays, outputs, calls)
     kernels: Mapping[str, Any] = {}

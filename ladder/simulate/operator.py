@@ -74,25 +74,20 @@ def simulate(
 ) -> SimulationResult:
     """Execute the kernel that would multiply x by a weight on a GPU, on the CPU, lane by lane.
 
-    No device is needed: the emitted TIR runs, or what ``stage`` names.
+    The emitted TIR runs, or what ``stage`` names. The result's ``y`` is a numpy array ``[M, N]``.
 
     Parameters
     ----------
     op
         An operator (with a GPU target, or ``target``), or what its `lower` returned.
     x
-        ``[..., K]`` of the activation type, on the CPU; of a convolution, an image ``[B, H, W, C]``. Floats
-        for an 8-bit operator are quantized first.
+        ``[..., K]`` of the activation type, or ``[B, H, W, C]``. Floats for 8-bit cores are quantized first.
     packed
         The weight, from ``op.pack(weight)``; where it was packed to a GPU, a copy on the CPU is taken.
-    bias, token_scale
-        As in a call of ``op``.
-    residual, factor
-        ``[..., N]`` that the operator adds, and float32 ``[N]`` that it multiplies by, where it does.
-    ranges
-        Offsets or counts of the experts' tokens, for a `GroupedMatmul`; rows of no expert are not compared.
-    target
-        Device to emit for, e.g. ``"cuda/sm_90a"``; by default the operator's.
+    bias, token_scale, residual, factor
+        As in a call of ``op``; ``[..., N]`` that it adds, and float32 ``[N]`` that it multiplies by.
+    ranges, target
+        Of a `GroupedMatmul`; rows of no expert are not compared. Device to emit for, if not the operator's.
     expected
         ``[..., N]`` in float64 to compare with: an error beyond `BOUNDS` becomes a finding.
     cancellation
@@ -100,24 +95,10 @@ def simulate(
     order, seed, blocks, stage
         See `simulate_launch`.
 
-    Returns
-    -------
-    `SimulationResult`; ``y`` is a numpy array ``[M, N]``.
-
     Raises
     ------
-    DeviceError
-        If the target is no GPU.
-    ShapeError, DTypeError
-        If x, the weight, bias or token scale do not fit the operator.
-    UnknownCallError
-        If the kernel calls something that the simulator has no semantics for.
-
-    Examples
-    --------
-    >>> op = ladder.Matmul(N=256, K=512, weight="int4", group_size=128, target="cuda/sm_90a")
-    >>> result = ladder.simulate(op, x, op.pack(w4))
-    >>> assert not result.findings, result.report()
+    DeviceError, ShapeError, DTypeError, UnknownCallError
+        If the target is no GPU, operands do not fit, or the kernel calls what the simulator does not know.
     """
     from ladder.api.lowered import Lowered
     from ladder.runtime.packed import PackedWeight

@@ -171,6 +171,27 @@ def test_halves_are_as_exact_as_torch(block: Block) -> None:
         assert relative(fast(x.half()), exact) < 1.5 * relative(half(x.half()), exact)
 
 
+def test_weights_are_made_without_random_numbers_drawn_before() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolve = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.convolve(x + torch.randn_like(x))
+
+    model = Noisy().eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 4, 16)
+            state = torch.get_rng_state()
+            want, after = model(x), torch.get_rng_state()
+            torch.set_rng_state(state)
+            assert relative(fast(x), want.double()) < 1e-5
+            assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_statistics_of_training_are_not_folded(block: Block) -> None:
     x = torch.randn(2, 16, 8, 8)
     fast = planned(block.train(), x)

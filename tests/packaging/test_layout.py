@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TOP = {"pyproject.toml", "README.md", "ladder", "tile_types", "schedules", "targets", "tests", "benchmarks"}
 BUILT = {"build", "dist", "venv", "__pycache__"}
 CODE = ("ladder", "tile_types", "schedules", "targets", "benchmarks", "tests")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 80
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
+MORE_IN_TESTS = 100, 20
+MAX_LATE_ATTRIBUTES = 20
 
 REGISTRY = re.compile(r"\bpypi" + r"\.org|files\.pythonhosted|download\.pytorch" + r"\.org", re.IGNORECASE)
 MACHINE_PATH = re.compile(r"[\"'\s=(]/(?:root|home|work|opt|Users)" + r"/\w+")
@@ -35,8 +37,14 @@ def test_top_level_is_fixed() -> None:
     assert found - BUILT == TOP
 
 
+def limits(path: Path) -> tuple[int, int]:
+    """Return the most lines of a file and of a function; tests hold tables of programs."""
+    more = MORE_IN_TESTS if path.relative_to(ROOT).parts[0] == "tests" else (0, 0)
+    return MAX_FILE_LINES + more[0], MAX_FUNCTION_LINES + more[1]
+
+
 def test_files_are_short() -> None:
-    long = [str(p.relative_to(ROOT)) for p in sources() if len(p.read_text().splitlines()) > MAX_FILE_LINES]
+    long = [str(p.relative_to(ROOT)) for p in sources() if len(p.read_text().splitlines()) > limits(p)[0]]
     assert long == []
 
 
@@ -46,9 +54,41 @@ def test_functions_are_short() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, kinds) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
+        if isinstance(node, kinds) and (node.end_lineno or 0) - node.lineno >= limits(path)[1]
     ]
     assert long == []
+
+
+def assigned(tree: ast.AST) -> set[str]:
+    """Return the attributes of `self` that code assigns."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+
+
+def late_attributes(kind: ast.ClassDef) -> set[str]:
+    """Return what a class declares neither in its body nor in its constructor."""
+    body = [node for node in kind.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    fields = {name.id for node in body for name in ast.walk(node) if isinstance(name, ast.Name)}
+    methods = [node for node in kind.body if isinstance(node, ast.FunctionDef)]
+    made = [method for method in methods if method.name in ("__init__", "__post_init__")]
+    early = fields.union(*map(assigned, made))
+    return set().union(*map(assigned, methods)) - early
+
+
+def test_attributes_are_made_by_constructors() -> None:
+    late = [
+        f"{path.relative_to(ROOT)}: {kind.name}.{name}"
+        for path in sources()
+        if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks")
+        for kind in ast.walk(ast.parse(path.read_text()))
+        if isinstance(kind, ast.ClassDef)
+        for name in sorted(late_attributes(kind))
+    ]
+    assert len(late) <= MAX_LATE_ATTRIBUTES, late
 
 
 def test_every_package_says_what_it_is() -> None:

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from rewriting import argument, remove, rewrite
-from tvm import tirx
+from rewriting import Once, argument, called, remove, rewrite
+from tvm import ir, tirx
 from tvm.backend.cuda.cpp.descriptors import (
     encode_instr_descriptor_block_scaled_uint32,
     encode_smem_descriptor_base_uint64,
@@ -25,7 +25,15 @@ from ladder.lower.cuda.scaled_products import SCALES_HIGH, instruction_descripto
 from ladder.runtime.scaled import ScaledOperand, arguments, operand_of, quantize_rows
 from ladder.simulate import simulate_launch
 from ladder.simulate.nvidia import CALLS
-from schedules.scaled import ScaledSchedule, is_legal, place_scales, predict, schedules, tensor_columns
+from schedules.scaled import (
+    ScaledSchedule,
+    choose,
+    is_legal,
+    place_scales,
+    predict,
+    schedules,
+    tensor_columns,
+)
 from targets import get_device
 from tile_types.errors import ConversionError, DeviceError, DTypeError, LadderError, ScheduleError, ShapeError
 
@@ -97,11 +105,20 @@ CASES = {
     "two atoms": (300, 130, 700, ScaledSchedule(256, 2), "random"),
     "two blocks share K": (5, 200, 1100, ScaledSchedule(32, 2, 2), "random"),
     "eight blocks share K": (5, 60, 2600, ScaledSchedule(32, 4, 8), "last warps first"),
+    "a pair, one row, one column": (1, 1, 1, ScaledSchedule(32, 2, pair=True), "random"),
+    "a pair, a quarter atom": (70, 130, 300, ScaledSchedule(32, 4, pair=True), "random"),
+    "a pair, half an atom": (140, 300, 1000, ScaledSchedule(64, 3, pair=True), "last warps first"),
+    "a pair, whole atoms": (140, 259, 1333, ScaledSchedule(128, 2, pair=True), "first warps first"),
+    "a pair, two atoms": (300, 400, 700, ScaledSchedule(256, 2, pair=True), "random"),
+    "half the weight rows, one row": (1, 1, 1, ScaledSchedule(32, 2, rows=64), "random"),
+    "half the weight rows": (8, 128, 512, ScaledSchedule(32, 3, rows=64), "together"),
+    "half the weight rows, many rows": (70, 250, 300, ScaledSchedule(32, 4, rows=64), "random"),
+    "half the weight rows, four blocks share K": (5, 200, 2600, ScaledSchedule(32, 4, 4, rows=64), "random"),
 }
 """M, N, K, schedule, order of warps."""
 
 
-@pytest.mark.daily(7)
+@pytest.mark.daily(10)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(kind: str, name: str) -> None:
@@ -144,7 +161,16 @@ def test_every_scale_lies_where_the_isa_says(rows: int, groups: int) -> None:
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("side", ["weight", "activation"])
-@pytest.mark.parametrize("schedule", [ScaledSchedule(64, 2), ScaledSchedule(256, 2)], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ScaledSchedule(64, 2),
+        ScaledSchedule(256, 2),
+        ScaledSchedule(256, 2, 1, True),
+        ScaledSchedule(32, 2, rows=64),
+    ],
+    ids=str,
+)
 def test_every_scale_reaches_its_block(kind: str, side: str, schedule: ScaledSchedule) -> None:
     """One block of K at a time is not zero: each row's result then is its own scale there."""
     own, rows, other = FORMATS[kind], 256 if side == "activation" else 128, 16
@@ -179,10 +205,10 @@ TVM_NAMES["nvfp4"] = "float4_e2m1fn"
 def test_descriptors_are_those_of_tvm(kind: str, columns: int) -> None:
     own, name = FORMATS[kind], TVM_NAMES[kind]
     scale = {"e8m0": "float8_e8m0fnu", "fp8_e4m3": "float8_e4m3fn"}[own.scale]
-    theirs = encode_instr_descriptor_block_scaled_uint32(
-        128, columns, 256 // own.bits, "float32", name, name, scale, False, False
-    )
-    assert instruction_descriptor(product(kind), columns) == theirs
+    for blocks in (2, 1):
+        given = (128 * blocks, columns, 256 // own.bits, "float32", name, name, scale, False, False)
+        theirs = encode_instr_descriptor_block_scaled_uint32(*given, cta_group=blocks)
+        assert instruction_descriptor(product(kind), columns, blocks=blocks) == theirs
     for byte in range(0, 4, own.scale_vec):  # which TVM patches in, per product
         assert instruction_descriptor(product(kind), columns, byte) == theirs | byte << 4 | byte << 29
     assert encode_smem_descriptor_base_uint64(1, 8, 0) == SCALES_HIGH << 32 | 1 << 16
@@ -264,6 +290,10 @@ def test_linear_layers() -> None:
         (lambda: ladder.Matmul(0, 8, "mxfp4", "mxfp4"), ShapeError, "at least 1"),
         (lambda: ScaledSchedule(48), ScheduleError, "tile_m=48"),
         (lambda: ScaledSchedule(64, 2, 2), ScheduleError, "share K"),
+        (lambda: ScaledSchedule(32, 2, 2, True), ScheduleError, "not in pairs"),
+        (lambda: ScaledSchedule(64, 2, rows=64), ScheduleError, "32 activation rows"),
+        (lambda: ScaledSchedule(32, 2, 1, True, 64), ScheduleError, "no pairs"),
+        (lambda: ScaledSchedule(32, 2, rows=32), ScheduleError, "rows=32"),
         (lambda: emit(product("mxfp4"), B200, ScaledSchedule(32, 2, 4), "k"), ScheduleError, "slabs"),
         (lambda: emit(product("nvfp4"), B200, ScaledSchedule(256, 5), "k"), ScheduleError, "shared memory"),
         (lambda: emit(product("nvfp4"), get_device("cuda/sm_90a"), ScaledSchedule(), ""), DeviceError, "no"),
@@ -287,6 +317,19 @@ def _op() -> Any:
 
 def _packed() -> Any:
     return _op().pack(ladder.quantize(torch.ones(8, 64), "mxfp4"), "cpu")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_few_rows_of_a_square_layer_are_predicted_near_the_memory(kind: str) -> None:
+    """Twice as many blocks read the weights, none waits for another's sums."""
+    form = ScaledGemm(8192, 8192, kind, kind, "bfloat16")
+    best = choose(form, B200, 1)
+    assert best.rows == 64
+    dram = B200.layer("dram")
+    least = 8192 * (form.row_bytes + 4 * form.scale_atoms) / (dram.bandwidth * dram.sustained)
+    assert predict(form, B200, best, 1).seconds < 1.6 * least
+    if kind == "nvfp4":
+        assert predict(form, B200, best, 1).seconds <= 8e-6
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -343,6 +386,22 @@ def _one_place_for_scales() -> Callable[[Any], Any]:
     return change
 
 
+def _to_first_block(which: int) -> Any:
+    """Return a change of a commit after which products arrive at the first block alone."""
+    return argument(COMMIT + "_multicast", 1, lambda e: tirx.IntImm("uint16", 1), which)
+
+
+def _of_one_block(call: str) -> Once:
+    """Return a change of a call of two blocks to one."""
+
+    def change(s: Any) -> Any:
+        given = s.value
+        args = [ir.StringImm("cta_group::1") if "cta_group::2" in str(a) else a for a in given.args]
+        return tirx.Evaluate(ir.Call(given.op, args, given.attrs, given.ty_args, given.span, given.ty))
+
+    return Once(lambda s: called(s) == call, change)
+
+
 MUTANTS = {
     "scales of another atom": Mutant(lambda: argument(PRODUCT, 4, plus(4), 0), "wrong values"),
     "scales of x of another atom": Mutant(lambda: argument(PRODUCT, 5, plus(4), 0), "wrong values"),
@@ -377,6 +436,24 @@ MUTANTS = {
         lambda: argument(ALLOCATE, 1, number(lambda v: v // 2)), "out of bounds", "not allocated"
     ),
     "sums of the cluster not waited for": Mutant(lambda: remove(WAIT, 1), "race", "", "cluster"),
+    "pair: products before the other block's copies": Mutant(lambda: remove(WAIT, 3), "race", "", "pair"),
+    "pair: stages given back to one block only": Mutant(lambda: _to_first_block(0), "deadlock", "", "pair"),
+    "pair: sums finished for one block only": Mutant(lambda: _to_first_block(1), "deadlock", "", "pair"),
+    "pair: a block ends while products arrive there": Mutant(
+        lambda: remove(WAIT, 2), "barrier", "without having waited", "pair"
+    ),
+    "pair: scales copied for one block alone": Mutant(
+        lambda: _of_one_block(COPY), "barrier", "cta_group::1 in a kernel", "pair"
+    ),
+    "pair: scales of x of another atom": Mutant(
+        lambda: argument(PRODUCT, 5, plus(4), 0), "wrong values", "", "pair"
+    ),
+    "pair: products of another row of x": Mutant(
+        lambda: argument(PRODUCT, 2, plus(8, "uint64"), 1), "wrong values", "", "pair"
+    ),
+    "half: products of the next rows": Mutant(
+        lambda: argument(PRODUCT, 1, plus(64, "uint64"), 1), "wrong values", "", "half"
+    ),
 }
 
 KERNELS = {
@@ -384,6 +461,8 @@ KERNELS = {
     "mxfp4": (product("mxfp4", 130, 1300), ScaledSchedule(32, 2)),
     "mxfp8_e4m3": (product("mxfp8_e4m3", 130, 700), ScaledSchedule(32, 2)),
     "cluster": (product("nvfp4", 130, 1300), ScaledSchedule(32, 2, 2)),
+    "pair": (product("nvfp4", 300, 1300), ScaledSchedule(32, 2, pair=True)),
+    "half": (product("nvfp4", 130, 1300), ScaledSchedule(32, 2, rows=64)),
 }
 
 

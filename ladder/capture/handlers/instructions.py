@@ -16,7 +16,8 @@ from ladder.capture.heap.nodes import dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import RETURN, after_call, after_next, handles, popn
 from ladder.capture.interpreter.recording import opaque
-from ladder.capture.operations.attributes import delete_attr, load_attr, store_attr
+from ladder.capture.operations.attribute_stores import delete_attr, store_attr
+from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.objects import same
 from ladder.capture.operations.operators import (
     binary,

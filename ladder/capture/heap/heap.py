@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from ladder.capture.heap.entries import check_elements, dict_entries, sequence_entries
 from ladder.capture.heap.guard import Guard
 from ladder.capture.heap.nodes import (
     CaptureError,
@@ -26,17 +27,11 @@ from ladder.capture.heap.nodes import (
     Unrecordable,
     dynamic_parts,
 )
-from ladder.capture.heap.single import brief, contents, is_of_capture, made_of_parts
-from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, WHOLE, Field
+from ladder.capture.heap.single import brief, contents, is_mutable_class, is_of_capture, made_of_parts
+from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.copies import Copies
-from ladder.capture.values.kinds import (
-    by_identity,
-    by_value,
-    is_a,
-    is_constant,
-    is_key,
-)
+from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant, is_key
 from ladder.capture.values.shapes import (
     Shapes,
     extent_path,
@@ -248,12 +243,12 @@ class Heap:
         """Look `name` up along the MRO of `kind` and guard what was found; NULL where nothing is."""
         first = (id(kind), name) not in self._classes
         self._classes.add((id(kind), name))
-        if first and (id(kind), "") not in self._classes and _mutable_class(kind):
+        if first and (id(kind), "") not in self._classes and is_mutable_class(kind):
             self._classes.add((id(kind), ""))
             self.guard.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
         for owner in kind.__mro__:
             here = owner.__dict__
-            if first and _mutable_class(owner):
+            if first and is_mutable_class(owner):
                 self._guard_class(owner, name)
             if name in here:
                 return here[name]
@@ -289,7 +284,7 @@ class Heap:
             if is_a(value, torch.Tensor):
                 if is_plain_tensor(value):
                     self._meet_tensor(node, self.guard.paths[node.var])
-            elif _mutable_class(type(value)):
+            elif is_mutable_class(type(value)):
                 self.guard.table.kinds[id(value)] = (value, type(value))
         return self.node(value)
 
@@ -477,29 +472,15 @@ class Heap:
             for item in value:  # they are as lasting as the tuple
                 self.pin(item) if not is_constant(item) else None
         elif is_a(value, list | tuple | deque):
-            self._touch_sequence(node, entry, read)
+            for part in sequence_entries(self.guard, node, entry):
+                read(node, *part)
         elif is_a(value, dict):
             self.constant_keys(dict.__iter__(value) if entry is None else entry)
-            self._touch_dict(node, entry, read)
+            for part in dict_entries(self.guard, node, entry):
+                read(node, *part)
         elif is_a(value, set | frozenset):
-            var, path = node.var, self.guard.path(node.var)
             self.constant_keys(entry)
-            items = self.constant(entry)
-            self.guard.check(f"[*map(type, {var})] == {self.constant([*map(type, entry)])}", f"{path}: types")
-            self.guard.check(f"list({var}) == {items}", f"{path} has the same elements")
-
-    def _touch_sequence(self, node: Node, items: list[Any], read: Read) -> None:
-        value, var, path = node.obj, node.var, self.guard.path(node.var)
-        base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
-        size, entry = len(items), f"{self.constant(base)}.__getitem__({var}, {{}})"
-        text = f"{self.constant(base.__len__)}({var}) == {size}"
-        self.guard.check(text, f"len({path}) == {size}", f"len({path})")
-        if type(value) is base:
-            entry = f"{var}[{{}}]"
-        for index, item in enumerate(items):
-            read(node, index, item, entry.format(index), f"{path}[{index}]")
-        if base is deque:
-            self.guard.check(f"{var}.maxlen == {value.maxlen}", f"{path}.maxlen")
+            check_elements(self.guard, node, entry)
 
     def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
@@ -511,23 +492,3 @@ class Heap:
         """Guard that a function which is looked up is this one."""
         if not is_constant(key):
             self.pin(key, key.__qualname__)
-
-    def _touch_dict(self, node: Node, entry: dict[Any, Any], read: Read) -> None:
-        var, path, keys = node.var, self.guard.path(node.var), list(entry)
-        if node.pinned and type(node.obj) is dict:
-            self.guard.table.add(node.obj, WHOLE, keys, path)
-        else:
-            # Types first: comparing keys of other types may run code of the user's.
-            types_of = f"[*map(type, {var})] == {self.constant([*map(type, keys)])}"
-            self.guard.check(types_of, f"{path}: types of keys")
-            self.guard.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
-        exact = type(node.obj) in (dict, OrderedDict)
-        for key in keys:
-            constant = self.constant(key)
-            text = f"{var}[{constant}]" if exact else f"dict.__getitem__({var}, {constant})"
-            read(node, key, entry[key], text, f"{path}[{key!r}]")
-
-
-def _mutable_class(kind: type) -> bool:
-    """Say whether attributes of `kind` itself can be assigned (heap types, not IMMUTABLETYPE)."""
-    return bool(kind.__flags__ & 1 << 9) and not kind.__flags__ & 1 << 8

@@ -83,3 +83,8 @@ def brief(value: Any) -> str:
     """Return a few words for an object."""
     named = is_a(value, type | types.FunctionType | types.ModuleType)
     return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__
+
+
+def is_mutable_class(kind: type) -> bool:
+    """Say whether attributes of `kind` itself can be assigned (heap types, not IMMUTABLETYPE)."""
+    return bool(kind.__flags__ & 1 << 9) and not kind.__flags__ & 1 << 8

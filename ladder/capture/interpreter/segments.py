@@ -9,8 +9,9 @@ from ladder.capture.interpreter.emit import emit
 from ladder.capture.interpreter.endings import GraphBreak, Leaving, break_ending
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.frames import NO_OVERRIDE, Frame, Through, closes
+from ladder.capture.python.layout import Layout
 from ladder.capture.python.liveness import live_names
-from ladder.capture.records import Layout, Pending, ResumePoint
+from ladder.capture.records import Pending, ResumePoint
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.tensors import modes_are_active
 

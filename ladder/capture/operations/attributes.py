@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import contextvars
 import functools
 import types
@@ -14,8 +13,8 @@ import torch
 
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.interpreter.recording import call_in_statement, recorded
-from ladder.capture.operations.objects import hide, pinned_part, seen_through, settled, tuple_item
+from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.objects import pinned_part, seen_through, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives, polyfills
@@ -25,10 +24,8 @@ from ladder.capture.values.shapes import DynamicSize
 from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
 _OBJECT_GET: Any = object.__getattribute__
-_OBJECT_SET: Any = object.__setattr__
 _PROPERTY_GET: Any = property.__dict__["__get__"]
-_OBJECT_DELETE: Any = object.__delattr__
-_PLAIN_HOMES = frozenset(
+PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
     | {BaseException, complex, types.FunctionType, functools.partial}
     | {
@@ -45,7 +42,7 @@ _PLAIN_HOMES = frozenset(
     }
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
-_FUNCTION_NAMES = {"__name__", "__qualname__", "__annotations__", "__type_params__"}
+FUNCTION_NAMES = {"__name__", "__qualname__", "__annotations__", "__type_params__"}
 """What a function says of itself, and may be told, as by `functools.wraps`."""
 _FUNCTION_FIELDS = {
     "__code__",
@@ -53,10 +50,9 @@ _FUNCTION_FIELDS = {
     "__kwdefaults__",
     "__closure__",
     "__globals__",
-    *_FUNCTION_NAMES,
+    *FUNCTION_NAMES,
 }
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
-_TRACEBACK: Any = BaseException.__dict__["__traceback__"]
 _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
@@ -129,7 +125,7 @@ def _attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
         return vm.call_function(getter, (value, name), {})
     if kind is CACHED and name.startswith("cache_"):
         raise vm.meets_statistics()
-    if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
+    if getattr(getter, "__objclass__", None) not in PLAIN_HOMES:
         raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
     return generic_attribute(vm, value, kind, name)
 
@@ -138,7 +134,7 @@ def generic_attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any
     """Return ``object.__getattribute__(value, name)``; `kind` is the type of `value`."""
     found = vm.heap.class_attribute(kind, name)
     described = type(found)
-    if found is not NULL and hasattr(described, "__get__") and _is_data(described):
+    if found is not NULL and hasattr(described, "__get__") and is_data(described):
         return bind_descriptor(vm, found, value, kind)
     inside = instance_item(vm, value, name)
     if inside is not NULL:
@@ -201,7 +197,7 @@ def _class_attr(vm: Interpreter, value: type, name: str) -> Any:
     over = vm.heap.class_attribute(meta, name)
     if type(over) is property:
         return bind_descriptor(vm, over, value, meta)
-    if over is not NULL and _is_data(type(over)):
+    if over is not NULL and is_data(type(over)):
         raise CaptureError("a data descriptor of a metaclass")
     found = vm.heap.class_attribute(value, name)
     if found is NULL:
@@ -324,7 +320,7 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
         return _native_field(vm, value, name)
     if is_constant(value):
         return found.__get__(value)
-    if name in natives.FIXED.get(kind, ()) and not _is_external(vm, value):
+    if name in natives.FIXED.get(kind, ()) and not is_external(vm, value):
         node = vm.heap.node(value)
         inside = found.__get__(value)
         if not is_constant(inside) and vm.heap.find(inside) is None:
@@ -344,7 +340,7 @@ def _native_field(vm: Interpreter, value: Any, name: str) -> Any:
 
 def _error_field(vm: Interpreter, found: Any, value: Any, name: str) -> Any:
     inside = found.__get__(value)
-    if not _is_external(vm, value):
+    if not is_external(vm, value):
         return inside
     node = vm.heap.node(value)
     return vm.heap.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
@@ -381,124 +377,14 @@ def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
     vm.heap.guard.check(f"{text} == {found}", f"{node.var}.{name}")
 
 
-# stores -----------------------------------------------------------------------------------
-def store_attr(vm: Interpreter, value: Any, name: str, item: Any) -> None:
-    """Do ``value.name = item``."""
-    value = vm.plain(value)
-    recorded(vm, _store, (value, name, item), (setattr, (value, name, item)))
-
-
-def _store(vm: Interpreter, value: Any, name: str, item: Any) -> None:
-    kind = type(value)
-    if is_a(value, type | types.ModuleType):
-        raise CaptureError("an attribute of a class or module is set")
-    setter = vm.heap.class_attribute(kind, "__setattr__")
-    if is_a(setter, types.FunctionType):
-        call_in_statement(vm, setter, (value, name, item))
-        return
-    if getattr(setter, "__objclass__", None) not in _PLAIN_HOMES:
-        raise CaptureError("a native __setattr__")
-    store_plain(vm, value, name, item, setter)
-
-
-def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any = _OBJECT_SET) -> None:
-    """Do ``object.__setattr__(value, name, item)``, by that name or another."""
-    found = vm.heap.class_attribute(type(value), name)
-    if type(found) is property and found.fset is not None:
-        call_in_statement(vm, pinned_part(vm, found.fset), (value, item))
-        return
-    if found is _TRACEBACK and not _is_external(vm, value):
-        setter(value, name, item)  # where an error made here has been is no part of what is made again
-        return
-    slot = type(found) is types.MemberDescriptorType
-    field = slot or (is_a(value, types.FunctionType) and name in _FUNCTION_NAMES)
-    if found is not NULL and _is_data(type(found)) and not field:
-        raise CaptureError(f"the data descriptor {name} is set")
-    inside = instance_dict(value)
-    node = vm.heap.node(value) if field or inside is NULL else dict_node(vm, value, inside)
-    item = settled(vm, item, keep=True)
-    if _is_hidden_manager(vm, value, item):
-        setter(value, name, vm.unlifted(item))
-        node.wrote(found if slot else name, item)
-        return
-    uses: set[str] = set()
-    owner = vm.heap.reference(value, uses)
-    text = f"{vm.heap.constant(setter)}({owner}, {name!r}, "
-    text += f"{vm.heap.reference(item, uses)})"
-    targets = [node, vm.heap.node(value)]
-    vm.heap.keep_entry(node, name)
-    vm.heap.keep_entry(targets[1])
-    setter(value, name, vm.unlifted(item))
-    node.wrote(found if slot else name, item)
-    vm.heap.change(text, targets, uses)
-
-
-def _is_external(vm: Interpreter, value: Any) -> bool:
+def is_external(vm: Interpreter, value: Any) -> bool:
+    """Say whether an object was there before the segment."""
     node = vm.heap.find(value)
     return node is not None and node.external
 
 
-def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:
-    """Say whether `value` is a context manager of this segment over a generator, which is or holds `item`.
-
-    No step can make it again, so what changes in it makes no step.
-    """
-    if not is_a(value, contextlib._GeneratorContextManagerBase):
-        return False
-    node, held = vm.heap.node(value), vm.heap.nodes.get(id(item))
-    if not node.external and held is not None and not held.recordable:
-        hide(vm, value, held.origin)
-    return not node.recordable
-
-
-def delete_attr(vm: Interpreter, value: Any, name: str) -> None:
-    """Do ``del value.name``."""
-    value = vm.plain(value)
-    recorded(vm, _delete, (value, name), (delattr, (value, name)))
-
-
-def _delete(vm: Interpreter, value: Any, name: str) -> None:
-    deleter = vm.heap.class_attribute(type(value), "__delattr__")
-    if is_a(deleter, types.FunctionType):
-        call_in_statement(vm, deleter, (value, name))
-        return
-    if deleter is not _OBJECT_DELETE or is_a(value, type):
-        raise CaptureError("an attribute is deleted natively")
-    delete_plain(vm, value, name)
-
-
-def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
-    """Do ``object.__delattr__(value, name)``."""
-    inside = instance_dict(value)
-    if inside is NULL:
-        raise CaptureError("an attribute is deleted natively")
-    found = vm.heap.class_attribute(type(value), name)
-    if type(found) is property and found.fdel is not None:
-        call_in_statement(vm, pinned_part(vm, found.fdel), (value,))
-        return
-    if found is not NULL and _is_data(type(found)):
-        raise CaptureError("a descriptor is deleted")
-    if instance_item(vm, value, name) is NULL:
-        delattr(value, name)  # raises
-    node = dict_node(vm, value, inside)
-    if _is_hidden_manager(vm, value):
-        object.__delattr__(value, name)
-        node.wrote(name)
-        return
-    uses: set[str] = set()
-    owner = vm.heap.reference(value, uses)
-    vm.heap.keep_entry(node, name)
-    vm.heap.keep_entry(vm.heap.node(value))
-    object.__delattr__(value, name)
-    node.wrote(name)
-    vm.heap.change(
-        f"{vm.heap.constant(object.__delattr__)}({owner}, {name!r})",
-        [node, vm.heap.node(value)],
-        uses,
-    )
-
-
-def _is_data(described: type) -> bool:
+def is_data(described: type) -> bool:
+    """Say whether descriptors of a type also take what is stored."""
     return hasattr(described, "__set__") or hasattr(described, "__delete__")
 
 

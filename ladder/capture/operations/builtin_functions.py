@@ -15,7 +15,8 @@ import torch
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
-from ladder.capture.operations.attributes import delete_attr, load_attr, store_attr
+from ladder.capture.operations.attribute_stores import delete_attr, store_attr
+from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.objects import seen_through
 from ladder.capture.operations.replay import advance, is_fixed, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata

@@ -17,7 +17,8 @@ from ladder.capture.heap.nodes import CaptureError, dynamic_parts
 from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
-from ladder.capture.operations.attributes import delete_plain, generic_attribute, meet_metadata, store_plain
+from ladder.capture.operations.attribute_stores import delete_plain, store_plain
+from ladder.capture.operations.attributes import generic_attribute, meet_metadata
 from ladder.capture.operations.containers import container_method
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS

@@ -9,6 +9,7 @@ ISA, "tcgen05.mma", "tcgen05.cp", "Block scaling"). No such kernel has run on ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -23,7 +24,7 @@ from ladder.lower.cuda.scaled_products import Issuer
 from ladder.lower.cuda.tcgen05_memory import after_sync, before_sync
 from ladder.lower.cuda.wgmma_activations import TENSOR_COPY
 from ladder.lower.cuda.wgmma_producer import BULK_COPY
-from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
+from schedules.scaled import ATOM, LANE_SCALES, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
 from targets import TileDevice
 
 Expr = Any
@@ -49,17 +50,17 @@ def emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, name: s
 def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> None:
     """Emit host part, set-up and the three roles."""
     args, overlap = declare(form), Overlap(device)
-    rows = T.min(schedule.tile_m, (args.m + 7) // 8 * 8)
+    rows = T.min(schedule.held_m, (args.m + 7) // 8 * 8)
     x_map, w_map = (
         encode_map(args.x, args.m, args.row_bytes, rows),
-        encode_map(args.w, args.n, args.row_bytes, ROWS),
+        encode_map(args.w, args.n, args.row_bytes, schedule.rows),
     )
-    overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.split_k > 1), "threadIdx.x")
+    overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.cluster > 1), "threadIdx.x")
     b.device(min_blocks=1)
     where = find_place(args, schedule)
     copied = b.bind(rows)
     overlap.release()
-    memory = place(form, schedule)
+    memory = place(form, schedule, where.part)
     _set_up(form, schedule, memory, where)
     overlap.wait()
     base = b.Variable("uint32", memory.word[0]).value
@@ -69,17 +70,33 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
         with b.when(warp == WARPS), b.when(T.cuda.elect_sync()):
             _produce(form, schedule, args, memory, where, (x_map, w_map), copied)
         with b.when(warp == WARPS + 1), b.when(T.cuda.elect_sync()):
-            Issuer(form, schedule, memory, base).multiply(where.turns, where.m_tile)
+            issuer = Issuer(form, schedule, memory, base)
+
+            def multiply() -> None:
+                issuer.multiply(where.turns, where.m_tile)
+
+            if schedule.pair:
+                b.either(where.rank == 0, multiply, lambda: issuer.report(where.turns))
+            else:
+                multiply()
 
     def write() -> None:
         Epilogue(form, schedule, args, memory, base).finish(where)
 
     b.either(where.thread >= WARPS * 32, work, write)
-    b.block_sync()
+    _sync(schedule.pair)
     with b.when(warp == WARPS + 1):
         after_sync()
         columns = T.uint32(tensor_columns(form, schedule))
-        b.ptx("tcgen05.dealloc.cta_group::1.sync.aligned.b32", base, columns)
+        b.ptx(f"tcgen05.dealloc.cta_group::{schedule.partners}.sync.aligned.b32", base, columns)
+
+
+def _sync(cluster: bool) -> None:
+    """Wait for the threads of the cluster, or of the block."""
+    if cluster:
+        b.cluster_sync()
+    else:
+        b.block_sync()
 
 
 def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: Place) -> None:
@@ -88,13 +105,11 @@ def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: P
         memory.initialise(schedule)
     with b.when(where.thread // 32 == WARPS + 1):
         columns = T.uint32(tensor_columns(form, schedule))
-        b.ptx("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32", memory.word.ptr_to([0]), columns)
-        b.ptx("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned")
+        group = f"cta_group::{schedule.partners}.sync.aligned"
+        b.ptx(f"tcgen05.alloc.{group}.shared::cta.b32", memory.word.ptr_to([0]), columns)
+        b.ptx(f"tcgen05.relinquish_alloc_permit.{group}")
         before_sync()
-    if schedule.split_k > 1:
-        b.cluster_sync()
-    else:
-        b.block_sync()
+    _sync(schedule.cluster > 1)
     after_sync()
 
 
@@ -108,24 +123,78 @@ def _produce(
     copied: Expr,
 ) -> None:
     """Copy slab after slab of both operands and their scales into the ring."""
-    ring, atoms = Ring(schedule.stages), form.slab_atoms
-    each = atoms * ATOM
-    first_m, per_tile = where.m_tile * schedule.tile_m, schedule.x_atoms
+    ring = Ring(schedule.stages)
+    first_m = where.m_tile * schedule.tile_m
+    own_m = first_m + where.rank * schedule.held_m if schedule.pair else first_m
+    inside = where.part * schedule.rows
+    scales = Scales(form, schedule, args, memory, where, copied)
     with b.loop(where.turns) as turn:
         stage, slab = ring.stage.value, b.bind(where.first + turn)
         b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
         full = memory.full.ptr_to([stage])
-        size = T.Cast("uint32", (copied + ROWS) * SLAB + (1 + per_tile) * each)
+        size = T.Cast("uint32", (copied + schedule.rows) * SLAB + scales.bytes)
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
-        b.ptx(TENSOR_COPY, memory.x.ptr_to([stage, 0]), T.address_of(maps[0]), slab * SLAB, first_m, full)
-        w_row = where.n_tile * ROWS
-        b.ptx(TENSOR_COPY, memory.w.ptr_to([stage, 0]), T.address_of(maps[1]), slab * SLAB, w_row, full)
-        scales, held = memory.scales, T.uint32(each)
-        source = args.w_scales.ptr_to([where.n_tile, slab * atoms, 0])
-        b.ptx(BULK_COPY, scales.ptr_to([stage, 0]), source, held, full)
-        for index in range(per_tile):
-            # Rows beyond M have the last rows' scales: their sums are never stored.
-            row = T.min(first_m // ROWS + index, args.x_atoms - 1)
-            target = scales.ptr_to([stage, (1 + index) * each])
-            b.ptx(BULK_COPY, target, args.x_scales.ptr_to([row, slab * atoms, 0]), held, full)
+        b.ptx(TENSOR_COPY, memory.x.place(stage), T.address_of(maps[0]), slab * SLAB, own_m, full)
+        w_row, target = where.n_tile * ROWS + inside, memory.w.place(stage, inside * SLAB)
+        b.ptx(TENSOR_COPY, target, T.address_of(maps[1]), slab * SLAB, w_row, full)
+        scales.copy(stage, slab, first_m, full)
         ring.advance()
+    if schedule.pair:  # products of the other block's thread arrive here: not after this block has ended
+        with b.loop(schedule.stages):
+            b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([ring.stage.value]), ring.phase.value ^ 1))
+            ring.advance()
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Copies the scales of a slab.
+
+    Parameters
+    ----------
+    form, schedule, args, memory, where
+        The problem, its schedule, the kernel's tensors, the block's shared memory, and where it stands.
+    copied
+        Activation rows that the block copies.
+    """
+
+    form: ScaledGemm
+    schedule: ScaledSchedule
+    args: Arguments
+    memory: Memory
+    where: Place
+    copied: Expr
+
+    @property
+    def held(self) -> int:
+        """Bytes of the scales of 128 rows."""
+        return self.form.slab_atoms * ATOM
+
+    @property
+    def bytes(self) -> Expr:
+        """Bytes of all copies of a slab."""
+        if self.schedule.rows < ROWS:
+            return self.held + self.copied * (LANE_SCALES * self.form.slab_atoms)
+        return self.held * (1 + self.schedule.x_atoms)
+
+    def copy(self, stage: Expr, slab: Expr, first_m: Expr, full: Expr) -> None:
+        """Start the copies: the weight's atoms, then those of x."""
+        args, schedule, where, target = self.args, self.schedule, self.where, self.memory.scales
+        first, size = slab * self.form.slab_atoms, T.uint32(self.held)
+        # The second block of a pair may have no weights: its rows are never stored.
+        atom = T.min(where.n_tile, args.w_atoms - 1) if schedule.pair else where.n_tile
+        b.ptx(BULK_COPY, target.place(stage), args.w_scales.ptr_to([atom, first, 0]), size, full)
+        for index in range(schedule.x_atoms):
+            # Rows beyond M have the last rows' scales: their sums are never stored.
+            row, place = T.min(first_m // ROWS + index, args.x_atoms - 1), (1 + index) * self.held
+            if schedule.rows == ROWS:
+                source = args.x_scales.ptr_to([row, first, 0])
+                b.ptx(BULK_COPY, target.place(stage, place), source, size, full)
+            else:
+                self._copy_lanes(stage, row, first, full)
+
+    def _copy_lanes(self, stage: Expr, row: Expr, first: Expr, full: Expr) -> None:
+        """Copy of each atom of x the lanes of rows that there are; rows of a tile are lanes of a quarter."""
+        size = T.Cast("uint32", self.copied * LANE_SCALES)
+        for atom in range(self.form.slab_atoms):
+            target = self.memory.scales.place(stage, self.held + atom * ATOM)
+            b.ptx(BULK_COPY, target, self.args.x_scales.ptr_to([row, first + atom, 0]), size, full)

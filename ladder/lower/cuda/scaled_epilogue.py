@@ -54,11 +54,14 @@ class Epilogue:
             b.ptx(f"tcgen05.ld.sync.aligned.32x32b.x{COLUMNS}.b32", *[held[i] for i in range(COLUMNS)], place)
             b.ptx("tcgen05.wait::ld.sync.aligned")
             pin_registers(held, COLUMNS)
-            own = 0 if split == 1 else where.slice * (COLUMNS // split)
+            own = 0 if split == 1 else where.rank * (COLUMNS // split)
             if split > 1:
                 self._exchange(where, held)
             m = first_m + part * COLUMNS + own
-            with b.when(n < args.n):
+            mine = n < args.n
+            if self.schedule.rows < ROWS:
+                mine = T.And(mine, where.thread // self.schedule.rows == where.part)
+            with b.when(mine):
                 self._store(n, m, held, COLUMNS // split)
         before_sync()
 
@@ -67,15 +70,15 @@ class Epilogue:
         split = self.schedule.split_k
         quads = COLUMNS // split // 4
         for owner in range(split):
-            with b.when(where.slice != owner):
-                sender = where.slice - T.Cast("int32", where.slice > owner)
+            with b.when(where.rank != owner):
+                sender = where.rank - T.Cast("int32", where.rank > owner)
                 for quad in range(quads):
                     target = self.memory.sums.ptr_to([sender, quad, where.thread, 0])
                     four = [held[(owner * quads + quad) * 4 + i] for i in range(4)]
                     operands = (target, self.memory.arrived.ptr_to([0]), T.int32(owner), *four)
                     b.emit(b.call_inline("ladder_send4", SEND, "void", *operands))
         for owner in range(1, split):
-            with b.when(where.slice == owner):
+            with b.when(where.rank == owner):
                 for index in range(quads * 4):
                     b.store(held, held[owner * quads * 4 + index], index)
         b.emit(T.cuda.mbarrier_wait(self.memory.arrived.ptr_to([0]), 0))

@@ -27,8 +27,8 @@ class Arguments:
     ----------
     m, n, row_bytes
         Extents of the result, and bytes of a row of codes.
-    x_atoms
-        Atoms of 128 rows that the scales of x have.
+    x_atoms, w_atoms
+        Atoms of 128 rows that the scales of x and of the weight have.
     x, x_scales, w, w_scales, factor, bias, y
         See `ladder.lower.cuda.scaled.emit`.
     """
@@ -37,6 +37,7 @@ class Arguments:
     n: Expr
     row_bytes: Expr
     x_atoms: Expr
+    w_atoms: Expr
     x: Any
     x_scales: Any
     w: Any
@@ -58,7 +59,7 @@ def declare(form: ScaledGemm) -> Arguments:
     factor = b.tensor("factor", (1,), "float32", align=4)
     bias = b.tensor("bias", (n,), form.output, align=4) if form.bias else None
     y = b.tensor("y", (m, n), form.output, align=4)
-    return Arguments(m, n, row_bytes, x_atoms, x, x_scales, w, w_scales, factor, bias, y)
+    return Arguments(m, n, row_bytes, x_atoms, w_atoms, x, x_scales, w, w_scales, factor, bias, y)
 
 
 def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:
@@ -75,6 +76,19 @@ def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """What each stage has of one kind: where it begins in a stage of ``buffer``, and bytes between stages."""
+
+    buffer: Any
+    begin: Expr
+    stride: int
+
+    def place(self, stage: Expr, at: Expr = 0) -> Expr:
+        """Return the address of a byte."""
+        return self.buffer.ptr_to([stage, self.begin + at])
+
+
+@dataclass(frozen=True)
 class Memory:
     """Shared memory of a block.
 
@@ -84,6 +98,8 @@ class Memory:
         Stages of codes, and of scales: the weight's atoms, then those of x.
     full, empty
         Barriers of the stages.
+    partner
+        Barriers of the stages of the other block of a pair, where this one starts the products, or None.
     finished
         Barrier of the sums.
     word
@@ -92,11 +108,12 @@ class Memory:
         Where the other blocks of the cluster put their sums, and the barrier that counts them, or None.
     """
 
-    x: Any
-    w: Any
-    scales: Any
+    x: Stages
+    w: Stages
+    scales: Stages
     full: Any
     empty: Any
+    partner: Any
     finished: Any
     word: Any
     sums: Any
@@ -104,9 +121,8 @@ class Memory:
 
     def initialise(self, schedule: ScaledSchedule) -> None:
         """Emit the initialisation of all barriers, for one thread."""
-        barriers = [
-            ring.ptr_to([stage]) for ring in (self.full, self.empty) for stage in range(schedule.stages)
-        ]
+        rings = [self.full, self.empty, *([] if self.partner is None else [self.partner])]
+        barriers = [ring.ptr_to([stage]) for ring in rings for stage in range(schedule.stages)]
         for barrier in (*barriers, self.finished.ptr_to([0])):
             b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
         if self.arrived is not None:
@@ -117,17 +133,37 @@ class Memory:
         b.emit(T.ptx.fence.mbarrier_init.release.cluster())
 
 
-def place(form: ScaledGemm, schedule: ScaledSchedule) -> Memory:
+def _place_stages(
+    pool: Any, form: ScaledGemm, schedule: ScaledSchedule, part: Expr
+) -> tuple[Stages, Stages, Stages]:
+    """Place the stages of x, of the weight, and of scales.
+
+    Products read 128 rows of the weight. Where a block has the half called ``part`` of them, all else of its
+    stage lies in the place of the other half: bytes that have come, and whose products are not stored.
+    """
+    stages, x_bytes = schedule.stages, schedule.held_m * SLAB
+    sizes = (x_bytes, ROWS * SLAB, form.slab_atoms * (1 + schedule.x_atoms) * ATOM)
+    if schedule.rows == ROWS:
+        made = [pool.alloc((stages, size), "uint8", align=1024) for size in sizes]
+        x, w, scales = (Stages(buffer, 0, size) for buffer, size in zip(made, sizes, strict=True))
+        return x, w, scales
+    buffer = pool.alloc((stages, ROWS * SLAB), "uint8", align=1024)
+    other = b.bind((1 - part) * (schedule.rows * SLAB))
+    begins = (other, 0, other + x_bytes)
+    x, w, scales = (Stages(buffer, begin, ROWS * SLAB) for begin in begins)
+    return x, w, scales
+
+
+def place(form: ScaledGemm, schedule: ScaledSchedule, part: Expr) -> Memory:
     """Place what a block shares."""
     pool, stages, split = b.shared_pool(), schedule.stages, schedule.split_k
-    x = pool.alloc((stages, schedule.tile_m * SLAB), "uint8", align=1024)
-    w = pool.alloc((stages, ROWS * SLAB), "uint8", align=1024)
-    scales = pool.alloc((stages, form.slab_atoms * (1 + schedule.x_atoms) * ATOM), "uint8", align=128)
+    x, w, scales = _place_stages(pool, form, schedule, part)
     full, empty = (pool.alloc((stages,), "uint64", align=8) for _ in range(2))
+    partner = pool.alloc((stages,), "uint64", align=8) if schedule.pair else None
     finished, word = pool.alloc((1,), "uint64", align=8), pool.alloc((1,), "uint32", align=8)
     sums = arrived = None
     if split > 1:
         sums = pool.alloc((split - 1, schedule.tile_m // split // 4, ROWS, 4), "float32", align=128)
         arrived = pool.alloc((1,), "uint64", align=8)
     pool.commit()
-    return Memory(x, w, scales, full, empty, finished, word, sums, arrived)
+    return Memory(x, w, scales, full, empty, partner, finished, word, sums, arrived)

@@ -22,25 +22,30 @@ RASTER = 8
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block stands: thread, tiles along N and M, slice of K, its first slab and their number."""
+    """Where a block stands: thread, tiles, rank in its cluster, first slab of K, their number.
+
+    ``n_tile`` counts 128 weight rows, of which a block of fewer has the part called ``part``.
+    """
 
     thread: Expr
     n_tile: Expr
+    part: Expr
     m_tile: Expr
-    slice: Expr
+    rank: Expr
     first: Expr
     turns: Expr
 
 
 def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
-    """Place blocks: slices of K are a cluster, columns of `RASTER` tiles along N walk along M."""
-    split = schedule.split_k
-    n_tiles = (args.n + ROWS - 1) // ROWS
+    """Place blocks: slices of K, or a pair, are a cluster; columns of `RASTER` tiles along N walk along M."""
+    split, cluster = schedule.split_k, schedule.cluster
+    rows = schedule.rows * schedule.partners
+    n_tiles = (args.n + rows - 1) // rows
     m_tiles = (args.m + schedule.tile_m - 1) // schedule.tile_m
-    (block,) = b.block_index([n_tiles * m_tiles * split])
-    rank: Expr = b.cluster_rank([split])[0] if split > 1 else 0
+    (block,) = b.block_index([n_tiles * m_tiles * cluster])
+    rank: Expr = b.cluster_rank([cluster])[0] if cluster > 1 else 0
     thread = b.thread_index((WARPS + 2) * 32)
-    tile = b.bind(block // split) if split > 1 else block
+    tile = b.bind(block // cluster) if cluster > 1 else block
     n_tiles, m_tiles = b.bind(n_tiles), b.bind(m_tiles)
     column = b.bind(tile // (m_tiles * RASTER))
     inside = b.bind(tile % (m_tiles * RASTER))
@@ -49,4 +54,9 @@ def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
     first = b.bind(slabs * rank // split) if split > 1 else 0
     turns = b.bind(slabs * (rank + 1) // split - first) if split > 1 else slabs
     n_tile = b.bind(column * RASTER + inside % columns)
-    return Place(thread, n_tile, b.bind(inside // columns), rank, first, turns)
+    if schedule.pair:
+        n_tile = b.bind(n_tile * 2 + rank)
+    parts = ROWS // schedule.rows
+    part: Expr = b.bind(n_tile % parts) if parts > 1 else 0
+    n_tile = b.bind(n_tile // parts) if parts > 1 else n_tile
+    return Place(thread, n_tile, part, b.bind(inside // columns), rank, first, turns)

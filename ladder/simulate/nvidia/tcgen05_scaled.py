@@ -107,7 +107,7 @@ class ScaledProduct:
         fields = 0x3F << 17 | 7 << 7 | 7 << 10 | 3 << 4 | 3 << 29
         plain = descriptor & ~fields == (scale == "e8m0") << 23 | group * ROWS >> 4 << 24
         aligned = count and not any(byte % count for byte in at)
-        least = {1: 8, 2: 32}[group]
+        least = 8 * group
         if not (first and second and plain and aligned and columns % least == 0 and least <= columns <= 256):
             raise UnknownCallError(f"the simulator has no tcgen05.mma of {kind}, descriptor {descriptor:#x}")
         return ScaledProduct(columns, (first, second), count, scale, at, group)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 
 from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
@@ -57,6 +58,7 @@ SMALL = 2
 """Extent of every factor in the test of each candidate."""
 
 
+T = TypeVar("T")
 Progress = Callable[[str, float | None], None]
 
 
@@ -75,8 +77,7 @@ def search(
     limits
         Defaults of `Limits`.
     checkpoint
-        File to which finished parts are written, and read from on the next call with the same
-        program and limits: an interrupted search goes on there.
+        File of finished parts: an interrupted search of the same program and limits goes on there.
     step
         Told what is being done.
     seed
@@ -98,37 +99,42 @@ def search(
     done = _read_checkpoint(checkpoint, program, limits)
     deadline = None if limits.seconds is None else time.time() + limits.seconds
     left = {number: task for number, task in enumerate(tasks) if number not in done}
-    for number, outcome in _run(program, limits, left, deadline):
+    parts = _run(program, limits, left, deadline)
+    for number, outcome in _told(parts, len(tasks), f"{program.name}: {{}} of {{}} parts", step, len(done)):
         done[number] = outcome
         _write_checkpoint(checkpoint, program, limits, done)
-        if step is not None:
-            step(f"{program.name}: {len(done)} of {len(tasks)} parts", len(done) / len(tasks))
+    outcomes = [done[number] for number in sorted(done)]
     counts = Counts()
-    for number in sorted(done):
-        counts.add(done[number].counts)
-    structures = [structure for number in sorted(done) for structure in done[number].structures]
+    for outcome in outcomes:
+        counts.add(outcome.counts)
+    structures = [structure for outcome in outcomes for structure in outcome.structures]
     structures, dearer = _cheapest(structures, program, limits, counts)
-    finished: list[Found | str] = []
     each = Fraction(DELTA) / max(1, len(structures))
-    for result in _finished(structures, program, limits, each, seed or 0, deadline):
-        finished.append(result)
+    results = _finished(structures, program, limits, each, seed or 0, deadline)
+    finished = list(_told(results, len(structures), f"{program.name}: {{}} of {{}} proofs", step))
+    for result in finished:
         if isinstance(result, str):
             counts.reject(result)
-        if step is not None:
-            step(
-                f"{program.name}: {len(finished)} of {len(structures)} proofs",
-                len(finished) / len(structures),
-            )
-    good = [result for result in finished if isinstance(result, Found)]
-    ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
-    complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
+    complete = len(done) == len(tasks) and all(outcome.complete for outcome in outcomes)
     complete = complete and LATE not in finished
-    return Report(
-        program, limits,
-        tuple(found for found in ranked if found.stability.stable),
-        tuple(found for found in ranked if not found.stability.stable),
-        counts, time.monotonic() - began, complete, dearer, delta=each * len(structures),
-    )  # fmt: skip
+    stable, unstable = _ranked(result for result in finished if isinstance(result, Found))
+    seconds, delta = time.monotonic() - began, each * len(structures)
+    return Report(program, limits, stable, unstable, counts, seconds, complete, dearer, delta=delta)
+
+
+def _ranked(graphs: Iterable[Found]) -> tuple[tuple[Found, ...], tuple[Found, ...]]:
+    """Return the graphs that are stable and those that are not, the cheapest first."""
+    ranked = sorted(graphs, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
+    stable = tuple(found for found in ranked if found.stability.stable)
+    return stable, tuple(found for found in ranked if not found.stability.stable)
+
+
+def _told(results: Iterable[T], count: int, text: str, step: Progress | None, done: int = 0) -> Iterator[T]:
+    """Yield results, after each saying how many of ``count`` there are."""
+    for number, result in enumerate(results, done + 1):
+        yield result
+        if step is not None:
+            step(text.format(number, count), number / count)
 
 
 @dataclass(frozen=True)

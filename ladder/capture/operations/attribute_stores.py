@@ -1,0 +1,138 @@
+"""Stores and deletions of attributes, by the rules of `object.__setattr__` and `object.__delattr__`."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import Any
+
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.recording import call_in_statement, recorded
+from ladder.capture.operations.attributes import (
+    FUNCTION_NAMES,
+    PLAIN_HOMES,
+    dict_node,
+    instance_dict,
+    instance_item,
+    is_data,
+    is_external,
+)
+from ladder.capture.operations.objects import hide, pinned_part, settled
+from ladder.capture.python.frames import NULL
+from ladder.capture.values.kinds import is_a
+
+_OBJECT_SET: Any = object.__setattr__
+_OBJECT_DELETE: Any = object.__delattr__
+_TRACEBACK: Any = BaseException.__dict__["__traceback__"]
+
+
+def store_attr(vm: Interpreter, value: Any, name: str, item: Any) -> None:
+    """Do ``value.name = item``."""
+    value = vm.plain(value)
+    recorded(vm, _store, (value, name, item), (setattr, (value, name, item)))
+
+
+def _store(vm: Interpreter, value: Any, name: str, item: Any) -> None:
+    kind = type(value)
+    if is_a(value, type | types.ModuleType):
+        raise CaptureError("an attribute of a class or module is set")
+    setter = vm.heap.class_attribute(kind, "__setattr__")
+    if is_a(setter, types.FunctionType):
+        call_in_statement(vm, setter, (value, name, item))
+        return
+    if getattr(setter, "__objclass__", None) not in PLAIN_HOMES:
+        raise CaptureError("a native __setattr__")
+    store_plain(vm, value, name, item, setter)
+
+
+def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any = _OBJECT_SET) -> None:
+    """Do ``object.__setattr__(value, name, item)``, by that name or another."""
+    found = vm.heap.class_attribute(type(value), name)
+    if type(found) is property and found.fset is not None:
+        call_in_statement(vm, pinned_part(vm, found.fset), (value, item))
+        return
+    if found is _TRACEBACK and not is_external(vm, value):
+        setter(value, name, item)  # where an error made here has been is no part of what is made again
+        return
+    slot = type(found) is types.MemberDescriptorType
+    field = slot or (is_a(value, types.FunctionType) and name in FUNCTION_NAMES)
+    if found is not NULL and is_data(type(found)) and not field:
+        raise CaptureError(f"the data descriptor {name} is set")
+    inside = instance_dict(value)
+    node = vm.heap.node(value) if field or inside is NULL else dict_node(vm, value, inside)
+    item = settled(vm, item, keep=True)
+    if _is_hidden_manager(vm, value, item):
+        setter(value, name, vm.unlifted(item))
+        node.wrote(found if slot else name, item)
+        return
+    uses: set[str] = set()
+    owner = vm.heap.reference(value, uses)
+    text = f"{vm.heap.constant(setter)}({owner}, {name!r}, "
+    text += f"{vm.heap.reference(item, uses)})"
+    targets = [node, vm.heap.node(value)]
+    vm.heap.keep_entry(node, name)
+    vm.heap.keep_entry(targets[1])
+    setter(value, name, vm.unlifted(item))
+    node.wrote(found if slot else name, item)
+    vm.heap.change(text, targets, uses)
+
+
+def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:
+    """Say whether `value` is a context manager of this segment over a generator, which is or holds `item`.
+
+    No step can make it again, so what changes in it makes no step.
+    """
+    if not is_a(value, contextlib._GeneratorContextManagerBase):
+        return False
+    node, held = vm.heap.node(value), vm.heap.nodes.get(id(item))
+    if not node.external and held is not None and not held.recordable:
+        hide(vm, value, held.origin)
+    return not node.recordable
+
+
+def delete_attr(vm: Interpreter, value: Any, name: str) -> None:
+    """Do ``del value.name``."""
+    value = vm.plain(value)
+    recorded(vm, _delete, (value, name), (delattr, (value, name)))
+
+
+def _delete(vm: Interpreter, value: Any, name: str) -> None:
+    deleter = vm.heap.class_attribute(type(value), "__delattr__")
+    if is_a(deleter, types.FunctionType):
+        call_in_statement(vm, deleter, (value, name))
+        return
+    if deleter is not _OBJECT_DELETE or is_a(value, type):
+        raise CaptureError("an attribute is deleted natively")
+    delete_plain(vm, value, name)
+
+
+def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
+    """Do ``object.__delattr__(value, name)``."""
+    inside = instance_dict(value)
+    if inside is NULL:
+        raise CaptureError("an attribute is deleted natively")
+    found = vm.heap.class_attribute(type(value), name)
+    if type(found) is property and found.fdel is not None:
+        call_in_statement(vm, pinned_part(vm, found.fdel), (value,))
+        return
+    if found is not NULL and is_data(type(found)):
+        raise CaptureError("a descriptor is deleted")
+    if instance_item(vm, value, name) is NULL:
+        delattr(value, name)  # raises
+    node = dict_node(vm, value, inside)
+    if _is_hidden_manager(vm, value):
+        object.__delattr__(value, name)
+        node.wrote(name)
+        return
+    uses: set[str] = set()
+    owner = vm.heap.reference(value, uses)
+    vm.heap.keep_entry(node, name)
+    vm.heap.keep_entry(vm.heap.node(value))
+    object.__delattr__(value, name)
+    node.wrote(name)
+    vm.heap.change(
+        f"{vm.heap.constant(object.__delattr__)}({owner}, {name!r})",
+        [node, vm.heap.node(value)],
+        uses,
+    )
