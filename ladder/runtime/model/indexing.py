@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import torch
 
@@ -57,5 +56,19 @@ def _rows(x: torch.Tensor, indices: Indices) -> torch.Tensor | None:
             return None
         place = numbers.long() if least >= 0 else torch.where(numbers < 0, numbers + extent, numbers).long()
         parts.append(place * math.prod(x.shape[axis + 1 : len(given)]))
-    parts.sort(key=torch.Tensor.numel)
-    return reduce(torch.add, parts).expand(shape)
+    return _sum(parts).expand(shape)
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Add what is broadcast: first what varies along the last axes, then what makes the sum grow least."""
+    total = min(parts, key=_axes_behind)
+    rest = [part for part in parts if part is not total]
+    while rest:
+        grown = [math.prod(torch.broadcast_shapes(total.shape, part.shape)) for part in rest]  # type: ignore[no-untyped-call]
+        total = total + rest.pop(grown.index(min(grown)))
+    return total
+
+
+def _axes_behind(part: torch.Tensor) -> int:
+    """Return how many axes lie behind the last along which a tensor varies."""
+    return next((at for at, extent in enumerate(reversed(part.shape)) if extent > 1), part.dim())
