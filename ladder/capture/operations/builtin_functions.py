@@ -228,6 +228,10 @@ def _bool(vm: Interpreter, *args: Any) -> Any:
     return holds
 
 
+def _bound(vm: Interpreter, function: Any, value: Any) -> types.MethodType:
+    return types.MethodType(vm.plain(function), vm.plain(value))
+
+
 BUILTINS: dict[Any, Callable[..., Any]] = {
     builtins.getattr: _getattr,
     builtins.hasattr: _hasattr,
@@ -248,6 +252,7 @@ BUILTINS: dict[Any, Callable[..., Any]] = {
     builtins.vars: _vars,
     builtins.dir: _frames_needed,
     builtins.id: _address,
+    types.MethodType: _bound,
     sys.exc_info: _exc_info,
     polyfills.identity: _identity,
     polyfills.is_plain_object: _is_plain_object,

@@ -28,6 +28,7 @@ from ladder.capture.operations.replay import replay
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives
 from ladder.capture.python.prescan import frame_names
+from ladder.capture.records import Store
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import by_identity, is_a, is_constant
 from ladder.runtime.operator import is_captured
@@ -71,6 +72,8 @@ def _called(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[
         return replay(vm, function, args, kwargs, looking=True)
     if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
         return _identified(vm, function, args, kwargs)
+    if is_a(function, Store):
+        return _compiled_by_us(vm, function, args, kwargs)
     found = vm.heap.class_attribute(kind, "__call__")
     if is_a(found, types.FunctionType):
         return vm.call_function(found, (function, *args), kwargs)
@@ -213,6 +216,14 @@ def _leaf(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[st
 def _compiled_by_torch(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call what `torch.compile` was given, as it does itself where such a call is inside another graph."""
     return vm.call(pinned_part(vm, function._torchdynamo_inline), args, kwargs)
+
+
+def _compiled_by_us(vm: Interpreter, function: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what is captured by itself as part of this graph, unless it is compiled with other options."""
+    given, ours = function.__reduce__(), vm.store.__reduce__()
+    if (given[0], given[1][1:]) != (ours[0], ours[1][1:]):
+        raise CaptureError("a function compiled with other options")
+    return vm.call(load_attr(vm, function, "function"), args, kwargs)
 
 
 def _dispatched(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
