@@ -29,7 +29,7 @@ STATEFUL = ("_enter", "_exit", "_nesting", "_set_grad_enabled", "manual_seed")
 """What is in the names of functions that change torch's state: nothing may be cut between them."""
 
 
-class Step(NamedTuple):
+class Piece(NamedTuple):
     """A piece: what runs it, what it reads and gives, and the number of the node behind it."""
 
     run: Callable[..., Any]
@@ -73,7 +73,7 @@ class Pieces:
         self.nodes = _with_parts_behind([n for n in module.graph.nodes if n.op.startswith("call")])
         self.results = module.graph.output_node().args[0]
         self.live = self._live()
-        self.steps: dict[Any, Step] = {}
+        self.steps: dict[Any, Piece] = {}
         self.plans = dict.fromkeys(range(len(self.nodes)), 0)
 
     def _live(self) -> list[list[Node]]:
@@ -104,7 +104,7 @@ class Pieces:
             at = step.end
         return map_arg(self.results, known.__getitem__)
 
-    def _step(self, at: int, known: dict[Node, Any]) -> Step:
+    def _step(self, at: int, known: dict[Node, Any]) -> Piece:
         """Return the piece that begins at a node: as far as a trace goes, or the operator where it fails."""
         self.plans[at] += 1
         end, why = self._reach(at, known)
@@ -115,7 +115,7 @@ class Pieces:
         reads, gives = self._around(at, end)
         module = _piece(self.nodes[at:end], reads, gives)
         run = module.forward if whole else self.make(module, [known[node] for node in reads])
-        return Step(run, reads, gives, end)
+        return Piece(run, reads, gives, end)
 
     def _reach(self, at: int, known: dict[Node, Any]) -> tuple[int, str]:
         """Return the number of the first node from one on that cannot be traced, and why."""

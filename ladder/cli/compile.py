@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Step, silent
+from ladder.cli.console import Progress, silent
 from ladder.cli.model_report import PYTHON, place_of, placed
 from ladder.runtime.model.saved import save_model
 from ladder.runtime.model.whole import WholeModel
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from targets import TileDevice
 
 
-def run_compile(target: str, output: Path | None, device: str = "", step: Step = silent) -> dict[str, Any]:
+def run_compile(
+    target: str, output: Path | None, device: str = "", step: Progress = silent
+) -> dict[str, Any]:
     """Compile a model for a device of this machine and write it.
 
     Parameters

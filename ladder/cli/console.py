@@ -18,7 +18,7 @@ PIPE_WIDTH = 400
 """Columns of a table that no terminal limits, so that no cell is cut or wrapped."""
 
 
-class Step(Protocol):
+class Progress(Protocol):
     """Tells the progress display what is being done."""
 
     def __call__(self, description: str, done: float | None = None) -> None:
@@ -68,7 +68,7 @@ def log_to_stderr(verbose: bool) -> None:
 
 
 def silent(description: str, done: float | None = None) -> None:
-    """Show nothing: a `Step` for callers that want no display."""
+    """Show nothing: a `Progress` for callers that want no display."""
 
 
 def is_interactive() -> bool:
@@ -77,7 +77,7 @@ def is_interactive() -> bool:
 
 
 @contextmanager
-def progress() -> Iterator[Step]:
+def progress() -> Iterator[Progress]:
     """Show what long work is doing, with a bar, on an interactive stderr; stay silent elsewhere."""
     if not is_interactive():
         yield silent

@@ -11,7 +11,7 @@ import numpy as np
 from ladder.api.experts import GroupedMatmul
 from ladder.api.lowered import Lowered
 from ladder.cli.check import SimulatedCheck, small_shape
-from ladder.cli.console import Step, silent
+from ladder.cli.console import Progress, silent
 from ladder.cli.operands import activations, make_weight
 from ladder.cli.problem import Problem, why_not_here
 from ladder.ir import gemm_reference
@@ -57,7 +57,7 @@ class ExpertOperands:
     exact: Any
 
 
-def run_experts(problem: Problem, *, check: bool = True, step: Step = silent) -> GemmReport:
+def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent) -> GemmReport:
     """Compile the products of ``problem.experts`` experts; simulate, or run, and compare with float64.
 
     ``problem.m`` is what most experts have; the second has none, and every third half of it.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Step, silent
+from ladder.cli.console import Progress, silent
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.native_write import write
 
@@ -57,7 +57,7 @@ def as_rows(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield tensor["name"], tensor["format"], shape, f"{tensor['bytes']:,}", f"{tensor['bits']:.3f}"
 
 
-def run_convert(path: str, output: Path, step: Step = silent) -> dict[str, Any]:
+def run_convert(path: str, output: Path, step: Progress = silent) -> dict[str, Any]:
     """Write a checkpoint as safetensors of canonical storage, one tensor at a time.
 
     Returns

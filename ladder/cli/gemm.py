@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ladder.cli.baselines import torch_baselines
-from ladder.cli.console import Step, silent
+from ladder.cli.console import Progress, silent
 from ladder.cli.measure import Call, ceiling, copies_for, side_by_side
 from ladder.cli.operands import Operands, make_operands
 from ladder.cli.problem import Problem, why_not_here
@@ -42,7 +42,9 @@ exact and only float32 sums of groups round; fp8 products round in the core's ac
 """
 
 
-def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: Step = silent) -> GemmReport:
+def run_gemm(
+    problem: Problem, *, check: bool = True, timed: bool = True, step: Progress = silent
+) -> GemmReport:
     """Compile a product and, where its target is here, run, check and time it.
 
     Parameters

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 import ladder
-from ladder.cli.console import Step, silent
+from ladder.cli.console import Progress, silent
 from tile_types.errors import CheckpointError, DeviceError, LadderError, MissingToolError, ValueRangeError
 from tile_types.library import get_type
 
@@ -111,7 +111,7 @@ class Clock:
         self.streamer.end()
 
 
-def load(request: Request, step: Step = silent) -> Ready:
+def load(request: Request, step: Progress = silent) -> Ready:
     """Read a folder's model and tokenizer; weights are quantized one by one as they are read.
 
     Raises

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.cli.console import Step, silent
+from ladder.cli.console import Progress, silent
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.extents import bind_shape, size_names
 from ladder.runtime.compile import family_of, target_of
@@ -122,7 +122,7 @@ def shortened(text: str) -> str:
 
 
 def run_report(
-    target: str, device: str = "", sizes: Mapping[str, int] | None = None, step: Step = silent
+    target: str, device: str = "", sizes: Mapping[str, int] | None = None, step: Progress = silent
 ) -> ModelReport:
     """Report on a model.
 
@@ -164,7 +164,7 @@ def page_path(target: str) -> Path:
     return Path(f"{name}.html")
 
 
-def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
+def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:
     from ladder.api.onnx_model import OnnxModel
 
     model = OnnxModel(path)
@@ -177,7 +177,7 @@ def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Step) -> Mode
     return _present(path.name, model.whole(where), chosen, sizes, step)
 
 
-def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
+def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:
     from ladder.runtime.artifact import load
     from ladder.runtime.model.whole import WholeModel
     from targets import get_device
@@ -191,7 +191,7 @@ def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Step) -> Mod
     return _present(path.name, model, chosen, sizes, step)
 
 
-def _of_function(target: str, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
+def _of_function(target: str, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:
     from ladder.api.freeze import freeze
 
     chosen, where, model, arguments = placed(target, device)
@@ -278,7 +278,7 @@ def place_of(device: str) -> tuple[TileDevice, torch.device | None]:
 
 
 def _present(
-    name: str, model: WholeModel, device: TileDevice, sizes: dict[str, int], step: Step,
+    name: str, model: WholeModel, device: TileDevice, sizes: dict[str, int], step: Progress,
     given: Sequence[torch.Tensor] | None = None,
 ) -> ModelReport:  # fmt: skip
     """Report on a model whose device is here: every step is timed."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Step, print_fields, print_json, print_table
+from ladder.cli.console import Progress, print_fields, print_json, print_table
 from ladder.installation import cache_root
 from ladder.superopt.generator import PROGRAMS, Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
@@ -18,7 +18,7 @@ from tile_types.errors import LadderError, ParseError
 from tile_types.library import get_type
 
 if TYPE_CHECKING:
-    from ladder.cli.superopt_kernels import Kernel
+    from ladder.cli.superopt_kernels import Lowering
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
 ABLATION_COLUMNS = (
@@ -40,7 +40,7 @@ RANKED = "graphs by bytes loaded, kernels by the device model until they are tim
 def run_superopt(
     name: str, *, operators: int | None, kernels: int, loops: int, seconds: float, jobs: int, pruning: bool,
     weight: str, group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None,
-    reuse: bool, step: Step,
+    reuse: bool, step: Progress,
 ) -> Report:  # fmt: skip
     """Search one program; raises LadderError for what the search cannot do yet."""
     program = get_program(name)
@@ -65,7 +65,7 @@ def with_weight(program: Program, weight: str, group: int) -> Program:
 
 
 def run_ablation(
-    name: str, *, operators: int | None, jobs: int, seconds: float, sizes: str, step: Step
+    name: str, *, operators: int | None, jobs: int, seconds: float, sizes: str, step: Progress
 ) -> list[Row]:
     """Search a program, or ``all``, with and without pruning, for 4 up to ``operators`` operators."""
     limits = Limits(workers=jobs, seconds=seconds)
@@ -108,7 +108,9 @@ def parse_sizes(text: str) -> dict[str, int]:
     return sizes
 
 
-def kernels_of(report: Report, target: str, count: int, seed: int, step: Step) -> tuple[list[Kernel], str]:
+def kernels_of(
+    report: Report, target: str, count: int, seed: int, step: Progress
+) -> tuple[list[Lowering], str]:
     """Build and check the best kernels of a report; return them, or why there are none that were wanted."""
     if not report.found:
         return [], "no verified graph was found; allow more --operators or --seconds"
@@ -124,7 +126,7 @@ def kernels_of(report: Report, target: str, count: int, seed: int, step: Step) -
     return kernels, f"{wrong} of {len(kernels)} kernels are wrong" if wrong else ""
 
 
-def print_report(report: Report, kernels: Sequence[Kernel]) -> None:
+def print_report(report: Report, kernels: Sequence[Lowering]) -> None:
     """Print counts, graphs and kernels."""
     print_fields(fields(report))
     print_table(COLUMNS, rows(report), "\nverified graphs")
@@ -134,7 +136,7 @@ def print_report(report: Report, kernels: Sequence[Kernel]) -> None:
         print_table(built.COLUMNS, built.kernel_rows(kernels), "\nkernels")
 
 
-def as_json(report: Report, kernels: Sequence[Kernel] = ()) -> dict[str, Any]:
+def as_json(report: Report, kernels: Sequence[Lowering] = ()) -> dict[str, Any]:
     """Return the report; ``delta`` bounds the error of all verified graphs, null without one."""
     from ladder.cli.superopt_kernels import kernels_json
 

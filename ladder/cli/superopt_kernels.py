@@ -9,8 +9,8 @@ from typing import Any
 from ladder.api.fused_check import draw_inputs, meaning_of, resized
 from ladder.api.fused_trials import TOLERANCE, built, checked, loaded
 from ladder.api.tensor_program import decoded
-from ladder.cli.console import Step, finite
-from ladder.runtime.build import Kernel as Built
+from ladder.cli.console import Progress, finite
+from ladder.runtime.build import Kernel
 from ladder.runtime.fused import Fused
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Report
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Lowering:
     """One lowering of a found graph.
 
     Parameters
@@ -50,7 +50,7 @@ class Kernel:
         return not self.findings and (error is None or error <= most)
 
 
-def run_kernels(report: Report, target: str, count: int, seed: int, step: Step) -> list[Kernel]:
+def run_kernels(report: Report, target: str, count: int, seed: int, step: Progress) -> list[Lowering]:
     """Build the best kernels and check them against float64.
 
     Those for this machine run, and are timed, at the program's sizes. The best for another GPU is simulated
@@ -69,9 +69,9 @@ def run_kernels(report: Report, target: str, count: int, seed: int, step: Step) 
         step("running")
         function, inputs = meaning_of(report.program), draw_inputs(report.program, where, seed)
         order = sorted(checked(loaded(trials, device), function, inputs), key=_speed)
-        return [Kernel(trial, _resources(fused.kernels), "run") for trial, fused in order]
+        return [Lowering(trial, _resources(fused.kernels), "run") for trial, fused in order]
     step("simulating the best kernel")
-    first, *rest = [Kernel(trial, _resources(compiled), "not") for trial, compiled in trials]
+    first, *rest = [Lowering(trial, _resources(compiled), "not") for trial, compiled in trials]
     return [_simulated(report, first, device, seed), *rest]
 
 
@@ -91,11 +91,11 @@ def _speed(pair: tuple[Trial, Fused]) -> tuple[bool, float]:
     return pair[0].measured is None, pair[0].measured or 0.0
 
 
-def _resources(kernels: Sequence[Built]) -> tuple[dict[str, int], ...]:
+def _resources(kernels: Sequence[Kernel]) -> tuple[dict[str, int], ...]:
     return tuple(dict(report) for kernel in kernels for report in kernel.manifest["resources"].values())
 
 
-def _simulated(report: Report, kernel: Kernel, device: TileDevice, seed: int) -> Kernel:
+def _simulated(report: Report, kernel: Lowering, device: TileDevice, seed: int) -> Lowering:
     """Simulate a kernel at a few blocks and steps."""
     import torch
 
@@ -110,13 +110,13 @@ def _simulated(report: Report, kernel: Kernel, device: TileDevice, seed: int) ->
     expected = meaning_of(program)(*decoded(inputs, torch.float64)).numpy()
     sizes = ", ".join(f"{name}={size}" for name, size in program.sizes.items())
     error = result.relative_error(expected)
-    return Kernel(
+    return Lowering(
         replace(trial, error=error), kernel.resources, f"simulated at {sizes}",
         tuple(str(finding) for finding in result.findings),
     )  # fmt: skip
 
 
-def kernels_json(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
+def kernels_json(kernels: Sequence[Lowering]) -> list[dict[str, Any]]:
     """Return what a report shows of kernels."""
     return [
         {
@@ -129,7 +129,7 @@ def kernels_json(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def kernel_rows(kernels: Sequence[Kernel]) -> list[tuple[str, ...]]:
+def kernel_rows(kernels: Sequence[Lowering]) -> list[tuple[str, ...]]:
     """Return one row per kernel, fastest first."""
     return [
         (
@@ -151,7 +151,7 @@ def _plan(schedule: Any) -> str:
     return " ".join(f"{name}={value}" for name, value, usual in values if value != usual) or "default"
 
 
-def _total(kernel: Kernel, name: str, of: Any) -> str:
+def _total(kernel: Lowering, name: str, of: Any) -> str:
     found = [report[name] for report in kernel.resources if name in report]
     return str(of(found)) if found else "-"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.cli.console import Step
+from ladder.cli.console import Progress
 from ladder.cli.problem import Problem, why_not_here
 from ladder.runtime.compile import tuning_database
 from ladder.runtime.compile_pool import Campaign, CompilePool, at_shapes, load, save
@@ -95,14 +95,14 @@ def _positive(text: str) -> int:
     return value
 
 
-def compile_only(campaign: Campaign, folder: Path, effort: Effort, workers: int, step: Step) -> Tuned:
+def compile_only(campaign: Campaign, folder: Path, effort: Effort, workers: int, step: Progress) -> Tuned:
     """Compile candidates into a folder: needs no GPU."""
     with CompilePool(workers) as pool:
         compile_campaigns([campaign], Run(pool, Gauge(), effort, step))
     return Tuned((), save([campaign], folder), str(folder))
 
 
-def measure_folder(folder: Path, step: Step) -> Tuned:
+def measure_folder(folder: Path, step: Progress) -> Tuned:
     """Measure what `compile_only` wrote, on the machine with the GPU, and keep the winners."""
     campaigns = load(folder)
     for campaign in campaigns:
@@ -114,7 +114,7 @@ def measure_folder(folder: Path, step: Step) -> Tuned:
     return _kept(campaigns, run)
 
 
-def run_tune(campaign: Campaign, effort: Effort, workers: int, step: Step) -> Tuned:
+def run_tune(campaign: Campaign, effort: Effort, workers: int, step: Progress) -> Tuned:
     """Compile and measure here, and keep the winners."""
     _require_gpu(campaign)
     with CompilePool(workers) as pool, Gauge() as gauge:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ladder.formats.bits import flipped, octets_of, sign_bits, transposed_nibbles, words_to_codes
-from ladder.formats.gptq import Geometry, symmetric_or_not
+from ladder.formats.gptq import PackedForm, symmetric_or_not
 from ladder.formats.layer import Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_gemm(layer: Layer) -> QuantizedTensor:
     packed = words_to_codes(layer.tensor(".qzeros"), BITS, n).view(groups, n // 8, 8)
     zero = packed[:, :, [ORDER.index(output) for output in range(8)]].reshape(groups, n)
     fields = {"scale": layer.tensor(".scales").t().contiguous(), "columns": None, "block": (1, group)}
-    form = Geometry(n, k, BITS, groups, planar=False)
+    form = PackedForm(n, k, BITS, groups, planar=False)
 
     def store(*, signed: bool) -> torch.Tensor:
         flip = sign_bits(BITS, 32) if signed else 0
@@ -79,7 +79,7 @@ def read_gemv(layer: Layer) -> QuantizedTensor:
     layer.require(groups <= room, f"scales and zero points have room for {room} groups, not for {groups}")
     zero = words_to_codes(layer.tensor(".qzeros"), BITS, groups)
     scale = layer.tensor(".scales")[:, :groups].contiguous()
-    form = Geometry(n, k, BITS, groups, planar=False)
+    form = PackedForm(n, k, BITS, groups, planar=False)
     stored = octets_of(layer.tensor(".qweight"))
     fields = {"scale": scale, "columns": None, "block": (1, group)}
 

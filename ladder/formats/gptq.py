@@ -45,7 +45,7 @@ VERSIONS = {
 
 
 @dataclass(frozen=True)
-class Geometry:
+class PackedForm:
     """Extents and widths of a layer."""
 
     n: int
@@ -55,7 +55,7 @@ class Geometry:
     planar: bool
 
 
-def geometry(layer: Layer) -> Geometry:
+def geometry(layer: Layer) -> PackedForm:
     """Work out a layer's extents from those of its arrays.
 
     Raises
@@ -77,7 +77,7 @@ def geometry(layer: Layer) -> Geometry:
     layer.require(-(-k * bits // 32) == rows, f"{rows} words do not hold {k} codes of {bits} bits")
     planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not is_auto_round(layer)))
     layer.require(not planar or (k % 32 == 0 and n % 32 == 0), "planes need extents that are multiples of 32")
-    return Geometry(n, k, bits, groups, planar)
+    return PackedForm(n, k, bits, groups, planar)
 
 
 def version(layer: Layer) -> str:
@@ -98,7 +98,7 @@ def is_gptq(layer: Layer) -> bool:
     return len(weight.shape) == len(scales.shape) == 2 and weight.shape[1] == scales.shape[1]
 
 
-def zero_points(layer: Layer, form: Geometry) -> torch.Tensor:
+def zero_points(layer: Layer, form: PackedForm) -> torch.Tensor:
     """Return the zero points in code space, uint8 [G, N]."""
     words = layer.tensor(".qzeros")
     codes = planes_to_codes(words, form.bits) if form.planar else words_to_codes(words, form.bits, form.n)
@@ -106,7 +106,7 @@ def zero_points(layer: Layer, form: Geometry) -> torch.Tensor:
     return (codes + 1) & ((1 << form.bits) - 1) if first else codes
 
 
-def storage(layer: Layer, form: Geometry, *, signed: bool) -> torch.Tensor:
+def storage(layer: Layer, form: PackedForm, *, signed: bool) -> torch.Tensor:
     """Return the codes in canonical storage, [N, ...]; signed ones have their highest bit inverted."""
     words, bits = layer.tensor(".qweight"), form.bits
     if is_dense(bits) and not form.planar:
@@ -138,7 +138,7 @@ def read(layer: Layer) -> QuantizedTensor:
 
 
 def symmetric_or_not(
-    form: Geometry,
+    form: PackedForm,
     store: Callable[..., torch.Tensor],
     zero: torch.Tensor,
     columns: torch.Tensor | None,
@@ -168,7 +168,7 @@ def symmetric_or_not(
     )
 
 
-def grouping(layer: Layer, form: Geometry) -> tuple[int, torch.Tensor | None]:
+def grouping(layer: Layer, form: PackedForm) -> tuple[int, torch.Tensor | None]:
     """Return the group size, and the order of columns that makes groups contiguous if they are not.
 
     A group's columns may be any; the group size is then the largest that divides every group.
@@ -191,7 +191,7 @@ def grouping(layer: Layer, form: Geometry) -> tuple[int, torch.Tensor | None]:
     return math.gcd(*used[:-1]) or used[-1], order.to(torch.int32)
 
 
-def _even(form: Geometry, stated: int | None) -> bool:
+def _even(form: PackedForm, stated: int | None) -> bool:
     return form.k % form.groups == 0 or bool(stated and stated > 0 and -(-form.k // stated) == form.groups)
 
 

@@ -201,7 +201,7 @@ class _Folding:
             return node.inputs[0], factor, term
         return value, "", ""
 
-    def stencil(self, node: Node) -> _Form | None:
+    def weighted_windows(self, node: Node) -> _Form | None:
         """``windows * weights[C, taps]``, both converted."""
         for x, weight in (node.inputs, node.inputs[::-1]):
             shape = self.graph.tile(weight).shape
@@ -217,7 +217,7 @@ class _Folding:
     def product(self, node: Node) -> _Form | None:
         found = self.affine(node)
         if found is None:
-            return self.row_scaled(node) or self.stencil(node)
+            return self.row_scaled(node) or self.weighted_windows(node)
         form, vector = found
         shift = self.g.add("mul", form.shift, vector) if form.shift else ""
         return replace(form, scale=self.both("mul", form.scale, vector), shift=shift)

@@ -209,12 +209,12 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
     """Return why no schedule of a kernel graph is legal: what the simplest one lacks."""
     from ladder.lower.blocks import BlockSchedule
     from ladder.lower.blocks.analysis import BlockProgram
-    from ladder.lower.blocks.geometry import Geometry
+    from ladder.lower.blocks.geometry import BlockGeometry
 
     try:
         for node in graph.nodes:
             if node.body is not None:
-                Geometry(BlockProgram.of(node.body), device, BlockSchedule())
+                BlockGeometry(BlockProgram.of(node.body), device, BlockSchedule())
     except ScheduleError as error:
         return str(error)
     return "accumulators take too many registers"

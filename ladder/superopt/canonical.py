@@ -14,7 +14,7 @@ from typing import Any
 
 from ladder.superopt.generator.alphabet import COMMUTATIVE
 from ladder.superopt.generator.program import Program
-from ladder.superopt.tracer import Definition, OverSize, Step
+from ladder.superopt.tracer import Definition, Operation, OverSize
 
 NUMBER, OVER_SIZE = "number", "over size"
 """What stands for constants in a key: any number, and 1 / size of a dimension."""
@@ -78,7 +78,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _attributes(step: Step) -> list[Any]:
+def _attributes(step: Operation) -> list[Any]:
     """Return attributes without numbers."""
     if step.operator == "constant":
         return [OVER_SIZE if isinstance(value, OverSize) else NUMBER for _, value in step.attributes]
@@ -120,13 +120,13 @@ def _renamed(
     operands: Sequence[int],
     numbers: Mapping[int, int],
     names: Mapping[str, str],
-) -> Step:
+) -> Operation:
     step = given.steps[number - len(given.shapes)]
     attributes = tuple(
         (name, OverSize(names[str(value.dimension)]) if isinstance(value, OverSize) else value)
         for name, value in step.attributes
     )
-    return Step(step.operator, tuple(numbers[operand] for operand in operands), attributes)
+    return Operation(step.operator, tuple(numbers[operand] for operand in operands), attributes)
 
 
 def _key(definition: Definition, packed: Sequence[bool]) -> str:

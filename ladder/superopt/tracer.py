@@ -80,7 +80,7 @@ class OverSize:
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One operator: a row of the operator table, operands, attributes; an attribute may be `OverSize`."""
 
     operator: str
@@ -114,7 +114,7 @@ class Definition:
     name: str
     dtype: str
     shapes: tuple[tuple[str | int, ...], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Operation, ...]
     output: int
 
     def __call__(self, extents: Mapping[str, Any], sizes: Sizes) -> Graph:
@@ -145,7 +145,7 @@ class Tracer:
         self.epsilon = epsilon
         self.dimensions = Dimensions()
         self.inputs: list[Traced] = []
-        self.steps: list[Step] = []
+        self.steps: list[Operation] = []
 
     def input(self, shape: Sequence[int], opened: Collection[int] = ()) -> Traced:
         """Declare an input; axes that are open are dimensions even if they have one element."""
@@ -169,7 +169,7 @@ class Tracer:
                     f"{operator} takes a transposed tensor; only matmul's second operand may be"
                 )
         numbers = tuple(operand.number for operand in operands)
-        self.steps.append(Step(operator, numbers, tuple(attributes.items())))
+        self.steps.append(Operation(operator, numbers, tuple(attributes.items())))
         return Traced(STEPS + len(self.steps) - 1, tuple(axes))
 
     def constant(self, value: Any) -> Traced:
@@ -213,10 +213,10 @@ class Tracer:
         definition = Definition(name, dtype, tuple(shapes), steps, self._place(result.number))
         return Program(name, definition, sizes)
 
-    def _finished(self, step: Step) -> Step:
+    def _finished(self, step: Operation) -> Operation:
         """Return a step as one of a program: all inputs come before it."""
         attributes = tuple((name, self._named(value)) for name, value in step.attributes)
-        return Step(step.operator, tuple(map(self._place, step.operands)), attributes)
+        return Operation(step.operator, tuple(map(self._place, step.operands)), attributes)
 
     def _place(self, number: int) -> int:
         return number if number < STEPS else number - STEPS + len(self.inputs)

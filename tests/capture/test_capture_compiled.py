@@ -12,7 +12,7 @@ from test_capture_programs import NAMES
 
 from ladder.api.compiler import Compiler
 
-EVERY = 40
+EVERY = 60
 """Days after which all programs have had their turn."""
 
 
@@ -48,6 +48,7 @@ ALWAYS = (
 """One of each kind of which plans have once been wrong."""
 
 
+@pytest.mark.daily(11)
 @pytest.mark.parametrize("name", ALWAYS)
 def test_kinds_that_were_wrong(name):
     assert mismatches([name]) == {}

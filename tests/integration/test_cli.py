@@ -247,6 +247,7 @@ def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
     assert report["predicted_us"] > 0
 
 
+@pytest.mark.daily(2, among="commands for absent GPUs")
 def test_gemm_of_experts_for_amd(ladder: Command) -> None:
     small = ("--target", "rocm/gfx942", "--experts", "4", "-m", "2", "-n", "96", "-k", "160", "--json")
     report = ladder("gemm", *small).json
@@ -257,6 +258,7 @@ def test_gemm_of_experts_for_amd(ladder: Command) -> None:
     assert ladder("gemm", "--experts", "4").code == USAGE  # no CPU kernel takes several at once
 
 
+@pytest.mark.daily(2, among="commands for absent GPUs")
 def test_gemm_for_amd_checks_what_quantises_tokens(ladder: Command) -> None:
     small = ("--target", "rocm/gfx942", "--activation", "int8", "-n", "96", "-k", "160", "--json")
     report = ladder("gemm", *small, "-m", "3").json
@@ -269,6 +271,7 @@ def test_gemm_for_amd_checks_what_quantises_tokens(ladder: Command) -> None:
     assert nothing["vgpr"] > 0
 
 
+@pytest.mark.daily(2, among="commands for absent GPUs")
 @needs_nvcc
 @needs_no_gpu
 def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> None:
@@ -277,6 +280,7 @@ def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> 
     assert "mma" not in report
 
 
+@pytest.mark.daily(2, among="commands for absent GPUs")
 @needs_nvcc
 @needs_no_gpu
 def test_faults_that_the_simulator_finds_fail_the_command(
@@ -321,6 +325,7 @@ def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
     assert "wgmma" in done.json["text"]
 
 
+@pytest.mark.daily(2, among="commands for absent GPUs")
 @needs_nvcc
 def test_explain_shows_what_the_code_takes(ladder: Command) -> None:
     done = ladder("explain", *GPU, "--json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from schedules.policy import GPU_BUCKETS, rank, typical_m
 from schedules.schedule import GpuSchedule
 from targets import get_device
@@ -24,5 +24,5 @@ def test_wgmma_accepts_proposed_schedules(weight: str, activation: str, n: int, 
             schedule = candidate.schedule
             assert isinstance(schedule, GpuSchedule)
             if schedule.pipeline == "wgmma":
-                geometry = Geometry(gemm, schedule)
+                geometry = WgmmaGeometry(gemm, schedule)
                 assert geometry.shared_bytes <= H200.shared_per_block

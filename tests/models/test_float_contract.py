@@ -332,6 +332,7 @@ CASTS = tuple(
 )
 
 
+@pytest.mark.daily(2, among="plans of single models")
 def test_casts() -> None:
     """From each type to each: to integers what they hold, to booleans NaN as well."""
     finite = torch.tensor([0.0, -0.0, 1.0, 1.9, 2.5, 100.0, 127.0, 0.5, 3.0, 255.5, 77.0, 1e-40])

@@ -20,7 +20,7 @@ OPERATORS = (
 """Of every kind that importers treat differently: rows, calls, results of unknown size, random numbers."""
 
 MOST = 4
-KERNELS = 12
+KERNELS = 8
 """How many operators are run with kernels on one day."""
 
 STRIDE = 101

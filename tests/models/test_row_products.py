@@ -109,6 +109,7 @@ def test_matrices_that_change_in_each_call_are_multiplied_by_torch() -> None:
         x = torch.randn(5, 8)
 
 
+@pytest.mark.daily(2, among="plans of single models")
 @needs_vectors
 def test_points_of_images_with_what_follows() -> None:
     torch.manual_seed(0)
@@ -162,6 +163,7 @@ def test_windows_of_images(case: str) -> None:
     assert "rows" in kinds(fast)
 
 
+@pytest.mark.daily(2, among="plans of single models")
 @needs_vectors
 def test_windows_of_images_of_open_sizes() -> None:
     torch.manual_seed(0)

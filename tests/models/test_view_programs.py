@@ -47,6 +47,7 @@ def test_programs_of_open_sizes(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     check_open(draw(seed))
 
 
+@pytest.mark.daily(2, among="plans of single models")
 def test_compiled_programs() -> None:
     """Through LLVM."""
     programs = [draw(seed) for seed in COMPILED]

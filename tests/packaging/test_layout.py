@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ MACHINE_PATH = re.compile(r"[\"'\s=(]/(?:root|home|work|opt|Users)" + r"/\w+")
 def sources() -> Iterator[Path]:
     for folder in CODE:
         yield from (ROOT / folder).rglob("*.py")
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def texts() -> Iterator[Path]:
@@ -53,7 +59,7 @@ def test_functions_are_short() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, kinds) and (node.end_lineno or 0) - node.lineno >= limits(path)[1]
     ]
     assert long == []
@@ -84,7 +90,7 @@ def test_attributes_are_made_by_constructors() -> None:
         f"{path.relative_to(ROOT)}: {kind.name}.{name}"
         for path in sources()
         if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks")
-        for kind in ast.walk(ast.parse(path.read_text()))
+        for kind in ast.walk(parsed(path))
         if isinstance(kind, ast.ClassDef)
         for name in sorted(late_attributes(kind))
     ]

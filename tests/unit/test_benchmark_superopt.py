@@ -9,7 +9,7 @@ import torch
 from benchmarks.superopt import CHOICES, points, short, torch_function
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.analysis import BlockProgram
-from ladder.lower.blocks.geometry import Geometry
+from ladder.lower.blocks.geometry import BlockGeometry
 from targets import get_device
 
 
@@ -19,7 +19,7 @@ def test_choices_are_legal(name: str) -> None:
     for choice in CHOICES[name]:
         tiles, fields, _ = choice
         schedule = BlockSchedule(**fields)
-        geo = Geometry(BlockProgram.of(points()[name].case(tiles).block), device, schedule)
+        geo = BlockGeometry(BlockProgram.of(points()[name].case(tiles).block), device, schedule)
         assert geo.shared_bytes <= device.shared_per_block
         assert geo.least_registers <= 192
         labels.add(short(choice))

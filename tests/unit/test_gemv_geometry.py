@@ -47,7 +47,7 @@ def test_legal_schedules_have_a_geometry(gemm: Gemm, name: str) -> None:
 
 
 def geometry_of(gemm: Gemm, device, schedule: GpuSchedule):
-    from ladder.lower.cuda.gemv_geometry import Geometry
+    from ladder.lower.cuda.gemv_geometry import GemvGeometry
     from ladder.lower.gpu.decode import make_decoder
     from ladder.lower.gpu.groups import Groups
     from ladder.lower.gpu.instructions import select_step
@@ -56,4 +56,4 @@ def geometry_of(gemm: Gemm, device, schedule: GpuSchedule):
         gemm, device, schedule.placement, gains=True, table=device.shared_per_block // 2, offset_clocks=24
     )
     step = select_step(device, gemm.activation)
-    return Geometry(Groups(gemm, schedule.placement), step, device, schedule, 4 * decoder.table_words)
+    return GemvGeometry(Groups(gemm, schedule.placement), step, device, schedule, 4 * decoder.table_words)

@@ -18,7 +18,7 @@ STRUCTURES = dict(structures())
 EXTENTS = ({}, {"Mt": 1, "Sl": 3, "St": 1}, {"Sg": 3, "St": 1, "Et": 3}, {"Mt": 3, "Dt": 3, "St": 1})
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_kind_is_accepted_for_all_extents(name):
     structure, gqa = STRUCTURES[name], get_program("gqa")
@@ -49,6 +49,7 @@ def test_near_misses_are_rejected():
     assert len(KINDS) == 9
 
 
+@pytest.mark.daily(3, among="searches")
 def test_missing_rescales_are_rejected_for_all_extents():
     """Sums of several steps, each relative to its own maximum, added as they are."""
     gqa = get_program("gqa")

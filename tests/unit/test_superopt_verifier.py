@@ -199,6 +199,7 @@ def test_functions_are_equal_for_equal_operands(body):
 OUTSIDE = ("iota", "size", "take", "put", "attention", "call")
 
 
+@pytest.mark.daily(40)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_row_of_the_table_has_forms_or_is_refused(name):
     graph = bind(EXAMPLES[name], {"M": 32})

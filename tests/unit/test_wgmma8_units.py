@@ -9,7 +9,7 @@ import pytest
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.cuda.wgmma8_units import STEP, Loop
-from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from schedules.footprint import FP8_INTERVAL, math_registers
 from schedules.schedule import GpuSchedule
 from targets import get_device
@@ -24,7 +24,7 @@ def plan(tile: tuple[int, int, int], activation: str, weight: str, group: int, t
     tile_m, tile_n, warps = tile
     gemm = Gemm(256, 4096, weight, activation, "float32", group, scale=group < 4096)
     schedule = GpuSchedule("wgmma", tile_m, tile_n, tile_k, 3, warps, placement="accumulator")
-    return Loop(Geometry(gemm, schedule))
+    return Loop(WgmmaGeometry(gemm, schedule))
 
 
 PLANS = [
@@ -86,7 +86,7 @@ def test_long_sums_of_fp8_stay_in_the_tensor_core() -> None:
 def test_emitted_products_are_the_planned_ones(weight: str, activation: str, group: int) -> None:
     gemm = Gemm(256, 4096, weight, activation, "float32", group, scale=group < 4096)
     schedule = GpuSchedule("wgmma", 128, 128, 128, 3, 8, placement="accumulator")
-    loop = Loop(Geometry(gemm, schedule))
+    loop = Loop(WgmmaGeometry(gemm, schedule))
     steps = sum(max(1, unit.extent // STEP) for unit in loop.units())
     text = emit(gemm, get_device("cuda/sm_90a"), schedule, "kernel").script()
     assert text.count("mma_async") == steps

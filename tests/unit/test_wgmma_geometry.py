@@ -7,7 +7,7 @@ import pytest
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_geometry import (
     WARP_ROWS,
-    Geometry,
+    WgmmaGeometry,
     accumulator_m,
     accumulator_row,
     swizzled_run,
@@ -39,7 +39,7 @@ def test_accumulators_cover_the_tile_once(tokens: int) -> None:
 
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_staged_transpose_has_no_bank_conflicts(split_k: int) -> None:
-    geo = Geometry(gemm(output="float32"), schedule(split_k=split_k))
+    geo = WgmmaGeometry(gemm(output="float32"), schedule(split_k=split_k))
     assert geo.team == (4 if split_k == 1 else 1)
     for index in range(4):
         banks = {
@@ -51,7 +51,7 @@ def test_staged_transpose_has_no_bank_conflicts(split_k: int) -> None:
 
 @pytest.mark.parametrize("split_k", [1, 2])
 def test_staged_halves_are_a_bijection_without_bank_conflicts(split_k: int) -> None:
-    geo = Geometry(gemm(), schedule(split_k=split_k))
+    geo = WgmmaGeometry(gemm(), schedule(split_k=split_k))
     runs = geo.team * WARP_ROWS // 8
     places = {swizzled_run(token, run, runs) for token in range(geo.chunk) for run in range(runs)}
     assert places == set(range(geo.chunk * runs))
@@ -91,7 +91,7 @@ def test_scale_steps_divide_group_and_stage(
     activation: str, group: int, tile_k: int, step: int, rows: int, promotion: int | None
 ) -> None:
     problem = gemm(activation=activation, group_size=group, scale=group < 1024, output="float32")
-    geo = Geometry(problem, schedule(tile_k=tile_k, stages=3))
+    geo = WgmmaGeometry(problem, schedule(tile_k=tile_k, stages=3))
     assert (geo.scale_step, geo.scale_rows) == (step, rows)
     assert geo.promotes == (promotion is not None)
     if promotion is not None:
@@ -117,4 +117,4 @@ def test_scale_steps_divide_group_and_stage(
 )
 def test_illegal_schedules_say_why(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
-        Geometry(gemm(), schedule(**changes))
+        WgmmaGeometry(gemm(), schedule(**changes))

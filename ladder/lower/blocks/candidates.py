@@ -10,7 +10,7 @@ from typing import Any
 
 from ladder.ir.graph import Graph
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
-from ladder.lower.blocks.geometry import MOST_WARPS, Geometry
+from ladder.lower.blocks.geometry import MOST_WARPS, BlockGeometry
 from ladder.lower.blocks.model import FITTED, RELEASES, STREAMED_BYTES, Estimate, predicted, tile_bytes
 from ladder.lower.blocks.schedule import BlockSchedule
 from targets import TileDevice
@@ -44,7 +44,7 @@ class Ranked:
     schedule: BlockSchedule
 
 
-def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Iterator[Geometry]:
+def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Iterator[BlockGeometry]:
     """Yield every schedule of a grid of choices that fits, as the geometry of a GPU's kernel."""
     program = BlockProgram.of(block)
     looped = any(stage == LOOP for stage in program.stages.values())
@@ -66,16 +66,16 @@ def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Itera
 
 
 def _suits_warpgroups(program: BlockProgram, device: TileDevice, plan: BlockSchedule) -> bool:
-    """Whether products of warpgroups are worth a look: `Geometry` then says whether they are legal."""
+    """Whether products of warpgroups are worth a look: `BlockGeometry` then says whether they are legal."""
     products = [node for node in program.block.nodes if node.operator == "matmul"]
     rows = {program.shape(node.name)[0] for node in products}
     return "wgmma" in device.features and plan.copies == "tensor" and rows == {16 * plan.row_warps}
 
 
-def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> Geometry | None:
+def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> BlockGeometry | None:
     """Return the geometry of a schedule, or None if it does not fit."""
     try:
-        geo = Geometry(program, device, schedule)
+        geo = BlockGeometry(program, device, schedule)
         registers = geo.least_registers
     except ScheduleError:
         return None
@@ -109,7 +109,7 @@ def _constant(block: Graph, constants: Collection[str]) -> bool:
     return bool(large) and large <= set(constants)
 
 
-def _released(geo: Geometry, constant: bool) -> Ranked:
+def _released(geo: BlockGeometry, constant: bool) -> Ranked:
     """Return a schedule with the best time for the next kernel to start."""
     estimate = Estimate(geo, FITTED)
     seconds = {release: estimate.seconds(release, constant) for release in RELEASES}

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
-from ladder.lower.blocks.geometry import Geometry
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.grid_place import GridPlace
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.point import Point
@@ -48,7 +48,7 @@ class SharedMemory:
     stages_at: Expr
 
     @staticmethod
-    def allocate(geo: Geometry, threads: Threads) -> SharedMemory:
+    def allocate(geo: BlockGeometry, threads: Threads) -> SharedMemory:
         """Allocate what a kernel needs."""
         pool = b.shared_pool()
         size = geo.shared_bytes - 8 * geo.barriers
@@ -89,7 +89,7 @@ class BlockContext:
         Products of a step that warpgroups are to compute, with their sums.
     """
 
-    geo: Geometry
+    geo: BlockGeometry
     threads: Threads
     tensors: Mapping[str, Any]
     constants: frozenset[str]
@@ -102,7 +102,7 @@ class BlockContext:
 
     @staticmethod
     def of(
-        geo: Geometry, threads: Threads, tensors: Mapping[str, Any], constants: frozenset[str]
+        geo: BlockGeometry, threads: Threads, tensors: Mapping[str, Any], constants: frozenset[str]
     ) -> BlockContext:
         """Allocate shared memory, and derive the rest."""
         shared = SharedMemory.allocate(geo, threads)

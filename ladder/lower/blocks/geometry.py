@@ -38,7 +38,7 @@ def require(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class BlockGeometry:
     """What is known of a kernel before it is emitted.
 
     Parameters

@@ -30,7 +30,7 @@ from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, gemm
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.copies import tensor_map
 from ladder.lower.blocks.fragments import FRAGMENT_COLUMNS, FRAGMENT_ROWS, pack
-from ladder.lower.blocks.geometry import Geometry
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.makers import make_value
 from ladder.lower.blocks.online_softmax import maxima
 from ladder.lower.blocks.order import levels
@@ -86,11 +86,11 @@ def emit(
         If the schedule does not fit, or names what is not lowered.
     """
     with b.function(name) as result:
-        _emit(Geometry(BlockProgram.of(block), device, schedule), frozenset(constants))
+        _emit(BlockGeometry(BlockProgram.of(block), device, schedule), frozenset(constants))
     return result.func
 
 
-def _emit(geo: Geometry, constants: frozenset[str]) -> None:
+def _emit(geo: BlockGeometry, constants: frozenset[str]) -> None:
     """Emit the whole body."""
     plan, overlap = geo.schedule, Overlap(geo.device)
     tensors = _declared(geo.program)
@@ -134,7 +134,7 @@ def _declared(program: BlockProgram) -> dict[str, Any]:
     return tensors
 
 
-def _tensor_maps(geo: Geometry, tensors: Mapping[str, Any]) -> dict[str, Expr]:
+def _tensor_maps(geo: BlockGeometry, tensors: Mapping[str, Any]) -> dict[str, Expr]:
     """Make the tensor maps of the loop's tiles, on the host; packed tiles lie together and need none."""
     maps = {}
     for node in filter(geo.is_looped, geo.program.loads if geo.barriers else ()):

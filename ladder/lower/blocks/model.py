@@ -14,7 +14,7 @@ from functools import cached_property
 
 from ladder.ir.graph import Node
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
-from ladder.lower.blocks.geometry import Geometry
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
 from targets import TileDevice
@@ -115,7 +115,7 @@ def predicted(
     """
     if not device.is_gpu:
         return _on_cpu(program, device)
-    return Estimate(Geometry(program, device, schedule), FITTED).seconds(schedule.release, constant)
+    return Estimate(BlockGeometry(program, device, schedule), FITTED).seconds(schedule.release, constant)
 
 
 class Estimate:
@@ -129,7 +129,7 @@ class Estimate:
         What the model was fitted to.
     """
 
-    def __init__(self, geo: Geometry, constants: Constants) -> None:
+    def __init__(self, geo: BlockGeometry, constants: Constants) -> None:
         self.geo, self.c = geo, constants
         self.program, self.plan, self.device = geo.program, geo.schedule, geo.device
         self.looped = [node for node in self.program.loads if geo.is_looped(node)]

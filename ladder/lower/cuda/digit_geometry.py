@@ -29,7 +29,7 @@ COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Geometry(Slices):
+class DigitGeometry(Slices):
     """Sizes that follow from a problem, a device, a schedule, and the bytes that a block keeps besides."""
 
     groups: Groups
@@ -125,7 +125,7 @@ class Spec:
     gemm: Gemm
     schedule: GpuSchedule
     groups: Groups
-    geo: Geometry
+    geo: DigitGeometry
     form: Affine
     splitter: Splitter
     quads: tuple[Quad, ...]
@@ -161,7 +161,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int
     """
     check_legal(gemm, device, schedule)
     groups = Groups(gemm, "accumulator")
-    geo, form = Geometry(groups, device, schedule, held), integer_form(gemm.weight)
+    geo, form = DigitGeometry(groups, device, schedule, held), integer_form(gemm.weight)
     check(geo.chunk_tiles >= 4, f"{held} bytes beside x leave no room for its digits")
     element = get_type(gemm.weight).element_type
     check(packed_order(element, gemm.activation) == "lanes", f"codes of {gemm.weight} are not in place")

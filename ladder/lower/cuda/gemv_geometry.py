@@ -86,7 +86,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Geometry(Slices):
+class GemvGeometry(Slices):
     """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
 
     groups: Groups

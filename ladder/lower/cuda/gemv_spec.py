@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
+from ladder.lower.cuda.gemv_geometry import STRIP, GemvGeometry
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Groups, Leftover, left_by
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
@@ -36,7 +36,7 @@ class Spec:
     step: MatrixStep
     groups: Groups
     decoder: Decoder
-    geo: Geometry
+    geo: GemvGeometry
 
     @property
     def left(self) -> Leftover:
@@ -118,5 +118,5 @@ def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int
         gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core
     )
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
-    geo = Geometry(groups, step, device, schedule, 4 * decoder.table_words + shared + held)
+    geo = GemvGeometry(groups, step, device, schedule, 4 * decoder.table_words + shared + held)
     return Spec(gemm, schedule, step, groups, decoder, geo)

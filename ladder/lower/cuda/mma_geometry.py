@@ -23,7 +23,7 @@ STAGED_BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class Geometry:
+class MmaGeometry:
     """Sizes that follow from a problem, a device and a schedule."""
 
     groups: Groups
@@ -189,7 +189,7 @@ class Spec:
     schedule: GpuSchedule
     step: MatrixStep
     groups: Groups
-    geo: Geometry
+    geo: MmaGeometry
     decoder: Decoder
 
 
@@ -202,5 +202,5 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
         If the schedule does not fit the problem or the device.
     """
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
-    geo = Geometry(groups, step, device, schedule)
+    geo = MmaGeometry(groups, step, device, schedule)
     return Spec(gemm, schedule, step, groups, geo, make_decoder(gemm, device, table=geo.table_bytes))

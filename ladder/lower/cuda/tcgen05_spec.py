@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_decode import byte_decoder, scaled_decoder
-from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, Geometry
+from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, WgmmaGeometry
 from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.footprint import TENSOR_COLUMNS, registers_per_thread, tensor_columns
 from schedules.legal import violations
@@ -28,7 +28,7 @@ LEAST_REGISTERS = 56
 
 
 @dataclass(frozen=True)
-class TensorGeometry(Geometry):
+class TensorGeometry(WgmmaGeometry):
     """Sizes as those of wgmma, of which a block has one instruction's 128 rows of weights.
 
     Packed tile h of the block, strip w of sixteen rows, row i, is lane 32w + 16h + i of tensor memory: warp

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from schedules.footprint import FP8_INTERVAL, PARTIAL_COLUMNS, promoted_columns, promotes_rarely
 
 STEP = 32
@@ -69,7 +69,7 @@ class Loop:
         Sizes of the pipeline.
     """
 
-    geo: Geometry
+    geo: WgmmaGeometry
 
     @property
     def unit_m(self) -> int:

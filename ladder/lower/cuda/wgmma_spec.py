@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, byte_decoder, scaled_decoder
-from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -18,7 +18,7 @@ class Spec:
     gemm: Gemm
     device: TileDevice
     schedule: GpuSchedule
-    geo: Geometry
+    geo: WgmmaGeometry
     decoder: ScaledDecoder
 
     @property
@@ -41,7 +41,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
         If the device has no wgmma or the schedule does not fit.
     """
     check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
-    geo, limit = Geometry(gemm, schedule), device.shared_per_block
+    geo, limit = WgmmaGeometry(gemm, schedule), device.shared_per_block
     check(geo.shared_bytes <= limit, f"{geo.shared_bytes} bytes of shared memory exceed {limit}")
     choose = byte_decoder if geo.lane == 8 else scaled_decoder
     return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))

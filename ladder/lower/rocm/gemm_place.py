@@ -15,7 +15,7 @@ from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.raster import raster
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import WaveDecoder, wave_decoder
-from ladder.lower.rocm.geometry import Geometry
+from ladder.lower.rocm.geometry import WaveGeometry
 from ladder.lower.rocm.grouped import WaveLanes
 from ladder.lower.rocm.steps import WaveStep, dot_step, select_step, wide_step
 from schedules.layouts import TILE
@@ -38,7 +38,7 @@ class Spec:
     schedule: GpuSchedule
     step: WaveStep
     groups: Groups
-    geo: Geometry
+    geo: WaveGeometry
     raw: bool
     decoder: WaveDecoder
 
@@ -59,7 +59,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
         If the schedule does not fit the device.
     """
     step, groups = STEPS_OF[schedule.pipeline](device, gemm.activation), Groups(gemm, schedule.placement)
-    geo, raw = Geometry(groups, step, device, schedule), leaves_offsets(gemm, schedule)
+    geo, raw = WaveGeometry(groups, step, device, schedule), leaves_offsets(gemm, schedule)
     return Spec(gemm, device, schedule, step, groups, geo, raw, wave_decoder(gemm, device, raw=raw))
 
 

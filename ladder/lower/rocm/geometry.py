@@ -34,7 +34,7 @@ class WaveTile(ActivationTile):
 
 
 @dataclass(frozen=True)
-class Geometry:
+class WaveGeometry:
     """Sizes that follow from a problem, a device and a schedule of `schedules.footprint.WAVES`."""
 
     groups: Groups

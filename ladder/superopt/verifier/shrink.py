@@ -83,7 +83,7 @@ PROBE = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class Settlement:
     """How each symbol is settled.
 
     Parameters
@@ -106,7 +106,7 @@ def reductions(graph: Graph) -> frozenset[str]:
     return plan(graph, graph).summed
 
 
-def plan(first: Graph, second: Graph, *, free: bool = False) -> Plan:
+def plan(first: Graph, second: Graph, *, free: bool = False) -> Settlement:
     """Choose an argument for every symbol.
 
     Parameters
@@ -131,7 +131,7 @@ def plan(first: Graph, second: Graph, *, free: bool = False) -> Plan:
     supports = summed - frozenset(findings.loose) - findings.bent
     windows = {name: _window(name, findings, *outputs) for name in sorted(summed - supports)}
     windows |= {name: max(windows.get(name, 1), 2) for name in findings.greatest - supports if free}
-    return Plan(summed, supports, windows)
+    return Settlement(summed, supports, windows)
 
 
 def _window(name: str, findings: Findings, first: Sequence[Symbols], second: Sequence[Symbols]) -> int:
