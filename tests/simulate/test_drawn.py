@@ -80,7 +80,6 @@ def test_many_drawn_schedules(target: str, seed: int, long_test: None) -> None:
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
 def test_draws_reach_every_extent(target: str) -> None:
-    seen = {feature for drawn in draw(COUNTS[target], 1, target) for feature in drawn.features}
     allowed = {
         (name, axis, value)
         for name in pipelines_of(get_device(target))
@@ -88,4 +87,9 @@ def test_draws_reach_every_extent(target: str) -> None:
         for value in getattr(RULES[name], axis)
         if (name, axis) not in RARE
     }
-    assert allowed - seen <= LARGE
+    missing = allowed - LARGE
+    for seed in SEEDS:
+        missing -= {feature for drawn in draw(COUNTS[target], seed, target) for feature in drawn.features}
+        if not missing:
+            break
+    assert not missing
