@@ -1,7 +1,8 @@
 """What a matched run costs beyond its graph, beside torch.compile's guards: BERT-base layers, or models.
 
 ``python -m benchmarks.capture_overhead [--device meta|cpu|cuda] [--width 768] [--output FILE]``
-``python -m benchmarks.capture_overhead --models [NAME ...]``: small models of `benchmarks.zoo` on the CPU
+``python -m benchmarks.capture_overhead --models [NAME ...] [--audited]``: small models of `benchmarks.zoo`
+on the CPU, also where the interpreter has an audit hook, as on monitored machines
 
 Three ways to run one graph take turns: `ladder.capture`, `torch.compile` with the same backend, and the
 graph alone. The backend runs the graph operator by operator and notes how long that took; what the call
@@ -201,8 +202,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--models", nargs="*")
+    parser.add_argument("--audited", action="store_true")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
+    if given.audited:
+        sys.addaudithook(lambda event, arguments: None)
     if given.models is not None:
         found = _print_models(given.models or list(MODELS), given.rounds)
     else:
