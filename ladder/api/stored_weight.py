@@ -29,7 +29,8 @@ METADATA = frozenset(
     (
         *(_TENSOR.dtype.__get__, _TENSOR.shape.__get__, _TENSOR.device.__get__),
         *(_TENSOR.layout.__get__, _TENSOR.ndim.__get__, _TENSOR.requires_grad.__get__),
-        *(_TENSOR.is_cuda.__get__, _TENSOR.is_meta.__get__, _TENSOR.grad.__get__),
+        *(_TENSOR.is_cpu.__get__, _TENSOR.is_cuda.__get__, _TENSOR.is_meta.__get__),
+        *(_TENSOR.is_sparse.__get__, _TENSOR.is_quantized.__get__, _TENSOR.grad.__get__),
         *(_TENSOR.size, _TENSOR.dim, _TENSOR.numel, _TENSOR.element_size),
         *(_TENSOR.stride, _TENSOR.is_contiguous, _TENSOR.get_device, _TENSOR.__len__),
         *(_TENSOR.is_floating_point, _TENSOR.is_complex),
@@ -56,6 +57,7 @@ class StoredWeight(torch.Tensor):
     """The weight ``[N, K]`` of a layer; its values are computed once, where they are first needed."""
 
     values: Callable[[], torch.Tensor]
+    lies_on: torch.device
 
     @staticmethod
     def __new__(
@@ -66,7 +68,10 @@ class StoredWeight(torch.Tensor):
         compute: Callable[[], torch.Tensor],
     ) -> StoredWeight:
         """Return a weight of which `compute` gives the values."""
-        made = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
+        # Of a meta tensor, as it has no memory: `parameter.data = weight` would take what is not there.
+        empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        made = torch.Tensor._make_subclass(cls, empty, dispatch_device=True)
+        made.lies_on = device
         made.values = functools.cache(compute)
         return made
 
@@ -85,6 +90,8 @@ class StoredWeight(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Give operators that are called from C++ the values."""
+        if func is torch.ops.prim.device.default:
+            return args[0].lies_on
         return func(*_with_values(args), **_with_values(kwargs or {}))
 
 

@@ -13,7 +13,7 @@ from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types.errors import ConversionError
 
-GEOMETRIES = {"gemv": gemv_geometry.Geometry, "mma": mma_geometry.Geometry}
+GEOMETRIES = {"gemv": gemv_geometry.GemvGeometry, "mma": mma_geometry.MmaGeometry}
 
 
 @pytest.mark.daily(4)

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 import ladder
+from ladder.api.stored_weight import StoredWeight
 from ladder.integrations import dynamo
 
 N, K = 48, 64
@@ -52,6 +53,7 @@ METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
     "dimensions": lambda w: (w.ndim, w.dim(), w.numel(), w.element_size()),
     "strides": lambda w: (w.stride(), w.is_contiguous()),
     "kind": lambda w: (isinstance(w, torch.Tensor), w.is_floating_point(), w.is_cuda, w.requires_grad),
+    "place": lambda w: (w.is_cpu, w.is_meta, w.get_device(), w.layout, w.device.type),
 }
 
 
@@ -93,6 +95,22 @@ def test_uses_of_the_values_are_those_of_a_plain_tensor(layer: ladder.Linear, us
     found, want = USES[use](layer.weight), USES[use](exact(layer))
     assert type(found) is type(want)
     assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want
+
+
+def test_no_tensor_takes_memory_that_is_not_there(layer: ladder.Linear) -> None:
+    """Torch's setter of ``data`` takes the memory, and asks the tensor nothing."""
+    parameter = torch.nn.Parameter(torch.zeros(N, K), requires_grad=False)
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        parameter.data = layer.weight
+    parameter.data = layer.weight.data
+    assert torch.equal(parameter + 1, exact(layer) + 1)
+
+
+def test_a_weight_lies_where_it_will_be() -> None:
+    weight = StoredWeight((2, 3), torch.float16, torch.device("cuda:1"), lambda: torch.zeros(2, 3).half())
+    assert weight.device == torch.device("cuda:1")
+    assert (weight.is_cuda, weight.is_cpu) == (True, False)
+    assert weight.get_device() == 1
 
 
 def test_values_are_computed_once_for_each_access(layer: ladder.Linear) -> None:

@@ -178,7 +178,7 @@ def test_models_of_open_sizes_stay_as_they_are(slow_parts: None, monkeypatch: py
         def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             return nn.functional.silu(x * 2.0 @ w.t()) / 2.0
 
-    monkeypatch.setattr(found, "has_kernels", lambda device: True)
+    monkeypatch.setattr(found, "is_nvidia", lambda device: True)
     fast = ladder.compile(Across())
     with torch.no_grad():
         for depth in (32, 48, 64):
@@ -216,7 +216,7 @@ def test_plans_run_saved_and_loaded_ones_too(
     weight: str, slow_parts: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On this CPU, where found graphs have kernels but are not offered."""
-    monkeypatch.setattr(found, "has_kernels", lambda device: True)
+    monkeypatch.setattr(found, "is_nvidia", lambda device: True)
     model, x = model_of(NormProduct, 128, 96, weight), torch.randn(1, 3, 128).half()
     fast = ladder.compile(model)
     wide = copy.deepcopy(model).float()
