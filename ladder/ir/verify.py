@@ -163,9 +163,7 @@ def _check_paths(graph: Graph) -> None:
         stages.update(dict.fromkeys(node.values, stage))
     for output in graph.outputs:
         if stages[output] != "stored":
-            raise VerificationError(
-                f"graph {graph.name!r} returns %{output} without a store on its path"
-            )
+            raise VerificationError(f"graph {graph.name!r} returns %{output} without a store on its path")
 
 
 def _stage(graph: Graph, node: Node, operands: list[str | None], chain: list[str]) -> str | None:
