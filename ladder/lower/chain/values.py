@@ -251,7 +251,7 @@ def is_long(expression: Expr) -> bool:
 
 def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
     """Change the type; integers of 8 bits wrap around, as do floats on their way to them."""
-    source = values.at(node.inputs[0], index)
+    source = _moved(values, node, index, attributes)
     kind, wanted = node.tile.ttype.name, computed_type(node.tile.ttype.name)
     if kind in ("int8", "uint8") and str(source.ty.dtype) != "bool":
         return T.Cast(wanted, opaque(T.Cast(kind, opaque(T.Cast(wanted, source)))))
@@ -269,7 +269,7 @@ def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, 
     kind = node.tile.ttype.name
     if kind != "int8":
         raise DTypeError(f"chains of memory-bound operators do not round to {kind}")
-    source = values.at(node.inputs[0], index)
+    source = _moved(values, node, index, attributes)
     least, most = (tirx.const(bound, str(source.ty.dtype)) for bound in (-128.0, 127.0))
     return T.Cast("int32", values.lowering("round")(tirx.min(tirx.max(source, least), most)))
 
