@@ -174,9 +174,9 @@ class Gemv:
     def _multiply(self, place: Place, memory: Memory, cursor: Cursor, weights: Weights) -> None:
         """Emit the walk over K."""
         spec, geo, thread = self.spec, self.spec.geo, place.warp.thread
-        weights.fill()
-        if self.prologue is not None:
+        if self.prologue is not None:  # its loads are waited for by all: those of the weights come behind
             self.prologue.emit(place.is_first, thread)
+        weights.fill()
         x = Activations(spec, place, self.copier, memory.x, memory.offset_sums)
         x.fill()
         if memory.table is not None:  # while loads are in flight; a barrier comes before the first tile
