@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import tvm_ffi
 from tvm.tirx.buffer import is_buffer_var
 
 from ladder.lower.bounds import unproven
@@ -49,7 +50,8 @@ def _entry(function: Any) -> Any:
     kernel = translate(function)
 
     def call(*values: Any) -> None:
-        kernel(*(_array(value) if isinstance(value, torch.Tensor) else value for value in values))
+        given = (torch.from_dlpack(v) if isinstance(v, tvm_ffi.Tensor) else v for v in values)
+        kernel(*(_array(value) if isinstance(value, torch.Tensor) else value for value in given))
 
     return call
 
