@@ -71,11 +71,18 @@ STRIDED: tuple[Any, ...] = tuple(
 
 LAID_OUT = "ladder.laid_out.default"
 
+OURS = "ladder."
+KNOWN = ("aten.", OURS, "_c10d_functional.")
+"""Whose operators look at how their operands lie."""
+
 
 def depends_on_strides(node: torch.fx.Node) -> bool:
-    """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
-    own = str(node.target).startswith("ladder.")
-    return node.target in STRIDED or (draws(node) and not own)
+    """Tell whether what a call gives may depend on how its operands lie.
+
+    Random numbers come in that order, and what is registered by others may read memory as it was traced.
+    """
+    name = str(node.target)
+    return node.target in STRIDED or not name.startswith(KNOWN) or (draws(node) and not name.startswith(OURS))
 
 
 def shows_copy(node: torch.fx.Node) -> bool:

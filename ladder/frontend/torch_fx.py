@@ -55,6 +55,7 @@ from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import insert_gemm, weight_type
 from ladder.ir.graph import Graph
+from ladder.ir.ops import get_operator
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.compile import Request
 from ladder.runtime.model.program import ImportRefused, Program, Source
@@ -298,17 +299,22 @@ class _Walk:
         """Return copies of what an operator reads in the order of memory, that lie as in the program."""
         found: dict[torch.fx.Node, str] = {}
         for source in node.all_input_nodes:
-            if self.values.get(source) and shows_copy(source):
-                found[source] = self._of_strides(LAID_OUT, source)
-        for source in node.all_input_nodes if depends_on_strides(node) else ():
             value = source.meta["val"]
             if source in self.positions or not isinstance(value, torch.Tensor) or not self.values[source]:
                 continue
             if node.target in STRIDED and not is_whole(value):
                 raise ImportRefused(f"{node.target} of a part of a tensor")
-            if not value.is_contiguous():
+            dense = value.is_contiguous()
+            if shows_copy(source) or (self._is_view(source) if dense else depends_on_strides(node)):
                 found[source] = self._of_strides(LAID_OUT, source)
         return found
+
+    def _is_view(self, source: torch.fx.Node) -> bool:
+        """Tell whether a value is a view here that may lie otherwise than in the order of its axes."""
+        node = self.im.g.node(self.values[source])
+        while node.operator == "reshape":
+            node = self.im.g.node(node.inputs[0])
+        return get_operator(node.operator).engine == "view"
 
     def _of_strides(self, target: str, source: torch.fx.Node, *rest: Any) -> str:
         """Return what an operator of ours makes of a value and its strides in the program."""

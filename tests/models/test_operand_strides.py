@@ -1,0 +1,77 @@
+"""Operators of torch and of others get operands that lie as in the program, where that may matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ladder
+
+
+@pytest.fixture(scope="module")
+def strides_of() -> Iterator[Callable[[Tensor], Tensor]]:
+    """Return an operator registered by somebody else: the strides of its operand."""
+    with torch.library._scoped_library("operand_strides_test", "DEF") as library:
+        library.define("strides(Tensor x) -> Tensor")
+        library.impl("strides", lambda x: torch.tensor(x.stride()), "CPU")
+        register = torch.library.register_fake("operand_strides_test::strides", lib=library)
+        register(lambda x: torch.empty(x.dim(), dtype=torch.int64))
+        yield torch.ops.operand_strides_test.strides
+
+
+LYING: dict[str, Callable[[Tensor], Tensor]] = {
+    "computed": lambda x: x * 2,
+    "transposed": lambda x: (x * 2).transpose(0, 2),
+    "copied": lambda x: (x * 2).transpose(0, 2).contiguous(),
+    "computed of transposed": lambda x: x.transpose(0, 2) * 2,
+    "expanded": lambda x: (x[:1] * 2).expand(6, -1, -1),
+    "expanded and copied": lambda x: (x[:1] * 2).expand(6, -1, -1).contiguous(),
+    "part": lambda x: (x * 2)[:, 1:3],
+    "part, copied": lambda x: (x * 2)[:, 1:3].contiguous(),
+    "in other shape": lambda x: (x * 2).transpose(0, 1).reshape(4, -1),
+    "channels last": lambda x: (x[None] * 2).contiguous(memory_format=torch.channels_last),
+    "view of an argument": lambda x: x.permute(1, 2, 0),
+}
+
+
+@pytest.mark.parametrize("how", LYING)
+def test_operators_of_others(how: str, strides_of: Callable[[Tensor], Tensor]) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = LYING[how](x)
+        return strides_of(y), y + 1
+
+    fast = ladder.compile(program)
+    for rows in (3, 3, 5, 5):
+        x = torch.randn(rows, 4, 5)
+        for found, want in zip(fast(x), program(x), strict=True):
+            torch.testing.assert_close(found, want)
+    assert not fast.refused
+
+
+class Recurrent(nn.Module):
+    """An LSTM whose first states are one for the whole batch."""
+
+    def __init__(self, computed: bool) -> None:
+        super().__init__()
+        self.layers, self.computed = nn.LSTM(5, 7, 2, bias=False, bidirectional=True), computed
+        self.first = nn.Parameter(torch.randn(4, 1, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.first.expand(-1, x.shape[1], -1)
+        result, _ = self.layers(x, (states * 1.5 if self.computed else states, torch.zeros_like(states)))
+        return torch.as_tensor(result)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_states_that_a_batch_shares(computed: bool) -> None:
+    """OneDNN's layer reads the memory of states."""
+    torch.manual_seed(3)
+    model = Recurrent(computed).eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for batch in (4, 4, 2, 6):
+            x = torch.randn(3, batch, 5)
+            torch.testing.assert_close(fast(x), model(x))
