@@ -99,7 +99,7 @@ def _divide(op: Operation, a: Any, b: Any) -> Any:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """Return the quotient of integers rounded toward 0: the least number by -1, where processors trap, wraps."""
+    """Divide integers, rounded toward 0: the least number by -1, where processors trap, wraps."""
     negates = y == -1
     if not negates.any():
         return torch.div(x, y, rounding_mode="trunc")
