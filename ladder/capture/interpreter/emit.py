@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -187,6 +187,7 @@ def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
     if not trace.operators:
         return [], None
     wanted, rebuilt = graph_results(heap, trace, needed)
+    kept = trace.to_keep()
     names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]
     before, loops = heap.guard.state[STATE.index(torch.is_grad_enabled)], getattr(backend, "loops", False)
     try:
@@ -199,11 +200,19 @@ def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
     given = [f"{name}.contiguous()" if name in heap.copied else name for name in names]
     call = f"{heap.constant(compiled)}({', '.join(_spread(heap, given))})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
-    return [*_running_lines(heap, trace, vm.point, f"{results} = {call}"), *rebuilt], module
+    return [*_running_lines(heap, trace, kept, vm.point, f"{results} = {call}"), *rebuilt], module
 
 
-def _running_lines(heap: Heap, trace: Trace, point: ResumePoint | None, call: str) -> list[str]:
-    """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so."""
+def _running_lines(
+    heap: Heap, trace: Trace, kept: Sequence[str], point: ResumePoint | None, call: str
+) -> list[str]:
+    """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so.
+
+    Parameters
+    ----------
+    kept
+        Tensors whose memory is put back then.
+    """
     failed = f"return ({heap.constant(FAILED)}, {heap.constant(failure)}(error))"
     grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast
     undo = f"    {heap.constant(restore_state)}({grad}, {heap.constant(autocast)})"
@@ -211,8 +220,8 @@ def _running_lines(heap: Heap, trace: Trace, point: ResumePoint | None, call: st
     if trace.random:
         lines.append(f"states = {heap.constant(random_states)}()")
         undone.append(f"    {heap.constant(restore_random)}(states)")
-    if (trace.may_fail or trace.assumed) and trace.written:
-        written = "".join(f"{var}, " for var in trace.written.values())
+    if kept:
+        written = "".join(f"{var}, " for var in kept)
         lines.append(f"written = {heap.constant(saved_memory)}(({written}))")
         undone.append(f"    {heap.constant(restore_memory)}(written)")
     lines += ["try:", f"    {call}"]

@@ -19,6 +19,7 @@ from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import fake_results, is_open, real_values, settled_for_operator
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Assumption, Value
+from ladder.capture.trace.undo import effect_of
 from ladder.capture.values import tensors
 from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.kinds import is_a
@@ -63,7 +64,9 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     _note_effects(vm, function, args, result, monitor)
     if vm.heap.copies:
         vm.heap.copies.follow(function, values, named, result, monitor)
-    _note_result(vm, result, operator_node(vm, function, *nodes), inputs, monitor)
+    node = operator_node(vm, function, *nodes)
+    vm.trace.effects[node] = effect_of(node, (values, named), result, monitor)
+    _note_result(vm, result, node, inputs, monitor)
     for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
         vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
     return result
@@ -162,7 +165,8 @@ def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, i
         return ""
     if not _only_tensors(result):
         return "a value is read from a tensor"
-    if vm.trace.can_fail(monitor):
+    monitor.fails = vm.trace.can_fail(monitor)
+    if monitor.fails:
         vm.trace.may_fail = True
         if vm.trace.impure:
             return "an operator that may fail comes after a change"

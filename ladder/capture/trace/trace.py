@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.trace.undo import Effect, to_keep
 from ladder.capture.values.aliasing import storage_of, version_of
 from ladder.capture.values.indices import Proven
 from ladder.capture.values.kinds import is_a
@@ -64,6 +65,8 @@ class Trace:
         The graphs inside of conditionals.
     written
         Storage -> variable of a tensor from outside that is written; `writes`: whether any memory is.
+    effects
+        What the operators of nodes did; conditionals and loops have none.
     impure
         Whether a tensor is changed otherwise than by writing its memory.
     late
@@ -83,13 +86,14 @@ class Trace:
         self.assumed: list[Assumption] = []
         self.proven = Proven()
         self.written: dict[int, str] = {}
+        self.effects: dict[torch.fx.Node, Effect] = {}
         self.late: Mapping[int, int] = Counter[int]()
         self.writes = self.impure = self.random = False
         self.asserts = self.may_fail = self.state_written = False
 
     def release(self) -> None:
         """Let go of all tensors."""
-        self.values, self.results = {}, []
+        self.values, self.results, self.effects = {}, [], {}
 
     @property
     def changes_tensors(self) -> bool:
@@ -161,6 +165,13 @@ class Trace:
     def _is_written(self, tensor: Any, monitor: Monitor) -> bool:
         strided = is_a(tensor, torch.Tensor) and tensor.layout is torch.strided
         return strided and storage_of(tensor) in monitor.mutated
+
+    def to_keep(self) -> list[str]:
+        """Return the tensors from outside whose memory is put back where a run of the graph fails."""
+        if self.assumed or self.modules:  # what runs instead may be another way
+            return [*self.written.values()]
+        kept = to_keep(self.graph, self.effects, self.written) if self.may_fail else ()
+        return [var for key, var in self.written.items() if key in kept]
 
     def can_fail(self, monitor: Monitor) -> bool:
         """Tell whether what has just run may raise in a later run; its indices are known to be good then."""

@@ -23,12 +23,12 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     by indices or (None) otherwise.
     ``mutated``: the storages written; ``counted``: how often versions say so. ``moved``: how tensors lay that
     got another shape or other strides.
-    ``random``: a generator advanced.
+    ``random``: a generator advanced. ``fails``: whether it may raise in a later run, as far as is known.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.random = self.shape_depends = False
+        self.dynamic = self.random = self.shape_depends = self.fails = False
         self.read: list[torch.Tensor] = []
         self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
