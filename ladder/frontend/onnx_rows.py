@@ -81,8 +81,13 @@ def _cast_like(call: Call) -> Any:
 
 
 def _converted(call: Call, ttype: str) -> Any:
-    """Convert; what ONNX saturates is not for kernels."""
-    return None if ttype.startswith("fp8") and call.out != ttype else call.im.converted(call.tensor(0), ttype)
+    """Convert; kernels of chains have no floats of 8 bits, and what ONNX saturates is not for them."""
+    coded = _is_coded(ttype) or _is_coded(call.out)
+    return None if coded and call.out != ttype else call.im.converted(call.tensor(0), ttype)
+
+
+def _is_coded(ttype: str) -> bool:
+    return ttype.startswith("fp8")
 
 
 def _chosen(call: Call) -> Any:
@@ -296,7 +301,7 @@ def _padded(call: Call) -> Any:
     rank = len(call.shape(0))
     pads = call.ints(1, "pads") or []
     axes = [axis % rank for axis in call.ints(3) or range(rank)]
-    if call.given.get("mode", b"constant") != b"constant" or min(pads, default=0) < 0:
+    if call.given.get("mode", b"constant") != b"constant" or min(pads, default=0) < 0 or _is_coded(call.out):
         return None
     low, high = [0] * rank, [0] * rank
     for at, axis in enumerate(axes):

@@ -153,3 +153,20 @@ def test_integers_divided_by_0() -> None:
         fast = ladder.compile(onnx.parser.parse_model(WHOLE.format(ttype, 0)))
         with pytest.raises(ladder.LadderError, match=r"(?i)zero"):
             fast(torch.ones(3, dtype=getattr(torch, ttype)))
+
+
+@pytest.mark.parametrize(
+    ("node", "result"),
+    [("Cast <to = 10> (x)", "float16"), ("Cast <to = 6> (x)", "int32"), ("Pad (x, p)", "float8e4m3fn")],
+)
+def test_floats_of_8_bits_have_no_chains(node: str, result: str) -> None:
+    """What converts or pads them runs in torch."""
+    fast = ladder.compile(
+        onnx.parser.parse_model(f"""
+            <ir_version: 10, opset_import: ["" : 21]>
+            codes (float8e4m3fn[N] x) => ({result}[M] y) <int64[2] p = {{1, 2}}> {{ y = {node} }}""")
+    )
+    x = torch.tensor([1.0, -2.0, 0.5, -0.0, 448.0]).to(torch.float8_e4m3fn)
+    want = torch.nn.functional.pad(x.float(), (1, 2)) if "Pad" in node else x.float()
+    want = want.int() if result == "int32" else want
+    assert torch.equal(fast(x).to(want.dtype), want)
