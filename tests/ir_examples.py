@@ -33,7 +33,9 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
     **dict.fromkeys(("select", "fused"), (((4, 6), (4, 6), (6,)), {})),
     **dict.fromkeys(("log", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})),
-    **dict.fromkeys(("pow", "less", "less_equal", "equal", "both", "either"), (((4, 6), (6,)), {})),
+    **dict.fromkeys(
+        ("pow", "quotient", "less", "less_equal", "equal", "both", "either"), (((4, 6), (6,)), {})
+    ),
     **dict.fromkeys(("add", "sub", "mul", "div", "div_ftz", "maximum", "minimum"), (((4, 6), (6,)), {})),
     **dict.fromkeys(
         (

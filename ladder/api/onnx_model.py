@@ -97,7 +97,7 @@ class OnnxModel:
             If an argument does not fit; the message names it.
         """
         where = CPU
-        for value in (*arguments, *named.values()):
+        for value in arguments or named.values():
             if isinstance(value, torch.Tensor):
                 where = value.device
                 break

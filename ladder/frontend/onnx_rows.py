@@ -41,8 +41,17 @@ def _folded(name: str) -> Row:
     return row
 
 
+WHOLE = ("int8", "uint8", "int16", "int32", "int64")
+"""Integers whose quotients by known numbers kernels compute."""
+
+
 def _divided(call: Call) -> Any:
-    return ATEN["div.Tensor"](call.im, call.out, *call.operands()) if "float" in call.out else None
+    if "float" in call.out:
+        return ATEN["div.Tensor"](call.im, call.out, *call.operands())
+    divisor = call.known(1) if call.out in WHOLE else None
+    if divisor is None or divisor.symbolic or np.isin(divisor.array, (0, -1)).any():
+        return None  # torch runs it, and refuses 0
+    return call.im.arithmetic("quotient", call.operands(), call.out)
 
 
 def _powered(call: Call) -> Any:

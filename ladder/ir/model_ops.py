@@ -150,6 +150,7 @@ ELEMENTWISE = (
     _other("round", 1, np.rint, scalars.nearest),
     _other("erf", 1, numeric.erf, scalars.erf, 20),
     _other("pow", 2, np.power, scalars.power, 16),
+    _other("quotient", 2, numeric.quotient, scalars.quotient, 8, doc="a / b rounded toward 0"),
     _other("less", 2, _truthful(np.less), scalars.less, result_type=_truth),
     _other("less_equal", 2, _truthful(np.less_equal), scalars.less_equal, result_type=_truth),
     _other("equal", 2, _truthful(np.equal), scalars.equal, result_type=_truth),

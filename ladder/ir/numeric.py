@@ -114,6 +114,11 @@ def sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
+def quotient(a: Array, b: Array) -> Array:
+    """Return ``a / b`` rounded toward 0."""
+    return np.trunc(np.divide(a, b))
+
+
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 

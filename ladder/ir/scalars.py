@@ -198,6 +198,18 @@ def divide(a: Any, b: Any) -> Any:
     return _applied(_cheap("div") or _tirx().div, a, b)
 
 
+def quotient(a: Any, b: Any) -> Any:
+    """Return ``a / b`` rounded toward 0; of integers, 0 where b is 0, and wrapped around where b is -1."""
+    if is_float(a):
+        return _tirx().trunc(divide(a, b))
+    if type(b).__name__ == "IntImm" and b.value not in (0, -1):
+        return opaque(_tirx().truncdiv(opaque(a), b))
+    tirx, b = _tirx(), opaque(b)
+    usual = tirx.And(*(tirx.NE(b, _like(a, value)) for value in (0, -1)))  # others' quotients always exist
+    found = tirx.truncdiv(opaque(a), opaque(chosen(usual, b, _like(a, 1))))
+    return chosen(usual, opaque(found), multiply(a, b))
+
+
 def divide_ftz(a: Any, b: Any) -> Any:
     """Return ``a / b`` of a b whose reciprocal is a normal number, or 0 or infinity as b itself."""
     cheap = _cheap("div_ftz")

@@ -29,8 +29,10 @@ def _divide(a: Value, b: Value) -> Value:
     """Divide as C does: towards zero, or floats as they are."""
     if isinstance(a, (float, np.floating)) or (is_array(a) and a.dtype.kind == "f"):
         return a / b
-    quotient = abs(a) // abs(b)
-    return quotient * (np.sign(a) * np.sign(b)) if is_array(a) or is_array(b) else _signed(quotient, a, b)
+    if is_array(a) or is_array(b):
+        quotient, rest = np.divmod(a, b)
+        return quotient + ((rest != 0) & (np.less(a, 0) != np.less(b, 0))).astype(quotient.dtype)
+    return _signed(abs(a) // abs(b), a, b)
 
 
 def _signed(quotient: int, a: int, b: int) -> int:

@@ -124,3 +124,32 @@ def test_a_result_that_is_listed_twice_is_returned_twice() -> None:
     assert torch.allclose(first, x.exp())
     assert torch.equal(first, second)
     assert torch.equal(other, x.relu())
+
+
+WHOLE = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    halves ({0}[N] x) => ({0}[N] y) <{0} d = {{{1}}}> {{ q = Div(x, d)  y = Add(q, q) }}"""
+
+
+@pytest.mark.parametrize("ttype", ["int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize("divisor", [3, -7, -1])
+def test_integers_divided_by_what_is_known(ttype: str, divisor: int) -> None:
+    """Rounded toward 0, by a kernel; by -1, where processors trap, torch negates."""
+    info = torch.iinfo(getattr(torch, ttype))
+    if divisor < info.min:
+        divisor = info.max
+    fast = ladder.compile(onnx.parser.parse_model(WHOLE.format(ttype, divisor)))
+    numbers = [*range(-20 if info.min else 0, 20), info.min, info.max, info.min + 1]
+    x = torch.tensor(numbers, dtype=getattr(torch, ttype))
+    wanted = [2 * (abs(n) // abs(divisor)) * (1 if (n < 0) == (divisor < 0) else -1) for n in numbers]
+    wrapped = [(n - info.min) % (1 << info.bits) + info.min for n in wanted]
+    assert fast(x).tolist() == wrapped
+    assert fast(x[:0]).shape == (0,)
+    assert ("quotient" in fast.plan()) == (divisor != -1)
+
+
+def test_integers_divided_by_0() -> None:
+    for ttype in ("int32", "uint64"):
+        fast = ladder.compile(onnx.parser.parse_model(WHOLE.format(ttype, 0)))
+        with pytest.raises(ladder.LadderError, match=r"(?i)zero"):
+            fast(torch.ones(3, dtype=getattr(torch, ttype)))

@@ -98,7 +98,7 @@ TTYPES = ("float32", ("float16", "bfloat16")[DAY % 2])
 
 def test_every_row_is_here() -> None:
     rows = {name for name, row in OPERATORS.items() if row.elementwise}
-    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select"}
+    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select", "quotient"}  # of integers: below
     assert set(REDUCTIONS) == {"reduce_sum", "reduce_max"}
 
 
@@ -209,3 +209,23 @@ def test_exact_conversions(target: str) -> None:
     graph = g.finish(*(g.add("convert", value, type="float32") for value in rounded))
     for half, got in zip(halves, run_chain(graph, (values,), target), strict=True):
         assert_same(got, values.to(TORCH[half]).float(), half, values)
+
+
+@pytest.mark.parametrize("ttype", ["int32", "int64"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_quotients_of_integers(target: str, ttype: str) -> None:
+    """Rounded toward 0; 0 by 0 and the least number by -1, where processors trap, are a * b as it wraps."""
+    info = torch.iinfo(getattr(torch, ttype))
+    found = [0, 1, -1, 2, -3, 7, info.max, info.min, info.min + 1, 1 << 20, -441]
+    x = torch.tensor(found, dtype=getattr(torch, ttype))
+    g = GraphBuilder("quotients")
+    a, b = (g.input(name, ttype, (len(found) ** 2,)) for name in "ab")
+    a_, b_ = x.repeat_interleave(len(found)), x.repeat(len(found))
+    (got,) = run_chain(g.finish(g.add("quotient", a, b)), (a_, b_), target)
+    for dividend, divisor, value in zip(a_.tolist(), b_.tolist(), got.tolist(), strict=True):
+        if divisor in (0, -1):
+            want = dividend * divisor
+            want = (want - info.min) % (1 << info.bits) + info.min
+        else:
+            want = abs(dividend) // abs(divisor) * (1 if (dividend < 0) == (divisor < 0) else -1)
+        assert value == want, (dividend, divisor)

@@ -59,6 +59,7 @@ TORCH = {
         q, k, v, scale=0.25, enable_gqa=True
     ),
     **{name: getattr(torch, name) for name in ("log", "sin", "cos", "abs", "floor", "round", "erf", "pow")},
+    "quotient": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "less": torch.lt,
     "less_equal": torch.le,
     "equal": torch.eq,

@@ -15,7 +15,7 @@ from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import Plan
 from ladder.runtime.model.results import Part, result_of
-from ladder.runtime.model.sizes import reader
+from ladder.runtime.model.sizes import facts_of, reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
 MOST_FITTING = 256
@@ -127,13 +127,14 @@ class Executable:
         ShapeError, DTypeError
             Names the argument.
         """
-        from ladder.runtime.model.library import torch_type
-
-        seen = tuple(
-            [(type(v), getattr(v, "shape", None), getattr(v, "dtype", None)) for v in values[:given]]
-        )
+        try:
+            seen = facts_of(len(values) if given is None else given)(values)
+        except AttributeError:  # one is no tensor, which the loop below may refuse
+            seen = None
         if seen in self._fitting:
             return
+        from ladder.runtime.model.library import torch_type
+
         sizes: dict[str, int] = {}
         for name, at in self.bound.bindings.items():
             if at >= len(values):
@@ -146,7 +147,8 @@ class Executable:
                 raise DTypeError(f"argument {at} must be {tile.ttype.name}, got {value.dtype}")
         if len(self._fitting) >= MOST_FITTING:
             self._fitting.clear()
-        self._fitting.add(seen)
+        if seen is not None:
+            self._fitting.add(seen)
 
     def _take(self) -> Frame:
         """Return a frame that no other call uses."""

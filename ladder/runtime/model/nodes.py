@@ -193,6 +193,13 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
+def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.is_floating_point():
+        return torch.div(a, b, rounding_mode="trunc")
+    usual = (b != 0) & (b != -1)  # no processor divides by 0, nor the least number by -1
+    return torch.where(usual, torch.div(a, torch.where(usual, b, 1), rounding_mode="trunc"), a * b)
+
+
 _ROWS: Mapping[str, Make] = {
     **{
         name: _plain(getattr(torch, name))
@@ -202,6 +209,7 @@ _ROWS: Mapping[str, Make] = {
             *("less", "less_equal"),
         )
     },
+    "quotient": _plain(_quotient),
     "equal": _plain(torch.eq),
     "both": _plain(torch.logical_and),
     "either": _plain(torch.logical_or),

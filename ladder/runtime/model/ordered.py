@@ -103,7 +103,7 @@ class Watch:
             return
         if self._noted is None:
             self._noted = Noted.together([each.noted for each in self.weights if not each.stays])
-        self.holds = self._noted.hold(self._noted.parts)
+        self.holds = not self._noted.parts or self._noted.hold(self._noted.parts)
 
 
 Keep = Callable[[Order], Ordered]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,8 @@ def gates_of(form: Recurrent, made: Packed, x: torch.Tensor) -> torch.Tensor:
 
 def bind_recurrent(memory: Workspace, step: Step) -> Bound:
     """Return the call of a layer; weights that stay are packed once, for all frames of the plan."""
+    from tvm_ffi import from_dlpack
+
     graph, entry, known = step.part.graph, memory.owner.kernels[step.entry], memory.owner.layers
     form, node = layer_of(graph)
     outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
@@ -110,13 +113,14 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
     if len(stays) == len(weights) and values["r"] not in known:
         known[values["r"]] = pack(form, stays)
     whole: Any = known.get(values["r"])
+    held = None if whole is None else tuple(map(from_dlpack, whole.state))
     outputs = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
 
     def run(slots: Slots) -> None:
         given = {role: slots[at] for role, at in slot.items()}
         made = whole or pack(form, given)
         found = [target() for _, target in outputs]
-        _layer(form, entry, lambda: (gates(form, made, given["x"]), *made.state), given, found)
+        _layer(form, entry, lambda: (gates(form, made, given["x"]), *(held or made.state)), given, found)
         for (place, _), value in zip(outputs, found, strict=True):
             slots[place] = value
 
@@ -144,12 +148,20 @@ def _layer(
         _nothing(found, given)
         return
     lengths = given.get("lengths")
-    lengths = torch.full((batch,), steps, dtype=torch.int32) if lengths is None else lengths.to(torch.int32)
+    lengths = whole_lengths(batch, steps) if lengths is None else ready(lengths.to(torch.int32))
     roles = ("h", "c") if form.cell == "LSTM" else ("h",)
     empty = [torch.zeros(count, batch, form.hidden) for role in roles if role not in given]
     first = [ready(given[role]) if role in given else empty.pop() for role in roles]
     ends = [torch.empty(count, batch, form.hidden) for _ in range(len(roles) + 1 - len(found))]
-    entry(*first_arguments(), ready(lengths), *first, *found, *ends)
+    entry(*first_arguments(), lengths, *first, *found, *ends)
+
+
+@lru_cache(maxsize=64)
+def whole_lengths(batch: int, steps: int) -> Any:
+    """Return the lengths of sequences that all have the same, as kernels take them; they only read it."""
+    from tvm_ffi import from_dlpack
+
+    return from_dlpack(torch.full((batch,), steps, dtype=torch.int32))
 
 
 def _nothing(found: list[torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:

@@ -138,3 +138,11 @@ def reader(places: Sequence[tuple[int, int]]) -> Callable[[Sequence[Any]], Sizes
     parts = [f"v[{at}]" if axis == NUMBER else f"v[{at}].shape[{axis}]" for at, axis in places]
     found: Callable[[Sequence[Any]], Sizes] = eval(f"lambda v: ({''.join(f'{p}, ' for p in parts)})", {})
     return found
+
+
+@lru_cache(maxsize=64)
+def facts_of(count: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return the function from arguments to classes, shapes and types of the first so many."""
+    parts = (f"v[{at}].__class__, v[{at}].shape, v[{at}].dtype, " for at in range(count))
+    found: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(f"lambda v: ({''.join(parts)})", {})
+    return found

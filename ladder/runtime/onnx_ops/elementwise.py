@@ -89,10 +89,21 @@ def _by_numpy(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 def _divide(op: Operation, a: Any, b: Any) -> Any:
     if a.dtype == torch.uint64:
+        if not array_of(b).all():
+            raise ZeroDivisionError("integers divided by zero")
         return _by_numpy(np.floor_divide, a, b)
     x, y = aligned(op, wide(a), wide(b))
-    rounding = None if x.is_floating_point() or x.is_complex() else "trunc"
-    return narrow(torch.div(x, y, rounding_mode=rounding), a.dtype)
+    if x.is_floating_point() or x.is_complex():
+        return narrow(torch.div(x, y), a.dtype)
+    return narrow(_quotient(x, y), a.dtype)
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """Divide integers, rounded toward 0: the least number by -1, where processors trap, wraps."""
+    negates = y == -1
+    if not negates.any():
+        return torch.div(x, y, rounding_mode="trunc")
+    return torch.where(negates, -x, torch.div(x, torch.where(negates, 1, y), rounding_mode="trunc"))
 
 
 def _modulo(op: Operation, a: Any, b: Any) -> Any:
