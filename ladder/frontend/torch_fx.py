@@ -304,17 +304,23 @@ class _Walk:
                 continue
             if node.target in STRIDED and not is_whole(value):
                 raise ImportRefused(f"{node.target} of a part of a tensor")
-            dense = value.is_contiguous()
-            if shows_copy(source) or (self._is_view(source) if dense else depends_on_strides(node)):
+            same = self._is_dense(source) if value.is_contiguous() else not depends_on_strides(node)
+            if shows_copy(source) or not (same or self._shows_argument(source)):
                 found[source] = self._of_strides(LAID_OUT, source)
         return found
 
-    def _is_view(self, source: torch.fx.Node) -> bool:
-        """Tell whether a value is a view here that may lie otherwise than in the order of its axes."""
+    def _is_dense(self, source: torch.fx.Node) -> bool:
+        """Tell whether a value lies in the order of its axes here."""
         node = self.im.g.node(self.values[source])
         while node.operator == "reshape":
             node = self.im.g.node(node.inputs[0])
-        return get_operator(node.operator).engine == "view"
+        return get_operator(node.operator).engine != "view"
+
+    def _shows_argument(self, source: torch.fx.Node) -> bool:
+        """Tell whether a value is a view of an argument: it lies as in the program."""
+        while isinstance(source.target, torch._ops.OpOverload) and source.target.is_view:
+            source = source.all_input_nodes[0]
+        return source in self.positions
 
     def _of_strides(self, target: str, source: torch.fx.Node, *rest: Any) -> str:
         """Return what an operator of ours makes of a value and its strides in the program."""

@@ -34,7 +34,11 @@ LYING: dict[str, Callable[[Tensor], Tensor]] = {
     "in other shape": lambda x: (x * 2).transpose(0, 1).reshape(4, -1),
     "channels last": lambda x: (x[None] * 2).contiguous(memory_format=torch.channels_last),
     "view of an argument": lambda x: x.permute(1, 2, 0),
+    "part of an argument": lambda x: x[:, :3],
 }
+
+AS_THEY_ARE = ("computed", "view of an argument", "part of an argument")
+"""Those that need no copy: a kernel computes them in the order of their axes, or they are there."""
 
 
 @pytest.mark.parametrize("how", LYING)
@@ -49,6 +53,7 @@ def test_operators_of_others(how: str, strides_of: Callable[[Tensor], Tensor]) -
         for found, want in zip(fast(x), program(x), strict=True):
             torch.testing.assert_close(found, want)
     assert not fast.refused
+    assert ("laid_out" in fast.plan()) == (how not in AS_THEY_ARE)
 
 
 class Recurrent(nn.Module):
