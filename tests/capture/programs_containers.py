@@ -273,6 +273,47 @@ def copied_deeply():
     return calls(fn, *[lambda names=names: (normal(3), Config({*names})) for names in ("ab", "ab", "c")])
 
 
+@program
+def copied():
+    class Config:
+        def __init__(self, names):
+            self.names, self.sizes = names, OrderedDict(b=1)
+
+    class Counted(Config):
+        def __copy__(self):
+            return Counted([*self.names, "copied"])
+
+    class Kept(Config):
+        def __getstate__(self):
+            return {"names": [*self.names, "kept"], "sizes": None}
+
+    class Fixed:
+        __slots__ = ("names", "sizes")
+        __init__ = Config.__init__
+
+    def fn(x, kind, names):
+        config = kind(names)
+        other = copy.copy(config)
+        other.names, shared = [*other.names, 1], other.names is names
+        listed, sized = copy.copy(config.names), copy.copy(config.sizes)
+        listed.append(2)
+        sized["c"] = 3
+        same = copy.copy((listed,)), copy.copy(frozenset(names)), copy.copy(None), copy.copy(kind)
+        return (
+            x * len(other.names),
+            config.names,
+            other.names,
+            shared,
+            listed,
+            sized,
+            same[:3],
+            same[3] is kind,
+        )
+
+    kinds = (Config, Config, Counted, Kept, Fixed, Config)
+    return calls(fn, *[lambda kind=kind: (normal(3), kind, ["a", "b"]) for kind in kinds])
+
+
 def _doubled(x):
     return x * 2
 

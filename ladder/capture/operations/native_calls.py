@@ -49,6 +49,7 @@ _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
     sum: polyfills.sum_,
     any: polyfills.any_,
     all: polyfills.all_,
+    copy.copy: polyfills.copy_,
     copy.deepcopy: polyfills.deepcopy_,
 }
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}

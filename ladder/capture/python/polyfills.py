@@ -53,7 +53,7 @@ OF_PICKLING = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
 def is_plain_object(kind: type) -> bool:
-    """Say whether `copy.deepcopy` copies instances of `kind` by their dictionaries.
+    """Say whether `copy.copy` and `copy.deepcopy` copy instances of `kind` by their dictionaries.
 
     It does where the methods that it asks are those of `object`.
     """
@@ -81,6 +81,24 @@ _ATOMIC: frozenset[type] = frozenset(
 )
 """Types whose instances `copy.deepcopy` gives back as they are, or makes again equal and unchangeable."""
 _CLASSES = (type, enum.Enum)
+
+
+def copy_(value: Any) -> Any:
+    """Stand for `copy.copy`, of containers and of objects that are no more than their dictionaries."""
+    kind = type(value)
+    if kind in _ATOMIC or kind is tuple or kind is frozenset or issubclass(kind, _CLASSES):
+        return value
+    if kind is list or kind is dict or kind is set:
+        return value.copy()
+    copier = getattr(kind, "__copy__", None)
+    if copier is not None:
+        return copier(value)
+    if not is_plain_object(kind):
+        return copy._reconstruct(value, None, *value.__reduce_ex__(4))  # type: ignore[attr-defined]
+    made = object.__new__(kind)
+    for name, item in value.__dict__.items():
+        made.__dict__[name] = item
+    return made
 
 
 def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
