@@ -26,7 +26,7 @@ from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, check
 from schedules.segments import GAIN, cover, m_grid, octave_weights, segments
-from schedules.spilling import is_known_to_spill
+from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
 from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
@@ -142,6 +142,7 @@ def rank(
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
     device.core_for(gemm.activation)
+    spilling = seen_spilling(gemm, device)
     found: list[Candidate] = []
     for pipelines in (pipelines_for(device, m, full=full or wide), WINDOW_PIPELINES if gemm.windows else ()):
         found = found or [
@@ -149,11 +150,24 @@ def rank(
             for pipeline in _serving(gemm, pipelines)
             if device.cores_for(gemm.activation, pipeline)
             for schedule in tilings(gemm, device, pipeline, m, full=full)
-            if not is_known_to_spill(gemm, device, schedule)
+            if not is_unrolled_too_far(schedule)
+            and not any(spills_like(schedule, other) for other in spilling)
         ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))
+
+
+def avoid(gemm: Gemm, device: TileDevice, schedule: Schedule) -> bool:
+    """Choose no schedule from now on that spills as this one was seen to; return whether that is news.
+
+    What was measured to be the fastest is chosen all the same.
+    """
+    if not isinstance(schedule, GpuSchedule) or not note_spilling(gemm, device, schedule):
+        return False
+    best_schedule.cache_clear()
+    _pool_of_one_order.cache_clear()
+    return True
 
 
 def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None = None) -> Candidate:

@@ -1,38 +1,56 @@
-"""Schedules that are legal by estimate, but whose kernels spill: `benchmarks.spills` found them.
+"""Schedules whose kernels were seen to spill registers when they were compiled: the next best are chosen.
 
-LLVM keeps accumulators and operands of AMD kernels in 512 registers; which few values it moves to and fro
-(one register here, into an accumulation register) no estimate tells. The next best schedule is chosen then.
+No estimate tells which values a compiler moves to memory: ptxas and LLVM hoist loads until no register is
+left, and then a few too many. What they report does.
 """
 
 from __future__ import annotations
+
+import json
 
 from ladder.ir.gemm import Gemm
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
-Key = tuple[str, str, str, int, tuple[int, int, int], int, str]
-
-SPILLING: frozenset[Key] = frozenset(
-    {
-        ("rocm/gfx90a", "int2", "bfloat16", 128, (128, 256, 64), 1, "operand"),
-        ("rocm/gfx90a", "uint2", "bfloat16", 128, (128, 256, 64), 1, "operand"),
-        ("rocm/gfx90a", "ternary", "bfloat16", 128, (128, 256, 64), 1, "operand"),
-        ("rocm/gfx950", "int3", "bfloat16", 128, (128, 256, 64), 1, "operand"),
-        ("rocm/gfx950", "int1", "bfloat16", 128, (128, 64, 64), 2, "accumulator"),
-        ("rocm/gfx950", "uint1", "bfloat16", 128, (128, 64, 64), 2, "accumulator"),
-    }
-)
-"""Device, weight, activation, group; tile along M, N and K, slices of K, placement of the scales."""
-
+TRIES = 12
+"""How often the next best schedule is compiled in place of one that spills."""
 
 LONGEST_DOT = 256
 """Elements of K of a stage beyond which dot products that no slices share spill: LLVM unrolls all of it."""
 
+_seen: dict[tuple[str, str], tuple[GpuSchedule, ...]] = {}
 
-def is_known_to_spill(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> bool:
-    """Tell whether the kernel of a schedule was found to spill."""
-    if schedule.pipeline == "dot" and schedule.split_k == 1 and schedule.tile_k > LONGEST_DOT:
-        return True
-    tile = (schedule.tile_m, schedule.tile_n, schedule.tile_k)
-    types = (device.name, gemm.weight, gemm.activation, gemm.group_size)
-    return (*types, tile, schedule.split_k, schedule.placement) in SPILLING
+
+def seen_spilling(gemm: Gemm, device: TileDevice) -> tuple[GpuSchedule, ...]:
+    """Return the schedules whose kernels spilled in this process, at any shape of such a problem."""
+    return _seen.get(_kind(gemm, device), ())
+
+
+def note_spilling(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> bool:
+    """Remember that a schedule's kernel spills; return whether that is news."""
+    known = seen_spilling(gemm, device)
+    if schedule in known:
+        return False
+    _seen[_kind(gemm, device)] = (*known, schedule)
+    return True
+
+
+def _kind(gemm: Gemm, device: TileDevice) -> tuple[str, str]:
+    return device.name, json.dumps(gemm.shape_free(), sort_keys=True)
+
+
+def spills_like(schedule: GpuSchedule, other: GpuSchedule) -> bool:
+    """Tell whether a schedule's kernel spills if another's does.
+
+    It does if it is the same. Blocks of gemv with as many warps leave a thread no more registers, in which as
+    many stages of as many rows find no room.
+    """
+    if schedule.pipeline != "gemv" or other.pipeline != "gemv":
+        return schedule == other
+    taken = [(each.tile_m, each.warp_rows, each.stages, each.warps) for each in (schedule, other)]
+    return all(own >= its for own, its in zip(*taken, strict=True))
+
+
+def is_unrolled_too_far(schedule: GpuSchedule) -> bool:
+    """Tell whether LLVM would spill what it unrolls of a stage."""
+    return schedule.pipeline == "dot" and schedule.split_k == 1 and schedule.tile_k > LONGEST_DOT

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from ladder.api.evidence import Evidence, gather, report_of
 from ladder.ir.gemm import Gemm
 from ladder.runtime.build import Kernel
-from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, tuning_database
+from ladder.runtime.compile import Request, obtain, plan_for, serving, tuning_database
 from schedules.cpu_policy import tile_program
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList
 from tile_types.errors import DeviceError, unknown_name
@@ -29,19 +29,28 @@ class Lowered:
 
     request: Request
 
-    @cached_property
+    @property
     def plan(self) -> Plan:
-        """Which schedule serves which M."""
+        """Which schedule serves which M: once kernels are compiled, none that spills."""
+        return self._built[0] if "_built" in vars(self) else self._chosen
+
+    @cached_property
+    def _chosen(self) -> Plan:
         return plan_for(self.request)
 
     @cached_property
+    def _built(self) -> tuple[Plan, list[Kernel]]:
+        return obtain(self.request)
+
+    @property
     def kernels(self) -> list[Kernel]:
         """The compiled kernel of each entry of the plan."""
-        return obtain(Request(self.request.gemm, self.request.device, self.plan))[1]
+        return self._built[1]
 
     def kernel(self, m: int = 1) -> Kernel:
         """Return the kernel that serves M = ``m``."""
-        return self.kernels[self.plan.index(m)]
+        plan, kernels = self._built
+        return kernels[plan.index(m)]
 
     def source(self, stage: str, m: int = 1) -> str:
         """Return one stage as text.
@@ -81,9 +90,8 @@ class Lowered:
         return str(text)
 
     def serving(self, m: int) -> Lowered:
-        """Return the operator with only the schedule that serves M = ``m``, for any M."""
-        plan = Plan(((ANY_M, self.plan.schedule_for(m)),))
-        return Lowered(Request(self.request.gemm, self.request.device, plan))
+        """Return the operator with only the schedule that serves M = ``m``, for any M; compiles it."""
+        return Lowered(serving(self.request, m))
 
     def evidence(self, m: int = 1) -> Evidence:
         """Return what the kernel that serves M = ``m`` takes and how long it should; compiles it.
@@ -98,10 +106,11 @@ class Lowered:
         from ladder.lower.build import derive_stage
         from schedules.cost_model import predict
 
-        device, schedule = self.request.target, self.plan.schedule_for(m)
+        device = self.request.target
         if not device.is_gpu:
             raise DeviceError(f"evidence is of GPU kernels, not of those for {device.name}")
-        kernel = self.serving(m).kernel(m)
+        served = self.serving(m)
+        schedule, kernel = served.plan.schedule_for(m), served.kernel(m)
         sources = kernel.sources()
         cost = predict(self.request.gemm, device, schedule, m)
         return gather(

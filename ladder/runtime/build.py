@@ -30,6 +30,9 @@ log = logging.getLogger("ladder.build")
 BUILD_THREADS = max(4, min(16, os.cpu_count() or 1))
 """Kernels in the works at once: one in TVM, the others with the device compiler."""
 
+SCRATCH = "scratch_bytes"
+"""Memory of a lane in AMD's reports, where its spilled registers go."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -57,6 +60,17 @@ class Kernel:
     def entry(self) -> str:
         """Name of the function in the library."""
         return str(self.manifest["entry"])
+
+    @property
+    def spilled(self) -> int:
+        """What the device compiler spilled: bytes on NVIDIA, registers and bytes of scratch on AMD."""
+        return spilled(self.manifest["resources"])
+
+
+def spilled(resources: Mapping[str, Mapping[str, int]]) -> int:
+    """Return what kernels spill by the report of their compiler."""
+    reports = [report.items() for report in resources.values()]
+    return sum(count for report in reports for name, count in report if "spill" in name or name == SCRATCH)
 
 
 _kernels: dict[str, Kernel] = {}

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -208,8 +209,8 @@ def plan_for(request: Request) -> Plan:
     # A measurement that arrives in the folder makes older choices stale.
     key = f"{key}-{folder.stat().st_mtime_ns if folder.is_dir() else 0}"
     stored = KernelCache().read_note("plans", key)
-    if stored is not None:
-        return parse_plan(stored)
+    if stored is not None and not _is_outdated(request, kept := parse_plan(stored)):
+        return kept
     plan = _choose(request)
     with contextlib.suppress(CacheError):  # `find_or_build` warns of it
         KernelCache().write_note("plans", key, str(plan))
@@ -236,7 +237,9 @@ def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
         seconds, _, text = stored.partition(" ")
         if not text:
             raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
-        return Candidate(parse_plan(text).schedule_for(m), Cost(float(seconds), "", (), 0, 0))
+        kept = parse_plan(text)
+        if not _is_outdated(Request(gemm, device.name), kept):
+            return Candidate(kept.schedule_for(m), Cost(float(seconds), "", (), 0, 0))
     found: Candidate | None = None
     try:
         found = best_candidate(gemm, device, m)
@@ -245,6 +248,14 @@ def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
         text = "0" if found is None else f"{found.cost.seconds} {Plan(((ANY_M, found.schedule),))}"
         with contextlib.suppress(CacheError):  # `find_or_build` warns of it
             KernelCache().write_note("plans", key, text)
+
+
+def _is_outdated(request: Request, plan: Plan) -> bool:
+    """Tell whether a plan was kept before one of its kernels was compiled, and seen to spill."""
+    from schedules.spilling import seen_spilling
+
+    spilling = seen_spilling(request.gemm, request.target)
+    return any(schedule in spilling for _, schedule in plan.entries)
 
 
 def _plan_key(request: Request, **further: int) -> str:
@@ -275,14 +286,53 @@ def tuning_database() -> TuningDatabase:
 def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
     """Return the plan of a request and the kernel of each of its entries, cached or freshly built.
 
+    Where the policy's choice spills, the next best schedule takes its place.
+
     Raises
     ------
     CompilerError, MissingToolError
         If one must be built and cannot.
     """
-    plan, jobs = jobs_of(request)
-    with _lock:
-        return plan, find_or_build(jobs)
+    from schedules.spilling import TRIES
+
+    for left in reversed(range(TRIES)):
+        plan, jobs = jobs_of(request)
+        with _lock:
+            kernels = find_or_build(jobs)
+        if not left or request.plan is not None or not avoid_spilling(request, plan, kernels):
+            break
+    return plan, kernels
+
+
+def serving(request: Request, m: int) -> Request:
+    """Return the request for only the kernel that serves M = ``m``: compiled, and seen not to spill.
+
+    Raises
+    ------
+    CompilerError, MissingToolError
+        If it must be built and cannot.
+    """
+    from schedules.spilling import TRIES
+
+    for left in reversed(range(TRIES)):
+        one = Plan(((ANY_M, plan_for(request).schedule_for(m)),))
+        found = replace(request, plan=one)
+        if not left or request.plan is not None or not avoid_spilling(request, one, obtain(found)[1]):
+            break
+    return found
+
+
+def avoid_spilling(request: Request, plan: Plan, kernels: Sequence[Kernel]) -> bool:
+    """Have the policy choose no schedules again whose kernels spill; return whether some new ones do."""
+    spilling = [
+        schedule for (_, schedule), kernel in zip(plan.entries, kernels, strict=True) if kernel.spilled
+    ]
+    if not spilling:
+        return False
+    from schedules.policy import avoid
+
+    news = [avoid(request.gemm, request.target, schedule) for schedule in spilling]
+    return any(news)
 
 
 def jobs_of(request: Request) -> tuple[Plan, list[Job]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -15,10 +15,12 @@ from ladder.runtime.build import Job, Kernel, all_built, attempt
 from ladder.runtime.compile import (
     ANY_M,
     Request,
+    avoid_spilling,
     candidate_for,
     family_of,
     jobs_of,
     load_entry,
+    obtain,
     request_for,
     target_of,
 )
@@ -35,6 +37,7 @@ from ladder.runtime.model.recurrent import recurrent_job
 from ladder.runtime.model.rows import rows_job
 from ladder.runtime.model.sequences import sequence_jobs
 from schedules.schedule import Plan as SchedulePlan
+from schedules.spilling import TRIES
 from tile_types.errors import MissingToolError, ScheduleError
 
 if TYPE_CHECKING:
@@ -112,8 +115,12 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
 
     device = get_device(target_of(where))
     program = prepared.program
-    requests = gemm_requests(prepared.parts, device)
-    kernels, further, reasons = build_kernels(prepared.parts, requests, device)
+    for left in reversed(range(TRIES)):
+        requests = gemm_requests(prepared.parts, device)
+        kernels, further, reasons = build_kernels(prepared.parts, requests, device)
+        spilling = any(kernel.spilled for kernel in further)
+        if not (left and spilling and _avoid_spilling(requests.values())):
+            break
     parts = [
         demoted(part, reasons[number]) if number in reasons else part
         for number, part in enumerate(prepared.parts)
@@ -127,6 +134,12 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     executable = bind_program(program, plan, loaded, where)
     named = {kernel.entry: kernel for kernel in (*mine, *further)}
     return Built(program, plan, named, executable)
+
+
+def _avoid_spilling(requests: Iterable[Request]) -> bool:
+    """Have the policy choose other schedules for products whose kernels spill; return whether some do."""
+    news = [avoid_spilling(request, *obtain(request)) for request in requests]
+    return any(news)
 
 
 def gemm_requests(parts: Sequence[Subgraph], device: TileDevice) -> dict[int, Request]:

@@ -1,0 +1,94 @@
+"""What was seen to spill is not chosen again: the next best schedule is, in plans and for one M."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ladder.api.problem import gemm_for
+from ladder.runtime import compile as compiling
+from ladder.runtime.build import Job, Kernel, spilled
+from ladder.runtime.compile import Request, obtain, plan_for, serving
+from schedules import policy, spilling
+from schedules.policy import avoid, rank
+from schedules.schedule import GpuSchedule
+from schedules.spilling import TRIES, spills_like
+from targets import get_device
+
+B200 = get_device("cuda/sm_100a")
+GEMM = gemm_for(8192, 8192, "int4", "float16", group_size=128)
+GEMV = GpuSchedule("gemv", 16, stages=2, warps=24, split_k=4)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(spilling, "_seen", {})
+    yield
+    policy.best_schedule.cache_clear()
+
+
+def test_what_leaves_no_more_registers_and_holds_as_much_spills_too() -> None:
+    assert spills_like(replace(GEMV, warps=28, cluster=2), GEMV)
+    assert spills_like(replace(GEMV, warp_rows=32), GEMV)
+    assert not spills_like(replace(GEMV, warps=16), GEMV)
+    assert not spills_like(replace(GEMV, tile_m=8), GEMV)
+    assert not spills_like(GpuSchedule("mma", 64, 64, 64, stages=4, warps=8), GEMV)
+
+
+def test_the_policy_avoids_what_spilled_at_every_shape() -> None:
+    first = rank(GEMM, B200, 16)[0].schedule
+    assert avoid(GEMM, B200, first)
+    assert not avoid(GEMM, B200, first)  # no news
+    assert first not in [each.schedule for each in rank(GEMM, B200, 16)]
+    other = gemm_for(4096, 4096, "int4", "float16", group_size=128)
+    assert not any(spills_like(each.schedule, first) for each in rank(other, B200, 16))
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, spilling_pipeline: str) -> list[str]:
+    """Have all kernels of a pipeline spill; return the schedules that were compiled."""
+    asked: list[str] = []
+
+    def find(jobs: Sequence[Job]) -> list[Kernel]:
+        asked.extend(str(job.facts["schedule"]) for job in jobs)
+        reports = [8 * (f"'{spilling_pipeline}'" in str(job.facts["schedule"])) for job in jobs]
+        return [
+            Kernel(
+                Path("k.so"), {"resources": {"main": {"registers": 72, "spill_stores": found}}}, True, dict
+            )
+            for found in reports
+        ]
+
+    monkeypatch.setattr(compiling, "find_or_build", find)
+    return asked
+
+
+def test_a_plan_has_the_next_best_where_kernels_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(GEMM, B200.name)
+    before = plan_for(request)
+    assert "gemv" in str(before.schedule_for(16))
+    _found(monkeypatch, "gemv")
+    plan, kernels = obtain(request)
+    assert len(kernels) == len(plan.entries)
+    assert plan.schedule_for(16) != before.schedule_for(16)
+    assert plan_for(request) == plan
+    assert serving(request, 4096).plan.schedule_for(4096) == plan.schedule_for(4096)
+
+
+def test_tries_are_limited_and_a_plan_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(GEMM, B200.name)
+    _found(monkeypatch, "none")
+    one = serving(request, 16)
+    asked = _found(monkeypatch, "gemv")
+    assert obtain(one)[0] == one.plan
+    assert len(asked) == 1
+    serving(request, 16)
+    assert len(set(asked)) <= TRIES
+
+
+def test_what_compilers_report_as_spilled() -> None:
+    assert spilled({"a": {"registers": 72, "spill_stores": 8, "spill_loads": 4}}) == 12
+    assert spilled({"a": {"vgpr": 72, "vgpr_spills": 1}, "b": {"scratch_bytes": 16}}) == 17
+    assert spilled({"a": {"registers": 255, "stack": 64}}) == 0
