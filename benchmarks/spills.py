@@ -144,11 +144,11 @@ def served(kernel: Shipped, known: Known | None = None) -> Outcome:
 
     Raises as `compiled`.
     """
-    outcome = compiled(kernel, known)
+    device, outcome = get_device(kernel.target), compiled(kernel, known)
     for _ in range(TRIES):
-        device, schedule = get_device(kernel.target), parse_schedule(outcome.kernel.schedule)
-        if not (kernel.m and outcome.spilled and avoid(kernel.gemm, device, schedule)):
+        if not kernel.m or not outcome.spilled:
             break
+        avoid(kernel.gemm, device, parse_schedule(outcome.kernel.schedule))
         following = rank(kernel.gemm, device, kernel.m)[0].schedule
         outcome = compiled(replace(kernel, schedule=str(following)), known)
     return outcome

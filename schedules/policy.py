@@ -151,7 +151,7 @@ def rank(
             if device.cores_for(gemm.activation, pipeline)
             for schedule in tilings(gemm, device, pipeline, m, full=full)
             if not is_unrolled_too_far(schedule)
-            and not any(spills_like(schedule, other) for other in spilling)
+            and not any(spills_like(gemm, device, schedule, other) for other in spilling)
         ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 from ladder.ir.gemm import Gemm
+from schedules.footprint import resources
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
@@ -39,16 +40,24 @@ def _kind(gemm: Gemm, device: TileDevice) -> tuple[str, str]:
     return device.name, json.dumps(gemm.shape_free(), sort_keys=True)
 
 
-def spills_like(schedule: GpuSchedule, other: GpuSchedule) -> bool:
-    """Tell whether a schedule's kernel spills if another's does.
+def spills_like(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, other: GpuSchedule) -> bool:
+    """Tell whether a schedule's kernel spills if another's of the same problem does.
 
-    It does if it is the same. Blocks of gemv with as many warps leave a thread no more registers, in which as
-    many stages of as many rows find no room.
+    It does if it is the same. Threads of gemv that have no more registers have no room for as many stages of
+    as many rows either.
     """
     if schedule.pipeline != "gemv" or other.pipeline != "gemv":
         return schedule == other
-    taken = [(each.tile_m, each.warp_rows, each.stages, each.warps) for each in (schedule, other)]
-    return all(own >= its for own, its in zip(*taken, strict=True))
+    if _room(gemm, device, schedule) > _room(gemm, device, other):
+        return False
+    held = [(each.tile_m, each.warp_rows, each.stages) for each in (schedule, other)]
+    return all(own >= its for own, its in zip(*held, strict=True))
+
+
+def _room(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
+    """Return the registers of a thread where as many blocks share a multiprocessor as are meant to."""
+    needs = resources(gemm, device, schedule)
+    return min(255, device.registers_per_unit // (max(1, needs.blocks_per_unit) * needs.threads) // 8 * 8)
 
 
 def is_unrolled_too_far(schedule: GpuSchedule) -> bool:

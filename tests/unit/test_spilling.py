@@ -30,12 +30,17 @@ def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     policy.best_schedule.cache_clear()
 
 
+def _spills_like(schedule: GpuSchedule, other: GpuSchedule = GEMV) -> bool:
+    return spills_like(GEMM, B200, schedule, other)
+
+
 def test_what_leaves_no_more_registers_and_holds_as_much_spills_too() -> None:
-    assert spills_like(replace(GEMV, warps=28, cluster=2), GEMV)
-    assert spills_like(replace(GEMV, warp_rows=32), GEMV)
-    assert not spills_like(replace(GEMV, warps=16), GEMV)
-    assert not spills_like(replace(GEMV, tile_m=8), GEMV)
-    assert not spills_like(GpuSchedule("mma", 64, 64, 64, stages=4, warps=8), GEMV)
+    assert _spills_like(replace(GEMV, warps=28, cluster=2))
+    assert _spills_like(replace(GEMV, warp_rows=32))
+    assert not _spills_like(replace(GEMV, warps=20))
+    assert _spills_like(replace(GEMV, warps=16, split_k=8))  # two blocks share a multiprocessor
+    assert not _spills_like(replace(GEMV, tile_m=8))
+    assert not _spills_like(GpuSchedule("mma", 64, 64, 64, stages=4, warps=8))
 
 
 def test_the_policy_avoids_what_spilled_at_every_shape() -> None:
@@ -44,7 +49,7 @@ def test_the_policy_avoids_what_spilled_at_every_shape() -> None:
     assert not avoid(GEMM, B200, first)  # no news
     assert first not in [each.schedule for each in rank(GEMM, B200, 16)]
     other = gemm_for(4096, 4096, "int4", "float16", group_size=128)
-    assert not any(spills_like(each.schedule, first) for each in rank(other, B200, 16))
+    assert not any(spills_like(other, B200, each.schedule, first) for each in rank(other, B200, 16))
 
 
 def _found(monkeypatch: pytest.MonkeyPatch, spilling_pipeline: str) -> list[str]:
