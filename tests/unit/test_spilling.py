@@ -24,7 +24,8 @@ GEMV = GpuSchedule("gemv", 16, stages=2, warps=24, split_k=4)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(spilling, "_seen", {})
     yield
     policy.best_schedule.cache_clear()
