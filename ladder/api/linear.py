@@ -12,6 +12,7 @@ import torch
 
 from ladder.api.calibration import Moments, calibrated
 from ladder.api.clipping import clipped
+from ladder.api.linear_modules import matrix_of
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
@@ -138,7 +139,7 @@ class Linear(torch.nn.Module):
     @classmethod
     def from_linear(
         cls,
-        linear: torch.nn.Linear,
+        linear: torch.nn.Module,
         weight: str = "int4",
         *,
         group_size: int | None = None,
@@ -155,7 +156,7 @@ class Linear(torch.nn.Module):
         Parameters
         ----------
         linear
-            The layer: float16, bfloat16 or float32, on any device.
+            The layer, or transformers' `Conv1D`: float16, bfloat16 or float32, on any device.
         weight, group_size, zero, activation, keep_canonical, batch_invariant
             See the class.
         clip
@@ -171,11 +172,13 @@ class Linear(torch.nn.Module):
             If the weight cannot be quantized so (NaN: its position is named).
         """
         options |= {"group_size": group_size, "zero": zero}
+        own: Any = linear
+        matrix = matrix_of(linear, own.weight)
         return cls.from_quantized(
-            quantized_matrix(linear.weight, weight, clip=clip, moments=moments, **options),
-            linear.bias,
-            dtype=linear.weight.dtype,
-            device=linear.weight.device,
+            quantized_matrix(matrix, weight, clip=clip, moments=moments, **options),
+            own.bias,
+            dtype=matrix.dtype,
+            device=matrix.device,
             activation=activation,
             keep_canonical=keep_canonical,
             batch_invariant=batch_invariant,

@@ -15,6 +15,7 @@ from ladder.api.calibration import Moments, observe
 from ladder.api.conv import Conv, refusal
 from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
+from ladder.api.linear_modules import is_linear
 from ladder.api.stacked_experts import install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
 from tile_types.errors import LadderError, ShapeError
@@ -130,7 +131,8 @@ def quantize_(
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
 
-    Experts with stacked weights become `GroupedLinear` layers. The options: ladder/api/README.md.
+    So are transformers' `Conv1D` layers, which are linear too. Experts with stacked weights become
+    `GroupedLinear` layers. The options: ladder/api/README.md.
 
     Parameters
     ----------
@@ -158,8 +160,10 @@ def quantize_(
     LadderError
         If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
     """
-    if type(model) is torch.nn.Linear:
-        raise ShapeError("a Linear cannot replace itself in place: use ladder.Linear.from_linear(it, ...)")
+    if is_linear(model):
+        raise ShapeError(
+            f"a {type(model).__name__} cannot replace itself in place: use ladder.Linear.from_linear(it, ...)"
+        )
     plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}), convolutions)
     if calibration is not None:
         plan.observe(model, calibration)
@@ -216,7 +220,7 @@ class _Rules:
 
     def observe(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
         """Run the model on examples and keep what the layers to quantize get."""
-        linear = [(name, m) for name, m in _weighted(model) if isinstance(m, torch.nn.Linear)]
+        linear = [(name, m) for name, m in _weighted(model) if is_linear(m)]
         layers = [module for name, module in linear if isinstance(self.chosen(name, module), dict)]
         self.moments = observe(model, layers, batches)
 
@@ -258,7 +262,7 @@ class _Rules:
 
     def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear | Conv:
         """Quantize one layer, a linear one by what it got if examples were given."""
-        if isinstance(module, torch.nn.Linear):
+        if is_linear(module):
             return Linear.from_linear(module, moments=self.moments.get(module), **options)
         assert isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d)  # `chosen` gives options for no other
         return Conv.from_conv(module, **options)
@@ -286,7 +290,7 @@ class _Rules:
 
     def unfit(self, module: torch.nn.Module) -> str:
         """Say why a module's class is not replaced; empty if it is."""
-        if type(module) is torch.nn.Linear or is_experts(module):
+        if is_linear(module) or is_experts(module):
             return ""
         if self.convolutions and isinstance(module, torch.nn.modules.conv._ConvNd):
             return refusal(module)

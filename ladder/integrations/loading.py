@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ladder.api.linear import LINEAR_OPTIONS
+from ladder.api.linear_modules import extents_of, is_linear
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import read_json
 from tile_types import QuantizedTensor
@@ -57,8 +58,8 @@ class Settings:
 
 
 def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
-    """Return the names of ``torch.nn.Linear`` modules but those that are, or lie within, the skipped ones."""
-    names = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    """Return the names of linear layers but those that are, or lie within, the skipped ones."""
+    names = {name for name, module in model.named_modules() if is_linear(module)}
     return {name for name in names if not is_within(name, skipped)}
 
 
@@ -105,8 +106,8 @@ def owned(matrix: QuantizedTensor) -> QuantizedTensor:
 
 
 def require_shape(layer: Any, name: str, matrix: QuantizedTensor | torch.Tensor) -> None:
-    """Raise `CheckpointError` unless a stored matrix is the weight of a linear layer."""
-    if tuple(matrix.shape) != (layer.out_features, layer.in_features):
+    """Raise `CheckpointError` unless a stored matrix ``[N, K]`` is the weight of a linear layer."""
+    if tuple(matrix.shape) != extents_of(layer):
         raise CheckpointError(
             f"{name}.weight has the shape {list(matrix.shape)}, the layer is {layer.extra_repr()}"
         )

@@ -23,6 +23,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ladder.api.linear import LINEAR_OPTIONS, Linear
+from ladder.api.linear_modules import extents_of, matrix_of
 from ladder.api.quantization import quantize
 from ladder.api.stacked_experts import as_matrix, install, is_experts, layers_from, number_of, stacks
 from ladder.formats.checkpoint import Checkpoint
@@ -130,6 +131,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             if name in self.stacks:
                 weight = as_matrix(model.get_submodule(path), weight)
             else:
+                weight = matrix_of(model.get_submodule(name), weight)
                 require_shape(model.get_submodule(name), name, weight)
             whole = quantize(weight, self.quantization_config.weight, **options)
             self.held[name] = whole if plan is None else plan.shard(name, whole)
@@ -147,7 +149,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             return
         # No rows, but a weight: modules initialise those of the layers that they hold, too.
         module.weight = torch.nn.Parameter(
-            torch.empty(0, module.in_features, device="cpu"), requires_grad=False
+            torch.empty(0, extents_of(module)[1], device="cpu"), requires_grad=False
         )
         module.weight._is_hf_initialized = True
 

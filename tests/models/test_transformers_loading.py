@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ladder
 from benchmarks import zoo
+from tile_types.errors import ShapeError
 
 transformers = pytest.importorskip("transformers", minversion="5")
 zoo._import_torchvision()
@@ -96,6 +98,32 @@ def test_shards_and_stacked_experts(tmp_path: Path) -> None:
     again = auto.from_pretrained(tmp_path / "saved").eval()
     assert len(quantized_layers(again)) == 6
     assert torch.equal(logits(again), logits(model))
+
+
+def test_layers_whose_weights_lie_the_other_way_round(tmp_path: Path) -> None:
+    """GPT-2's `Conv1D`: in place, by examples, while loading, and saved and loaded again."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_embd=64, n_layer=2, n_head=2, vocab_size=64, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    plain = transformers.GPT2LMHeadModel(config).eval()
+    plain.save_pretrained(tmp_path / "plain")
+    in_place = ladder.quantize(plain, "int4", group_size=GROUP, skip=["lm_head"])
+    options = LadderConfig("int4", group_size=GROUP)
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(tmp_path / "plain", quantization_config=options).eval()
+    model.save_pretrained(tmp_path / "saved")
+    again = auto.from_pretrained(tmp_path / "saved").eval()
+    reference = copy.deepcopy(plain)
+    for name, layer in quantized_layers(in_place).items():
+        reference.get_submodule(name).weight.data = layer.canonical.dequantize("float32").T.contiguous()
+    for quantized in (in_place, model, again):
+        assert len(quantized_layers(quantized)) == 8
+        assert torch.allclose(logits(quantized), logits(reference), atol=1e-4, rtol=1e-3)
+    by_examples = ladder.quantize(plain, "int4", group_size=GROUP, calibration=[TOKENS])
+    assert [row.observed for row in ladder.quantization(by_examples).quantized] == [TOKENS.numel()] * 9
+    with pytest.raises(ShapeError, match="a Conv1D cannot replace itself"):
+        ladder.quantize_(plain.transformer.h[0].attn.c_attn)
 
 
 @pytest.mark.parametrize("kind", ["granitemoe", "hy_v3"])

@@ -1,0 +1,32 @@
+"""What quantization takes for a linear layer: torch's own, and transformers' `Conv1D` (GPT-2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
+"""Module and name of the class whose weight is ``[K, N]``: no import of transformers is needed to tell it."""
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    """Tell a layer that is just ``x W^T + b``: of these classes themselves, since others may do more."""
+    return type(module) is torch.nn.Linear or is_transposed(module)
+
+
+def is_transposed(module: torch.nn.Module) -> bool:
+    """Tell a linear layer whose weight is ``[K, N]``."""
+    return (type(module).__module__, type(module).__name__) == TRANSPOSED
+
+
+def matrix_of(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight as a layer stores it as the matrix ``[N, K]``."""
+    return weight.T.contiguous() if is_transposed(module) else weight
+
+
+def extents_of(module: Any) -> tuple[int, int]:
+    """Return N and K, the outputs and inputs of a linear layer."""
+    if is_transposed(module):
+        return int(module.nf), int(module.nx)
+    return int(module.out_features), int(module.in_features)
