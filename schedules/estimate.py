@@ -18,6 +18,7 @@ from ladder.ir.gemm import Gemm
 from schedules.codes import is_timed_by_sixteens, raw_needs_gain
 from schedules.cost_model import predict
 from schedules.footprint import SLICED, resources
+from schedules.layouts import lane_of
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
@@ -28,6 +29,12 @@ FARTHEST = log(4.0)
 
 UNTRIED = 1.15
 """How much slower than the model says a schedule counts that was not measured where others were."""
+
+UNTRIED_MIDDLE = 1.05
+"""The same between `STREAMED_ROWS` and `ALIKE_ROWS`, where kernels of a pipeline were timed nearby."""
+
+NEAR = log(4.0)
+"""Times at M whose logarithms differ by no more tell of each other."""
 
 UNTRIED_DECODED = 1.03
 """The same beyond `ALIKE_ROWS` where weights are decoded to 16 bits: the model was fitted best there."""
@@ -99,6 +106,29 @@ class Correction:
         return exp(self.ratios[place - 1] * (1 - share) + self.ratios[place] * share)
 
 
+@dataclass(frozen=True)
+class Levels:
+    """How far the model is off at a shape, by pipeline and M: the median of what was timed nearby.
+
+    Parameters
+    ----------
+    timed
+        Pipeline, logarithm of M, logarithm of the measured over the predicted time.
+    """
+
+    timed: tuple[tuple[str, float, float], ...] = ()
+
+    def compares(self, pipeline: str, m: int) -> bool:
+        """Tell whether kernels of a pipeline were timed near M."""
+        return any(name == pipeline and abs(at - log(m)) <= NEAR for name, at, _ in self.timed)
+
+    def of(self, pipeline: str, m: int) -> float:
+        """Return the measured over the predicted time of a pipeline near M, else of the likest timed."""
+        own = [row for row in self.timed if row[0] == pipeline] or self.timed
+        near = [row for row in own if abs(row[1] - log(m)) <= NEAR] or own
+        return exp(median(ratio for _, _, ratio in near)) if near else 1.0
+
+
 class Estimator:
     """Estimates of one problem on one device.
 
@@ -125,7 +155,8 @@ class Estimator:
         exact = bool(legal) and distance(legal[0], gemm) == 0
         self._known = sorted({row.m for row in legal}) if exact else []
         self._corrections = _corrections(gemm, device, legal)
-        self._typical = _typical(self._corrections, UNTRIED)
+        self._typical = _typical(self._corrections, 1.0)
+        self._levels = _levels(gemm, device, legal)
         self._lean = 1.0 if exact else LEAN
         self.close = _close(gemm, device)
         self._close_typical = _typical(self._corrections, UNTRIED_DECODED, ALIKE_ROWS)
@@ -138,7 +169,8 @@ class Estimator:
             if legal := self._legal(filter(alike, rows)):
                 found = Estimator(self.gemm, self.device)
                 found._corrections = _corrections(other, self.device, legal)
-                found._typical = _typical(found._corrections, UNTRIED)
+                found._typical = _typical(found._corrections, 1.0)
+                found._levels = _levels(other, self.device, legal)
                 return found
         return None
 
@@ -166,6 +198,27 @@ class Estimator:
         found = self._few._corrections.get(schedule)
         return found is not None and found.least <= m
 
+    def compares(self, pipeline: str, m: int) -> bool:
+        """Tell whether estimates of a pipeline compare with those of others: it was timed near M."""
+        source = self if self._few is None else self._few
+        return self._is_middle(m) and source._levels.compares(pipeline, m)
+
+    def _is_middle(self, m: int) -> bool:
+        """Tell whether pipelines overlap at M, and the core takes what weights are decoded to.
+
+        Where integers or fp8 are made of other codes, models of pipelines do not compare.
+        """
+        made = lane_of(self.gemm.activation) == 16 or self.gemm.weight == self.gemm.activation != "int8"
+        return STREAMED_ROWS < m <= ALIKE_ROWS and made
+
+    def _level(self, pipeline: str, m: int) -> tuple[float, float]:
+        """Return how far the model is off, and how much slower what was not timed counts."""
+        if not self._corrections:
+            return 1.0, 1.0
+        if self._is_middle(m):
+            return self._levels.of(pipeline, m), UNTRIED_MIDDLE
+        return self._typical, UNTRIED
+
     def knows(self, m: int) -> bool:
         """Tell whether this very shape was measured at M = ``m``."""
         return m in self._known
@@ -176,6 +229,7 @@ class Estimator:
         Where this shape was measured around M, what was not among the fastest there cannot be. Where the
         model is close, it is not corrected by what was measured at another shape.
         """
+        assert isinstance(schedule, GpuSchedule)
         if self._few is not None and m <= ALIKE_ROWS:
             return self._few.seconds(schedule, m)
         found = self._corrections.get(schedule)
@@ -183,15 +237,15 @@ class Estimator:
         close = self.close and m > ALIKE_ROWS
         if close and not self._known:
             return predicted
+        level, untried = self._level(schedule.pipeline, m)
         if found is not None:
-            lean, others = self._lean, self._typical / UNTRIED
-            return exp(lean * log(found.at(m)) + (1 - lean) * log(others)) * predicted
+            return exp(self._lean * log(found.at(m)) + (1 - self._lean) * log(level)) * predicted
         if close and not self.knows(m):
             return self._close_typical * predicted
         if not self._surrounds(m):
-            return self._typical * predicted
+            return untried * level * predicted
         fastest = min(map(partial(self.seconds, m=m), self.measured))
-        return max(self._typical * predicted, (LOST if self.knows(m) else UNTRIED) * fastest)
+        return max(untried * level * predicted, (LOST if self.knows(m) else untried) * fastest)
 
     def _surrounds(self, m: int) -> bool:
         """Whether this shape was measured within a factor of four below and, unless at the end, above."""
@@ -223,6 +277,18 @@ def _resident(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
 def _close(gemm: Gemm, device: TileDevice) -> bool:
     """Whether the model of many rows is fitted well: for wgmma, weights are decoded as was timed."""
     return "wgmma" in device.features and is_timed_by_sixteens(gemm)
+
+
+def _levels(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> Levels:
+    """Compare measurements of GPU schedules with predictions at the shape where they were made."""
+    if not rows:
+        return Levels()
+    here, timed = gemm_at(gemm, rows[0].n, rows[0].k), []
+    for row in rows:
+        assert isinstance(row.schedule, GpuSchedule)
+        predicted = predict(here, device, row.schedule, row.m).seconds
+        timed.append((row.schedule.pipeline, log(row.m), log(row.seconds / predicted)))
+    return Levels(tuple(timed))
 
 
 def _typical(corrections: Mapping[Schedule, Correction], untried: float, least: int = 1) -> float:

@@ -263,10 +263,11 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
 
 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
-    """Return the expected time; unless measured, other pipelines than M's own do not compete."""
+    """Return the expected time; other pipelines than M's own compete only where they were timed."""
     assert isinstance(schedule, GpuSchedule)
-    own = schedule.pipeline in pipelines_for(estimator.device, m) or estimator.tells(schedule, m)
-    return estimator.seconds(schedule, m) if own else FOREIGN_SECONDS
+    own = schedule.pipeline in pipelines_for(estimator.device, m)
+    timed = own or estimator.tells(schedule, m) or estimator.compares(schedule.pipeline, m)
+    return estimator.seconds(schedule, m) if timed else FOREIGN_SECONDS
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:

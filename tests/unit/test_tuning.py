@@ -14,7 +14,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import predict
-from schedules.estimate import LEAN, Estimator, nearest
+from schedules.estimate import LEAN, UNTRIED_MIDDLE, Estimator, nearest
 from schedules.footprint import resources
 from schedules.legal import is_legal
 from schedules.policy import make_plan, rank
@@ -192,11 +192,11 @@ def test_plan_uses_measured_schedules_that_still_fit() -> None:
 
 def test_a_measured_shape_helps_similar_ones_and_no_others() -> None:
     odd = GpuSchedule("wgmma", 64, 128, 64, stages=3, warps=4)
-    others = [candidate.schedule for candidate in rank(GEMM, H200, 16)[:3]]
-    points = {64: odd, 8: others[0], 16: others[1], 32: others[2]}
+    points = {64: odd, 8: None, 16: None, 32: None, 48: None, 96: None, 128: None}
+    schedules = {m: schedule or rank(GEMM, H200, m, wide=True)[0].schedule for m, schedule in points.items()}
     rows = [
         Measurement(4096, 4096, m, s, (0.1 if s == odd else 1.0) * predict(GEMM, H200, s, m).seconds)
-        for m, s in points.items()
+        for m, s in schedules.items()
     ]
     assert planned(rows, replace(GEMM, n=5120, k=4096)).schedule_for(64) == odd
     assert planned(rows, replace(GEMM, n=28672, k=8192)).schedule_for(64) != odd
@@ -242,6 +242,24 @@ def test_a_class_that_nobody_measured_takes_after_the_likest_one_for_few_rows() 
     assert borrowed.seconds(schedule, 32) != alone.seconds(schedule, 32)
     assert borrowed.seconds(schedule, 512) == alone.seconds(schedule, 512)
     assert not borrowed.knows(1)
+
+
+def test_pipelines_compete_where_they_were_timed_near_the_rows_in_question() -> None:
+    """gemv was timed at 16 rows and found to be as fast as predicted, wgmma at 64 and four times as slow."""
+    streamed, decoded = GpuSchedule("gemv", 16, warps=16, split_k=4), SCHEDULE
+    rows = [
+        Measurement(4096, 4096, m, s, factor * predict(GEMM, H200, s, m).seconds)
+        for m, s, factor in ((16, streamed, 1.0), (64, decoded, 4.0))
+    ]
+    estimator = Estimator(replace(GEMM, n=5120), H200, rows)
+    assert estimator.compares("gemv", 32)
+    assert not estimator.compares("gemv", 16)  # where it is the pipeline in any case
+    assert not estimator.compares("mma", 32)
+    untimed = replace(streamed, warps=24, split_k=6), replace(decoded, stages=2)
+    levels = [estimator.seconds(s, 32) / predict(estimator.gemm, H200, s, 32).seconds for s in untimed]
+    assert levels == pytest.approx([UNTRIED_MIDDLE, 4 * UNTRIED_MIDDLE])
+    integers = replace(GEMM, weight="int4", activation="int8", output="float32")
+    assert not Estimator(integers, H200, rows).compares("gemv", 32)
 
 
 def test_a_ratio_measured_at_another_shape_holds_in_part() -> None:
