@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ladder.capture import capture
 from ladder.capture.interpreter import emit
+from ladder.capture.values.tensors import restore_memory, saved_memory
 
 ROWS, WIDTH = 6, 4
 State = dict[str, Tensor]
@@ -141,3 +142,30 @@ def test_a_failed_run_leaves_what_the_program_leaves(
             torch.testing.assert_close(found[name], value, msg=f"{name} after {what}")
     names = {name for name, value in found.items() if any(value is each for each in copied)}
     assert names == KEPT[program]
+
+
+def test_memory_of_all_kinds_is_put_back_and_no_version_grows() -> None:
+    base, turned = torch.arange(10.0), torch.arange(6.0).view(2, 3).t()
+    both = torch.tensor([1 + 2j])
+    written = [
+        *(
+            base[2:5],
+            turned,
+            both,
+            both.imag,
+            torch.tensor(3.0),
+            torch.zeros(0),
+            torch.nn.Parameter(torch.ones(3)),
+        ),
+        *(torch.tensor([each]) for each in range(4)),
+    ]
+    before = [tensor.detach().clone() for tensor in written]
+    saved = saved_memory(written)
+    with torch.no_grad():
+        for tensor in (base, *written[1:]):
+            tensor.mul_(2).add_(1)
+    versions = [tensor._version for tensor in written]
+    restore_memory(saved)
+    for tensor, value in zip(written, before, strict=True):
+        torch.testing.assert_close(tensor.detach(), value, rtol=0, atol=0)
+    assert [tensor._version for tensor in written] == versions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -149,19 +149,42 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(autocast[-1])
 
 
-Memory = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
-"""Storages, each with a copy of what it held."""
+class Memory(NamedTuple):
+    """What a graph writes, with copies of what lay there.
+
+    Parameters
+    ----------
+    joined
+        Tensors of one type and device that are all of their storages, with one copy of all: one copy of
+        many costs little more than one of each.
+    storages
+        Other storages, each with its copy.
+    """
+
+    joined: list[tuple[list[torch.Tensor], torch.Tensor]]
+    storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
 
 def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
     """Return what lies in the memory of tensors that a graph writes, so that a failed run can be undone."""
-    storages = [tensor.untyped_storage() for tensor in written]
-    return [(storage, storage.clone()) for storage in storages]  # type: ignore[no-untyped-call]
+    joined, others = dict[Any, list[torch.Tensor]](), list[torch.UntypedStorage]()
+    for tensor in written:
+        storage = tensor.untyped_storage()
+        if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
+            joined.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        else:
+            others.append(storage)
+    with torch.no_grad():
+        copies = [(group, torch.cat([each.view(-1) for each in group])) for group in joined.values()]
+    return Memory(copies, [(each, each.clone()) for each in others])  # type: ignore[no-untyped-call]
 
 
 def restore_memory(saved: Memory) -> None:
     """Put back what `saved_memory` gave."""
-    for storage, before in saved:
+    for group, copy in saved.joined:
+        for tensor, part in zip(group, torch.split(copy, [each.numel() for each in group]), strict=True):
+            tensor.untyped_storage().copy_(part.clone().untyped_storage())
+    for storage, before in saved.storages:
         storage.copy_(before)
 
 
