@@ -31,7 +31,9 @@ from ladder.movement.rewrite import rewrite
 
 Expr = Any
 
-LANES = 16
+LANES, NARROW = 16, 4
+"""Elements of a vector, and of those that what is left of a row is taken in."""
+
 LONGEST = 1 << 13
 """Elements of a row that are kept between its reductions and its results: half of the first-level cache."""
 
@@ -112,35 +114,47 @@ class CpuNest(Nest):
         TVM takes loops with other conditions apart into single lanes, and does not do so right where values
         are kept.
         """
-        whole = self.values.simplified(stop - start) // LANES
-        if is_zero(whole):
-            return True
-        chunk, lane = self.probe("chunk", whole), self.probe("lane", LANES)
+        return all(
+            self._is_decided(value, index, *each) for each in self.loops(start, stop, LANES) if each[2] > 1
+        )
+
+    def _is_decided(
+        self, value: str, index: Callable[[Expr], Index], first: Expr, turns: Expr, lanes: int
+    ) -> bool:
+        chunk, lane = self.probe("chunk", turns), self.probe("lane", lanes)
         with self.values.only_loads():
-            self.reads(value, index(start + chunk * LANES + lane))
+            self.reads(value, index(first + chunk * lanes + lane))
             return not any(
                 uses(part, (chunk, lane)) for comparison in self.values.open for part in comparison
             )
 
     def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
-        """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
-        count = self.values.simplified(stop - start)
-        whole = count // lanes if lanes > 1 else 0
-        if not is_zero(whole):
-            with (
-                b.loop(whole) as chunk,
-                self.ranged(chunk, whole),
-                b.vector(lanes) as lane,
-                self.ranged(lane, lanes),
-                self.in_lane(lane, lanes),
-            ):
-                body(start + chunk * lanes + lane, lane)
+        """Emit ``body(i, lane)`` for start <= i < stop: in vectors, narrow ones, then in lane 0."""
+        for first, turns, width in self.loops(start, stop, lanes):
+            if width == 1:
+                with b.loop(turns) as at, self.ranged(at, turns):
+                    body(first + at, 0)
+            else:
+                with (
+                    b.loop(turns) as chunk,
+                    self.ranged(chunk, turns),
+                    b.vector(width) as lane,
+                    self.ranged(lane, width),
+                    self.in_lane(lane, width),
+                ):
+                    body(first + chunk * width + lane, lane)
             self.values.forget()
-        rest = self.values.simplified(count - whole * lanes)
-        if not is_zero(rest):
-            with b.loop(rest) as at, self.ranged(at, rest):
-                body(start + whole * lanes + at, 0)
-            self.values.forget()
+
+    def loops(self, start: Expr, stop: Expr, lanes: int) -> Iterator[tuple[Expr, Expr, int]]:
+        """Yield the loops that go from ``start`` to ``stop``: where each begins, its turns, their lanes."""
+        rest = self.values.simplified(stop - start)
+        for width in (lanes, NARROW, 1) if lanes > 1 else (1,):
+            turns = self.values.simplified(rest // width)
+            if is_zero(turns) or (width == NARROW and turns == 1):  # not worth its code
+                continue
+            yield start, turns, width
+            start = self.values.simplified(start + turns * width)
+            rest = self.values.simplified(rest - turns * width)
 
     def reduce(self, node: Node, index: Index) -> None:
         """Emit one reduction: a sum per lane, then over lanes."""
