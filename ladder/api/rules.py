@@ -131,8 +131,7 @@ def quantize_(
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
 
-    So are transformers' `Conv1D` layers, which are linear too. Experts with stacked weights become
-    `GroupedLinear` layers. The options: ladder/api/README.md.
+    transformers' `Conv1D` too; stacked experts become `GroupedLinear`. Options: ladder/api/README.md.
 
     Parameters
     ----------
@@ -161,9 +160,7 @@ def quantize_(
         If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
     """
     if is_linear(model):
-        raise ShapeError(
-            f"a {type(model).__name__} cannot replace itself in place: use ladder.Linear.from_linear(it, ...)"
-        )
+        raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
     plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}), convolutions)
     if calibration is not None:
         plan.observe(model, calibration)
