@@ -34,6 +34,12 @@ class DTypeError(LadderError, TypeError):
     """A tensor has another element type than the operator needs."""
 
 
+def require_kind(value: object, kind: type, what: str) -> None:
+    """Raise DTypeError, "<what>, got <type>", unless a value is of a class."""
+    if not isinstance(value, kind):
+        raise DTypeError(f"{what}, got {type(value).__name__}")
+
+
 class DeviceError(LadderError, RuntimeError):
     """A tensor or a kernel lives on another device than the call needs."""
 

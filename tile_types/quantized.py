@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, is_torch
-from tile_types.errors import ArtifactError, ConversionError, LadderError, ShapeError, unknown_name
+from tile_types.errors import ArtifactError, ConversionError, LadderError, ShapeError, require_kind, unknown_name
 from tile_types.library import get_type
 from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes
 from tile_types.scaling import block_rows, grouped_columns, row_chunks
@@ -300,6 +300,11 @@ def _require_types(ttype: TType, arrays: dict[str, Array]) -> None:
 
 
 _ONE_BYTE = tuple(name for name in NUMPY_DTYPES if name.startswith(("e8", "fp8")))
+
+
+def check_quantized(weight: object) -> None:
+    """Raise DTypeError unless a weight is a `QuantizedTensor`."""
+    require_kind(weight, QuantizedTensor, "weight must be what ladder.quantize(matrix, type) returned")
 
 
 def _pair(values: Any) -> tuple[int, int]:

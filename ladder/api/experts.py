@@ -13,10 +13,11 @@ from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
 from ladder.runtime import experts, operator
 from ladder.runtime.compile import Request, target_of
-from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
+from ladder.runtime.packed import PackedWeight, check_packed, layout_of, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
+from tile_types.quantized import check_quantized
 
 if TYPE_CHECKING:
     from schedules.schedule import Plan
@@ -102,7 +103,11 @@ class GroupedMatmul:
         ------
         ShapeError
             If there are not E of them, or one is not this operator's.
+        DTypeError
+            If one is not quantized.
         """
+        for weight in weights:
+            check_quantized(weight)
         where = torch.device(device) if device is not None else None
         if where is None and weights and is_torch(weights[0].storage):
             where = weights[0].storage.device
@@ -150,6 +155,7 @@ class GroupedMatmul:
         DTypeError, DeviceError, ShapeError
             If an argument does not fit.
         """
+        check_packed(packed)
         layout = layout_of(self.gemm, x.device.type)
         if packed.layout != layout:
             refuse_layout(packed.layout, layout)

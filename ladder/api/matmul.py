@@ -20,11 +20,12 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
 from ladder.runtime.kernel import Call, CompiledGemm
-from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
+from ladder.runtime.packed import PackedWeight, check_packed, layout_of, pack, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
 from tile_types.errors import DeviceError
+from tile_types.quantized import check_quantized
 
 if TYPE_CHECKING:
     from schedules.schedule import Plan
@@ -187,7 +188,10 @@ class Matmul:
         ------
         ShapeError
             If its extents, type, group size or zero points are not this operator's.
+        DTypeError
+            If it is not quantized.
         """
+        check_quantized(weight)
         where = torch.device(device) if device is not None else None
         if where is None and is_torch(weight.storage):
             where = weight.storage.device
@@ -238,11 +242,16 @@ class Matmul:
         if (learns and torch.is_grad_enabled()) or (watched and operator.needs_dispatch(x)):
             self._check_layout(x.device, packed)
             return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
-        call = packed.calls.get(self) or self._bind(x.device, packed)
+        try:
+            call = packed.calls.get(self) or self._bind(x.device, packed)
+        except AttributeError:
+            check_packed(packed)
+            raise
         return call(x, bias, token_scale)
 
     def _check_layout(self, where: torch.device, packed: PackedWeight) -> None:
         """Raise unless the weight was packed for this operator."""
+        check_packed(packed)
         expected = self._facts.layouts.get(where.type, packed.layout)
         if packed.layout != expected:
             refuse_layout(packed.layout, expected)

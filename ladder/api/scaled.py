@@ -14,7 +14,8 @@ from ladder.runtime.scaled import ScaledOperand, kernel_for, multiply, operand_o
 from schedules.scaled import ScaledCost, ScaledSchedule, choose, predict
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, get_type
-from tile_types.errors import ConversionError, DTypeError, ShapeError, unknown_name
+from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind, unknown_name
+from tile_types.quantized import check_quantized
 
 if TYPE_CHECKING:
     from ladder.runtime.build import Kernel
@@ -94,6 +95,7 @@ class ScaledMatmul:
         ShapeError, DTypeError
             If its extents or type are not this operator's.
         """
+        check_quantized(weight)
         if tuple(weight.shape) != (self.form.n, self.form.k):
             raise ShapeError(
                 f"the weight is {list(weight.shape)}, this operator needs {[self.form.n, self.form.k]}"
@@ -146,6 +148,7 @@ class ScaledMatmul:
         DTypeError, DeviceError, ShapeError
             If an argument does not fit, or there are no such cores where they lie.
         """
+        require_kind(packed, ScaledOperand, "packed must be what this operator's pack(weight) returned")
         y = multiply(self.form, self.operand(x), packed, bias)
         return y.reshape(*x.shape[:-1], self.form.n)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
-from tile_types.errors import ArtifactError, ShapeError
+from tile_types.errors import ArtifactError, ShapeError, require_kind
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,11 @@ def layout_of(gemm: Gemm, family: str) -> str:
     fields = asdict(gemm)
     further = [name for name in ("experts", "power_scales") if fields[name]]
     return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *further))])
+
+
+def check_packed(packed: object) -> None:
+    """Raise DTypeError unless the operand is what an operator's ``pack`` returned."""
+    require_kind(packed, PackedWeight, "packed must be what this operator's pack(weight) returned")
 
 
 def refuse_layout(found: str, expected: str) -> NoReturn:

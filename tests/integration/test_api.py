@@ -247,6 +247,25 @@ def test_wrong_weight_bias_and_scale_are_named(pair) -> None:
         biased(x, packed, torch.zeros(N, device="meta").half())
 
 
+@pytest.mark.parametrize("operand", ["quantized", torch.zeros(4), [torch.zeros(4)], None])
+def test_weights_that_are_not_packed_or_not_quantized_are_named(pair, operand) -> None:
+    op, quantized = pair[0], ladder.quantize(matrix(N, K), "int3", group_size=36)
+    experts = ladder.GroupedMatmul(E=2, N=N, K=K, weight="int3", activation="float16", group_size=36)
+    x = matrix(3, K).half()
+    packed = quantized if operand == "quantized" else operand
+    for call in (
+        lambda: op(x, packed),
+        lambda: op(x.requires_grad_(), packed),
+        lambda: experts(x, packed, torch.zeros(3, dtype=torch.int32)),
+    ):
+        with pytest.raises(ladder.DTypeError, match=r"what this operator's pack\(weight\) returned, got "):
+            call()
+    if operand != "quantized":
+        for pack in (op.pack, lambda weight: experts.pack([weight, weight])):
+            with pytest.raises(ladder.DTypeError, match=r"what ladder.quantize\(.*\) returned, got "):
+                pack(operand)
+
+
 def test_wrong_problem_is_named() -> None:
     with pytest.raises(ladder.UnknownNameError, match="'int4'"):
         ladder.Matmul(N, K, "imt4")
