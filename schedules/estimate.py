@@ -2,7 +2,8 @@
 
 A measured schedule is predicted at each M at which it ran; the ratio of the measured to the
 predicted time, interpolated over log M, corrects the prediction at other M. Measurements of the
-nearest shape in the same class serve a shape that was never measured.
+nearest shape in the same class serve a shape that was never measured, and those of one product another
+one of its architecture: by the ratio of the predictions for both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from schedules.layouts import lane_of
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
 from schedules.tuning import Measurement
-from targets import TileDevice
+from targets import TileDevice, get_device
 
 FARTHEST = log(4.0)
 """Shapes whose N and K differ by more than this in sum of logarithms say nothing about each other."""
@@ -75,6 +76,15 @@ def nearest(rows: Sequence[Measurement], gemm: Gemm) -> list[Measurement]:
     if best is None or distance(best, gemm) >= FARTHEST:
         return []
     return [row for row in rows if (row.n, row.k) == (best.n, best.k)]
+
+
+def transferred(row: Measurement, gemm: Gemm, device: TileDevice) -> Measurement:
+    """Return a measurement as it is expected on ``device`` where it was made on another product."""
+    if row.device in ("", device.name):
+        return row
+    here, there = gemm_at(gemm, row.n, row.k), get_device(row.device)
+    new, old = (predict(here, which, row.schedule, row.m).seconds for which in (device, there))
+    return replace(row, seconds=row.seconds * new / old, device="")
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,7 @@ class Estimator:
         """Return the estimator for few rows of x that what was measured of the likest class gives."""
         for other, rows in akin:
             alike = partial(_tells_of_others, self.gemm, other, self.device)
-            if legal := self._legal(filter(alike, rows)):
+            if legal := self._legal(filter(alike, rows), other):
                 found = Estimator(self.gemm, self.device)
                 found._corrections = _corrections(other, self.device, legal)
                 found._typical = _typical(found._corrections, 1.0)
@@ -174,10 +184,10 @@ class Estimator:
                 return found
         return None
 
-    def _legal(self, rows: Iterable[Measurement]) -> list[Measurement]:
-        """Return what was measured at the nearest shape of schedules that are legal here."""
+    def _legal(self, rows: Iterable[Measurement], other: Gemm | None = None) -> list[Measurement]:
+        """Return what was measured, of ``other`` if given, at the nearest shape of schedules legal here."""
         return [
-            row
+            transferred(row, other or self.gemm, self.device)
             for row in nearest(list(rows), self.gemm)
             if isinstance(row.schedule, GpuSchedule) and is_legal(self.gemm, self.device, row.schedule)
         ]

@@ -2,8 +2,10 @@
 
 A measurement is keyed on what decides a kernel's speed: the device, the problem's class (`class_of`),
 N, K, M, and the generation of the emitters. What an epilogue adds does not count: a layer with a
-bias finds what was measured without. Each user entry is a JSON file of its own, written to a
-temporary file and renamed, so that processes never see half an entry nor lose each other's.
+bias finds what was measured without. What ships for an architecture serves its other products
+(`targets.machines`) too: such rows name the device that they were measured on. Each user entry is a
+JSON file of its own, written to a temporary file and renamed, so that processes never see half an
+entry nor lose each other's.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class Measurement:
         What ran.
     seconds
         Median time of one call.
+    device
+        Name of the device where it was measured; empty: the one that was asked for.
     """
 
     n: int
@@ -57,6 +61,7 @@ class Measurement:
     m: int
     schedule: Schedule
     seconds: float
+    device: str = ""
 
 
 def class_of(gemm: Gemm) -> dict[str, Any]:
@@ -65,9 +70,10 @@ def class_of(gemm: Gemm) -> dict[str, Any]:
     return {name: fields[name] for name in CLASS_FIELDS if name in fields}
 
 
-def class_key(device: TileDevice, gemm: Gemm) -> str:
-    """Return the canonical text of a class on a device."""
-    return _canonical({"device": device.name, "gemm": class_of(gemm), "generation": GENERATION})
+def class_key(device: TileDevice, gemm: Gemm, *, row: bool = False) -> str:
+    """Return the canonical text of a class on a device, or on the one of the table's ``row``."""
+    name = device.row if row else device.name
+    return _canonical({"device": name, "gemm": class_of(gemm), "generation": GENERATION})
 
 
 def _widths(fields: Mapping[str, Any]) -> tuple[int, int]:
@@ -122,21 +128,21 @@ class TuningDatabase:
         key = class_key(device, gemm)
         own = {(row.n, row.k, row.m): row for row in self._user_rows(key)}
         own |= {(row.n, row.k, row.m): row for row in self._memory.get(key, ())}
-        shipped = _read_shipped(self.shipped).get(key, ())
-        kept = (row for row in shipped if (row[0], row[1], row[2]) not in own)
-        return (*own.values(), *(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in kept))
+        shipped = _read_shipped(self.shipped).get(class_key(device, gemm, row=True), ())
+        kept = [row for row in shipped if (row[0], row[1], row[2]) not in own]
+        return (*own.values(), *_shipped_on(device, kept))
 
     def relatives(self, device: TileDevice, gemm: Gemm) -> Iterator[tuple[Measurement, ...]]:
         """Yield what ships of every other class whose codes and operands are as wide."""
-        own = class_key(device, gemm)
+        own = class_key(device, gemm, row=True)
         for key, rows in _read_shipped(self.shipped).items():
             fields = json.loads(key)
             if (
                 key != own
-                and fields["device"] == device.name
+                and fields["device"] == device.row
                 and _widths(fields["gemm"]) == _widths(class_of(gemm))
             ):
-                yield tuple(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
+                yield _shipped_on(device, rows)
 
     def akin(self, device: TileDevice, gemm: Gemm) -> list[tuple[Gemm, tuple[Measurement, ...]]]:
         """Return what ships of classes that decode to operands of the same width, the most alike first.
@@ -148,9 +154,8 @@ class TuningDatabase:
             fields = json.loads(key)
             other = {"power_scales": False, **fields["gemm"]}
             alike = wide == lane_of(other["activation"]) and gemm.scale == other["scale"]
-            if alike and fields["device"] == device.name and key != class_key(device, gemm):
-                measured = tuple(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
-                found.append((replace(gemm, **other), measured))
+            if alike and fields["device"] == device.row and key != class_key(device, gemm, row=True):
+                found.append((replace(gemm, **other), _shipped_on(device, rows)))
         return sorted(found, key=lambda entry: _unlikeness(gemm, entry[0]))
 
     def lookup(self, device: TileDevice, gemm: Gemm, m: int) -> Schedule | None:
@@ -184,6 +189,12 @@ class TuningDatabase:
 
 Row = tuple[int, int, int, str, float]
 """N, K, M, the schedule's text, seconds."""
+
+
+def _shipped_on(device: TileDevice, rows: Iterable[Row]) -> tuple[Measurement, ...]:
+    """Return what ships of the row of the table that a device is, or is a product of."""
+    where = "" if device.name == device.row else device.row
+    return tuple(Measurement(n, k, m, _schedule(s), t, where) for n, k, m, s, t in rows)
 
 
 def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Iterable[Measurement]]) -> int:
@@ -243,7 +254,7 @@ def shipped_winners(device: TileDevice) -> Iterator[tuple[dict[str, Any], Schedu
     """Yield class and schedule of every point's fastest row that ships for a device, each pair once."""
     for key, rows in _read_shipped(SHIPPED).items():
         fields = json.loads(key)
-        if fields["device"] != device.name:
+        if fields["device"] != device.row:
             continue
         best: dict[tuple[int, int, int], Row] = {}
         for row in rows:

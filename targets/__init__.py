@@ -9,6 +9,7 @@ from __future__ import annotations
 from targets import amd, cpu, nvidia
 from targets.detect import VisibleGpu, host_cpu, rocm_architectures, visible_gpus
 from targets.device import Core, Layer, TileDevice
+from targets.machines import PRODUCTS, product
 from tile_types.errors import unknown_name
 
 __all__ = [
@@ -38,7 +39,8 @@ def get_device(name: str | TileDevice) -> TileDevice:
     Parameters
     ----------
     name
-        ``"cuda/sm_90a"``, ``"sm_90a"``, ``"rocm/gfx942"``, ``"cpu/amx"``, or ``"cpu"`` for this host.
+        ``"cuda/sm_90a"``, ``"sm_90a"``, ``"rocm/gfx942"``, ``"cpu/amx"``, or ``"cpu"`` for this host;
+        other products (`targets.machines`) are ``"cuda/sm_90a:h100"``, ``"cuda/sm_90a:114sm-2039gbs-50mib"``.
 
     Raises
     ------
@@ -49,7 +51,10 @@ def get_device(name: str | TileDevice) -> TileDevice:
         return name
     if name == "cpu" or (name.startswith("cpu/") and name not in _DEVICES and name == host_cpu().name):
         return host_cpu()
-    device = _DEVICES.get(_ALIASES.get(name, name))
+    row, colon, numbers = PRODUCTS.get(name, name).partition(":")
+    device = _DEVICES.get(_ALIASES.get(row, row))
+    if device is not None and colon:
+        device = product(device, numbers)
     if device is None:
-        raise unknown_name("device", name, [*_DEVICES, *_ALIASES, "cpu"])
+        raise unknown_name("device", name, [*_DEVICES, *_ALIASES, *PRODUCTS, "cpu"])
     return device

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from targets import nvidia
 from targets.cpu import ATTRIBUTES, cpu_device, mcpu_for
 from targets.device import TileDevice
+from targets.machines import Numbers, name_with
 
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
+MULTIPROCESSORS, MEMORY_KHZ, MEMORY_BITS, L2_BYTES = 16, 36, 37, 38
 """CUdevice_attribute values (CUDA driver API)."""
+
+DOUBLE_RATE = 2
+"""Transfers per clock that the driver states of memory."""
 
 ALIASES: Mapping[str, str] = {"asimddp": "dotprod", "avx512vbmi": "avx512_vbmi"}
 """cpuinfo flags that we spell differently."""
@@ -41,7 +47,10 @@ CUDA_ARCHITECTURES: Mapping[tuple[int, int], str] = {
 
 @dataclass(frozen=True)
 class VisibleGpu:
-    """A GPU that the driver shows: its ordinal, compute capability and device name (None: unsupported)."""
+    """A GPU that the driver shows: its ordinal, compute capability and device name (None: unsupported).
+
+    The name holds what tells it from the product of its architecture's row.
+    """
 
     ordinal: int
     capability: tuple[int, int]
@@ -126,16 +135,50 @@ def visible_gpus() -> list[VisibleGpu]:
 
 
 def _gpu(library: ctypes.CDLL, ordinal: int) -> VisibleGpu | None:
-    device, value = ctypes.c_int(0), ctypes.c_int(0)
+    device = ctypes.c_int(0)
     if library.cuDeviceGet(ctypes.byref(device), ordinal):
         return None
-    capability = []
-    for attribute in (COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR):
-        if library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-            return None
-        capability.append(value.value)
-    pair = (capability[0], capability[1])
-    return VisibleGpu(ordinal, pair, device_for_capability(pair))
+    wanted = COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR
+    major, minor = (_attribute(library, device, number) for number in wanted)
+    if major is None or minor is None:
+        return None
+    told = (_attribute(library, device, n) for n in (MULTIPROCESSORS, MEMORY_KHZ, MEMORY_BITS, L2_BYTES))
+    return VisibleGpu(ordinal, (major, minor), product_name((major, minor), *told))
+
+
+def _attribute(library: ctypes.CDLL, device: ctypes.c_int, number: int) -> int | None:
+    """Return an attribute of a GPU; None where the driver has none."""
+    value = ctypes.c_int(0)
+    return None if library.cuDeviceGetAttribute(ctypes.byref(value), number, device) else value.value
+
+
+def product_name(
+    capability: tuple[int, int],
+    units: int | None,
+    memory_khz: int | None,
+    memory_bits: int | None,
+    cache: int | None,
+) -> str | None:
+    """Return the device name of a GPU by what its driver says; what it does not say is as the row has it.
+
+    Parameters
+    ----------
+    capability
+        Compute capability.
+    units
+        Multiprocessors.
+    memory_khz, memory_bits
+        Clock and width of its memory, whose product is the bandwidth.
+    cache
+        Bytes of L2.
+    """
+    name = device_for_capability(capability)
+    row = next((device for device in nvidia.DEVICES if device.name == name), None)
+    if row is None:
+        return None
+    bandwidth = DOUBLE_RATE * 1e3 * (memory_khz or 0) * (memory_bits or 0) / 8
+    known = Numbers.of(row)
+    return name_with(row, Numbers(units or known.units, bandwidth or known.bandwidth, cache or known.cache))
 
 
 def device_for_capability(capability: tuple[int, int]) -> str | None:

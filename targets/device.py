@@ -86,7 +86,8 @@ class TileDevice:
     Parameters
     ----------
     name
-        ``"cuda/sm_90a"``: TVM target kind and architecture.
+        ``"cuda/sm_90a"``: TVM target kind and architecture; of another product than the row's
+        title says, also its numbers (`targets.machines`).
     vendor, arch, title
         ``"nvidia"``, ``"sm_90a"``, and the product whose constants are used.
     units, clock
@@ -142,6 +143,11 @@ class TileDevice:
     def __hash__(self) -> int:
         """Return the hash of the name alone: devices are keys of many caches, and few share a name."""
         return hash(self.name)
+
+    @property
+    def row(self) -> str:
+        """Name of the row of the table that this device is, or of whose architecture it is a product."""
+        return self.name.partition(":")[0]
 
     @property
     def kind(self) -> str:

@@ -15,6 +15,7 @@ from ladder.api.superopt_calls import Contract
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
 from ladder.ir.ops import get_operator
+from ladder.runtime.compile import runs_code_of
 from ladder.runtime.fused import Fused
 from ladder.runtime.trials import Trial, candidates_of, variants
 from ladder.superopt.generator import Database, Limits, Program, Report, search
@@ -170,7 +171,7 @@ class Task:
     @property
     def is_here(self) -> bool:
         """Whether inputs are on the device that kernels are built for."""
-        return self.device.name == self.here
+        return runs_code_of(self.here, self.device.name)
 
     @property
     def database(self) -> Database | None:

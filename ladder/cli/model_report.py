@@ -16,7 +16,7 @@ import torch
 from ladder.cli.console import Progress, silent
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.extents import bind_shape, size_names
-from ladder.runtime.compile import family_of, target_of
+from ladder.runtime.compile import family_of, runs_code_of, target_of
 from ladder.runtime.model.profile import Peaks, StepCost, cores_of, peaks_of, plan_costs, step_times
 from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseError, ShapeError
 
@@ -186,7 +186,7 @@ def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) ->
     if not isinstance(model, WholeModel):
         raise ArtifactError(f"{path} is one operator: `ladder explain` and `ladder gemm` tell of those")
     chosen = get_device(target_of(model.where))
-    if device and get_device(device).name != chosen.name:
+    if device and not runs_code_of(chosen.name, device):
         raise DeviceError(f"{path} is for {chosen.name}, not for {device}")
     return _present(path.name, model, chosen, sizes, step)
 
@@ -269,12 +269,9 @@ def place_of(device: str) -> tuple[TileDevice, torch.device | None]:
     if family == "cpu":
         here = get_device("cpu").name
         return chosen, torch.device("cpu") if chosen.name in (here, "cpu") else None
-    if (
-        torch.cuda.is_available()
-        and target_of(torch.device("cuda", torch.cuda.current_device())) == chosen.name
-    ):
-        return chosen, torch.device("cuda", torch.cuda.current_device())
-    return chosen, None
+    current = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+    shown = current is not None and runs_code_of(target_of(current), chosen.name)
+    return chosen, current if shown else None
 
 
 def _present(

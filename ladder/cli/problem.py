@@ -160,7 +160,7 @@ def why_not_here(device: TileDevice) -> str:
         missing = sorted(device.features - host_cpu().features)
         return f"this CPU lacks {', '.join(missing)}" if missing else ""
     shown = [gpu.device or f"sm_{gpu.capability[0]}{gpu.capability[1]}" for gpu in visible_gpus()]
-    if device.name not in shown:
+    if device.row not in {name.partition(":")[0] for name in shown}:
         return f"no {device.name} GPU is visible here (visible: {', '.join(shown) or 'none'})"
     return _why_torch_cannot()
 

@@ -81,9 +81,9 @@ def _place(device: TileDevice) -> str | None:
         return "cpu"
     import torch
 
-    from ladder.runtime.compile import target_of
+    from ladder.runtime.compile import runs_code_of, target_of
 
-    here = torch.cuda.is_available() and target_of(torch.device("cuda")) == device.name
+    here = torch.cuda.is_available() and runs_code_of(target_of(torch.device("cuda")), device.name)
     return "cuda" if here else None
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.installation import ladder_version, tvm_version
 from ladder.runtime import archive, library
 from ladder.runtime.archive import MANIFEST
-from ladder.runtime.compile import Request, family_of, obtain, target_of
+from ladder.runtime.compile import Request, family_of, obtain, runs_code_of, target_of
 from ladder.runtime.fields import refuse_contradiction, require
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack, refuse_layout
@@ -281,7 +281,7 @@ def check_device(path: Path, manifest: Mapping[str, Any]) -> None:
             raise ArtifactError(f"{path} is for {device}; this CPU lacks {', '.join(missing)}; {advice}")
         return
     here = _local_gpu()
-    if here != device:
+    if here is None or not runs_code_of(here, device):
         raise ArtifactError(f"{path} is for {device}; this machine has {here or 'no usable GPU'}; {advice}")
 
 

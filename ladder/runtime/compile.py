@@ -92,6 +92,8 @@ class Request:
         here = target_of(where)
         if self.device in ("", here):
             return replace(self, device=here)
+        if where.type == "cuda" and runs_code_of(here, self.device):
+            return self
         if where.type != family_of(self.target) or where.type == "cuda":
             raise DeviceError(
                 f"the operator is for {self.device}, the tensors are on {where} ({here});"
@@ -109,7 +111,7 @@ def target_of(where: torch.device) -> str:
     DeviceError
         If Ladder has no target for it.
     """
-    from targets import host_cpu
+    from targets import host_cpu, visible_gpus
     from targets.detect import device_for_capability
 
     if where.type == "cpu":
@@ -118,13 +120,22 @@ def target_of(where: torch.device) -> str:
 
     if where.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(where)
-        name = device_for_capability(capability)
+        ordinal = torch.cuda.current_device() if where.index is None else where.index
+        shown = {gpu.ordinal: gpu.device for gpu in visible_gpus()}
+        name = shown.get(ordinal) or device_for_capability(capability)
         if name is not None:
             return name
         raise DeviceError(
             f"{where} has compute capability {capability}; `ladder devices` lists what is supported"
         )
     raise DeviceError(f"no kernels run on tensors on {where}; use a CPU or an NVIDIA GPU")
+
+
+def runs_code_of(here: str, device: str) -> bool:
+    """Tell whether the target ``here`` runs code made for another: the same, or of the same architecture."""
+    from targets import get_device
+
+    return here == device or get_device(here).row == get_device(device).row
 
 
 _compiled: dict[tuple[str, torch.device | None], CompiledGemm] = {}

@@ -16,7 +16,7 @@ from ladder.ir.printer import print_graph
 from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
-from ladder.runtime.compile import family_of, load_entry, target_of
+from ladder.runtime.compile import family_of, load_entry, runs_code_of, target_of
 from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import PackedWeight, layout_of, pack
 from ladder.runtime.threads import keep_apart
@@ -307,7 +307,7 @@ class Fused:
             raise ShapeError(
                 f"{node.name} is not contiguous from a multiple of {ALIGNMENT} bytes on; call .contiguous()"
             )
-        if target_of(tensor.device) != self.device.name:
+        if not runs_code_of(target_of(tensor.device), self.device.name):
             raise DeviceError(
                 f"{node.name} is on {tensor.device}, the program was built for {self.device.name}"
             )

@@ -79,7 +79,7 @@ def simulate_fused(
     if device.kind not in FAMILIES:
         raise DeviceError(f"the simulator executes kernels of GPUs, not those of {device.name}")
     emit = emitter_for(device)
-    calls = FAMILIES[device.kind](device.name.split("/")[-1])
+    calls = FAMILIES[device.kind](device.arch)
     graph = lowering.graph
     values = {
         node.name: _arrays(lowering, device, number, given)

@@ -125,7 +125,45 @@ def test_gpus_are_matched_by_compute_capability() -> None:
     assert device_for_capability((8, 9)) == "cuda/sm_89"
     assert device_for_capability((3, 5)) is None
     for gpu in visible_gpus():
-        assert gpu.device == device_for_capability(gpu.capability)
+        name = device_for_capability(gpu.capability)
+        assert gpu.device == name if name is None else get_device(str(gpu.device)).row == name
+
+
+H200 = (132, 3_201_000, 6144, 60 << 20)
+"""What the driver says of one: multiprocessors, kHz and bits of the memory, bytes of L2."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "told", "name"),
+    [
+        ((9, 0), H200, "cuda/sm_90a"),
+        ((9, 0), (132, 2_619_000, 5120, 50 << 20), "cuda/sm_90a:132sm-3352gbs-50mib"),
+        ((9, 0), (114, 1_593_000, 5120, 50 << 20), "cuda/sm_90a:114sm-2039gbs-50mib"),
+        ((8, 6), (82, 9_751_000, 384, 6 << 20), "cuda/sm_86:82sm-936gbs-6mib"),  # GeForce RTX 3090
+        ((9, 0), (132, 0, None, None), "cuda/sm_90a"),  # the driver does not say
+        ((3, 5), H200, None),
+    ],
+)
+def test_products_of_an_architecture_are_told_apart_by_what_the_driver_says(
+    capability: tuple[int, int], told: tuple[int | None, ...], name: str | None
+) -> None:
+    assert detect.product_name(capability, *told) == name
+
+
+def test_a_product_has_its_own_memory_and_its_architectures_code() -> None:
+    row, product = get_device("cuda/sm_90a"), get_device("cuda/sm_90a:h100")
+    assert product == get_device(product.name) == get_device("cuda/sm_90a:132sm-3352gbs-50mib")
+    assert product.row == row.name
+    assert product.target == row.target
+    assert product.cores == row.cores
+    assert product.layer("dram").bandwidth == 3.352e12
+    assert product.layer("l2").capacity == 50 << 20
+    small = get_device("cuda/sm_90a:66sm-2039gbs-50mib")
+    assert small.units == 66
+    assert small.layer("l2").bandwidth == row.layer("l2").bandwidth / 2
+    for wrong in ("cuda/sm_90a:h300", "cuda/sm_90a:", "cpu/amx:2sm-10gbs-1mib"):
+        with pytest.raises(UnknownNameError):
+            get_device(wrong)
 
 
 def test_rocm_architectures_are_read_from_the_topology(tmp_path: Path) -> None:

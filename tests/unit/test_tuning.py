@@ -312,3 +312,25 @@ def test_another_type_tells_nothing_of_a_kernel_that_shares_a_multiprocessor() -
     assert blocks == [2, 1]
     assert timed.schedule not in Estimator(gemm, H200, (), database.akin(H200, gemm)).measured
     assert make_plan(gemm, H200, database).schedule_for(1) != timed.schedule
+
+
+def test_what_ships_serves_other_products_with_times_of_their_own(tmp_path: Path) -> None:
+    gemm = Gemm(8192, 8192, "int4", "float16", group_size=128)
+    row, product = get_device("cuda/sm_90a"), get_device("cuda/sm_90a:66sm-2039gbs-50mib")
+    database = TuningDatabase(tmp_path)
+    rows = {device: database.measurements(device, gemm) for device in (row, product)}
+    assert [r.schedule for r in rows[row]] == [r.schedule for r in rows[product]]
+    assert {r.device for r in rows[row]} == {""}
+    assert {r.device for r in rows[product]} == {row.name}
+    known = {device: Estimator(gemm, device, rows[device]) for device in (row, product)}
+    for schedule, m in ((r.schedule, r.m) for r in rows[row] if (r.n, r.k) == (8192, 8192)):
+        times = {device: predict(gemm, device, schedule, m).seconds for device in (row, product)}
+        slower = known[product].seconds(schedule, m) / known[row].seconds(schedule, m)
+        assert slower == pytest.approx(times[product] / times[row])
+        assert slower > 1
+
+    fastest = make_plan(gemm, product, database).schedule_for(1)
+    database.record(product, gemm, 1, fastest, 1e-6)  # measured here: no other product's time counts
+    own = [r for r in database.measurements(product, gemm) if (r.n, r.k, r.m) == (8192, 8192, 1)]
+    assert [(r.schedule, r.seconds, r.device) for r in own] == [(fastest, 1e-6, "")]
+    assert database.measurements(row, gemm) == rows[row]
