@@ -8,7 +8,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, is_torch
-from tile_types.errors import ArtifactError, ConversionError, LadderError, ShapeError, require_kind, unknown_name
+from tile_types.errors import (
+    ArtifactError,
+    ConversionError,
+    LadderError,
+    ShapeError,
+    require_kind,
+    unknown_name,
+)
 from tile_types.library import get_type
 from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes
 from tile_types.scaling import block_rows, grouped_columns, row_chunks
