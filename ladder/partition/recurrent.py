@@ -1,11 +1,11 @@
-"""Recurrent layers: by a kernel of ours on CPUs with vectors of 16 floats."""
+"""Recurrent layers: by a kernel of ours on CPUs with vectors of 8 or 16 floats."""
 
 from __future__ import annotations
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.recurrent import as_recurrent
-from ladder.partition.row_products import FEATURE
 from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from schedules.row_panels import registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
@@ -15,7 +15,7 @@ DOT_PRODUCTS = "avx512_vnni"
 
 def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
     """Return the part of a layer; None if no kernel of ours computes it."""
-    if device is None or device.kind != "llvm" or FEATURE not in device.features:
+    if device is None or registers_of(device) is None:
         return None
     try:
         form = as_recurrent(graph, node)

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from ladder.ir.graph import Graph
 from ladder.ir.row_product import RowProduct, as_row_product
 from ladder.partition.subgraphs import Subgraph
+from schedules.row_panels import registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
-
-FEATURE = "avx512f"
-"""What a CPU must have: 32 registers of 16 elements."""
 
 MOST = 4_000_000
 """Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
@@ -35,7 +33,7 @@ def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | No
     device
         What runs it.
     """
-    if device is None or device.kind != "llvm" or FEATURE not in device.features:
+    if registers_of(device) is None:
         return None
     found: Subgraph | None = None
     for region in regions:

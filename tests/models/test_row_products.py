@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder.lower.chain.panels import panel_vectors, panels
-from ladder.partition.row_products import FEATURE
+from ladder.lower.chain.panels import panels
 from ladder.runtime.compile import target_of
 from ladder.runtime.model import build
+from schedules.row_panels import NARROW, WIDE, Registers, registers_of
 from targets import get_device
 
-HAS = FEATURE in get_device(target_of(torch.device("cpu"))).features
-needs_vectors = pytest.mark.skipif(not HAS, reason="the CPU has no AVX-512")
+HAS = registers_of(get_device(target_of(torch.device("cpu")))) is not None
+needs_vectors = pytest.mark.skipif(not HAS, reason="the CPU has neither AVX2 nor AVX-512")
 
 
 def kinds(fast: Callable[..., object]) -> list[str]:
@@ -125,11 +125,12 @@ def test_points_of_images_with_what_follows() -> None:
     assert not any("maximum" in step[2] for step in fast.models[0].plan.table() if step[0] == "chain")
 
 
+@pytest.mark.parametrize("registers", [WIDE, NARROW], ids=["AVX-512", "AVX2"])
 @pytest.mark.parametrize("columns", [1, 8, 16, 17, 24, 40, 64, 80, 130])
-def test_panels_hold_the_matrix_and_zeros(columns: int) -> None:
+def test_panels_hold_the_matrix_and_zeros(columns: int, registers: Registers) -> None:
     matrix = torch.randn(columns, 3)
-    found = panels(matrix)
-    width = 16 * panel_vectors(columns)
+    found = panels(matrix, registers)
+    width = registers.lanes * registers.panel_vectors(columns)
     assert found.shape[1:] == (3, width)
     flat = found.transpose(1, 2).reshape(-1, 3)
     assert torch.equal(flat[:columns], matrix)

@@ -20,10 +20,10 @@ from ladder.ir.windows import Windows
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.panels import LANES, ROWS, panel_vectors
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
 from ladder.movement.decompose import decompose
+from schedules.row_panels import Registers
 from tile_types.tile import Tile
 
 Expr = Any
@@ -48,14 +48,17 @@ class RowNest(CpuNest):
     ``[ceil(N / width), K, width]``; of windows, which are its second input, the image.
     """
 
-    def __init__(self, chain: Chain, depth: int, windows: Windows | None = None) -> None:
+    def __init__(
+        self, chain: Chain, depth: int, registers: Registers, windows: Windows | None = None
+    ) -> None:
         self.windows = windows
         self.image = chain.graph.inputs[1] if windows is not None else None
         self.product, self.depth = chain.graph.inputs[0].name, depth
         self.columns_of_matrix = int(str(chain.graph.inputs[0].tile.shape[1]))
-        self.vectors = panel_vectors(self.columns_of_matrix)
-        self.panels = -(-self.columns_of_matrix // (self.vectors * LANES))
-        most = ROWS[self.vectors]
+        self.lanes = registers.lanes
+        self.vectors = registers.panel_vectors(self.columns_of_matrix)
+        self.panels = -(-self.columns_of_matrix // (self.vectors * self.lanes))
+        most = registers.rows[self.vectors]
         self.size = min(most, MOST_WINDOWS) if windows is not None else most
         """Rows of a block."""
         self.here: Expr = None
@@ -69,7 +72,7 @@ class RowNest(CpuNest):
             return super().buffer(name, tile)
         shape = [tile.shape[0], self.depth] if self.image is None else [product(self.image.tile.shape)]
         x = b.tensor("x", [self.extent(extent) for extent in shape], "float32", align=4)
-        matrix = b.tensor("matrix", [self.panels, self.depth, self.vectors * LANES], "float32", align=64)
+        matrix = b.tensor("matrix", [self.panels, self.depth, self.vectors * self.lanes], "float32", align=64)
         return x, matrix
 
     @property
@@ -124,7 +127,7 @@ class RowNest(CpuNest):
     def block_of(self, rows: Expr, first: Expr, panel: Expr, steps: Steps) -> None:
         """Emit one block: its products, then what is made of them, row by row."""
         size = self.size
-        block = v.scratch(size * self.vectors * LANES, "float32")
+        block = v.scratch(size * self.vectors * self.lanes, "float32")
         count = self.held(tirx.min(size, rows - first), rows)
         tails = [1 << bit for bit in reversed(range((size - 1).bit_length()))]
 
@@ -140,37 +143,40 @@ class RowNest(CpuNest):
 
     def products(self, block: Any, rows: int, first: Expr, done: Expr, panel: Expr, steps: Steps) -> None:
         """Emit the products of some rows of a block with a panel."""
-        sums = v.scratch(rows * self.vectors * LANES, "float32")
-        places = [(row, vector) for row in range(rows) for vector in range(self.vectors)]
-        for row, vector in places:
-            b.store(sums, v.constant(0, "float32"), v.lanes((row * self.vectors + vector) * LANES))
+        lanes = self.lanes
+        sums = v.scratch(rows * self.vectors * lanes, "float32")
+        places = [number * lanes for number in range(rows * self.vectors)]
+        for at in places:
+            b.store(sums, v.constant(0, "float32", lanes), v.lanes(at, lanes))
 
         def step(number: Expr, elements: Sequence[Expr]) -> None:
-            weights = [b.bind(self.matrix[panel, number, v.lanes(n * LANES)]) for n in range(self.vectors)]
+            weights = [
+                b.bind(self.matrix[panel, number, v.lanes(n * lanes, lanes)]) for n in range(self.vectors)
+            ]
             for row, element in enumerate(elements):
-                x = b.bind(v.splat(element))
+                x = b.bind(v.splat(element, lanes))
                 for vector, weight in enumerate(weights):
-                    at = v.lanes((row * self.vectors + vector) * LANES)
-                    b.store(sums, v.fma(x, weight, sums[at]), at)
+                    at = v.lanes((row * self.vectors + vector) * lanes, lanes)
+                    b.store(sums, v.fma(x, weight, sums[at], lanes), at)
 
         steps(first + done, rows, step)
-        for row, vector in places:
-            at = (row * self.vectors + vector) * LANES
-            b.store(block, sums[v.lanes(at)], v.lanes(done * (self.vectors * LANES) + at))
+        for at in places:
+            here = v.lanes(done * (self.vectors * lanes) + at, lanes)
+            b.store(block, sums[v.lanes(at, lanes)], here)
 
     def row_of(self, block: Any, first: Expr, row: Expr, panel: Expr) -> None:
         """Emit the results of one row of a block: whole vectors, and what is left of the last."""
-        width = self.vectors * LANES
-        rest = self.columns_of_matrix % LANES
+        lanes, width = self.lanes, self.vectors * self.lanes
+        rest = self.columns_of_matrix % lanes
         for vector in range(self.vectors):
-            start = panel * width + vector * LANES
+            start = panel * width + vector * lanes
 
             def whole(start: Expr = start, vector: int = vector) -> None:
-                self.elements(block, first + row, start, row * width + vector * LANES, LANES)
+                self.elements(block, first + row, start, row * width + vector * lanes, lanes)
 
             def part(start: Expr = start, vector: int = vector) -> None:
                 with b.when(start < self.columns_of_matrix):
-                    self.elements(block, first + row, start, row * width + vector * LANES, rest)
+                    self.elements(block, first + row, start, row * width + vector * lanes, rest)
 
             if self.panels * width == self.columns_of_matrix:
                 whole()
@@ -178,7 +184,7 @@ class RowNest(CpuNest):
                 with b.when(start < self.columns_of_matrix):
                     whole()
             else:
-                b.either(start + LANES <= self.columns_of_matrix, whole, part)
+                b.either(start + lanes <= self.columns_of_matrix, whole, part)
 
     def elements(self, block: Any, row: Expr, start: Expr, at: Expr, lanes: int) -> None:
         """Emit neighbouring elements of all results."""
@@ -256,10 +262,10 @@ class Gather:
         return (image * self.rows + row * down) * self.line + column * (across * self.channels)
 
 
-def emit_rows(graph: Graph, depth: int, windows: Windows | None, name: str) -> Any:
+def emit_rows(graph: Graph, depth: int, windows: Windows | None, registers: Registers, name: str) -> Any:
     """Emit the PrimFunc ``(sizes..., x, matrix, others..., y)`` of a chain that reads a product first."""
     chain = Chain.of(graph)
     plain = replace(chain, graph=decompose(chain.graph))
     with b.function(name) as result:
-        RowNest(plain, depth, windows).emit()
+        RowNest(plain, depth, registers, windows).emit()
     return result.func

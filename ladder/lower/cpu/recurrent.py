@@ -16,13 +16,11 @@ from ladder.ir.recurrent import Recurrent
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.cpu import vectors as v
+from schedules.row_panels import Registers
 
 Expr = Any
 
 LANES = 16
-
-VECTORS = 8
-"""Vectors of gates that are summed side by side: enough to hide the latency of their additions."""
 
 NEAR = 0.05
 """Magnitude below which tanh is a polynomial."""
@@ -33,7 +31,7 @@ def padded(hidden: int) -> int:
     return -(-hidden // LANES) * LANES
 
 
-def emit_recurrent(form: Recurrent, name: str) -> Any:
+def emit_recurrent(form: Recurrent, registers: Registers, name: str) -> Any:
     """Emit the PrimFunc ``(gates, r, bias, lengths, h, [c,] y, last h[, last c])`` of a layer.
 
     ``gates[steps * batch, directions * gates * padded]`` is what the inputs give, with their biases;
@@ -44,7 +42,7 @@ def emit_recurrent(form: Recurrent, name: str) -> Any:
     from ladder.lower.cpu.recurrent_codes import CodedLayer
 
     with b.function(name) as result:
-        (CodedLayer if form.codes else Layer)(form).emit()
+        (CodedLayer if form.codes else Layer)(form, registers).emit()
     return result.func
 
 
@@ -66,8 +64,9 @@ class Scratch(NamedTuple):
 class Layer:
     """A layer being emitted."""
 
-    def __init__(self, form: Recurrent) -> None:
+    def __init__(self, form: Recurrent, registers: Registers) -> None:
         self.form, self.size = form, padded(form.hidden)
+        self.vectors = registers.sums * registers.lanes // LANES
         self.wide = form.gates * self.size
         self.steps, self.batch, rows = b.symbol("steps"), b.symbol("batch"), b.symbol("rows")
         count, hidden = len(form.backward), form.hidden
@@ -135,12 +134,12 @@ class Layer:
 
     def product(self, direction: int, x: Any, begin: int, end: int, start: Callable[[Expr], Expr]) -> None:
         """Emit the gates from one column to another: ``start + x r``."""
-        whole, rest = divmod((end - begin) // LANES, VECTORS)
+        whole, rest = divmod((end - begin) // LANES, self.vectors)
         if whole:
             with b.loop(whole) as block:
-                self.columns(direction, x, begin + block * (VECTORS * LANES), VECTORS, start)
+                self.columns(direction, x, begin + block * (self.vectors * LANES), self.vectors, start)
         if rest:
-            self.columns(direction, x, begin + whole * VECTORS * LANES, rest, start)
+            self.columns(direction, x, begin + whole * self.vectors * LANES, rest, start)
 
     def columns(self, direction: int, x: Any, begin: Expr, count: int, start: Callable[[Expr], Expr]) -> None:
         sums = v.scratch(count * LANES, "float32")

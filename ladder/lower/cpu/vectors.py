@@ -1,4 +1,4 @@
-"""512-bit values in TIR: constants, bit operations and the few x86 instructions that TIR has no name for."""
+"""Vectors in TIR, mostly of 512 bits: constants, bit operations and x86 instructions without a name there."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def prefetch(address: Expr) -> None:
     I.evaluate(T.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data))
 
 
-def fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    """Return ``a * b + c``, float32x16, with one rounding where the machine has such an instruction."""
-    return T.call_llvm_pure_intrin("float32x16", "llvm.fmuladd", a, b, c)
+def fma(a: Expr, b: Expr, c: Expr, count: int = 16) -> Expr:
+    """Return ``a * b + c`` of float32, with one rounding where the machine has such an instruction."""
+    return T.call_llvm_pure_intrin(f"float32x{count}", "llvm.fmuladd", a, b, c)
 
 
 def bits_of(value: Expr, activation: str) -> Expr:

@@ -16,6 +16,7 @@ from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.rows import known_registers
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def recurrent_job(graph: Graph, device: TileDevice) -> Job:
     def emitted(name: str) -> Any:
         from ladder.lower.cpu.recurrent import emit_recurrent
 
-        return emit_recurrent(form, name)
+        return emit_recurrent(form, known_registers(device), name)
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function

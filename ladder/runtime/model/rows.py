@@ -15,9 +15,12 @@ from ladder.lower.chain.panels import panels
 from ladder.lower.chain.symbols import size_names
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.nodes import graph_run
+from schedules.row_panels import Registers, registers_of
+from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
@@ -30,7 +33,7 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
     """Return the kernel that a product of rows wants."""
     form = as_row_product(graph)
     chain, depth = canonical_chain(form.chain), form.depth
-    windows = form.windows
+    windows, registers = form.windows, known_registers(device)
     facts = {"rows": print_graph(chain), "depth": depth, "windows": repr(windows)}
     name = f"ladder_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
 
@@ -38,9 +41,18 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
         from ladder.lower.build import build_function
         from ladder.lower.chain.cpu_rows import emit_rows
 
-        return build_function(lambda name: emit_rows(chain, depth, windows, name), name, device, folder)
+        return build_function(
+            lambda name: emit_rows(chain, depth, windows, registers, name), name, device, folder
+        )
 
     return Job(facts, Identity.of(None, device), device, make)
+
+
+def known_registers(device: TileDevice) -> Registers:
+    """Return the registers of a device that plans have row kernels for."""
+    found = registers_of(device)
+    assert found is not None  # no other gets parts of rows
+    return found
 
 
 class Rows:
@@ -58,6 +70,7 @@ class Rows:
 
     def __init__(self, graph: Graph, now: Now, where: torch.device) -> None:
         self.graph, self.form = graph, as_row_product(graph)
+        self.registers = known_registers(get_device(target_of(where)))
         self.numbers = now.numbers(size_names(self.form.chain))
         self.chain = graph_run(self.form.chain, now, where)
         node = next(node for node in graph.nodes if node.operator in ("matmul", "contract"))
@@ -76,7 +89,7 @@ class Rows:
 
     def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the matrix as kernels read it."""
-        return panels(self.matrix(weight))
+        return panels(self.matrix(weight), self.registers)
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor

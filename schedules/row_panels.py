@@ -1,0 +1,55 @@
+"""Blocks of row kernels on CPUs: vectors of a panel of the matrix by rows, as registers hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from targets import TileDevice
+
+
+@dataclass(frozen=True)
+class Registers:
+    """The vector registers of a CPU.
+
+    Parameters
+    ----------
+    lanes
+        Elements of float32 in one.
+    rows
+        Vectors of a panel -> rows of a block: registers hold their products, and a row of the panel.
+    slower
+        Vectors of a panel -> time of one vector's products: narrow panels load more per product.
+    sums
+        Registers that are summed side by side where each is read once: enough to hide the latency.
+    """
+
+    lanes: int
+    rows: Mapping[int, int]
+    slower: Mapping[int, float]
+    sums: int
+
+    def panel_vectors(self, columns: int) -> int:
+        """Return the vectors of a panel of a matrix: so many that least is computed beyond its end."""
+
+        def cost(vectors: int) -> float:
+            return -(-columns // (vectors * self.lanes)) * vectors * self.slower[vectors]
+
+        return min(self.rows, key=cost)
+
+
+WIDE = Registers(16, {4: 6, 3: 8, 2: 12, 1: 14}, {4: 1.0, 3: 1.0, 2: 1.1, 1: 1.3}, 8)
+NARROW = Registers(8, {3: 4, 2: 6, 1: 12}, {3: 1.0, 2: 1.0, 1: 1.1}, 12)
+
+REGISTERS: Mapping[frozenset[str], Registers] = {
+    frozenset({"avx512f"}): WIDE,
+    frozenset({"avx2", "fma"}): NARROW,
+}
+"""Features that a CPU must have -> its registers: 32 of 16 elements, 16 of 8."""
+
+
+def registers_of(device: TileDevice | None) -> Registers | None:
+    """Return the registers of a CPU; None of a device that row kernels are not written for."""
+    if device is None or device.kind != "llvm":
+        return None
+    return next((found for needs, found in REGISTERS.items() if needs <= device.features), None)
