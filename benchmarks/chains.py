@@ -94,11 +94,12 @@ def candidates(point: Point, everything: bool) -> list[Placement | None]:
 
 def build(point: Point, mapping: Placement | None) -> str:
     """Build a kernel into the cache; returns what went wrong, if anything."""
-    from ladder.runtime.model.chains import chain_kernels
+    from ladder.runtime.build import find_or_build
+    from ladder.runtime.model.chains import chain_job
     from targets import get_device
 
     try:
-        chain_kernels([chain(point)], get_device(TARGET), mapping)
+        find_or_build([chain_job(chain(point), get_device(TARGET), mapping)])
     except LadderError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -199,12 +200,13 @@ class Measured:
         """Add our kernel."""
         import torch
 
+        from ladder.runtime.build import find_or_build
         from ladder.runtime.compile import load_entry
-        from ladder.runtime.model.chains import chain_kernels
+        from ladder.runtime.model.chains import chain_job
         from targets import get_device
 
         graph = chain(self.point)
-        (kernel,) = chain_kernels([graph], get_device(TARGET), mapping)
+        (kernel,) = find_or_build([chain_job(graph, get_device(TARGET), mapping)])
         entry = load_entry(kernel, "cuda")
         shapes = [graph.tile(value).known_shape for value in graph.outputs]
 

@@ -24,8 +24,9 @@ from benchmarks.chain_programs import PROGRAMS
 from benchmarks.harness import command
 from ladder.frontend.torch_fx import import_fx
 from ladder.partition import simplify
+from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.model.chains import chain_job
 from targets import get_device
 
 Function = Callable[..., Any]
@@ -50,7 +51,7 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 def measured(function: Function, arguments: list[Any], rounds: int) -> dict[str, Any]:
     """Return microseconds of the kernel and of torch (least, median), and the kernel's error."""
     graph = simplify(import_fx(make_fx(function)(*arguments), arguments).graph)
-    (kernel,) = chain_kernels([graph], get_device(target_of(torch.device("cpu"))))
+    (kernel,) = find_or_build([chain_job(graph, get_device(target_of(torch.device("cpu"))))])
     entry = load_entry(kernel, "cpu")
     (output,) = graph.outputs
     result = torch.empty(graph.tile(output).known_shape, dtype=arguments[0].dtype)

@@ -8,7 +8,7 @@ two AMX cores. They rank schedules and are never quoted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from targets.device import Core, Layer, TileDevice
 
@@ -121,16 +121,10 @@ def cpu_device(
 ) -> TileDevice:
     """Build a CPU from its features.
 
-    Parameters
-    ----------
-    name
-        Device name, ``"cpu/..."``.
-    title
-        What it is, for people.
-    features
-        As in /proc/cpuinfo.
-    cores, clock
-        Number of cores and their clock in Hz.
+    name: Device name, ``"cpu/..."``.
+    title: What it is, for people.
+    features: As in /proc/cpuinfo.
+    cores, clock: Number of cores and their clock in Hz.
     """
     arm = "asimd" in features
     vector = 16 if arm else 64 if "avx512f" in features else 32
@@ -174,9 +168,3 @@ DEVICES = (
     cpu_device("cpu/avx2", "x86-64 with AVX2", X86_V3, 2),
     cpu_device("cpu/dotprod", "AArch64 with DotProd", NEON, 2),
 )
-
-
-def with_cores(device: TileDevice, cores: int) -> TileDevice:
-    """Return the same CPU with another number of cores."""
-    fresh = cpu_device(device.name, device.title, device.features, cores, device.clock)
-    return replace(fresh, source=device.source)

@@ -12,24 +12,14 @@ from tile_types.errors import ConversionError, DeviceError
 class Layer:
     """One memory layer.
 
-    Parameters
-    ----------
-    name
-        ``"dram"``, ``"l2"``, ``"shared"``, ``"register"``, ...
-    granule
-        Bytes that one lane moves in one access: the granularity type of the layer's tile.
-    shape
-        Granules that one full-rate access covers.
-    capacity
-        Bytes of one instance of the layer.
-    bandwidth
-        Peak bytes per second, summed over the device.
-    sustained
-        Fraction of ``bandwidth`` that a good kernel reaches.
-    moves
-        Instructions that bring a tile from this layer to the next one inwards.
-    latency
-        Seconds from request to use.
+    name: ``"dram"``, ``"l2"``, ``"shared"``, ``"register"``, ...
+    granule: Bytes that one lane moves in one access: the granularity type of the layer's tile.
+    shape: Granules that one full-rate access covers.
+    capacity: Bytes of one instance of the layer.
+    bandwidth: Peak bytes per second, summed over the device.
+    sustained: Fraction of ``bandwidth`` that a good kernel reaches.
+    moves: Instructions that bring a tile from this layer to the next one inwards.
+    latency: Seconds from request to use.
     """
 
     name: str
@@ -46,23 +36,14 @@ class Layer:
 class Core:
     """One compute instruction ``acc[m,n] += a[m,k] · b[n,k]``.
 
-    Parameters
-    ----------
-    name
-        Its mnemonic.
-    m, n, k
-        Extents of one instruction.
-    a, b, accumulator
-        Element types by name (`tile_types`).
-    ops_per_cycle
-        Multiplies and adds per cycle of one unit (SM, CU, CPU core), dense.
-    pipelines
-        Schedule pipelines that use it.
-    lane_bytes, lanes
-        Operand bytes that one lane hands over at once, and how the lanes are arranged:
-        the tile of the core layer.
-    sustained
-        Fraction of the peak that a good kernel reaches.
+    name: Its mnemonic.
+    m, n, k: Extents of one instruction.
+    a, b, accumulator: Element types by name (`tile_types`).
+    ops_per_cycle: Multiplies and adds per cycle of one unit (SM, CU, CPU core), dense.
+    pipelines: Schedule pipelines that use it.
+    lane_bytes, lanes: Operand bytes that one lane hands over at once, and how the lanes are arranged: the
+        tile of the core layer.
+    sustained: Fraction of the peak that a good kernel reaches.
     """
 
     name: str
@@ -83,39 +64,22 @@ class Core:
 class TileDevice:
     """A device as the compiler sees it.
 
-    Parameters
-    ----------
-    name
-        ``"cuda/sm_90a"``: TVM target kind and architecture; of another product than the row's
-        title says, also its numbers (`targets.machines`).
-    vendor, arch, title
-        ``"nvidia"``, ``"sm_90a"``, and the product whose constants are used.
-    units, clock
-        SMs, CUs or CPU cores, and their boost clock in Hz.
-    warp
-        Lanes that run in lockstep (1 on a CPU).
-    layers
-        From DRAM inwards.
-    cores
-        Compute instructions, fastest first.
-    target
-        TVM target as sorted pairs; see `tvm_target`.
-    compile_options
-        Extra options of the device compiler (nvcc).
-    features
-        Named abilities, e.g. ``"cp.async"``, ``"wgmma"``, ``"fp8"``, ``"avx512_bf16"``.
-    vector_ops_per_cycle
-        32-bit integer or float operations per cycle of one unit, for decoding.
-    registers_per_unit, max_threads_per_unit, max_blocks_per_unit
-        Occupancy limits (0 on a CPU).
-    shared_per_block, shared_per_unit
-        Bytes of shared memory a block may take, and that a unit has.
-    toolkit
-        Compiler versions that know the device, e.g. ``"cuda>=9.0,<13.0"``.
-    source
-        Where the constants come from.
-    dies
-        Dies with an L2 of their own, to which blocks are dealt in turn.
+    name: ``"cuda/sm_90a"``: TVM target kind and architecture; of another product than the row's title says,
+        also its numbers (`targets.machines`).
+    vendor, arch, title: ``"nvidia"``, ``"sm_90a"``, and the product whose constants are used.
+    units, clock: SMs, CUs or CPU cores, and their boost clock in Hz.
+    warp: Lanes that run in lockstep (1 on a CPU).
+    layers: From DRAM inwards.
+    cores: Compute instructions, fastest first.
+    target: TVM target as sorted pairs; see `tvm_target`.
+    compile_options: Extra options of the device compiler (nvcc).
+    features: Named abilities, e.g. ``"cp.async"``, ``"wgmma"``, ``"fp8"``, ``"avx512_bf16"``.
+    vector_ops_per_cycle: 32-bit integer or float operations per cycle of one unit, for decoding.
+    registers_per_unit, max_threads_per_unit, max_blocks_per_unit: Occupancy limits (0 on a CPU).
+    shared_per_block, shared_per_unit: Bytes of shared memory a block may take, and that a unit has.
+    toolkit: Compiler versions that know the device, e.g. ``"cuda>=9.0,<13.0"``.
+    source: Where the constants come from.
+    dies: Dies with an L2 of their own, to which blocks are dealt in turn.
     """
 
     name: str
@@ -194,10 +158,7 @@ class TileDevice:
     def core_for(self, operand: str, pipeline: str | None = None) -> Core:
         """Return the fastest core for activations of type ``operand``.
 
-        Raises
-        ------
-        ConversionError
-            If the device has none; the message names the operand types that it has.
+        Raises ConversionError if the device has none; the message names the operand types that it has.
         """
         cores = self.cores_for(operand, pipeline)
         if not cores:

@@ -11,8 +11,9 @@ import torch
 
 from ladder.ir import Graph
 from ladder.lower.chain import emit_chain
+from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
 from ladder.simulate.operator import FAMILIES
 from targets import get_device
@@ -33,7 +34,7 @@ def run_chain(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> l
 
 
 def _on_cpu(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> list[torch.Tensor]:
-    (kernel,) = chain_kernels([graph], get_device(target_of(torch.device("cpu"))))
+    (kernel,) = find_or_build([chain_job(graph, get_device(target_of(torch.device("cpu"))))])
     tiles = [graph.tile(value) for value in graph.outputs]
     results = [torch.full(tile.known_shape, 77).to(TORCH[tile.ttype.name]) for tile in tiles]
     load_entry(kernel, "cpu")(*arguments, *results)

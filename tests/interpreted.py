@@ -16,8 +16,8 @@ import torch
 import tvm_ffi
 from tvm.tirx.buffer import is_buffer_var
 
-from ladder.lower.bounds import unproven
 from ladder.lower.passes import as_it_runs
+from tests.bounds import unproven
 
 sys.path.append(str(Path(__file__).parent / "simulate"))
 from loops import translate

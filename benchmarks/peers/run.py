@@ -437,7 +437,7 @@ def host_cost(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str,
 
 def host_times(operand: Any, x: Any) -> dict[str, float]:
     """Return microseconds of the bare launch, of `Matmul` and of the operator registered with torch."""
-    from ladder.runtime.operator import host_cost_us
+    from benchmarks.host_cost import host_cost_us
 
     op = operand.operator
     cost = host_cost_us(op.compiled_for(x.device), x, operand.packed, direct=op)

@@ -421,14 +421,8 @@ app.add_typer(cache, name="cache")
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    Parameters
-    ----------
-    arguments
-        What follows ``ladder`` on the command line.
-
-    Returns
-    -------
-    0 done, 1 failed, 2 the request itself was wrong.
+    arguments: What follows ``ladder`` on the command line.
+    Returns: 0 done, 1 failed, 2 the request itself was wrong.
     """
     try:
         return int(app(args=list(arguments), prog_name="ladder", standalone_mode=False) or OK)

@@ -35,20 +35,12 @@ ROWS_MORE, TOKENS_MORE, DEPTH_MORE = 3, 1, 37
 class SimulatedCheck:
     """What the simulation of a kernel found.
 
-    Parameters
-    ----------
-    m, n, k
-        The shape: that of the problem, or where it is larger one that leaves remainders everywhere.
-    relative_error
-        Against float64.
-    findings
-        What was wrong, as text; empty for a correct kernel.
-    matrix_instructions
-        Executed, by kind.
-    bank_conflicts
-        Passes through shared memory that conflicts cost, beyond those that are needed.
-    blocks
-        Thread blocks simulated.
+    m, n, k: The shape: that of the problem, or where it is larger one that leaves remainders everywhere.
+    relative_error: Against float64.
+    findings: What was wrong, as text; empty for a correct kernel.
+    matrix_instructions: Executed, by kind.
+    bank_conflicts: Passes through shared memory that conflicts cost, beyond those that are needed.
+    blocks: Thread blocks simulated.
     """
 
     m: int
@@ -91,14 +83,9 @@ class SimulatedCheck:
 class TokenCheck:
     """What was found of the kernel that quantises x before the product.
 
-    Parameters
-    ----------
-    evidence
-        What its code takes.
-    relative_error
-        Of codes times scales against x, in the simulation.
-    findings
-        What the simulation found wrong, as text.
+    evidence: What its code takes.
+    relative_error: Of codes times scales against x, in the simulation.
+    findings: What the simulation found wrong, as text.
     """
 
     evidence: Evidence
@@ -123,10 +110,7 @@ TOKEN_SOURCE, TOKEN_ROWS, TOKEN_COLUMNS = "float16", 3, 5000
 def token_check(problem: Problem, gemm: Gemm) -> TokenCheck | None:
     """Compile and simulate the kernel that quantises x to an operator's 8-bit type; None for other types.
 
-    Raises
-    ------
-    MissingToolError, CompilerError
-        If it cannot be compiled.
+    Raises MissingToolError, CompilerError if it cannot be compiled.
     """
     from ladder.runtime.tokens import EIGHT_BIT
     from ladder.simulate.tokens import simulate_tokens
@@ -152,10 +136,7 @@ def small_shape(gemm: Gemm, schedule: Schedule, m: int) -> tuple[int, int, int]:
 def simulated_check(problem: Problem, lowered: Lowered) -> SimulatedCheck:
     """Simulate the kernel that serves the problem's M at a small shape, and compare it with float64.
 
-    Raises
-    ------
-    UnknownCallError
-        If the kernel calls something that the simulator has no semantics for.
+    Raises UnknownCallError if the kernel calls something that the simulator has no semantics for.
     """
     from ladder.simulate.operator import simulate
 

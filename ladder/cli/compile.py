@@ -23,23 +23,11 @@ def run_compile(
 ) -> dict[str, Any]:
     """Compile a model for a device of this machine and write it.
 
-    Parameters
-    ----------
-    target
-        Path of an ONNX model, or ``python:module:function`` as for `ladder report`.
-    output
-        The file; by default the model's name with ``.ladder``, in the current folder.
-    device
-        Name of a target; by default that of a function's arguments, else this machine's CPU.
-
-    Returns
-    -------
-    JSON-able: ``path``, ``bytes``, ``device``, ``steps`` by kind, ``kernels`` of ours, ``seconds``.
-
-    Raises
-    ------
-    LadderError
-        If the model cannot be read, compiled or written.
+    target: Path of an ONNX model, or ``python:module:function`` as for `ladder report`.
+    output: The file; by default the model's name with ``.ladder``, in the current folder.
+    device: Name of a target; by default that of a function's arguments, else this machine's CPU.
+    Returns: JSON-able: ``path``, ``bytes``, ``device``, ``steps`` by kind, ``kernels`` of ours, ``seconds``.
+    Raises LadderError if the model cannot be read, compiled or written.
     """
     start = time.perf_counter()
     step(f"compiling {target}")

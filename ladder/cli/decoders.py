@@ -28,19 +28,10 @@ CODES = 32
 def decoder_rows(name: str, target: str) -> list[dict[str, Any]]:
     """Return one JSON-able object per activation type and kind of kernel.
 
-    Parameters
-    ----------
-    name
-        A type of the library, or ``python:module:name`` of a `TType`.
-    target
-        A GPU.
-
-    Raises
-    ------
-    DeviceError
-        If the target is no GPU.
-    ParseError
-        If the name after ``python:`` is no type of up to 8 bits.
+    name: A type of the library, or ``python:module:name`` of a `TType`.
+    target: A GPU.
+    Raises DeviceError if the target is no GPU.
+    Raises ParseError if the name after ``python:`` is no type of up to 8 bits.
     """
     device = get_device(target)
     if not device.is_gpu:

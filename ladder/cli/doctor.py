@@ -36,18 +36,11 @@ class Found:
 class Tool:
     """One row of the table.
 
-    Parameters
-    ----------
-    name
-        What it is called.
-    purpose
-        What Ladder needs it for.
-    get
-        How to get it.
-    probe
-        Looks for it; None if it is absent.
-    required
-        Whether the CPU main job, ``ladder gemm``, needs it.
+    name: What it is called.
+    purpose: What Ladder needs it for.
+    get: How to get it.
+    probe: Looks for it; None if it is absent.
+    required: Whether the CPU main job, ``ladder gemm``, needs it.
     """
 
     name: str

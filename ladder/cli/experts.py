@@ -35,18 +35,11 @@ SIMULATED = 3
 class ExpertOperands:
     """Operands of all experts, and the exact result.
 
-    Parameters
-    ----------
-    x
-        ``[T, K]``, or ``[E, M, K]`` if masked.
-    weights
-        ``[N, K]`` quantized, one per expert.
-    ranges
-        int32 offsets ``[E + 1]`` or, if masked, counts ``[E]``.
-    bias, token_scale
-        ``[E, N]`` and a scale per row, or None.
-    exact
-        float64 ``[rows, N]``; NaN in rows of no expert.
+    x: ``[T, K]``, or ``[E, M, K]`` if masked.
+    weights: ``[N, K]`` quantized, one per expert.
+    ranges: int32 offsets ``[E + 1]`` or, if masked, counts ``[E]``.
+    bias, token_scale: ``[E, N]`` and a scale per row, or None.
+    exact: float64 ``[rows, N]``; NaN in rows of no expert.
     """
 
     x: torch.Tensor
@@ -62,10 +55,7 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
 
     ``problem.m`` is what most experts have; the second has none, and every third half of it.
 
-    Raises
-    ------
-    LadderError
-        If the problem cannot be, or a compiler is missing or fails.
+    Raises LadderError if the problem cannot be, or a compiler is missing or fails.
     """
     from ladder.cli.gemm import compiled_report
 

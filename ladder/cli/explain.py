@@ -31,14 +31,9 @@ def explain_summary(problem: Problem) -> tuple[str, Evidence | None]:
 def explain_program(target: str, device: str, *, guards: bool) -> str:
     """Return how a program is captured and compiled.
 
-    Parameters
-    ----------
-    target
-        ``python:module:function``; the function returns a model, or it and its arguments.
-    device
-        Name of a target on this machine.
-    guards
-        Print every condition that a call is checked against.
+    target: ``python:module:function``; the function returns a model, or it and its arguments.
+    device: Name of a target on this machine.
+    guards: Print every condition that a call is checked against.
     """
     _, where, model, arguments = placed(target, device)
     if where is None:
@@ -54,9 +49,6 @@ def explain_program(target: str, device: str, *, guards: bool) -> str:
 def explain_stage(problem: Problem, stage: str) -> str:
     """Return the text of one stage of the kernel that serves the problem's M.
 
-    Raises
-    ------
-    UnknownNameError
-        If the target has no such stage.
+    Raises UnknownNameError if the target has no such stage.
     """
     return problem.operator().lower(problem.device).source(stage, problem.m)

@@ -22,9 +22,8 @@ COLUMNS = ("tensor", "format", "shape", "bytes", "bits per element")
 def run_inspect(path: str) -> dict[str, Any]:
     """Describe a checkpoint from its headers.
 
-    Returns
-    -------
-    JSON-able: ``path``, ``formats`` and how many tensors each has, ``config``, ``bytes``, ``tensors``.
+    Returns: JSON-able: ``path``, ``formats`` and how many tensors each has, ``config``, ``bytes``,
+        ``tensors``.
     """
     checkpoint = load_checkpoint(path)
     entries = list(checkpoint.entries())
@@ -60,9 +59,7 @@ def as_rows(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def run_convert(path: str, output: Path, step: Progress = silent) -> dict[str, Any]:
     """Write a checkpoint as safetensors of canonical storage, one tensor at a time.
 
-    Returns
-    -------
-    JSON-able: ``path``, ``tensors``, ``quantized``, ``read`` and ``written`` bytes, ``seconds``.
+    Returns: JSON-able: ``path``, ``tensors``, ``quantized``, ``read`` and ``written`` bytes, ``seconds``.
     """
     start = time.perf_counter()
     checkpoint: Checkpoint = load_checkpoint(path)

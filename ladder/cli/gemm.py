@@ -47,22 +47,12 @@ def run_gemm(
 ) -> GemmReport:
     """Compile a product and, where its target is here, run, check and time it.
 
-    Parameters
-    ----------
-    problem
-        What to multiply, and for which target.
-    check
-        Whether to compare with float64; for a GPU also to simulate the kernel on the CPU, and to look
-        at its code.
-    timed
-        Whether to time it beside torch.
-    step
-        Called with what is being done.
-
-    Raises
-    ------
-    LadderError
-        If the problem cannot be, or a compiler is missing or fails.
+    problem: What to multiply, and for which target.
+    check: Whether to compare with float64; for a GPU also to simulate the kernel on the CPU, and to look at
+        its code.
+    timed: Whether to time it beside torch.
+    step: Called with what is being done.
+    Raises LadderError if the problem cannot be, or a compiler is missing or fails.
     """
     if problem.experts:
         from ladder.cli.experts import run_experts

@@ -28,28 +28,16 @@ KEPT = "none"
 class Request:
     """What to generate.
 
-    Parameters
-    ----------
-    path
-        Folder with ``config.json``, weights and a tokenizer.
-    prompt
-        Text to continue.
-    weight
-        Type of the weights; ``"none"`` leaves them as the folder has them.
-    group_size
-        Elements along K per scale.
-    tokens
-        Tokens to generate at most.
-    dtype
-        Type that the model computes in.
-    device
-        ``"cpu"``, ``"cuda"``, or None for a GPU if there is one.
-    temperature
-        0: the likeliest token each time.
-    seed
-        Of the drawing of tokens.
-    compiled
-        Whether the model runs compiled; otherwise eagerly, to compare.
+    path: Folder with ``config.json``, weights and a tokenizer.
+    prompt: Text to continue.
+    weight: Type of the weights; ``"none"`` leaves them as the folder has them.
+    group_size: Elements along K per scale.
+    tokens: Tokens to generate at most.
+    dtype: Type that the model computes in.
+    device: ``"cpu"``, ``"cuda"``, or None for a GPU if there is one.
+    temperature: 0: the likeliest token each time.
+    seed: Of the drawing of tokens.
+    compiled: Whether the model runs compiled; otherwise eagerly, to compare.
     """
 
     path: Path
@@ -76,12 +64,8 @@ class Ready(NamedTuple):
 class Clock:
     """A streamer for `generate`: notes when each token came, and writes the text.
 
-    Parameters
-    ----------
-    tokenizer
-        Makes text of tokens.
-    write
-        Called with each piece of text.
+    tokenizer: Makes text of tokens.
+    write: Called with each piece of text.
     """
 
     def __init__(self, tokenizer: Any, write: Callable[[str], Any]) -> None:
@@ -161,12 +145,8 @@ FOREIGN = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeErro
 def _model(request: Request) -> Any:
     """Read the model of a folder.
 
-    Raises
-    ------
-    CheckpointError
-        If transformers cannot load it, or the folder lacks tensors of it.
-    LadderError
-        If it cannot be quantized so.
+    Raises CheckpointError if transformers cannot load it, or the folder lacks tensors of it.
+    Raises LadderError if it cannot be quantized so.
     """
     from transformers import AutoModelForCausalLM
 
@@ -195,25 +175,13 @@ def _model(request: Request) -> Any:
 def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) -> dict[str, Any]:
     """Generate text.
 
-    Parameters
-    ----------
-    request
-        What to generate.
-    ready
-        The model.
-    write
-        Called with each piece of text as it comes.
-
-    Returns
-    -------
-    JSON-able: ``text``, ``tokens``, ``load_s``, ``first_s`` (seconds until the first token, compiling
-    included), ``token_ms`` (median of the later ones), ``tokens_per_s``, ``memory`` (bytes, the most in use),
-    ``device``, ``graphs``.
-
-    Raises
-    ------
-    ValueRangeError
-        If the prompt is empty.
+    request: What to generate.
+    ready: The model.
+    write: Called with each piece of text as it comes.
+    Returns: JSON-able: ``text``, ``tokens``, ``load_s``, ``first_s`` (seconds until the first token,
+        compiling included), ``token_ms`` (median of the later ones), ``tokens_per_s``, ``memory`` (bytes, the
+        most in use), ``device``, ``graphs``.
+    Raises ValueRangeError if the prompt is empty.
     """
     model = ladder.compile(ready.model) if request.compiled else ready.model
     clock = Clock(ready.tokenizer, write)

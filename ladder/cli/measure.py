@@ -48,16 +48,9 @@ def copies_for(nbytes: int, device: TileDevice) -> int:
 def side_by_side(contenders: Mapping[str, Sequence[Call]], device: TileDevice) -> dict[str, float]:
     """Time several ways of doing the same work in alternating rounds.
 
-    Parameters
-    ----------
-    contenders
-        Name -> calls that do the same work on different copies of the weight.
-    device
-        Where they run.
-
-    Returns
-    -------
-    Name -> median over the rounds of the mean time of one call, in µs.
+    contenders: Name -> calls that do the same work on different copies of the weight.
+    device: Where they run.
+    Returns: Name -> median over the rounds of the mean time of one call, in µs.
     """
     clock = _gpu_clock if device.kind == "cuda" else _host_clock
     rounds = {name: clock(calls) for name, calls in contenders.items()}

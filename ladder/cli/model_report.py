@@ -39,28 +39,16 @@ LONGEST = 60
 class ModelReport:
     """What was found.
 
-    Parameters
-    ----------
-    name
-        What was asked for.
-    device, peaks
-        What it is for, and what that can do.
-    sizes
-        The symbolic sizes that the costs are for.
-    steps
-        Every step of the plan.
-    not_measured
-        Why nothing was timed; empty where everything was.
-    call_us
-        Median time of a whole call.
-    stored
-        Bytes of the tensors that the model keeps.
-    arena, unshared
-        Bytes of intermediate results: as laid out, and side by side.
-    versions
-        Of what made it.
-    date
-        When, UTC.
+    name: What was asked for.
+    device, peaks: What it is for, and what that can do.
+    sizes: The symbolic sizes that the costs are for.
+    steps: Every step of the plan.
+    not_measured: Why nothing was timed; empty where everything was.
+    call_us: Median time of a whole call.
+    stored: Bytes of the tensors that the model keeps.
+    arena, unshared: Bytes of intermediate results: as laid out, and side by side.
+    versions: Of what made it.
+    date: When, UTC.
     """
 
     name: str
@@ -126,23 +114,13 @@ def run_report(
 ) -> ModelReport:
     """Report on a model.
 
-    Parameters
-    ----------
-    target
-        Path of an ONNX model or of an exported one, or ``python:module:function``: a function without
+    target: Path of an ONNX model or of an exported one, or ``python:module:function``: a function without
         parameters that returns ``(model, arguments...)``.
-    device
-        Name of a target; by default that of a function's arguments, what an exported model is for, or else
-        this machine's CPU.
-    sizes
-        Symbolic sizes; 1 for those left out.
-    step
-        Is told what goes on.
-
-    Raises
-    ------
-    LadderError
-        If the model cannot be read or compiled; the message says why.
+    device: Name of a target; by default that of a function's arguments, what an exported model is for, or
+        else this machine's CPU.
+    sizes: Symbolic sizes; 1 for those left out.
+    step: Is told what goes on.
+    Raises LadderError if the model cannot be read or compiled; the message says why.
     """
     step(f"reading {target}")
     given = dict(sizes or {})
@@ -208,16 +186,9 @@ def _of_function(target: str, device: str, sizes: dict[str, int], step: Progress
 def placed(target: str, device: str) -> tuple[TileDevice, torch.device | None, Any, tuple[Any, ...]]:
     """Make what ``python:module:function`` names, for a device.
 
-    Parameters
-    ----------
-    target
-        ``python:module:function``; the function returns a model, or it and its arguments.
-    device
-        Name of a target; by default where the arguments are.
-
-    Returns
-    -------
-    The target; where it is here, None if it is not; model and arguments, there or else on the CPU.
+    target: ``python:module:function``; the function returns a model, or it and its arguments.
+    device: Name of a target; by default where the arguments are.
+    Returns: The target; where it is here, None if it is not; model and arguments, there or else on the CPU.
     """
     found = called(target)
     model, arguments = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
@@ -232,10 +203,7 @@ def placed(target: str, device: str) -> tuple[TileDevice, torch.device | None, A
 def imported(target: str) -> Any:
     """Import what ``python:module:name`` names.
 
-    Raises
-    ------
-    ParseError
-        If the text names nothing, or nothing that can be imported.
+    Raises ParseError if the text names nothing, or nothing that can be imported.
     """
     module, _, name = target.removeprefix(PYTHON).partition(":")
     if not module or not name:

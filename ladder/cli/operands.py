@@ -23,16 +23,10 @@ INT8_MAX, INT8_SIGMAS = 127, 4.0
 class Operands:
     """Activations, weight and what else the product takes, on the host.
 
-    Parameters
-    ----------
-    x
-        ``[M, K]`` of the activation type.
-    weight
-        ``[N, K]`` quantized.
-    bias
-        ``[N]`` of the output type, or None.
-    token_scale
-        float32 ``[M]``, or None.
+    x: ``[M, K]`` of the activation type.
+    weight: ``[N, K]`` quantized.
+    bias: ``[N]`` of the output type, or None.
+    token_scale: float32 ``[M]``, or None.
     """
 
     x: torch.Tensor

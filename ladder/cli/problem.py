@@ -24,28 +24,17 @@ SIXTEEN_BIT = ("bfloat16", "float16")
 class Problem:
     """``C[M,N] = epilogue(A[M,K] · decode(B[N,K])ᵀ + bias[N])`` on one target.
 
-    Parameters
-    ----------
-    weight
-        Name of the weight's type.
-    activation
-        Name of A's type; None chooses a 16-bit type that the target multiplies.
-    group_size
-        Elements along K per scale, -1 for one scale per row; None takes a block type's own size,
-        no groups for types above 8 bits, else 128.
-    m, n, k
-        Extents.
-    zero
-        Kind of zero points: ``"none"``, ``"integer"`` or ``"float"``.
-    bias, epilogue, output
-        What follows the product; see `Gemm`. ``output`` None is A's type if that has 16 bits, else
-        float32 for int8 and float16 for fp8.
-    target
-        Name of the device.
-    seed
-        Of the random operands.
-    experts, masked
-        Number of such products in one launch, 0 for one alone, and how their tokens lie; see
+    weight: Name of the weight's type.
+    activation: Name of A's type; None chooses a 16-bit type that the target multiplies.
+    group_size: Elements along K per scale, -1 for one scale per row; None takes a block type's own size, no
+        groups for types above 8 bits, else 128.
+    m, n, k: Extents.
+    zero: Kind of zero points: ``"none"``, ``"integer"`` or ``"float"``.
+    bias, epilogue, output: What follows the product; see `Gemm`. ``output`` None is A's type if that has 16
+        bits, else float32 for int8 and float16 for fp8.
+    target: Name of the device.
+    seed: Of the random operands.
+    experts, masked: Number of such products in one launch, 0 for one alone, and how their tokens lie; see
         `ladder.GroupedMatmul`. ``m`` is then the tokens of an expert.
     """
 
@@ -139,12 +128,8 @@ class Problem:
     def operator(self) -> Matmul:
         """Return the operator that the tensor expression means.
 
-        Raises
-        ------
-        LadderError
-            If the product cannot be: the message says why.
-        VerificationError
-            If the expression means another product than was asked for: an error of ours.
+        Raises LadderError if the product cannot be: the message says why.
+        Raises VerificationError if the expression means another product than was asked for: an error of ours.
         """
         operator = compile_expression(self.expression(), self.device)
         if operator.gemm != self.gemm:

@@ -17,33 +17,23 @@ if TYPE_CHECKING:
 class GemmReport:
     """What ``ladder gemm`` found. None marks what was not asked for or could not be run.
 
-    Parameters
-    ----------
-    target, m, n, k, weight, activation, output, group_size, zero, bias, epilogue, seed
-        The problem with its defaults resolved.
-    kernel, schedule
-        Name of the kernel that serves this M, and how it is tiled.
-    compile_s, from_cache
-        Seconds until the kernel was ready, and whether it came from the cache.
-    bytes, flops
-        What any kernel must move and compute.
-    tolerance, relative_error, passed
-        What rounding explains; the Frobenius norm of the difference to float64 on the decoded
-        weights over the norm of the latter; whether the second is within the first. Where the kernel
-        could not run, they are those of the simulation.
-    time_us, baseline_us, baseline, baselines_us
-        Median time of a call; the fastest way torch has, its name, and every way tried, from the
-        same run, with weights that come from memory.
-    roofline_fraction, roofline
-        Least time that the machine could take over the time taken, and what that rests on.
-    not_run
-        Why nothing ran.
-    evidence, simulated
-        Of a GPU kernel: what its code takes and how long it should, and what the simulator found.
-    tokens
-        The same of the kernel that quantises x before, where it has 8 bits.
-    experts
-        Products in the launch, each with ``m`` tokens at most; 0 for one alone.
+    target, m, n, k, weight, activation, output, group_size, zero, bias, epilogue, seed: The problem with its
+        defaults resolved.
+    kernel, schedule: Name of the kernel that serves this M, and how it is tiled.
+    compile_s, from_cache: Seconds until the kernel was ready, and whether it came from the cache.
+    bytes, flops: What any kernel must move and compute.
+    tolerance, relative_error, passed: What rounding explains; the Frobenius norm of the difference to float64
+        on the decoded weights over the norm of the latter; whether the second is within the first. Where the
+        kernel could not run, they are those of the simulation.
+    time_us, baseline_us, baseline, baselines_us: Median time of a call; the fastest way torch has, its name,
+        and every way tried, from the same run, with weights that come from memory.
+    roofline_fraction, roofline: Least time that the machine could take over the time taken, and what that
+        rests on.
+    not_run: Why nothing ran.
+    evidence, simulated: Of a GPU kernel: what its code takes and how long it should, and what the simulator
+        found.
+    tokens: The same of the kernel that quantises x before, where it has 8 bits.
+    experts: Products in the launch, each with ``m`` tokens at most; 0 for one alone.
     """
 
     target: str

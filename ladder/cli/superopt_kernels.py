@@ -26,16 +26,10 @@ COLUMNS = (
 class Lowering:
     """One lowering of a found graph.
 
-    Parameters
-    ----------
-    trial
-        Graph, tiles, schedules, times and error.
-    resources
-        What the device compiler reported, per kernel.
-    checked
-        How the error was found: ``"run"``, ``"simulated at B=16, ..."`` or ``"not"``.
-    findings
-        What the simulator reported.
+    trial: Graph, tiles, schedules, times and error.
+    resources: What the device compiler reported, per kernel.
+    checked: How the error was found: ``"run"``, ``"simulated at B=16, ..."`` or ``"not"``.
+    findings: What the simulator reported.
     """
 
     trial: Trial
@@ -56,10 +50,7 @@ def run_kernels(report: Report, target: str, count: int, seed: int, step: Progre
     Those for this machine run, and are timed, at the program's sizes. The best for another GPU is simulated
     at a smaller size with the same tiles and schedules.
 
-    Raises
-    ------
-    DeviceError, ScheduleError, MissingToolError
-        If kernels cannot be made for the target.
+    Raises DeviceError, ScheduleError, MissingToolError if kernels cannot be made for the target.
     """
     device = get_device(target)
     step("ranking tiles and schedules")

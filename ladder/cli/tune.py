@@ -25,14 +25,9 @@ COLUMNS = ("N", "K", "M", "us", "schedule")
 class Tuned:
     """What a tuning run found.
 
-    Parameters
-    ----------
-    winners
-        The fastest schedule of every shape and M.
-    kernels
-        How many kernels were compiled or timed.
-    folder
-        Where trials or winners went.
+    winners: The fastest schedule of every shape and M.
+    kernels: How many kernels were compiled or timed.
+    folder: Where trials or winners went.
     """
 
     winners: tuple[Measurement, ...]
@@ -57,21 +52,11 @@ class Tuned:
 def campaign_for(problem: Problem, shapes: str, tokens: str) -> Campaign:
     """Return what is tuned together.
 
-    Parameters
-    ----------
-    problem
-        Its class; its N and K are the only shape if ``shapes`` is empty.
-    shapes
-        ``NxK``, separated by commas.
-    tokens
-        M, separated by commas; empty: `schedules.search.TOKENS`.
-
-    Raises
-    ------
-    ParseError
-        If a shape or an M is no number.
-    DeviceError
-        If the target is no GPU: CPUs have a measured table of their own.
+    problem: Its class; its N and K are the only shape if ``shapes`` is empty.
+    shapes: ``NxK``, separated by commas.
+    tokens: M, separated by commas; empty: `schedules.search.TOKENS`.
+    Raises ParseError if a shape or an M is no number.
+    Raises DeviceError if the target is no GPU: CPUs have a measured table of their own.
     """
     if not problem.device.is_gpu:
         raise DeviceError(f"{problem.device.name} needs no tuning; choose a GPU, e.g. --target cuda/sm_90a")

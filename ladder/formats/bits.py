@@ -45,20 +45,11 @@ def repacked(
 def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
     """Unpack a stream of codes along the last axis, lowest bits first.
 
-    Parameters
-    ----------
-    words
-        int32 ``[..., W]``.
-    bits
-        Width of a code, 1 to 8.
-    count
-        Codes per row.
-    dense
-        Whether codes cross words; else a word holds ``32 // bits``.
-
-    Returns
-    -------
-    uint8 ``[..., count]``.
+    words: int32 ``[..., W]``.
+    bits: Width of a code, 1 to 8.
+    count: Codes per row.
+    dense: Whether codes cross words; else a word holds ``32 // bits``.
+    Returns: uint8 ``[..., count]``.
     """
     import torch
 
@@ -128,12 +119,8 @@ def sign_bits(bits: int, width: int) -> int:
 def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
     """Return dense storage with the highest bit of each code inverted: biased codes as two's complement.
 
-    Parameters
-    ----------
-    storage
-        uint8.
-    bits
-        Width of a code: 1, 2, 4 or 8.
+    storage: uint8.
+    bits: Width of a code: 1, 2, 4 or 8.
     """
     import torch
 
@@ -173,14 +160,9 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0)
 
     Code i of ``words[k, c]`` becomes code ``k % 8`` of word ``[8 * c + order[i], k // 8]``.
 
-    Parameters
-    ----------
-    words
-        K must be a multiple of 8.
-    order
-        A permutation of 0 to 7.
-    flip
-        Bits of the result's words that are inverted, as int32.
+    words: K must be a multiple of 8.
+    order: A permutation of 0 to 7.
+    flip: Bits of the result's words that are inverted, as int32.
     """
     import torch
 

@@ -56,18 +56,11 @@ T = TypeVar("T")
 class Entry:
     """What is known of a tensor without reading it.
 
-    Parameters
-    ----------
-    name
-        Of the tensor.
-    format
-        Name of the format that it is stored in; empty if it is not quantized.
-    shape
-        In elements.
-    nbytes
-        In the file, scales included.
-    dtype
-        torch's name of the element type of a tensor that is not quantized.
+    name: Of the tensor.
+    format: Name of the format that it is stored in; empty if it is not quantized.
+    shape: In elements.
+    nbytes: In the file, scales included.
+    dtype: torch's name of the element type of a tensor that is not quantized.
     """
 
     name: str
@@ -120,12 +113,8 @@ class Checkpoint(Mapping[str, "Loaded"]):
     def __getitem__(self, name: str) -> Loaded:
         """Read a tensor.
 
-        Raises
-        ------
-        KeyError
-            If there is none of that name.
-        CheckpointError
-            If its arrays contradict each other.
+        Raises KeyError if there is none of that name.
+        Raises CheckpointError if its arrays contradict each other.
         """
         import torch
 
@@ -156,12 +145,8 @@ class Checkpoint(Mapping[str, "Loaded"]):
     def dequantize(self, name: str, dtype: Any = None) -> torch.Tensor:
         """Return a tensor's values as the tool's own dequantization rounds them.
 
-        Parameters
-        ----------
-        name
-            Of the tensor. Stacked experts give ``[E, N, K]``.
-        dtype
-            torch's type of the result, to which the tool's is converted; by default the tool's.
+        name: Of the tensor. Stacked experts give ``[E, N, K]``.
+        dtype: torch's type of the result, to which the tool's is converted; by default the tool's.
         """
         import torch
 
@@ -263,10 +248,8 @@ def assign(
 ) -> tuple[dict[str, tuple[Format, Layer]], dict[str, Stored]]:
     """Divide arrays into quantized tensors with their formats, and plain ones.
 
-    Raises
-    ------
-    CheckpointError
-        If parts of a quantized tensor are missing, or its format is not what the configuration says.
+    Raises CheckpointError if parts of a quantized tensor are missing, or its format is not what the
+        configuration says.
     """
     layers: dict[str, tuple[Format, Layer]] = {}
     taken: set[str] = set()

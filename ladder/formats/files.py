@@ -57,10 +57,7 @@ def require(condition: bool, message: str) -> None:
 class MappedFile:
     """A file mapped into memory, privately and writable as torch wants it: pages are read when used.
 
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read, or is empty.
+    Raises CheckpointError if it cannot be read, or is empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,10 +75,7 @@ class MappedFile:
     def bytes(self, begin: int, count: int) -> bytes:
         """Return some bytes.
 
-        Raises
-        ------
-        CheckpointError
-            If the file ends before.
+        Raises CheckpointError if the file ends before.
         """
         if begin < 0 or count < 0 or begin + count > self.size:
             raise CheckpointError(
@@ -94,18 +88,11 @@ class MappedFile:
 class Stored:
     """One array of a file, not yet read.
 
-    Parameters
-    ----------
-    name
-        As in the file.
-    dtype
-        torch's name of the element type.
-    shape
-        Extents in elements of that type.
-    file
-        Where it lies.
-    begin
-        Offset of its first byte.
+    name: As in the file.
+    dtype: torch's name of the element type.
+    shape: Extents in elements of that type.
+    file: Where it lies.
+    begin: Offset of its first byte.
     """
 
     name: str
@@ -137,10 +124,7 @@ class Stored:
 def itemsize(dtype: str) -> int:
     """Return the bytes of an element.
 
-    Raises
-    ------
-    CheckpointError
-        If no format here has such elements.
+    Raises CheckpointError if no format here has such elements.
     """
     bits = next((bits for name, bits in DTYPES.values() if name == dtype and bits >= 8), None)
     if bits is None:
@@ -151,10 +135,7 @@ def itemsize(dtype: str) -> int:
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
     """Return a JSON object.
 
-    Raises
-    ------
-    CheckpointError
-        If it is none.
+    Raises CheckpointError if it is none.
     """
     try:
         value = json.loads(text)
@@ -176,12 +157,8 @@ def read_json(path: Path) -> dict[str, Any]:
 class Arrays(Mapping[str, Stored]):
     """Named arrays of one file or of several.
 
-    Parameters
-    ----------
-    stored
-        By name.
-    metadata
-        Texts of the headers.
+    stored: By name.
+    metadata: Texts of the headers.
     """
 
     stored: Mapping[str, Stored]
@@ -203,10 +180,8 @@ class Arrays(Mapping[str, Stored]):
 def read_safetensors(path: Path) -> Arrays:
     """Read the header of a safetensors file.
 
-    Raises
-    ------
-    CheckpointError
-        If the file is truncated, or its header is damaged or describes arrays that overlap or lie outside.
+    Raises CheckpointError if the file is truncated, or its header is damaged or describes arrays that overlap
+        or lie outside.
     """
     file = MappedFile(path)
     (length,) = struct.unpack("<Q", file.bytes(0, 8))
@@ -273,10 +248,7 @@ def _require_apart(file: MappedFile, stored: Any, start: int) -> None:
 def read_shards(index: Path) -> Arrays:
     """Read the files that an index names (``*.safetensors.index.json``).
 
-    Raises
-    ------
-    CheckpointError
-        If a file is missing, lies outside of the folder, or lacks what it should hold.
+    Raises CheckpointError if a file is missing, lies outside of the folder, or lacks what it should hold.
     """
     weight_map = read_json(index).get("weight_map")
     require(isinstance(weight_map, dict) and bool(weight_map), f"{index} has no weight_map")

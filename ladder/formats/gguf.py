@@ -96,14 +96,9 @@ class Cursor:
 class GgufFile:
     """What a file holds.
 
-    Parameters
-    ----------
-    metadata
-        Values by key.
-    layers
-        Quantized tensors: format and bytes.
-    plain
-        The others.
+    metadata: Values by key.
+    layers: Quantized tensors: format and bytes.
+    plain: The others.
     """
 
     metadata: dict[str, Any]
@@ -114,10 +109,7 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read the headers of a GGUF file.
 
-    Raises
-    ------
-    CheckpointError
-        If the file is truncated, of another version or byte order, or contradicts itself.
+    Raises CheckpointError if the file is truncated, of another version or byte order, or contradicts itself.
     """
     cursor = Cursor(MappedFile(path))
     require(cursor.take(4) == MAGIC, f"{path} is no GGUF file")

@@ -27,22 +27,13 @@ Decoded = tuple[Octets, npt.NDArray[Any], npt.NDArray[Any] | None]
 class BlockType:
     """How one type of blocks is laid out.
 
-    Parameters
-    ----------
-    name
-        In lower case.
-    elements
-        Of a block.
-    fields
-        numpy's description of its bytes.
-    element
-        Our type of a code.
-    decode
-        Fields -> codes, scales, offsets.
-    scale
-        Type of the scales and offsets.
-    packed
-        Whether ``decode`` gives codes of 4 bits as canonical storage, two in a byte.
+    name: In lower case.
+    elements: Of a block.
+    fields: numpy's description of its bytes.
+    element: Our type of a code.
+    decode: Fields -> codes, scales, offsets.
+    scale: Type of the scales and offsets.
+    packed: Whether ``decode`` gives codes of 4 bits as canonical storage, two in a byte.
     """
 
     name: str

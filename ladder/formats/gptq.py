@@ -58,10 +58,7 @@ class PackedForm:
 def geometry(layer: Layer) -> PackedForm:
     """Work out a layer's extents from those of its arrays.
 
-    Raises
-    ------
-    CheckpointError
-        If they contradict each other or the configuration.
+    Raises CheckpointError if they contradict each other or the configuration.
     """
     rows, n = layer.shape(".qweight", 2)
     groups, columns = layer.shape(".scales", 2)

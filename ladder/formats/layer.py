@@ -37,16 +37,10 @@ class Held:
 class Layer:
     """The arrays that one quantized tensor is stored in.
 
-    Parameters
-    ----------
-    name
-        Name of the tensor, such as ``model.layers.0.mlp.up_proj.weight``.
-    parts
-        Suffix, such as ``.qweight``, -> array.
-    config
-        The checkpoint's ``quantization_config``; empty if there is none.
-    metadata
-        Texts beside the arrays.
+    name: Name of the tensor, such as ``model.layers.0.mlp.up_proj.weight``.
+    parts: Suffix, such as ``.qweight``, -> array.
+    config: The checkpoint's ``quantization_config``; empty if there is none.
+    metadata: Texts beside the arrays.
     """
 
     name: str
@@ -105,29 +99,17 @@ class Layer:
 class Format:
     """How a tool stores quantized tensors.
 
-    Parameters
-    ----------
-    name
-        Of the format.
-    key
-        Suffix of the array that marks a quantized tensor.
-    methods
-        Values of the configuration's ``quant_method`` that go with it; empty for any.
-    parts, optional
-        Suffixes of the others.
-    result, rename
-        What replaces the suffix in the tensor's name, or what makes the name of the rest.
-    fits
-        Whether the arrays are of this format, judged by types, shapes and configuration alone.
-    shape
-        Extents of the tensor, from the same.
-    read
-        The tensor.
-    dtype, rounding
-        How the tool's own dequantization computes: `QuantizedTensor.dequantize` with these gives its bits;
-        ``"scale"`` is the type of the scales.
-    doc
-        One line.
+    name: Of the format.
+    key: Suffix of the array that marks a quantized tensor.
+    methods: Values of the configuration's ``quant_method`` that go with it; empty for any.
+    parts, optional: Suffixes of the others.
+    result, rename: What replaces the suffix in the tensor's name, or what makes the name of the rest.
+    fits: Whether the arrays are of this format, judged by types, shapes and configuration alone.
+    shape: Extents of the tensor, from the same.
+    read: The tensor.
+    dtype, rounding: How the tool's own dequantization computes: `QuantizedTensor.dequantize` with these gives
+        its bits; ``"scale"`` is the type of the scales.
+    doc: One line.
     """
 
     name: str
@@ -152,12 +134,8 @@ class Format:
 def group_of(layer: Layer, columns: int, groups: int, stated: int | None = None) -> int:
     """Return the columns that share a scale, from the number of groups.
 
-    Parameters
-    ----------
-    columns, groups
-        Extents of the matrix and of its scales.
-    stated
-        Group size of the configuration: it counts if it gives that many groups.
+    columns, groups: Extents of the matrix and of its scales.
+    stated: Group size of the configuration: it counts if it gives that many groups.
     """
     if stated is not None and stated > 0 and -(-columns // stated) == groups:
         return stated

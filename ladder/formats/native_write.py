@@ -28,10 +28,7 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
 
     Stacked experts become one tensor each, ``name.0`` and so on.
 
-    Raises
-    ------
-    CheckpointError
-        If the file cannot be written; what was begun is removed.
+    Raises CheckpointError if the file cannot be written; what was begun is removed.
     """
     names = list(names)
     room = 4096 + sum(_room(checkpoint.entry(name).shape, name) for name in names)

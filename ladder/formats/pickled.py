@@ -29,10 +29,7 @@ class Held(Stored):
 def read_pickled(path: Path) -> Arrays:
     """Read a dictionary of tensors; nested ones (HQQ's) are joined with dots, numbers become arrays.
 
-    Raises
-    ------
-    CheckpointError
-        If it holds anything else.
+    Raises CheckpointError if it holds anything else.
     """
     import torch
 

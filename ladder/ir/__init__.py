@@ -7,7 +7,7 @@ import it. Start with `expr` (tensor expressions), `ops` (the table) and `graph`
 from __future__ import annotations
 
 from ladder.ir.build import GraphBuilder, bind
-from ladder.ir.expr import Compute, Tensor, apply, compute, infer_input_tiles, max_, sum_, tensor
+from ladder.ir.expr import Compute, Tensor, apply, compute, max_, sum_, tensor
 from ladder.ir.finite import Field, Residues, UndefinedResidueError
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm, gemm_graph, gemm_reference
@@ -50,7 +50,6 @@ __all__ = [
     "gemm_graph",
     "gemm_reference",
     "get_operator",
-    "infer_input_tiles",
     "interpret",
     "lax_classes",
     "max_",

@@ -34,27 +34,17 @@ CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
 class Attention:
     """``softmax(q kᵀ scale + mask) v`` for few query tokens; batch, tokens and keys are open.
 
-    Parameters
-    ----------
-    heads, kv_heads
-        Heads of q, and of k and v: each serves ``heads / kv_heads`` of q's.
-    size
-        Elements of a head.
-    ttype
-        Type of q and of the result.
-    stored
-        Type of k and v, `ttype` or one of `CODES`.
-    mask
-        Type of a tensor ``[batch, heads, tokens, keys]``: ``"bool"`` chooses, others are added; empty: none.
-    position
-        Type of ``[batch, tokens]`` positions (any of the two axes may be shared), one of `POSITIONS`: query
-        token s sees the keys ``t < position + reach``; empty: none.
-    reach
-        0, or 1 where the key at the position itself is seen.
-    causal
-        Whether query token s sees only keys ``t <= s``.
-    scale
-        What scores are multiplied with.
+    heads, kv_heads: Heads of q, and of k and v: each serves ``heads / kv_heads`` of q's.
+    size: Elements of a head.
+    ttype: Type of q and of the result.
+    stored: Type of k and v, `ttype` or one of `CODES`.
+    mask: Type of a tensor ``[batch, heads, tokens, keys]``: ``"bool"`` chooses, others are added; empty:
+        none.
+    position: Type of ``[batch, tokens]`` positions (any of the two axes may be shared), one of `POSITIONS`:
+        query token s sees the keys ``t < position + reach``; empty: none.
+    reach: 0, or 1 where the key at the position itself is seen.
+    causal: Whether query token s sees only keys ``t <= s``.
+    scale: What scores are multiplied with.
     """
 
     heads: int
@@ -107,10 +97,7 @@ class Attention:
 def as_attention(graph: Graph, node: Node) -> Attention:
     """Return the problem that an ``attention`` node is.
 
-    Raises
-    ------
-    ShapeError, DTypeError
-        If it is none; the message says why.
+    Raises ShapeError, DTypeError if it is none; the message says why.
     """
     given = node_attributes(node)
     tiles = {

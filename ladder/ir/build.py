@@ -116,12 +116,8 @@ class GraphBuilder:
     ) -> str:
         """Apply an operator; the result's tile is inferred. Returns the value's name.
 
-        Raises
-        ------
-        UnknownNameError
-            If the operator, an operand or an attribute does not exist.
-        ShapeError, DTypeError
-            If the operands do not fit the operator.
+        Raises UnknownNameError if the operator, an operand or an attribute does not exist.
+        Raises ShapeError, DTypeError if the operands do not fit the operator.
         """
         row = get_operator(operator)
         tiles = [self.tile(value) for value in inputs]

@@ -27,10 +27,7 @@ def constant_value(node_of: Callable[[str], Node], value: str) -> npt.NDArray[np
 
     None for others: those that depend on inputs, on open sizes or on rounding, and those that are too large.
 
-    Parameters
-    ----------
-    node_of
-        Value -> the node that computes it.
+    node_of: Value -> the node that computes it.
     """
     known: dict[str, npt.NDArray[np.float64]] = {}
     todo = [value]

@@ -19,19 +19,12 @@ from tile_types.tile import Extent
 class Convolution:
     """``y[n, g, f, h] = sum over c, r of x[n, g, c, stride*h + dilation*r - padding] * w[g, f, c, r]``.
 
-    Parameters
-    ----------
-    stride, padding, dilation
-        One number per spatial axis.
-    taps
-        Elements of a window along each spatial axis.
-    groups
-        Number of groups; their axis is left out if there is one.
-    shape
-        Of the result, with the axis of groups if there are any.
-    last
-        Whether channels are the last axes of all operands: ``x[n, s, g, c]``, ``w[g, f, r, c]``,
-        ``y[n, h, g, f]``.
+    stride, padding, dilation: One number per spatial axis.
+    taps: Elements of a window along each spatial axis.
+    groups: Number of groups; their axis is left out if there is one.
+    shape: Of the result, with the axis of groups if there are any.
+    last: Whether channels are the last axes of all operands: ``x[n, s, g, c]``, ``w[g, f, r, c]``, ``y[n, h,
+        g, f]``.
     """
 
     stride: tuple[int, ...]
@@ -58,10 +51,7 @@ class Convolution:
 def as_convolution(graph: Graph, node: Node) -> Convolution:
     """Recognise a convolution.
 
-    Raises
-    ------
-    ShapeError
-        If the contraction is none: its indexing is named.
+    Raises ShapeError if the contraction is none: its indexing is named.
     """
     return convolution_of(node, [graph.tile(value).shape for value in node.inputs])
 
@@ -102,18 +92,11 @@ def convolution_of(node: Node, shapes: Sequence[Shape]) -> Convolution:
 class FusedConvolution:
     """``functions(convolution(x, weight) + bias + residual)``: channels last.
 
-    Parameters
-    ----------
-    form
-        The convolution.
-    x, weight, bias, residual
-        Inputs of the graph, the last two empty where there are none.
-    functions
-        Names of unary operators, in order.
-    features
-        Channels of the result.
-    depth
-        Products per element of the result.
+    form: The convolution.
+    x, weight, bias, residual: Inputs of the graph, the last two empty where there are none.
+    functions: Names of unary operators, in order.
+    features: Channels of the result.
+    depth: Products per element of the result.
     """
 
     form: Convolution
@@ -149,10 +132,7 @@ _NEUTRAL = (1, 1, 0, 1)
 def as_fused_convolution(graph: Graph) -> FusedConvolution:
     """Recognise a convolution, channels last, with what follows it.
 
-    Raises
-    ------
-    ShapeError
-        If the graph computes anything else; the operator that does not fit is named.
+    Raises ShapeError if the graph computes anything else; the operator that does not fit is named.
     """
     if len(graph.outputs) != 1:
         raise ShapeError(f"a convolution has one result, graph {graph.name!r} has {len(graph.outputs)}")

@@ -19,12 +19,8 @@ from tile_types.errors import ShapeError
 def insert_convolution(g: GraphBuilder, gemm: Gemm, x: str, b: str, given: Mapping[str, str]) -> str:
     """Add the operators of a convolution of one group to a graph and return its result ``[B, P, Q, N]``.
 
-    Parameters
-    ----------
-    x, b
-        The image ``[B, H, W, C]`` and the weight ``[N, K]`` of `ladder.ir.gemm_graph.weight_type`.
-    given
-        ``row_scale``, ``bias`` and ``residual``, where the problem has them.
+    x, b: The image ``[B, H, W, C]`` and the weight ``[N, K]`` of `ladder.ir.gemm_graph.weight_type`.
+    given: ``row_scale``, ``bias`` and ``residual``, where the problem has them.
     """
     at = gemm.windows or Windows((1, 1))
     weight = g.add("reshape", decoded(g, gemm, b), shape=(gemm.n, *at.kernel, gemm.channels))
@@ -54,10 +50,7 @@ def _places(at: Windows, extents: tuple[Any, ...]) -> tuple[str, tuple[tuple[str
 def as_window_gemm(graph: Graph) -> Gemm:
     """Recognise ``epilogue(row_scale * convolution(x, decode(B)) * factor + bias + residual)``.
 
-    Raises
-    ------
-    LadderError
-        If the graph is not that.
+    Raises LadderError if the graph is not that.
     """
     normal = run_passes(graph, NORMALISE)
     if len(normal.outputs) != 1:

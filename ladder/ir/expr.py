@@ -3,8 +3,6 @@
 >>> A = tensor("A", ("M", 4096), "float16")
 >>> B = tensor("B", (4096, 4096), "nf4", group_size=64)
 >>> C = compute(("M", 4096), lambda m, n, k: A[m, k] * B[n, k], reduce={"k": 4096}, output="float16")
->>> infer_input_tiles(C, (128, 64), (32,))
-{'A': (128, 32), 'B': (64, 32)}
 """
 
 from __future__ import annotations
@@ -168,18 +166,11 @@ class Tensor(Source):
 class Compute(Source):
     """A computed tensor.
 
-    Parameters
-    ----------
-    axes
-        Names of the result's indices.
-    reduce
-        Index name -> extent of what is summed over.
-    body
-        The value of one element.
-    accumulator
-        Type of running sums, or None: int32 for integers, else float32.
-    pad
-        Whether reads outside a tensor give zero.
+    axes: Names of the result's indices.
+    reduce: Index name -> extent of what is summed over.
+    body: The value of one element.
+    accumulator: Type of running sums, or None: int32 for integers, else float32.
+    pad: Whether reads outside a tensor give zero.
     """
 
     axes: tuple[str, ...]
@@ -318,12 +309,8 @@ def convert(value: ScalarLike, ttype: str) -> Scalar:
 def apply(operator: str, *arguments: ScalarLike) -> Scalar:
     """Apply an element-wise operator by name, e.g. ``apply("silu", x)``.
 
-    Raises
-    ------
-    UnknownNameError
-        If there is no such operator.
-    DTypeError
-        If it is not element-wise.
+    Raises UnknownNameError if there is no such operator.
+    Raises DTypeError if it is not element-wise.
     """
     row = get_operator(operator)
     if not row.elementwise:
@@ -373,72 +360,3 @@ def input_tensors(result: Compute) -> tuple[Tensor, ...]:
 def _computed(source: Source) -> Compute:
     assert isinstance(source, Compute)  # the only other kind of source
     return source
-
-
-Box = tuple[tuple[int, int], ...]
-
-
-def infer_input_tiles(
-    result: Compute, output_tile: Sequence[int], reduce_tile: Sequence[int] | Mapping[str, int] = ()
-) -> dict[str, tuple[int, ...]]:
-    """Return the tile of each input that a tile of the result needs (interval analysis).
-
-    Parameters
-    ----------
-    output_tile
-        Extents of a tile of the result.
-    reduce_tile
-        Extents of a step of the reduction, in order or by name; what is left out is taken whole.
-
-    Returns
-    -------
-    dict
-        Input tensor's name -> extents. The halo of a convolution is included; a tile never
-        exceeds its tensor.
-
-    Raises
-    ------
-    ShapeError
-        If the rank differs or a whole reduction has a symbolic extent.
-    """
-    if len(output_tile) != len(result.shape):
-        raise ShapeError(
-            f"{result.name!r} has shape {show_shape(result.shape)}, its tile cannot be {list(output_tile)}"
-        )
-    boxes: dict[Tensor, Box] = {}
-    _collect_boxes(
-        result, {**dict(zip(result.axes, output_tile, strict=True)), **_steps(result, reduce_tile)}, boxes
-    )
-    return {
-        source.name: tuple(
-            min(high - low + 1, extent) if isinstance(extent, int) else high - low + 1
-            for (low, high), extent in zip(boxes[source], source.shape, strict=True)
-        )
-        for source in input_tensors(result)
-    }
-
-
-def _steps(result: Compute, given: Sequence[int] | Mapping[str, int]) -> dict[str, int]:
-    named = given if isinstance(given, Mapping) else dict(zip(result.reduce, given, strict=False))
-    steps = {name: named.get(name, extent) for name, extent in result.reduce.items()}
-    for name, extent in steps.items():
-        if not isinstance(extent, int):
-            raise ShapeError(f"the reduction over {name}={extent} is symbolic; give its tile")
-    return {name: int(extent) for name, extent in steps.items()}
-
-
-def _collect_boxes(result: Compute, extents: Mapping[str, int], boxes: dict[Tensor, Box]) -> None:
-    """Join the boxes of elements that all accesses touch, through computed tensors."""
-    inner: dict[Compute, Box] = {}
-    for part in walk(result.body):
-        if isinstance(part, Access):
-            box = tuple(index.bounds(extents) for index in part.indices)
-            into: dict[Any, Box] = boxes if isinstance(part.source, Tensor) else inner
-            into[part.source] = _joined(box, into.get(part.source, box))
-    for source, box in inner.items():
-        tile = {name: high - low + 1 for name, (low, high) in zip(source.axes, box, strict=True)}
-        _collect_boxes(source, {**tile, **_steps(source, ())}, boxes)
-
-
-def _joined(a: Box, b: Box) -> Box:
-    return tuple((min(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))

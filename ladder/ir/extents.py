@@ -136,10 +136,7 @@ def bind_shape(shape: Sequence[Extent], sizes: Mapping[str, Extent]) -> Shape:
 def match_shape(pattern: Sequence[Extent], shape: Sequence[int], what: str, sizes: dict[str, int]) -> None:
     """Read named sizes off a shape and record them in ``sizes``.
 
-    Raises
-    ------
-    ShapeError
-        If the rank differs, a number differs, or a name already has another size.
+    Raises ShapeError if the rank differs, a number differs, or a name already has another size.
     """
     if len(pattern) != len(shape):
         raise ShapeError(f"{what} must have shape {show_shape(pattern)}, got {show_shape(shape)}")

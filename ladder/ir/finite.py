@@ -74,18 +74,12 @@ class Relations(Protocol):
 class Unknowns:
     """Functions without a meaning in a field: their values are drawn, and are equal where they must be.
 
-    Parameters
-    ----------
-    generator
-        Draws.
-    count
-        How many different maxima there are.
-    maxima
-        For each maximum in order of evaluation, which of them its elements are.
-    known
-        Known values of functions, to which others are added. Programs that share it have the same functions.
-    relations
-        How roots depend on each other, if that was found out.
+    generator: Draws.
+    count: How many different maxima there are.
+    maxima: For each maximum in order of evaluation, which of them its elements are.
+    known: Known values of functions, to which others are added. Programs that share it have the same
+        functions.
+    relations: How roots depend on each other, if that was found out.
     """
 
     generator: np.random.Generator
@@ -144,26 +138,14 @@ def _keys(
 class Field:
     """The fields Z_p and Z_q and an element of order q.
 
-    Parameters
-    ----------
-    p, q
-        Primes with q | p - 1; roots need p = q = 3 mod 4.
-    omega
-        An element of Z_p of order q.
-    logs
-        If given, roots in Z_p and Z_q are noted here, and the root of a non-residue a is that of
-        -a (so that an evaluation shows all radicands) instead of an UndefinedResidueError.
-    unknowns
-        Values of maxima and of functions.
-    uninterpreted
-        Which of ``exp``, ``sqrt`` and ``reduce_max`` are unknown functions of their operands, too.
-    exponents
-        Whether numbers have a part in Z_q: not needed where no exponential is interpreted.
-
-    Raises
-    ------
-    VerificationError
-        If p or q is no prime, q does not divide p - 1 or omega has another order.
+    p, q: Primes with q | p - 1; roots need p = q = 3 mod 4.
+    omega: An element of Z_p of order q.
+    logs: If given, roots in Z_p and Z_q are noted here, and the root of a non-residue a is that of -a (so
+        that an evaluation shows all radicands) instead of an UndefinedResidueError.
+    unknowns: Values of maxima and of functions.
+    uninterpreted: Which of ``exp``, ``sqrt`` and ``reduce_max`` are unknown functions of their operands, too.
+    exponents: Whether numbers have a part in Z_q: not needed where no exponential is interpreted.
+    Raises VerificationError if p or q is no prime, q does not divide p - 1 or omega has another order.
     """
 
     p: int = 2147481143
@@ -277,10 +259,7 @@ class Field:
     def function(self, name: str, values: Sequence[Residues]) -> Residues:
         """Return the value of a function of which only is known that equal operands give equal values.
 
-        Raises
-        ------
-        VerificationError
-            If no values are given.
+        Raises VerificationError if no values are given.
         """
         if self.unknowns is None:
             raise VerificationError(f"{name} has no meaning in a finite field: its value must be given")

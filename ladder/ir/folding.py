@@ -34,12 +34,8 @@ PURE = (
 class Folded:
     """A graph whose convolutions read parameters that are computed elsewhere.
 
-    Parameters
-    ----------
-    graph
-        It has new inputs.
-    made
-        New input -> the graph that computes it; its inputs have the names of the model's.
+    graph: It has new inputs.
+    made: New input -> the graph that computes it; its inputs have the names of the model's.
     """
 
     graph: Graph
@@ -49,13 +45,9 @@ class Folded:
 def fold(graph: Graph, parameters: Collection[str]) -> Folded:
     """Fold affine functions into the weights of convolutions, channels last.
 
-    Parameters
-    ----------
-    graph
-        Channels last, simplified.
-    parameters
-        Inputs that may be parameters. What changes from call to call may be among them: what is made of it
-        is made again then.
+    graph: Channels last, simplified.
+    parameters: Inputs that may be parameters. What changes from call to call may be among them: what is made
+        of it is made again then.
     """
     folding = _Folding(graph, set(parameters))
     return _with_inputs(folding.run(), folding.roots)
@@ -65,22 +57,13 @@ def fold(graph: Graph, parameters: Collection[str]) -> Folded:
 class _Form:
     """``(the core's result) * scale + shift``, not yet in the graph.
 
-    Parameters
-    ----------
-    core
-        The convolution, or the product of windows with the weights of channels by themselves.
-    tail
-        Sums over the windows that follow it.
-    x
-        What it reads instead of its first operand.
-    inner, scale, shift
-        Vectors of parameters: factors of what it reads, factors and terms of its result.
-    ttype
-        Of the value.
-    packed
-        Whether the weight is decoded from a packed one: factors stay apart from it.
-    leading
-        Axes of the weight that count features: of groups and within them, where a reshape joins both.
+    core: The convolution, or the product of windows with the weights of channels by themselves.
+    tail: Sums over the windows that follow it.
+    x: What it reads instead of its first operand.
+    inner, scale, shift: Vectors of parameters: factors of what it reads, factors and terms of its result.
+    ttype: Of the value.
+    packed: Whether the weight is decoded from a packed one: factors stay apart from it.
+    leading: Axes of the weight that count features: of groups and within them, where a reshape joins both.
     """
 
     core: Node

@@ -39,10 +39,8 @@ def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
     scales or zero points),
     ``row_scale[N]`` if there is no group scale, ``token_scale[M]``, ``bias[N]``.
 
-    Raises
-    ------
-    UnknownNameError, ConversionError
-        If the weight, its zero points or an epilogue operator do not exist.
+    Raises UnknownNameError, ConversionError if the weight, its zero points or an epilogue operator do not
+        exist.
     """
     g = GraphBuilder(name)
     a = g.input("A", token_type(gemm), ("M", gemm.k))
@@ -63,19 +61,11 @@ def gemm_vectors(g: GraphBuilder, gemm: Gemm, rows: Extent) -> dict[str, str]:
 def insert_gemm(g: GraphBuilder, gemm: Gemm, a: str, b: str, rows: Extent, given: Mapping[str, str]) -> str:
     """Add the operators of a GEMM to a graph and return its result ``[rows, N]``.
 
-    Parameters
-    ----------
-    a, b
-        Activations ``[rows, K]`` and the weight ``[N, K]`` of `weight_type`.
-    rows
-        M.
-    given
-        The vectors that `gemm_vectors` declares, by name.
-
-    Raises
-    ------
-    UnknownNameError, DTypeError
-        If an epilogue operator does not exist, or is no function of one number.
+    a, b: Activations ``[rows, K]`` and the weight ``[N, K]`` of `weight_type`.
+    rows: M.
+    given: The vectors that `gemm_vectors` declares, by name.
+    Raises UnknownNameError, DTypeError if an epilogue operator does not exist, or is no function of one
+        number.
     """
     for operator in gemm.epilogue:
         _require_epilogue(operator)
@@ -152,14 +142,10 @@ def _require_epilogue(operator: str) -> None:
 def as_gemm(graph: Graph) -> Gemm:
     """Recognise ``epilogue(token_scale * row_scale * (A · decode(B)ᵀ) + bias)``.
 
-    Raises
-    ------
-    ShapeError
-        If the graph is not one matrix product of [M,K] with a weight [N,K] and such an epilogue.
-    DTypeError
-        If the activation or output type is not one that cores take.
-    ConversionError
-        If an operand is converted to another core type than the activation's.
+    Raises ShapeError if the graph is not one matrix product of [M,K] with a weight [N,K] and such an
+        epilogue.
+    Raises DTypeError if the activation or output type is not one that cores take.
+    Raises ConversionError if an operand is converted to another core type than the activation's.
     """
     normal = run_passes(graph, NORMALISE)
     if len(normal.outputs) != 1:
@@ -343,19 +329,10 @@ def gemm_reference(
 ) -> npt.NDArray[np.float64]:
     """Return the exact result [M, N] (of a gated product [M, N / 2]) in float64 on the decoded weights.
 
-    Parameters
-    ----------
-    a
-        Values [M, K] (numpy or torch), of the activation type.
-    quantized
-        The weight [N, K]; its scales, row scales and zero points are applied.
-    bias, token_scale
-        [N] and [M], if the GEMM has them; scales of tokens' groups are [M, groups].
-
-    Raises
-    ------
-    ShapeError
-        If an operand is missing, superfluous or has another shape.
+    a: Values [M, K] (numpy or torch), of the activation type.
+    quantized: The weight [N, K]; its scales, row scales and zero points are applied.
+    bias, token_scale: [N] and [M], if the GEMM has them; scales of tokens' groups are [M, groups].
+    Raises ShapeError if an operand is missing, superfluous or has another shape.
     """
     activation = _float64(a)
     weight = _float64(quantized.dequantize("float64"))

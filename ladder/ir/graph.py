@@ -32,20 +32,12 @@ class Axis:
 class Node:
     """One operator applied to values.
 
-    Parameters
-    ----------
-    name
-        Unique in its graph; also names the first result.
-    operator
-        A row of `ladder.ir.ops.OPERATORS`.
-    inputs
-        Names of the operand values.
-    attributes
-        Sorted (name, value) pairs; an attribute at its default is left out.
-    tiles
-        The tile of each result.
-    body
-        The nested graph of a graph-defined operator.
+    name: Unique in its graph; also names the first result.
+    operator: A row of `ladder.ir.ops.OPERATORS`.
+    inputs: Names of the operand values.
+    attributes: Sorted (name, value) pairs; an attribute at its default is left out.
+    tiles: The tile of each result.
+    body: The nested graph of a graph-defined operator.
     """
 
     name: str
@@ -70,18 +62,11 @@ class Node:
 class Graph:
     """A tile graph at one level.
 
-    Parameters
-    ----------
-    name
-        An identifier.
-    level
-        One of `LEVELS`.
-    nodes
-        Operators in an order in which operands come first.
-    outputs
-        Names of the result values; of a block graph, what it stores.
-    grid, loops
-        Block graphs only: grid dimensions (at most 3) and for-loop dimensions.
+    name: An identifier.
+    level: One of `LEVELS`.
+    nodes: Operators in an order in which operands come first.
+    outputs: Names of the result values; of a block graph, what it stores.
+    grid, loops: Block graphs only: grid dimensions (at most 3) and for-loop dimensions.
     """
 
     name: str

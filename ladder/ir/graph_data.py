@@ -39,10 +39,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
 def graph_from_data(data: Mapping[str, Any]) -> Graph:
     """Return a graph, also after its data went through JSON.
 
-    Raises
-    ------
-    KeyError, IndexError, TypeError, ValueError, LadderError
-        If the data are of another form.
+    Raises KeyError, IndexError, TypeError, ValueError, LadderError if the data are of another form.
     """
     tiles = [
         Tile(get_type(ttype), as_tuple(shape), level, as_tuple(layout))

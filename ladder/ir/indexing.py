@@ -104,10 +104,7 @@ class Indexing:
 def parse_indexing(text: str) -> Indexing:
     """Read ``"m k, n k -> m n"``.
 
-    Raises
-    ------
-    ShapeError
-        If the text is malformed or the result repeats an index.
+    Raises ShapeError if the text is malformed or the result repeats an index.
     """
     left, arrow, right = text.partition("->")
     if not arrow:
@@ -144,10 +141,7 @@ def solve_extents(
     An index alone on an axis has that axis' extent; an index left over in an affine axis
     gets the largest extent that stays inside.
 
-    Raises
-    ------
-    ShapeError
-        If ranks or extents disagree or an index cannot be determined.
+    Raises ShapeError if ranks or extents disagree or an index cannot be determined.
     """
     _check_ranks(indexing, shapes)
     extents = dict(known)

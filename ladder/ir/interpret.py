@@ -24,18 +24,12 @@ from tile_types.errors import ShapeError, VerificationError
 class Domain:
     """How a number domain applies operators and holds arrays.
 
-    Parameters
-    ----------
-    apply
-        ``(operator, values, attributes) -> value``.
-    stack
-        Joins equal-shaped values along a new first axis.
-    blank
-        ``(value, shape)``: an array to store tiles like ``value`` into.
-    keep
-        ``(node, value) -> value``: what becomes of a computed value, e.g. rounding to its type.
-    replaced
-        Identity of a node -> ``(values) -> value``, for nodes that are computed otherwise than by their row.
+    apply: ``(operator, values, attributes) -> value``.
+    stack: Joins equal-shaped values along a new first axis.
+    blank: ``(value, shape)``: an array to store tiles like ``value`` into.
+    keep: ``(node, value) -> value``: what becomes of a computed value, e.g. rounding to its type.
+    replaced: Identity of a node -> ``(values) -> value``, for nodes that are computed otherwise than by their
+        row.
     """
 
     apply: Callable[[Operator, Sequence[Any], Mapping[str, Any]], Any]
@@ -74,20 +68,9 @@ def finite_domain(field: Any) -> Domain:
 def interpret(graph: Graph, operands: Sequence[Any], domain: Domain) -> tuple[Any, ...]:
     """Execute a graph whose extents are numbers.
 
-    Parameters
-    ----------
-    operands
-        One value of the domain per input, in order.
-
-    Returns
-    -------
-    tuple
-        One value per output.
-
-    Raises
-    ------
-    ShapeError
-        If an extent is still symbolic.
+    operands: One value of the domain per input, in order.
+    Returns tuple: One value per output.
+    Raises ShapeError if an extent is still symbolic.
     """
     values: dict[str, Any] = dict(zip((node.name for node in graph.inputs), operands, strict=True))
     if graph.level == "block":
@@ -202,12 +185,8 @@ def abstract_expressions(
 ) -> tuple[AbstractExpression, ...]:
     """Return the abstract expression of every output (Mirage, §4.3).
 
-    Parameters
-    ----------
-    operands
-        Expressions of the inputs; by default their names.
-    contracted
-        Value -> a value that it is taken to be one function of, and that function.
+    operands: Expressions of the inputs; by default their names.
+    contracted: Value -> a value that it is taken to be one function of, and that function.
     """
     names = [node.name for node in graph.inputs]
     values: dict[str, AbstractExpression] = dict(zip(names, operands or names, strict=True))

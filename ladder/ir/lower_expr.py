@@ -39,10 +39,7 @@ def to_graph(result: Compute) -> Graph:
     of the widest operand that is not (the core's type); what follows a reduction is computed
     in the accumulator's type.
 
-    Raises
-    ------
-    ShapeError, DTypeError
-        If indices leave their tensors (without ``pad``) or types do not fit.
+    Raises ShapeError, DTypeError if indices leave their tensors (without ``pad``) or types do not fit.
     """
     builder = GraphBuilder(result.name)
     values: dict[Source, str] = {}

@@ -43,14 +43,9 @@ CONTEXT = {
 class Attribute:
     """One attribute of an operator.
 
-    Parameters
-    ----------
-    kind
-        A row of `ATTRIBUTE_KINDS`.
-    default
-        Value when left out; `REQUIRED` if it must be given.
-    choices
-        Allowed values, if they are few.
+    kind: A row of `ATTRIBUTE_KINDS`.
+    default: Value when left out; `REQUIRED` if it must be given.
+    choices: Allowed values, if they are few.
     """
 
     kind: str
@@ -133,38 +128,21 @@ def no_bytes(tiles: Tiles, result: Tile, attributes: Attributes) -> int:
 class Operator:
     """One row of the operator table.
 
-    Parameters
-    ----------
-    name
-        How graphs spell it.
-    arity
-        Fewest and most operands; None is unbounded.
-    shape
-        ``(tiles, attributes) -> shape``; raises ShapeError.
-    reference
-        ``(values, attributes) -> value`` in float64 numpy; real-number semantics.
-    finite
-        ``(field, values, attributes) -> residues`` over Z_p x Z_q, or None (outside LAX).
-    abstract
-        ``(expressions, tiles, attributes) -> AbstractExpression``.
-    lax
-        One of `LAX_CLASSES`, or a function of the attributes that returns one.
-    flops, bytes
-        ``(tiles, result, attributes) -> count``.
-    lower
-        Element-wise operators: TIR scalars -> TIR scalar; None for the others.
-    attributes
-        Its attributes by name.
-    result_type
-        ``(tiles, attributes) -> TType``.
-    role
-        One of `ROLES`.
-    levels
-        Graph levels it may appear at.
-    engine
-        What executes it in a model, one of `ENGINES`.
-    doc
-        One line for tables.
+    name: How graphs spell it.
+    arity: Fewest and most operands; None is unbounded.
+    shape: ``(tiles, attributes) -> shape``; raises ShapeError.
+    reference: ``(values, attributes) -> value`` in float64 numpy; real-number semantics.
+    finite: ``(field, values, attributes) -> residues`` over Z_p x Z_q, or None (outside LAX).
+    abstract: ``(expressions, tiles, attributes) -> AbstractExpression``.
+    lax: One of `LAX_CLASSES`, or a function of the attributes that returns one.
+    flops, bytes: ``(tiles, result, attributes) -> count``.
+    lower: Element-wise operators: TIR scalars -> TIR scalar; None for the others.
+    attributes: Its attributes by name.
+    result_type: ``(tiles, attributes) -> TType``.
+    role: One of `ROLES`.
+    levels: Graph levels it may appear at.
+    engine: What executes it in a model, one of `ENGINES`.
+    doc: One line for tables.
     """
 
     name: str
@@ -201,12 +179,8 @@ class Operator:
     def complete(self, given: Mapping[str, Literal]) -> dict[str, Any]:
         """Check attributes and fill in defaults.
 
-        Raises
-        ------
-        UnknownNameError
-            If there is no such attribute.
-        LadderError
-            If one is missing, of the wrong kind or not among its choices.
+        Raises UnknownNameError if there is no such attribute.
+        Raises LadderError if one is missing, of the wrong kind or not among its choices.
         """
         for name in given:
             if name not in self.attributes:

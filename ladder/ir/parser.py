@@ -38,10 +38,7 @@ class _Token:
 def parse(text: str) -> Graph:
     """Read a graph; ``parse(print_graph(g)) == g``. Comments run from ``//`` to the line's end.
 
-    Raises
-    ------
-    ParseError
-        Names line and column, shows the line, and marks the place with a caret.
+    Raises ParseError: Names line and column, shows the line, and marks the place with a caret.
     """
     reader = _Reader(text)
     graph = reader.graph()

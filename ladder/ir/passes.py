@@ -30,16 +30,9 @@ def rewriting(name: str, rules: Sequence[Rule]) -> Pass:
 def run_passes(graph: Graph, passes: Sequence[Pass], *, dump_dir: str | Path | None = None) -> Graph:
     """Apply passes in order; verify before the first and after each.
 
-    Parameters
-    ----------
-    dump_dir
-        Folder that receives every stage as ``{graph}.{number}.{pass}.txt``; by default the knob
+    dump_dir: Folder that receives every stage as ``{graph}.{number}.{pass}.txt``; by default the knob
         ``LADDER_DUMP``.
-
-    Raises
-    ------
-    VerificationError
-        Names the pass that broke the graph.
+    Raises VerificationError: Names the pass that broke the graph.
     """
     folder = _dump_folder(dump_dir)
     stages = [Pass("input", lambda unchanged: unchanged), *passes]

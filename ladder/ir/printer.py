@@ -51,10 +51,7 @@ def print_tile(tile: Tile) -> str:
 def print_literal(value: Literal) -> str:
     """Return the text of an attribute: numbers, "text", true, false, none, (tuples).
 
-    Raises
-    ------
-    VerificationError
-        If the value is none of these.
+    Raises VerificationError if the value is none of these.
     """
     if value is None or isinstance(value, bool):
         return str(value).lower()

@@ -17,14 +17,9 @@ from tile_types.quantized import QuantizedTensor
 class Components:
     """``value = (elements - zero) * scale * tensor_scale`` with block metadata [rows, blocks].
 
-    Parameters
-    ----------
-    elements
-        Values of the codes [..., K], before scaling.
-    metadata
-        Arrays by name; those of scope ``block`` are [..., ceil(K / group)].
-    group
-        Elements along the last axis that share metadata.
+    elements: Values of the codes [..., K], before scaling.
+    metadata: Arrays by name; those of scope ``block`` are [..., ceil(K / group)].
+    group: Elements along the last axis that share metadata.
     """
 
     elements: Any
@@ -45,10 +40,7 @@ def spread(array: npt.NDArray[Any], group: int, extent: int) -> npt.NDArray[Any]
 def components_of(tensor: QuantizedTensor) -> Components:
     """Take a `QuantizedTensor` (numpy or torch) apart in float64; 2-D blocks become rows.
 
-    Raises
-    ------
-    ConversionError
-        If its columns are in an order of their own.
+    Raises ConversionError if its columns are in an order of their own.
     """
     if tensor.columns is not None:
         raise ConversionError("a matrix with its columns in an order of their own has no components")

@@ -33,18 +33,12 @@ PLAIN = {"clip": 0, "input_forget": 0, "layout": 0}
 class Recurrent:
     """A layer.
 
-    Parameters
-    ----------
-    cell
-        ``"LSTM"`` or ``"GRU"``.
-    hidden
-        Elements of the state.
-    backward
-        For each direction whether it goes from the last step to the first.
-    inside
-        Of a GRU: whether the reset gate multiplies the product of the state, not the state.
-    codes
-        Whether weights are codes of 8 bits, and states are rounded to such codes before they are multiplied.
+    cell: ``"LSTM"`` or ``"GRU"``.
+    hidden: Elements of the state.
+    backward: For each direction whether it goes from the last step to the first.
+    inside: Of a GRU: whether the reset gate multiplies the product of the state, not the state.
+    codes: Whether weights are codes of 8 bits, and states are rounded to such codes before they are
+        multiplied.
     """
 
     cell: str
@@ -69,10 +63,7 @@ def operands_of(node: Node) -> dict[str, str]:
 def as_recurrent(graph: Graph, node: Node) -> Recurrent:
     """Recognise a layer.
 
-    Raises
-    ------
-    ShapeError
-        If it is none that a kernel computes; the message says why.
+    Raises ShapeError if it is none that a kernel computes; the message says why.
     """
     given = node_attributes(node)
     target = str(given.get("target", ""))

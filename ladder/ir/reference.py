@@ -28,24 +28,12 @@ def evaluate(
     Types do not round: ``convert`` keeps values, so this is the exact meaning of the program on
     the decoded operands. ``encode`` rounds.
 
-    Parameters
-    ----------
-    graph
-        At any level; symbolic extents are read off the inputs.
-    inputs
-        By name or in order. Arrays of values (numpy or torch, any dtype); an input of a
-        quantized type takes a `QuantizedTensor`.
-
-    Returns
-    -------
-    float64 array, or a tuple of them if the graph has several outputs.
-
-    Raises
-    ------
-    ShapeError
-        If an input is missing or has another shape, or one size two values.
-    DTypeError
-        If a quantized type gets an array, or codes of another type.
+    graph: At any level; symbolic extents are read off the inputs.
+    inputs: By name or in order. Arrays of values (numpy or torch, any dtype); an input of a quantized type
+        takes a `QuantizedTensor`.
+    Returns: float64 array, or a tuple of them if the graph has several outputs.
+    Raises ShapeError if an input is missing or has another shape, or one size two values.
+    Raises DTypeError if a quantized type gets an array, or codes of another type.
     """
     given = _by_name(graph, inputs)
     sizes: dict[str, int] = {}

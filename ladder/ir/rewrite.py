@@ -18,16 +18,10 @@ MAX_SWEEPS = 100
 class Pattern:
     """Matches a value by the node that computes it.
 
-    Parameters
-    ----------
-    operators
-        Names it may be; empty matches any value.
-    inputs
-        Patterns of its operands; empty matches any operands.
-    name
-        Key of the matched value in the `Match`.
-    where
-        A further condition on (attributes, tile).
+    operators: Names it may be; empty matches any value.
+    inputs: Patterns of its operands; empty matches any operands.
+    name: Key of the matched value in the `Match`.
+    where: A further condition on (attributes, tile).
     """
 
     operators: tuple[str, ...] = ()
@@ -77,14 +71,9 @@ class Match:
 class Rule:
     """One rewriting.
 
-    Parameters
-    ----------
-    name
-        For traces.
-    pattern
-        Matched against every node.
-    function
-        Adds the replacement to ``match.builder`` and returns its value, or None to leave the node.
+    name: For traces.
+    pattern: Matched against every node.
+    function: Adds the replacement to ``match.builder`` and returns its value, or None to leave the node.
     """
 
     name: str
@@ -98,10 +87,7 @@ Rules = tuple[Rule, ...]
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
     """Apply rules everywhere, nested graphs included, until none applies; drop what is unused.
 
-    Raises
-    ------
-    VerificationError
-        If the rules do not come to an end.
+    Raises VerificationError if the rules do not come to an end.
     """
     for _ in range(MAX_SWEEPS):
         result = prune(_sweep(graph, rules))

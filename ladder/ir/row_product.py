@@ -23,19 +23,12 @@ PRODUCT, IMAGE = "product", "image"
 class RowProduct:
     """``chain(x[M, K] matrix^T, others...)``, element by element.
 
-    Parameters
-    ----------
-    x, matrix
-        Inputs of the graph.
-    turned
-        Whether the matrix is stored as ``[K, N]``; else as ``[N, K]``.
-    rows, columns, depth
-        M, N and K.
-    chain
-        Of tensors ``[M, N]`` and ``[N]`` and of numbers: what is made of its first input, the product. Where
-        rows are windows, its second is the image ``[B, H, W, C]``, which it does not read.
-    others
-        Inputs of the graph that the chain reads besides, in order.
+    x, matrix: Inputs of the graph.
+    turned: Whether the matrix is stored as ``[K, N]``; else as ``[N, K]``.
+    rows, columns, depth: M, N and K.
+    chain: Of tensors ``[M, N]`` and ``[N]`` and of numbers: what is made of its first input, the product.
+        Where rows are windows, its second is the image ``[B, H, W, C]``, which it does not read.
+    others: Inputs of the graph that the chain reads besides, in order.
     """
 
     x: str
@@ -53,10 +46,7 @@ class RowProduct:
 def as_row_product(graph: Graph) -> RowProduct:
     """Recognise a product of rows with a matrix, with what follows it.
 
-    Raises
-    ------
-    ShapeError
-        If the graph computes anything else.
+    Raises ShapeError if the graph computes anything else.
     """
     node = next(n for n in graph.nodes if n.operator in ("matmul", "contract"))
     tiles = [graph.tile(value) for value in node.inputs]
@@ -81,10 +71,7 @@ def as_row_product(graph: Graph) -> RowProduct:
 def _windows(graph: Graph, node: Node) -> Windows | None:
     """Return the windows that are multiplied; None for rows.
 
-    Raises
-    ------
-    ShapeError
-        If it is no product of two matrices, and no convolution with channels last.
+    Raises ShapeError if it is no product of two matrices, and no convolution with channels last.
     """
     if node.operator == "matmul":
         if any(len(graph.tile(value).shape) != 2 for value in node.inputs):
@@ -151,10 +138,7 @@ class _Flat:
     def shape(self, node: Node) -> tuple[Extent, ...]:
         """Return the shape of a value with two axes, one, or none.
 
-        Raises
-        ------
-        ShapeError
-            If it is neither like the product, nor a vector of columns, nor a number.
+        Raises ShapeError if it is neither like the product, nor a vector of columns, nor a number.
         """
         if len(node.tiles) != 1 or node.tile.ttype.is_block:
             raise ShapeError(f"%{node.name} = {node.operator}(...) is not made element by element")

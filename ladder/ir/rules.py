@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import canonical, product
+from ladder.ir.extents import product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.rewrite import Match, Pattern, Rule, Rules, pattern
@@ -82,34 +82,6 @@ LAYOUT_FOLDING: Rules = (
     Rule("fold transposes", pattern("transpose", pattern("transpose", "x", name="inner")), _fold_transposes),
 )
 
-
-def _expand_decode(match: Match) -> str | None:
-    """``convert(x: block type)`` -> ``(convert(elements) - repeat(zero)) * repeat(scale) * tensor_scale``."""
-    source = match.tile("x")
-    if not source.ttype.is_block:
-        return None
-    level, target = match.root.tile.level, match.root.tile.ttype.name
-    value = match.builder.add("elements", match["x"], level=level)
-    value = match.builder.add("convert", value, level=level, type=target)
-    for field, operator in (("zero", "sub"), ("scale", "mul"), ("tensor_scale", "mul")):
-        if source.ttype.metadata_named(field) is not None:
-            value = match.builder.add(operator, value, _spread_metadata(match, field, target), level=level)
-    return value
-
-
-def _spread_metadata(match: Match, field: str, target: str) -> str:
-    """Bring metadata to one entry per element."""
-    source, level = match.tile("x"), match.root.tile.level
-    value = match.builder.add("metadata", match["x"], level=level, field=field)
-    if match.builder.tile(value).shape:
-        size, last = source.ttype.block_size, len(source.shape) - 1
-        extent = canonical(source.shape[-1])
-        value = match.builder.add("repeat", value, level=level, axis=last, times=size, extent=extent)
-    return match.builder.add("convert", value, level=level, type=target)
-
-
-DECODE_EXPANSION: Rules = (Rule("expand decode", pattern("convert", "x"), _expand_decode),)
-"""Takes quantized operands apart, so that scales can move like any other tensor."""
 
 _MATMULS = {False: parse_indexing("m k, k n -> m n"), True: parse_indexing("m k, n k -> m n")}
 

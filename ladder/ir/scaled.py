@@ -12,18 +12,11 @@ from tile_types.errors import ConversionError, DTypeError, ShapeError, unknown_n
 class ScaledFormat:
     """An operand that cores multiply with its scales (PTX ISA, "tcgen05.mma", "Block scaling").
 
-    Parameters
-    ----------
-    bits, group
-        Bits of a code, and codes along K that share a scale.
-    kind, scale_vec
-        The instruction's kind, and scales of a row that one instruction takes.
-    number
-        The element's number in the instruction descriptor.
-    scale
-        Type of the scales: ``"e8m0"`` or ``"fp8_e4m3"``.
-    element
-        Type of the codes.
+    bits, group: Bits of a code, and codes along K that share a scale.
+    kind, scale_vec: The instruction's kind, and scales of a row that one instruction takes.
+    number: The element's number in the instruction descriptor.
+    scale: Type of the scales: ``"e8m0"`` or ``"fp8_e4m3"``.
+    element: Type of the codes.
     """
 
     bits: int
@@ -52,21 +45,11 @@ class ScaledGemm:
 
     Sums are float32; ``factor`` is the product of the operands' tensor scales.
 
-    Parameters
-    ----------
-    n, k
-        Extents of the weight matrix.
-    weight, activation
-        Block types of `FORMATS`, of one kind.
-    output
-        Element type of the result.
-    bias
-        Whether a bias [N] of the output type is added.
-
-    Raises
-    ------
-    UnknownNameError, ConversionError, DTypeError, ShapeError
-        If there is no such product.
+    n, k: Extents of the weight matrix.
+    weight, activation: Block types of `FORMATS`, of one kind.
+    output: Element type of the result.
+    bias: Whether a bias [N] of the output type is added.
+    Raises UnknownNameError, ConversionError, DTypeError, ShapeError if there is no such product.
     """
 
     n: int

@@ -34,15 +34,8 @@ def verify(graph: Graph, capacity: Mapping[str, int] | None = None) -> None:
     dimensions and every path from an operand to an output passes exactly one input iterator,
     one accumulator (if there is a loop) and one store (Mirage, §2).
 
-    Parameters
-    ----------
-    capacity
-        Bytes by memory level; if given, each tile with known extents must fit its level.
-
-    Raises
-    ------
-    VerificationError
-        Names graph, node and reason.
+    capacity: Bytes by memory level; if given, each tile with known extents must fit its level.
+    Raises VerificationError: Names graph, node and reason.
     """
     _check_graph(graph)
     defined: dict[str, Tile] = {}

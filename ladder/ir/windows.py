@@ -19,14 +19,9 @@ class Windows:
     ``x[b, stride*p + dilation*r - padding, stride*q + dilation*s - padding, g * (C / groups) + c]``.
     Two numbers each: along rows (H) and columns (W).
 
-    Parameters
-    ----------
-    kernel
-        Elements of a channel in a window: R, S.
-    stride, padding, dilation
-        As torch has them; the padding of both sides is the same.
-    groups
-        Parts of the channels, each multiplied by as many consecutive rows of the weight.
+    kernel: Elements of a channel in a window: R, S.
+    stride, padding, dilation: As torch has them; the padding of both sides is the same.
+    groups: Parts of the channels, each multiplied by as many consecutive rows of the weight.
     """
 
     kernel: Pair
@@ -68,10 +63,7 @@ class Windows:
     def extents(self, height: int, width: int) -> Pair:
         """Return P, Q: how many windows there are along rows and columns of an image.
 
-        Raises
-        ------
-        ShapeError
-            If a window is larger than the padded image.
+        Raises ShapeError if a window is larger than the padded image.
         """
         found = self.extent(height, 0), self.extent(width, 1)
         if min(found) < 1:

@@ -73,18 +73,11 @@ LATER_STAGES = {
 class BuiltModule:
     """A shared library on disk and what is known about it.
 
-    Parameters
-    ----------
-    path
-        The ``.so``.
-    entries
-        Name of the entry that serves each entry of the plan.
-    sources
-        Stage (``"tir"``, ``"cuda"``, ...) -> text.
-    log
-        What the device compiler printed.
-    resources
-        Kernel -> registers, stack, spills, shared memory, as the device compiler reports them.
+    path: The ``.so``.
+    entries: Name of the entry that serves each entry of the plan.
+    sources: Stage (``"tir"``, ``"cuda"``, ...) -> text.
+    log: What the device compiler printed.
+    resources: Kernel -> registers, stack, spills, shared memory, as the device compiler reports them.
     """
 
     path: Path
@@ -113,27 +106,14 @@ def entry_name(gemm: Gemm, device: str, schedule: Schedule) -> str:
 def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     """Emit one kernel, generic in M, N and K.
 
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-    device
-        What to emit for; it need not be present.
-    schedule
-        Says which pipeline, and its tiles.
-    name
-        Symbol of the kernel's host entry.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    DeviceError
-        If the device has no core for the activations.
-    ScheduleError
-        If the schedule does not fit the problem or the device, or its pipeline does not serve the problem.
+    gemm: The problem; only its ``shape_free()`` part matters.
+    device: What to emit for; it need not be present.
+    schedule: Says which pipeline, and its tiles.
+    name: Symbol of the kernel's host entry.
+    Returns: A TIRx PrimFunc.
+    Raises DeviceError if the device has no core for the activations.
+    Raises ScheduleError if the schedule does not fit the problem or the device, or its pipeline does not
+        serve the problem.
     """
     from ladder.lower import builder
 
@@ -159,10 +139,7 @@ def emit_with_prologue(
 
     It takes the chain's inputs, the chain's other results, then what the product takes but x.
 
-    Raises
-    ------
-    ScheduleError
-        If the pipeline has no prologues, or this one does not fit.
+    Raises ScheduleError if the pipeline has no prologues, or this one does not fit.
     """
     from ladder.lower import builder
     from ladder.lower.chain.prologue import ChainPrologue
@@ -206,12 +183,8 @@ def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..
 def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
     """Emit the kernel that quantises tokens as a `ladder.lower.gpu.quantize.Quantization` says.
 
-    Raises
-    ------
-    ConversionError
-        If the device does not multiply the codes.
-    ScheduleError
-        If its threads do not fit the device.
+    Raises ConversionError if the device does not multiply the codes.
+    Raises ScheduleError if its threads do not fit the device.
     """
     from ladder.lower import builder
 
@@ -225,25 +198,13 @@ def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
 def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None) -> BuiltModule:
     """Compile every schedule of a plan into one library; equal schedules compile once.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    device
-        What to compile for; it need not be present.
-    plan
-        Schedules by M.
-    folder
-        Where to write the library; a new temporary folder by default.
-
-    Raises
-    ------
-    MissingToolError
-        If a compiler is not installed.
-    CompilerError
-        If the device compiler rejects a kernel.
-    ScheduleError
-        If a schedule does not fit the problem or the device.
+    gemm: The problem.
+    device: What to compile for; it need not be present.
+    plan: Schedules by M.
+    folder: Where to write the library; a new temporary folder by default.
+    Raises MissingToolError if a compiler is not installed.
+    Raises CompilerError if the device compiler rejects a kernel.
+    Raises ScheduleError if a schedule does not fit the problem or the device.
     """
     schedules = {entry_name(gemm, device.name, schedule): schedule for _, schedule in plan.entries}
     compile_functions = resolve(COMPILERS, "target kind", device.kind)
@@ -272,10 +233,7 @@ def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice,
 def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> str | None:
     """Make a stage that builds do not keep from one that they do; None if the target has no such stage.
 
-    Raises
-    ------
-    MissingToolError
-        If the compiler or the disassembler is not installed.
+    Raises MissingToolError if the compiler or the disassembler is not installed.
     """
     origin, _ = LATER_STAGES.get(stage, ("", ""))
     if origin not in sources:

@@ -49,10 +49,7 @@ def pipeline() -> str:
 def as_it_runs(function: Any, target: Any) -> Any:
     """Return a PrimFunc with flat indices, loops in vectors or unrolled, simplified; host and device in one.
 
-    Parameters
-    ----------
-    target
-        What TVM compiles it for, as `TileDevice.tvm_target` has it.
+    target: What TVM compiles it for, as `TileDevice.tvm_target` has it.
     """
     import tvm
     from tvm.target import Target
@@ -67,14 +64,9 @@ def as_it_runs(function: Any, target: Any) -> Any:
 def as_generated(function: Any, target: Any) -> tuple[Any, dict[str, Any]]:
     """Return what the code generator for GPUs gets of a PrimFunc, but for the passing of arguments.
 
-    Parameters
-    ----------
-    target
-        What TVM compiles it for, as `TileDevice.tvm_target` has it.
-
-    Returns
-    -------
-    ``(host, kernels)``: the function that takes the arguments and launches kernels, and these by name.
+    target: What TVM compiles it for, as `TileDevice.tvm_target` has it.
+    Returns: ``(host, kernels)``: the function that takes the arguments and launches kernels, and these by
+        name.
     """
     import tvm
     from tvm.target import Target

@@ -23,15 +23,8 @@ PROBE = 256
 def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]:
     """Return the rewritten movement graphs of a chain, one per mapping, fastest by the model first.
 
-    Parameters
-    ----------
-    graph
-        A loop over rows (`ladder.partition.rows`); symbolic extents are taken for `PROBE`.
-
-    Raises
-    ------
-    ScheduleError
-        If it is no loop over rows.
+    graph: A loop over rows (`ladder.partition.rows`); symbolic extents are taken for `PROBE`.
+    Raises ScheduleError if it is no loop over rows.
     """
     plain = decompose(graph)
     known, blocks = bound(plain), (machine.wave, machine.threads)

@@ -37,14 +37,9 @@ class Slice:
 class Tensor:
     """A value at one level.
 
-    Parameters
-    ----------
-    ttype
-        Name of its type.
-    shape
-        Extents.
-    slice
-        Where it lies.
+    ttype: Name of its type.
+    shape: Extents.
+    slice: Where it lies.
     """
 
     ttype: str
@@ -82,13 +77,9 @@ class Move:
 class Compute:
     """Apply an operator of the table.
 
-    Parameters
-    ----------
-    kind
-        ``"source"`` (numbers and positions), ``"elementwise"``, ``"broadcast"``, ``"partial"`` (a
-        reduction of what each lane has; the result has an axis for lanes), ``"reduce"``.
-    pattern
-        Of a broadcast: where its operand is read, always by a lane that has it.
+    kind: ``"source"`` (numbers and positions), ``"elementwise"``, ``"broadcast"``, ``"partial"`` (a reduction
+        of what each lane has; the result has an axis for lanes), ``"reduce"``.
+    pattern: Of a broadcast: where its operand is read, always by a lane that has it.
     """
 
     result: str
@@ -117,18 +108,11 @@ Step = Move | Compute | Sync
 class MovementGraph:
     """Steps in order.
 
-    Parameters
-    ----------
-    name
-        Of the chain.
-    mapping
-        How rows and columns lie over blocks, warps and lanes.
-    tensors
-        All of them by name.
-    steps
-        In order.
-    inputs, outputs
-        Device tensors.
+    name: Of the chain.
+    mapping: How rows and columns lie over blocks, warps and lanes.
+    tensors: All of them by name.
+    steps: In order.
+    inputs, outputs: Device tensors.
     """
 
     name: str

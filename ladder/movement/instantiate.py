@@ -20,10 +20,7 @@ from tile_types.errors import LadderError
 def instantiate(graph: Graph, mapping: Mapping) -> MovementGraph:
     """Return the movement graph of a chain whose extents are numbers.
 
-    Raises
-    ------
-    LadderError
-        If it has an operator that is neither element-wise, a reduction nor a view.
+    Raises LadderError if it has an operator that is neither element-wise, a reduction nor a view.
     """
     return _Templates(canonical(graph), mapping).graph()
 

@@ -18,21 +18,13 @@ WARP = 32
 class Mapping:
     """A parallelism of a chain's kernel.
 
-    Parameters
-    ----------
-    lanes
-        Threads that share a row; 1: every thread takes vectors of any row.
-    num
-        Vectors of a row that each lane holds in registers; 0: as many as come by, read again for each use.
+    lanes: Threads that share a row; 1: every thread takes vectors of any row.
+    num: Vectors of a row that each lane holds in registers; 0: as many as come by, read again for each use.
         Of lanes alone: vectors that each reads before it stores one.
-    teams
-        Rows that a block takes side by side.
-    tile
-        Rows and columns that a block exchanges through shared memory; (0, 0): none.
-    threads
-        Threads of a block that takes tiles or single vectors.
-    spread
-        Neighbouring rows of single vectors alternate over so many places of the axis before the last row
+    teams: Rows that a block takes side by side.
+    tile: Rows and columns that a block exchanges through shared memory; (0, 0): none.
+    threads: Threads of a block that takes tiles or single vectors.
+    spread: Neighbouring rows of single vectors alternate over so many places of the axis before the last row
         axis: where the input has the two in the other order, both sides then move a few rows together.
     """
 
@@ -86,19 +78,10 @@ SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bflo
 def mappings(graph: Graph, tiles: bool = False, wave: int = WARP, most: int = LONGEST) -> list[Mapping]:
     """Return the mappings that a chain can have, best guess first.
 
-    Parameters
-    ----------
-    tiles
-        Those that pass tiles through shared memory instead.
-    wave
-        Threads of which blocks are made.
-    most
-        Threads of a block at most.
-
-    Raises
-    ------
-    ScheduleError
-        If the chain is no loop over rows.
+    tiles: Those that pass tiles through shared memory instead.
+    wave: Threads of which blocks are made.
+    most: Threads of a block at most.
+    Raises ScheduleError if the chain is no loop over rows.
     """
     every = _all_mappings(graph, tiles, wave)
     found = [mapping for mapping in every if mapping.block <= most and mapping.block % wave == 0]

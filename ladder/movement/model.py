@@ -22,14 +22,9 @@ WARP = 32
 class Traffic:
     """What moves.
 
-    Parameters
-    ----------
-    bytes
-        Level -> bytes moved to or from it; what several lanes read of the device counts once.
-    syncs
-        Scope -> how often it waits.
-    launches
-        Kernels.
+    bytes: Level -> bytes moved to or from it; what several lanes read of the device counts once.
+    syncs: Scope -> how often it waits.
+    launches: Kernels.
     """
 
     bytes: Mapping[str, int]
@@ -154,26 +149,15 @@ def source_slice(graph: MovementGraph, move: Move) -> Slice:
 class Machine:
     """What moves cost.
 
-    Parameters
-    ----------
-    device, cache
-        Bytes per second of memory, and of the cache that all units share.
-    resident
-        Bytes that stay in that cache from kernel to kernel.
-    units
-        Multiprocessors.
-    launch
-        Seconds from a kernel's start to its first data, the next kernel's start overlapping.
-    block, turn, sync
-        Seconds of starting a block, of a lane's next vector after its first, and of a barrier.
-    life
-        Seconds that a lane stays: from its start over its first read to its last store.
-    resident_lanes
-        Of a multiprocessor.
-    issue
-        Operations of all lanes per second.
-    wave, threads
-        Lanes of which blocks are made, and of a block at most.
+    device, cache: Bytes per second of memory, and of the cache that all units share.
+    resident: Bytes that stay in that cache from kernel to kernel.
+    units: Multiprocessors.
+    launch: Seconds from a kernel's start to its first data, the next kernel's start overlapping.
+    block, turn, sync: Seconds of starting a block, of a lane's next vector after its first, and of a barrier.
+    life: Seconds that a lane stays: from its start over its first read to its last store.
+    resident_lanes: Of a multiprocessor.
+    issue: Operations of all lanes per second.
+    wave, threads: Lanes of which blocks are made, and of a block at most.
     """
 
     device: float = 4.25e12

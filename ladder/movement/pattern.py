@@ -29,10 +29,7 @@ def apply(pattern: Pattern, array: Any) -> Any:
 def addresses(pattern: Pattern, shape: Sequence[int], index: Index) -> tuple[Integers, npt.NDArray[np.bool_]]:
     """Return the elements before those that are read in a source of ``shape``, and whether they exist.
 
-    Parameters
-    ----------
-    index
-        Positions in what is read, one array per axis.
+    index: Positions in what is read, one array per axis.
     """
     inside = np.ones(np.broadcast_shapes(*(np.shape(at) for at in index)) if index else (), np.bool_)
     for at in reversed(range(len(pattern))):

@@ -35,10 +35,7 @@ SAMPLES = 512
 def rewrite(graph: MovementGraph, trace: Callable[[str, MovementGraph], None] | None = None) -> MovementGraph:
     """Apply the rules until none applies.
 
-    Parameters
-    ----------
-    trace
-        Called with each rule's name and the graph after it.
+    trace: Called with each rule's name and the graph after it.
     """
     while True:
         for rule in RULES:
@@ -55,10 +52,7 @@ def rewrite(graph: MovementGraph, trace: Callable[[str, MovementGraph], None] | 
 def verify(graph: MovementGraph) -> None:
     """Check that every read finds what was written, and that a sync of its level lies between.
 
-    Raises
-    ------
-    VerificationError
-        Names the tensor.
+    Raises VerificationError: Names the tensor.
     """
     written: dict[str, int] = {}
     for at, step in enumerate(graph.steps):

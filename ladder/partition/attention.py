@@ -61,10 +61,7 @@ def is_open(graph: Graph, node: Node) -> bool:
 def served(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, list[AnySchedule]]:
     """Return the problem of open sizes and the schedules that serve it, none where torch's always does.
 
-    Raises
-    ------
-    LadderError
-        If no kernel computes it.
+    Raises LadderError if no kernel computes it.
     """
     form, extents = as_attention(graph, node), open_extents(graph, node)
     names = size_names(extents)
@@ -78,10 +75,7 @@ def served(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, lis
 def chosen(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, Choice]:
     """Return the problem and its schedule.
 
-    Raises
-    ------
-    LadderError
-        If no kernel computes it.
+    Raises LadderError if no kernel computes it.
     """
     form = as_attention(graph, node)
     batch, tokens, keys = (int(str(extent)) for extent in open_extents(graph, node))

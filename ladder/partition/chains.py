@@ -22,14 +22,9 @@ NESTED = 3
 class Chains:
     """Grows chains in the order of the graph.
 
-    Parameters
-    ----------
-    graph
-        The model.
-    users
-        Value -> nodes that read it, None for results.
-    taken
-        Nodes that belong to products -> number of the product.
+    graph: The model.
+    users: Value -> nodes that read it, None for results.
+    taken: Nodes that belong to products -> number of the product.
     """
 
     def __init__(

@@ -55,12 +55,8 @@ NO_PRODUCTS = (("llvm", "float16"),)
 class Way:
     """One way to compute a convolution with some of what follows it.
 
-    Parameters
-    ----------
-    part
-        What it computes; its role ``by`` names the function of torch.
-    us
-        Predicted time.
+    part: What it computes; its role ``by`` names the function of torch.
+    us: Predicted time.
     """
 
     part: Subgraph
@@ -72,14 +68,9 @@ def convolution_part(
 ) -> Subgraph:
     """Return the part that is predicted to be the fastest.
 
-    Parameters
-    ----------
-    regions
-        A convolution, then with more and more of what follows it: of kind ``product``.
-    packable
-        Values of the model that are weights, and that plans may pack for kernels of ours.
-    choose
-        What predicts kernels of ours.
+    regions: A convolution, then with more and more of what follows it: of kind ``product``.
+    packable: Values of the model that are weights, and that plans may pack for kernels of ours.
+    choose: What predicts kernels of ours.
     """
     ways: list[Way] = []
     for region in reversed(regions):
@@ -145,10 +136,7 @@ def plain_problem(gemm: Gemm) -> Gemm:
 def best_candidate(gemm: Gemm, device: TileDevice, rows: int) -> Candidate:
     """Return the best kernel of ours for a problem: as measured, or by the model.
 
-    Raises
-    ------
-    LadderError
-        If none computes it.
+    Raises LadderError if none computes it.
     """
     return choose(gemm, device, rows)
 
@@ -179,16 +167,10 @@ class Costs:
     ``launch + max(blocks / units * (depth * per product + block), bytes / bandwidth)`` for blocks of 64 x 64;
     the mean error of the fits is 9 to 20 %.
 
-    Parameters
-    ----------
-    launch
-        Microseconds of a launch with its ends.
-    points, windows
-        Microseconds per 64 x 64 products of a block, where windows are single elements or more.
-    block
-        Microseconds of a block besides.
-    bandwidth
-        Bytes per microsecond.
+    launch: Microseconds of a launch with its ends.
+    points, windows: Microseconds per 64 x 64 products of a block, where windows are single elements or more.
+    block: Microseconds of a block besides.
+    bandwidth: Bytes per microsecond.
     """
 
     launch: float

@@ -32,14 +32,9 @@ MOST_REGIONS = 24
 class Choice:
     """Kernels of a found graph for a region.
 
-    Parameters
-    ----------
-    text
-        The kernels, as `ladder.runtime.fused.Lowering` prints them.
-    seconds, unfused
-        Predicted times of these, and of the parts that they replace.
-    reason
-        Which graph, what proves it, and why it was chosen.
+    text: The kernels, as `ladder.runtime.fused.Lowering` prints them.
+    seconds, unfused: Predicted times of these, and of the parts that they replace.
+    reason: Which graph, what proves it, and why it was chosen.
     """
 
     text: str
@@ -61,14 +56,9 @@ Find = Callable[[RegionProgram, Sequence[Subgraph]], Choice | None]
 class Weight:
     """What a region may do with a weight that plans lay out.
 
-    Parameters
-    ----------
-    joined
-        How many matrices lie side by side in it.
-    alone
-        Whether kernels of found graphs read other arrays of it, so that none but they may read it.
-    readable
-        Whether its arrays are those that kernels of found graphs take.
+    joined: How many matrices lie side by side in it.
+    alone: Whether kernels of found graphs read other arrays of it, so that none but they may read it.
+    readable: Whether its arrays are those that kernels of found graphs take.
     """
 
     joined: int = 1
@@ -80,14 +70,9 @@ class Weight:
 class Replaced:
     """A partition with found graphs.
 
-    Parameters
-    ----------
-    graph
-        Of the model: it differs where weights that lay side by side are read apart.
-    parts
-        In any order.
-    slices
-        The rows that are inputs now.
+    graph: Of the model: it differs where weights that lay side by side are read apart.
+    parts: In any order.
+    slices: The rows that are inputs now.
     """
 
     graph: Graph
@@ -100,14 +85,9 @@ def with_found(
 ) -> Replaced:
     """Return parts with found graphs in place of those that they beat.
 
-    Parameters
-    ----------
-    graph, parts
-        The model and its partition.
-    find
-        What knows found graphs.
-    weights
-        Inputs that plans lay out.
+    graph, parts: The model and its partition.
+    find: What knows found graphs.
+    weights: Inputs that plans lay out.
     """
     regions = _Regions(graph, parts, weights or {})
     offers = list(regions.offers(find))
@@ -139,14 +119,9 @@ class _Offer:
 class _Regions:
     """The regions of a partition.
 
-    Parameters
-    ----------
-    graph
-        The model.
-    parts
-        Of it, in any order.
-    weights
-        Inputs that plans lay out.
+    graph: The model.
+    parts: Of it, in any order.
+    weights: Inputs that plans lay out.
     """
 
     def __init__(self, graph: Graph, parts: Sequence[Subgraph], weights: Mapping[str, Weight]) -> None:

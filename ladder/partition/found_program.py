@@ -27,12 +27,8 @@ WIDE = "float32"
 class Slice:
     """Rows of a weight: what a slice of a product's columns multiplies.
 
-    Parameters
-    ----------
-    value
-        The whole weight.
-    begin, rows
-        Which of its rows.
+    value: The whole weight.
+    begin, rows: Which of its rows.
     """
 
     value: str
@@ -52,12 +48,8 @@ Input = str | Slice
 class RegionProgram:
     """A region's program.
 
-    Parameters
-    ----------
-    form
-        In canonical form.
-    inputs
-        For each of its inputs what it is.
+    form: In canonical form.
+    inputs: For each of its inputs what it is.
     """
 
     form: Canonical
@@ -72,17 +64,9 @@ class RegionProgram:
 def program_of(region: Graph, types: Mapping[str, str]) -> RegionProgram:
     """Return the program of a region of known sizes and one result.
 
-    Parameters
-    ----------
-    region
-        Inputs have their names in the model.
-    types
-        Input that is a packed weight -> its type.
-
-    Raises
-    ------
-    ConversionError, ShapeError
-        Names what block graphs cannot express.
+    region: Inputs have their names in the model.
+    types: Input that is a packed weight -> its type.
+    Raises ConversionError, ShapeError: Names what block graphs cannot express.
     """
     return _Translation(region, types).program()
 
@@ -253,10 +237,7 @@ def sliced_product(graph: Graph, node: Node) -> Node | None:
 def rows_of(tile: Tile) -> int:
     """Return how many rows a tensor has: all axes but the last, together.
 
-    Raises
-    ------
-    ShapeError
-        If an extent is open, or 0.
+    Raises ShapeError if an extent is open, or 0.
     """
     if not all(isinstance(extent, int) and extent > 0 for extent in tile.shape):
         raise ShapeError(f"the extents of {tile} are open, or there is nothing to compute")

@@ -86,27 +86,15 @@ def partition(
 ) -> list[Subgraph]:
     """Divide a model into parts, in an order in which they can run.
 
-    Parameters
-    ----------
-    graph
-        At kernel level, `simplify` done. Symbolic extents stay symbolic.
-    weights
-        Inputs that are packed quantized weights, and vectors packed with them.
-    updated
-        Result -> the input that takes it once all has run.
-    side_by_side
-        Whether chains that read one value become one launch: where launches cost more than threads do.
-    device
-        What runs it: decides which attention and which convolutions are ours.
-    packable
-        Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
-    choose
-        What predicts these kernels.
-
-    Raises
-    ------
-    LadderError
-        If a quantized product is none that a kernel computes.
+    graph: At kernel level, `simplify` done. Symbolic extents stay symbolic.
+    weights: Inputs that are packed quantized weights, and vectors packed with them.
+    updated: Result -> the input that takes it once all has run.
+    side_by_side: Whether chains that read one value become one launch: where launches cost more than threads
+        do.
+    device: What runs it: decides which attention and which convolutions are ours.
+    packable: Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
+    choose: What predicts these kernels.
+    Raises LadderError if a quantized product is none that a kernel computes.
     """
     users = readers(graph)
     parts = Products(graph, users, set(weights), device, packable, choose).parts()

@@ -24,20 +24,12 @@ LONGEST_EPILOGUE = 16
 class Products:
     """Finds the regions around products.
 
-    Parameters
-    ----------
-    graph
-        The model.
-    users
-        Value -> nodes that read it; a graph output counts as one more reader, None.
-    weights
-        Inputs that are packed quantized weights, and the vectors that are packed with them.
-    device
-        The device: decides what computes convolutions.
-    packable
-        Inputs that are weights of convolutions, and may be packed.
-    choose
-        What predicts the kernels of convolutions.
+    graph: The model.
+    users: Value -> nodes that read it; a graph output counts as one more reader, None.
+    weights: Inputs that are packed quantized weights, and the vectors that are packed with them.
+    device: The device: decides what computes convolutions.
+    packable: Inputs that are weights of convolutions, and may be packed.
+    choose: What predicts the kernels of convolutions.
     """
 
     def __init__(
@@ -95,10 +87,7 @@ class Products:
     def quantized(self, node: Node) -> Subgraph:
         """Grow the region along single readers; keep the largest that is a GEMM.
 
-        Raises
-        ------
-        LadderError
-            If not even the product as the importer wrote it is one.
+        Raises LadderError if not even the product as the importer wrote it is one.
         """
         members = {node.name}
         self.behind(node.inputs[1], members)

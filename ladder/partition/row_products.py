@@ -24,14 +24,9 @@ MOST_PRODUCTS = 12_000_000
 def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | None) -> Subgraph | None:
     """Return the largest of the regions that a kernel of ours computes; None if it computes none.
 
-    Parameters
-    ----------
-    graph
-        The model.
-    regions
-        A product, then with more and more of what follows it: of kind ``product``.
-    device
-        What runs it.
+    graph: The model.
+    regions: A product, then with more and more of what follows it: of kind ``product``.
+    device: What runs it.
     """
     if registers_of(device) is None:
         return None

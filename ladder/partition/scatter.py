@@ -21,10 +21,7 @@ Users = Mapping[str, list[Node | None]]
 def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Node]:
     """Return the ``put`` nodes that may write into an argument.
 
-    Parameters
-    ----------
-    updated
-        Result of the graph -> the input that takes it.
+    updated: Result of the graph -> the input that takes it.
     """
     found = []
     for node in graph.nodes:

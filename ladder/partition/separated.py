@@ -14,16 +14,9 @@ from tile_types.tile import Tile
 def separated(graph: Graph, members: Collection[str], slices: Iterable[Slice]) -> tuple[Graph, set[str]]:
     """Return a graph in which some rows of weights are inputs, multiplied by products of their own.
 
-    Parameters
-    ----------
-    members
-        Nodes among which slices of products are to be replaced.
-    slices
-        The rows; each becomes an input of that name.
-
-    Returns
-    -------
-    The graph, and the members: those whose values nothing reads any more are gone from both.
+    members: Nodes among which slices of products are to be replaced.
+    slices: The rows; each becomes an input of that name.
+    Returns: The graph, and the members: those whose values nothing reads any more are gone from both.
     """
     wanted = {(item.value, item.begin, item.rows): item for item in slices}
     if not wanted:

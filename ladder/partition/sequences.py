@@ -50,12 +50,8 @@ def _joined(graph: Graph, group: Sequence[Subgraph], text: str) -> Subgraph:
 class _Groups:
     """Finds chains that may be computed one after the other.
 
-    Parameters
-    ----------
-    parts
-        In order.
-    work
-        Counts what a chain computes.
+    parts: In order.
+    work: Counts what a chain computes.
     """
 
     def __init__(self, parts: Sequence[Subgraph], work: Work) -> None:

@@ -28,23 +28,14 @@ none, node by node; the others as
 class Subgraph:
     """Connected nodes of a model, and what executes them.
 
-    Parameters
-    ----------
-    kind
-        One of `KINDS`.
-    graph
-        Its tile graph: the inputs are values of the model, under their names there.
-    inputs, outputs
-        Values of the model that it reads and makes.
-    reason
-        Why what follows it is not part of it.
-    gemm
-        Of a gemm, with a prologue or without: the problem.
-    roles
-        Of a gemm: which input is what (``A``, ``B``, ``bias``, ``token_scale``; ``X0``, ``X1``, ... are a
+    kind: One of `KINDS`.
+    graph: Its tile graph: the inputs are values of the model, under their names there.
+    inputs, outputs: Values of the model that it reads and makes.
+    reason: Why what follows it is not part of it.
+    gemm: Of a gemm, with a prologue or without: the problem.
+    roles: Of a gemm: which input is what (``A``, ``B``, ``bias``, ``token_scale``; ``X0``, ``X1``, ... are a
         prologue's); of a found graph: its input and the value of the model that it reads there.
-    found
-        Of a found graph: its kernels, as `ladder.runtime.fused.Lowering` prints them; of a prologue: the
+    found: Of a found graph: its kernels, as `ladder.runtime.fused.Lowering` prints them; of a prologue: the
         kernel, as `ladder.runtime.model.prologues.Described` prints it; of a sequence: its chains, as
         `ladder.runtime.model.sequences.described` prints them.
     """

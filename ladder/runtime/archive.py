@@ -110,25 +110,12 @@ def write(
 ) -> Path:
     """Write an archive beside its final place, then rename it.
 
-    Parameters
-    ----------
-    path
-        The final place.
-    content
-        The manifest, apart from ``format`` and what describes the members.
-    members
-        Name -> bytes; names are those of `NAMES`.
-    key
-        Signs the manifest, and through its digests all of the file.
-
-    Returns
-    -------
-    The path.
-
-    Raises
-    ------
-    ArtifactError
-        If it cannot be written; an older file at ``path`` stays as it was.
+    path: The final place.
+    content: The manifest, apart from ``format`` and what describes the members.
+    members: Name -> bytes; names are those of `NAMES`.
+    key: Signs the manifest, and through its digests all of the file.
+    Returns: The path.
+    Raises ArtifactError if it cannot be written; an older file at ``path`` stays as it was.
     """
     index = {name: {"size": len(data), "sha256": _digest(data)} for name, data in members.items()}
     manifest = json.dumps(
@@ -155,17 +142,10 @@ def write(
 def read(path: Path, key: signing.PublicKey | None = None) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the manifest and the members, every byte of the file checked.
 
-    Parameters
-    ----------
-    path
-        The file.
-    key
-        The key that must have signed it; by default signatures are not required.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is no archive, was truncated or changed, or is not signed by ``key``; names the member.
+    path: The file.
+    key: The key that must have signed it; by default signatures are not required.
+    Raises ArtifactError if the file is no archive, was truncated or changed, or is not signed by ``key``;
+        names the member.
     """
     try:
         with path.open("rb") as stream:

@@ -67,10 +67,7 @@ class Artifact:
 
         For 8-bit activations a float x is quantized here, with one scale per row.
 
-        Raises
-        ------
-        ArtifactError
-            If no weight is given and none was exported.
+        Raises ArtifactError if no weight is given and none was exported.
         """
         weight = self.packed if packed is None else packed
         if weight is None:
@@ -101,25 +98,12 @@ def export(
 ) -> Path:
     """Write an operator, compiled for its target, to one file.
 
-    Parameters
-    ----------
-    request
-        The operator.
-    path
-        The file to write; replaced in one step if it exists.
-    packed
-        A weight to put beside the kernel.
-    sign
-        An Ed25519 key that signs the file, see `ladder.runtime.signing`.
-
-    Returns
-    -------
-    The path.
-
-    Raises
-    ------
-    ArtifactError
-        If the file cannot be written.
+    request: The operator.
+    path: The file to write; replaced in one step if it exists.
+    packed: A weight to put beside the kernel.
+    sign: An Ed25519 key that signs the file, see `ladder.runtime.signing`.
+    Returns: The path.
+    Raises ArtifactError if the file cannot be written.
     """
     plan, kernels = obtain(request)
     members = {f"{kernel.entry}.so": kernel.library.read_bytes() for kernel in kernels}
@@ -142,27 +126,14 @@ def write_archive(
 ) -> Path:
     """Write an archive with a manifest that says what it is for.
 
-    Parameters
-    ----------
-    path
-        The file; replaced in one step if it exists.
-    device
-        What the code in it is for: a GPU is identified by its name, a CPU by the features that code may use.
-    content
-        What the manifest says beyond versions, device and digests.
-    members
-        Name -> bytes.
-    sign
-        An Ed25519 key.
-
-    Returns
-    -------
-    The path.
-
-    Raises
-    ------
-    ArtifactError
-        If it cannot be written; an older file at ``path`` stays as it was.
+    path: The file; replaced in one step if it exists.
+    device: What the code in it is for: a GPU is identified by its name, a CPU by the features that code may
+        use.
+    content: What the manifest says beyond versions, device and digests.
+    members: Name -> bytes.
+    sign: An Ed25519 key.
+    Returns: The path.
+    Raises ArtifactError if it cannot be written; an older file at ``path`` stays as it was.
     """
     manifest = {
         "ladder": ladder_version(),
@@ -266,10 +237,7 @@ def _check_version(path: Path, manifest: Mapping[str, Any]) -> None:
 def check_device(path: Path, manifest: Mapping[str, Any]) -> None:
     """Raise unless this machine runs code for the artefact's device.
 
-    Raises
-    ------
-    ArtifactError
-        Names both devices.
+    Raises ArtifactError: Names both devices.
     """
     device = str(manifest["device"])
     advice = "export it for this device"
@@ -315,23 +283,12 @@ def operator_of(
 ) -> CompiledGemm:
     """Return the operator of a product, once what is said of its kernels fits.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    plan
-        Text of the schedules.
-    names
-        Of the kernels, one per schedule: each is a digest of problem, device and schedule.
-    load_entry
-        Kernel -> its function.
-    manifest
-        Says device and family.
-
-    Raises
-    ------
-    ArtifactError
-        If a kernel is not for this problem.
+    gemm: The problem.
+    plan: Text of the schedules.
+    names: Of the kernels, one per schedule: each is a digest of problem, device and schedule.
+    load_entry: Kernel -> its function.
+    manifest: Says device and family.
+    Raises ArtifactError if a kernel is not for this problem.
     """
     from ladder.lower.build import entry_name
 

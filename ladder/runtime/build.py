@@ -38,17 +38,11 @@ SCRATCH = "scratch_bytes"
 class Kernel:
     """One compiled schedule on disk and what was recorded when it was built.
 
-    Parameters
-    ----------
-    library
-        The ``.so``.
-    manifest
-        ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``log``,
+    library: The ``.so``.
+    manifest: ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``log``,
         ``resources`` and ``seconds`` of the build.
-    from_cache
-        Whether it was found on disk.
-    sources
-        Returns stage -> text.
+    from_cache: Whether it was found on disk.
+    sources: Returns stage -> text.
     """
 
     library: Path
@@ -85,16 +79,10 @@ def forget_kernels() -> None:
 class Job:
     """A kernel that is wanted.
 
-    Parameters
-    ----------
-    facts
-        JSON-able description of the kernel.
-    identity
-        What else decides its code.
-    device
-        Its target.
-    make
-        Compiles it into a folder; may run in any thread.
+    facts: JSON-able description of the kernel.
+    identity: What else decides its code.
+    device: Its target.
+    make: Compiles it into a folder; may run in any thread.
     """
 
     facts: Mapping[str, Any]
@@ -111,10 +99,7 @@ class Job:
 def find_or_build(jobs: Sequence[Job]) -> list[Kernel]:
     """Return the kernel of every job; those that are missing are compiled side by side.
 
-    Raises
-    ------
-    CompilerError, MissingToolError
-        The first that occurs, once all builds have ended.
+    Raises CompilerError, MissingToolError: The first that occurs, once all builds have ended.
     """
     return all_built(attempt(jobs))
 

@@ -72,12 +72,8 @@ APART = frozenset(
 def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str:
     """Return a digest of every source file that takes part in making a kernel, or of other packages.
 
-    Parameters
-    ----------
-    packages
-        Folders below ``root``; what `APART` names below them is left out.
-    root
-        Where the packages are.
+    packages: Folders below ``root``; what `APART` names below them is left out.
+    root: Where the packages are.
     """
     digest = hashlib.sha256()
     for package in packages:
@@ -110,14 +106,9 @@ def _version(distribution: str) -> str:
 class Identity:
     """What, besides the problem and the schedule, decides what a kernel is.
 
-    Parameters
-    ----------
-    device
-        What of the target reaches the code generator.
-    weight
-        Width and values of the weight's type: a user can define any under a name.
-    compiler
-        The compiler behind TVM (TVM brings its own for CPUs).
+    device: What of the target reaches the code generator.
+    weight: Width and values of the weight's type: a user can define any under a name.
+    compiler: The compiler behind TVM (TVM brings its own for CPUs).
     """
 
     device: str
@@ -128,14 +119,9 @@ class Identity:
     def of(gemm: Gemm | None, device: TileDevice, *, compiled: bool = True) -> Identity:
         """Collect the identity for a problem on a device.
 
-        Parameters
-        ----------
-        gemm
-            The problem; None for a kernel without weights.
-        device
-            The target.
-        compiled
-            Whether a compiler takes part.
+        gemm: The problem; None for a kernel without weights.
+        device: The target.
+        compiled: Whether a compiler takes part.
         """
         parts = (device.name, device.target, device.compile_options, sorted(device.features), device.cores)
         return Identity(
@@ -169,13 +155,9 @@ def _compiler(device: TileDevice) -> str:
 def cache_key(facts: Mapping[str, Any], identity: Identity) -> str:
     """Return the key of a kernel: a digest of everything that can change it.
 
-    Parameters
-    ----------
-    facts
-        JSON-able description of the kernel: ``Gemm.shape_free`` (kernels take N and K from the
-        tensors) and the schedule.
-    identity
-        What else decides its code.
+    facts: JSON-able description of the kernel: ``Gemm.shape_free`` (kernels take N and K from the tensors)
+        and the schedule.
+    identity: What else decides its code.
     """
     from tile_types.library import own_types
 
@@ -218,14 +200,9 @@ def unseal(text: str) -> Any:
 class CacheEntry:
     """One kernel in the cache.
 
-    Parameters
-    ----------
-    key
-        The digest that names it.
-    folder
-        Where its files are.
-    manifest
-        What was stored beside the library.
+    key: The digest that names it.
+    folder: Where its files are.
+    manifest: What was stored beside the library.
     """
 
     key: str
@@ -240,10 +217,7 @@ class CacheEntry:
     def sources(self) -> dict[str, str]:
         """Return stage -> text.
 
-        Raises
-        ------
-        CacheError
-            If the file was damaged.
+        Raises CacheError if the file was damaged.
         """
         path = self.folder / SOURCES_FILE
         try:
@@ -323,21 +297,11 @@ class KernelCache:
     ) -> CacheEntry:
         """Put a kernel library into the cache and return the entry to use.
 
-        Parameters
-        ----------
-        key
-            What `cache_key` returned.
-        built
-            The library; it is copied.
-        manifest
-            JSON-able facts to keep beside it.
-        sources
-            Stage -> text, for people.
-
-        Raises
-        ------
-        CacheError
-            If the folder cannot be written.
+        key: What `cache_key` returned.
+        built: The library; it is copied.
+        manifest: JSON-able facts to keep beside it.
+        sources: Stage -> text, for people.
+        Raises CacheError if the folder cannot be written.
         """
         full = {**manifest, "format": FORMAT, "key": key, DIGEST: file_digest(built)}
         try:
@@ -405,10 +369,7 @@ class KernelCache:
     def write_note(self, folder: str, key: str, value: Any) -> None:
         """Store a small JSON value under ``folder``; whole or not at all.
 
-        Raises
-        ------
-        CacheError
-            If the folder cannot be written.
+        Raises CacheError if the folder cannot be written.
         """
         path = self.root / folder / f"{key}.json"
         try:
@@ -437,10 +398,7 @@ class KernelCache:
     def clear(self) -> int:
         """Remove all kernels and notes; tuning results stay. Returns how many kernels were removed.
 
-        Raises
-        ------
-        CacheError
-            If a file cannot be removed.
+        Raises CacheError if a file cannot be removed.
         """
         removed = 0
         try:

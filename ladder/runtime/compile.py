@@ -46,14 +46,9 @@ ANY_M = 1 << 30
 class Request:
     """A problem and a target. Its `text` names one operator in every process.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    device
-        Name of the target; empty: whatever device the activations are on.
-    plan
-        Schedules to use instead of the policy's.
+    gemm: The problem.
+    device: Name of the target; empty: whatever device the activations are on.
+    plan: Schedules to use instead of the policy's.
     """
 
     gemm: Gemm
@@ -84,10 +79,7 @@ class Request:
     def on(self, where: torch.device) -> Request:
         """Return the request for the device that a tensor is on.
 
-        Raises
-        ------
-        DeviceError
-            If no target covers it, or it is not the one asked for.
+        Raises DeviceError if no target covers it, or it is not the one asked for.
         """
         here = target_of(where)
         if self.device in ("", here):
@@ -106,10 +98,7 @@ class Request:
 def target_of(where: torch.device) -> str:
     """Return the name of the target that a torch device is.
 
-    Raises
-    ------
-    DeviceError
-        If Ladder has no target for it.
+    Raises DeviceError if Ladder has no target for it.
     """
     from targets import host_cpu, visible_gpus
     from targets.detect import device_for_capability
@@ -146,12 +135,8 @@ _lock = renewed(threading.RLock())
 def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:
     """Return the loaded operator that a `Request.text` names, building it on first use.
 
-    Parameters
-    ----------
-    text
-        The request.
-    where
-        The torch device of the activations; may be left out if the request names its target.
+    text: The request.
+    where: The torch device of the activations; may be left out if the request names its target.
     """
     found = _compiled.get((text, where))
     if found is None:
@@ -191,10 +176,7 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
 def load_entry(kernel: Kernel, family: str) -> Any:
     """Return the entry of a kernel library, loading each library once.
 
-    Raises
-    ------
-    CacheError
-        If the library is no longer what it was when it was found or built.
+    Raises CacheError if the library is no longer what it was when it was found or built.
     """
     path = str(kernel.library)
     if path not in _functions:
@@ -231,10 +213,7 @@ def plan_for(request: Request) -> Plan:
 def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
     """Return the policy's best kernel for one M, kept on disk; of its cost only the seconds are.
 
-    Raises
-    ------
-    ScheduleError
-        If no schedule is legal.
+    Raises ScheduleError if no schedule is legal.
     """
     from ladder.partition.convolutions import best_candidate
     from schedules.cost import Cost
@@ -299,10 +278,7 @@ def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
 
     Where the policy's choice spills, the next best schedule takes its place.
 
-    Raises
-    ------
-    CompilerError, MissingToolError
-        If one must be built and cannot.
+    Raises CompilerError, MissingToolError if one must be built and cannot.
     """
     from schedules.spilling import TRIES
 
@@ -318,10 +294,7 @@ def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
 def serving(request: Request, m: int) -> Request:
     """Return the request for only the kernel that serves M = ``m``: compiled, and seen not to spill.
 
-    Raises
-    ------
-    CompilerError, MissingToolError
-        If it must be built and cannot.
+    Raises CompilerError, MissingToolError if it must be built and cannot.
     """
     from schedules.spilling import TRIES
 

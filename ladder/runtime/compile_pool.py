@@ -30,12 +30,8 @@ FORMAT = 1
 class Trial:
     """A compiled schedule.
 
-    Parameters
-    ----------
-    schedule
-        What was compiled.
-    library, entry
-        The ``.so`` and the function in it.
+    schedule: What was compiled.
+    library, entry: The ``.so`` and the function in it.
     """
 
     schedule: Schedule
@@ -47,18 +43,11 @@ class Trial:
 class Campaign:
     """What is tuned together: problems of one class, which share kernels.
 
-    Parameters
-    ----------
-    problems
-        The same `Gemm` at all its extents.
-    tokens
-        The M to measure.
-    device
-        Name of the target.
-    trials
-        What has been compiled.
-    random
-        Whether trials are a random sample, to fit the cost model with; else the best predicted.
+    problems: The same `Gemm` at all its extents.
+    tokens: The M to measure.
+    device: Name of the target.
+    trials: What has been compiled.
+    random: Whether trials are a random sample, to fit the cost model with; else the best predicted.
     """
 
     problems: Sequence[Gemm]
@@ -76,10 +65,7 @@ class Campaign:
 class CompilePool:
     """Worker processes that compile; use it in a ``with`` block.
 
-    Parameters
-    ----------
-    workers
-        How many; by default one per core.
+    workers: How many; by default one per core.
     """
 
     def __init__(self, workers: int = 0) -> None:

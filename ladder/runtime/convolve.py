@@ -24,10 +24,7 @@ LARGEST_INDEX = (1 << 31) - 1
 def output_shape(gemm: Gemm, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of y for an image (or, without windows, rows) of a shape.
 
-    Raises
-    ------
-    ShapeError
-        If the image has not the weight's channels, or is smaller than a window.
+    Raises ShapeError if the image has not the weight's channels, or is smaller than a window.
     """
     windows = gemm.windows
     channels = gemm.channels * (windows.groups if windows else 1)
@@ -53,20 +50,11 @@ def convolve(
 ) -> torch.Tensor:
     """Convolve on the GPU where x is.
 
-    Parameters
-    ----------
-    x
-        ``[B, H, W, C]`` of the activation type; other strides than those of channels last are copied.
-    weight
-        Tensors of the packed weight ``[N, R * S * C / groups]``.
-    bias, residual
-        ``[N]`` and ``[B, P, Q, N]`` of the output type, if the problem has them.
-    request
-        `Request.text` of the problem; without a plan, the schedule is chosen for this many windows.
-
-    Returns
-    -------
-    ``[B, P, Q, N]``.
+    x: ``[B, H, W, C]`` of the activation type; other strides than those of channels last are copied.
+    weight: Tensors of the packed weight ``[N, R * S * C / groups]``.
+    bias, residual: ``[N]`` and ``[B, P, Q, N]`` of the output type, if the problem has them.
+    request: `Request.text` of the problem; without a plan, the schedule is chosen for this many windows.
+    Returns: ``[B, P, Q, N]``.
     """
     rows = window_count(Request.parse(request).gemm, x)
     return launch(compiled(_planned(request, x.device, rows), x.device), x, weight, bias, residual)

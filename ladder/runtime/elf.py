@@ -56,12 +56,8 @@ def is_supported() -> bool:
 def leave_out(library: str, function: str) -> int:
     """Let libraries call ``getppid`` instead of a function that returns nothing; returns how many do.
 
-    Parameters
-    ----------
-    library
-        Beginning of the libraries' file names.
-    function
-        The symbol.
+    library: Beginning of the libraries' file names.
+    function: The symbol.
     """
     nothing = ctypes.cast(ctypes.CDLL(None).getppid, ctypes.c_void_p).value
     slots = [slot for loaded in _libraries(library) for slot in _slots(loaded, function.encode())]

@@ -38,23 +38,11 @@ LARGEST_INDEX = 2**31 - 1
 def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTensor]) -> PackedWeight:
     """Bring the matrices of all experts into the layout of a device, where the first one's arrays live.
 
-    Parameters
-    ----------
-    gemm
-        The problem, with as many experts as there are matrices.
-    device
-        Any device of the family.
-    weights
-        Codes ``[N, K]`` with scales and zero points, one per expert.
-
-    Returns
-    -------
-    `PackedWeight` whose arrays have a leading axis of experts.
-
-    Raises
-    ------
-    ShapeError
-        If there are more or fewer matrices, or one does not fit (it is named).
+    gemm: The problem, with as many experts as there are matrices.
+    device: Any device of the family.
+    weights: Codes ``[N, K]`` with scales and zero points, one per expert.
+    Returns: `PackedWeight` whose arrays have a leading axis of experts.
+    Raises ShapeError if there are more or fewer matrices, or one does not fit (it is named).
     """
     if len(weights) != gemm.experts:
         raise ShapeError(f"the operator has {gemm.experts} experts, got {len(weights)} weights")
@@ -89,20 +77,12 @@ def single(gemm: Gemm) -> Gemm:
 class Operands(NamedTuple):
     """What a grouped product reads and writes.
 
-    Parameters
-    ----------
-    rows
-        ``[T, K]``: the tokens.
-    weight
-        Packed arrays, with a leading axis of experts.
-    ranges
-        int32: which tokens are whose.
-    bias
-        ``[E, N]``, or None.
-    scales
-        float32 ``[T, ...]``: scales of 8-bit tokens, or None.
-    out
-        ``[T, N]``: is written.
+    rows: ``[T, K]``: the tokens.
+    weight: Packed arrays, with a leading axis of experts.
+    ranges: int32: which tokens are whose.
+    bias: ``[E, N]``, or None.
+    scales: float32 ``[T, ...]``: scales of 8-bit tokens, or None.
+    out: ``[T, N]``: is written.
     """
 
     rows: torch.Tensor
@@ -169,10 +149,7 @@ def check_operands(
 ) -> None:
     """Compare the operands of a grouped product with its problem.
 
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError
-        Says which operand does not fit, and what would.
+    Raises ShapeError, DTypeError, DeviceError: Says which operand does not fit, and what would.
     """
     layout = f"[{gemm.experts}, M, {gemm.k}]" if gemm.masked else f"[T, {gemm.k}]"
     slots = gemm.masked and x.shape[:1] != (gemm.experts,)

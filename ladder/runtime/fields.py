@@ -27,10 +27,7 @@ EXTENT = OneOf((int, str))
 def require(value: Any, form: Any, where: str) -> None:
     """Raise unless a value from JSON has a form.
 
-    Raises
-    ------
-    ArtifactError
-        Names the place.
+    Raises ArtifactError: Names the place.
     """
     fault = _fault(value, form, where)
     if fault:
@@ -42,10 +39,7 @@ def refuse_contradiction(error: Exception) -> None:
 
     The arguments of a call are checked before; errors of ours, of devices and of memory are left alone.
 
-    Raises
-    ------
-    ArtifactError
-        With the error as its cause.
+    Raises ArtifactError with the error as its cause.
     """
     import torch
 

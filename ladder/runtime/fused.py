@@ -39,15 +39,10 @@ ALIGNMENT = 16
 class Lowering:
     """A kernel graph and how its block graphs are lowered.
 
-    Parameters
-    ----------
-    graph
-        A kernel graph with known extents; every operator is a block graph.
-    schedules
-        One per block graph, in order.
-    constants
-        Inputs of the graph that are never written while the program may run, such as weights: kernels then
-        read them before the kernels launched before have ended. None unless the caller vouches for it.
+    graph: A kernel graph with known extents; every operator is a block graph.
+    schedules: One per block graph, in order.
+    constants: Inputs of the graph that are never written while the program may run, such as weights: kernels
+        then read them before the kernels launched before have ended. None unless the caller vouches for it.
     """
 
     graph: Graph
@@ -78,10 +73,7 @@ class Lowering:
     def parse(text: str) -> Lowering:
         """Return what `text` says.
 
-        Raises
-        ------
-        ValueError, KeyError, TypeError, LadderError
-            If it says something else.
+        Raises ValueError, KeyError, TypeError, LadderError if it says something else.
         """
         from ladder.lower.blocks import BlockSchedule
 
@@ -107,10 +99,7 @@ class Lowering:
     def packed(self, number: int, matrix: QuantizedTensor, device: TileDevice) -> PackedWeight:
         """Return a quantized matrix ``[N, K]`` as kernels for a device stream input ``number``.
 
-        Raises
-        ------
-        ShapeError
-            If the matrix is not what the program was built for.
+        Raises ShapeError if the matrix is not what the program was built for.
         """
         return pack(self.gemm(self.graph.inputs[number]), device, matrix)
 
@@ -160,10 +149,7 @@ class Written:
     Kernels load constants while those launched earlier may still run. A kernel of ours that writes a constant
     lets the next one start before it ends, so that a call after it must wait.
 
-    Parameters
-    ----------
-    numbers
-        Positions of the constants among the inputs.
+    numbers: Positions of the constants among the inputs.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -192,14 +178,9 @@ def _versions(given: torch.Tensor | PackedWeight) -> tuple[int, ...] | None:
 class Fused:
     """A loaded program.
 
-    Parameters
-    ----------
-    lowering
-        The kernels and their schedules.
-    device
-        What they are built for.
-    kernels
-        As they were built.
+    lowering: The kernels and their schedules.
+    device: What they are built for.
+    kernels: As they were built.
     """
 
     def __init__(self, lowering: Lowering, device: TileDevice, kernels: Sequence[Kernel]) -> None:
@@ -225,10 +206,7 @@ class Fused:
     def packed(self, inputs: Sequence[Any]) -> list[torch.Tensor | PackedWeight]:
         """Return inputs with quantized matrices ``[N, K]`` packed for these kernels, each of them once.
 
-        Raises
-        ------
-        ShapeError
-            If a matrix is not what the program was built for.
+        Raises ShapeError if a matrix is not what the program was built for.
         """
         return [
             self._pack(number, given) if isinstance(given, QuantizedTensor) else given
@@ -244,19 +222,9 @@ class Fused:
     def __call__(self, *inputs: torch.Tensor | PackedWeight) -> Any:
         """Run the kernels.
 
-        Parameters
-        ----------
-        *inputs
-            Contiguous tensors of the program's shapes and types, in order; quantized weights packed.
-
-        Returns
-        -------
-        The result, or a tuple of results.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            If an input is not what the program was built for.
+        *inputs: Contiguous tensors of the program's shapes and types, in order; quantized weights packed.
+        Returns: The result, or a tuple of results.
+        Raises ShapeError, DTypeError, DeviceError if an input is not what the program was built for.
         """
         import torch
 

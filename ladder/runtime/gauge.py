@@ -38,12 +38,8 @@ Work = Callable[[Campaign, Progress], Iterator[Event]]
 class Gauge:
     """A process that measures campaigns, one after the other; use it in a ``with`` block.
 
-    Parameters
-    ----------
-    work
-        What it does with a campaign; a function of a module.
-    patience
-        Seconds of silence after which a trial counts as hanging.
+    work: What it does with a campaign; a function of a module.
+    patience: Seconds of silence after which a trial counts as hanging.
     """
 
     def __init__(self, work: Work = measure, patience: float = PATIENCE_SECONDS) -> None:

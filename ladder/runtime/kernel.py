@@ -44,18 +44,11 @@ class CompiledGemm:
 
     A call launches one kernel on the current stream and never synchronises.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    family
-        ``"cuda"`` or ``"cpu"``: torch's device type as well.
-    limits
-        Largest M of each entry, ascending; the last serves every larger M too.
-    entries
-        Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit.
-    names
-        Names of the entries, for reports.
+    gemm: The problem.
+    family: ``"cuda"`` or ``"cpu"``: torch's device type as well.
+    limits: Largest M of each entry, ascending; the last serves every larger M too.
+    entries: Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit.
+    names: Names of the entries, for reports.
     """
 
     def __init__(
@@ -94,25 +87,13 @@ class CompiledGemm:
     ) -> torch.Tensor:
         """Multiply.
 
-        Parameters
-        ----------
-        x
-            ``[..., K]`` of the activation type, on the device of ``packed``.
-        packed
-            What `ladder.runtime.packed.pack` made for the same problem.
-        bias
-            ``[N]`` of the output type, if the operator has a bias.
-        token_scale
-            float32 ``[...]``, one per row of x, if the operator has token scales.
-
-        Returns
-        -------
-        ``[..., N]`` of the output type.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            If an argument does not fit; the message says which and what fits.
+        x: ``[..., K]`` of the activation type, on the device of ``packed``.
+        packed: What `ladder.runtime.packed.pack` made for the same problem.
+        bias: ``[N]`` of the output type, if the operator has a bias.
+        token_scale: float32 ``[...]``, one per row of x, if the operator has token scales.
+        Returns: ``[..., N]`` of the output type.
+        Raises ShapeError, DTypeError, DeviceError if an argument does not fit; the message says which and
+            what fits.
         """
         return self.bind(packed)(x, bias, token_scale)
 
@@ -149,10 +130,7 @@ class CompiledGemm:
     def bind(self, packed: PackedWeight) -> Call:
         """Return ``(x, bias, token_scale) -> y`` for one weight; what never changes is looked up once.
 
-        Raises
-        ------
-        ShapeError
-            If the weight was packed for another operator.
+        Raises ShapeError if the weight was packed for another operator.
         """
         found = packed.calls.get(self)
         if found is None:

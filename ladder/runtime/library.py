@@ -48,10 +48,7 @@ def _open(path: Path) -> None:
 def load_foreign_interface() -> None:
     """Import ``tvm_ffi``, which calls kernels; ahead of time, it takes half of a warm first call.
 
-    Raises
-    ------
-    MissingToolError
-        If it, or torch, is not installed.
+    Raises MissingToolError if it, or torch, is not installed.
     """
     try:
         import torch  # noqa: F401  torch brings the CUDA runtime library
@@ -65,15 +62,8 @@ def load_foreign_interface() -> None:
 def load_runtime(family: str = "cpu") -> None:
     """Load what kernels of a device family need; later calls return at once.
 
-    Parameters
-    ----------
-    family
-        ``"cpu"`` or ``"cuda"``.
-
-    Raises
-    ------
-    MissingToolError
-        If ``tvm_ffi`` or a library is not there, or cannot be loaded (no GPU driver).
+    family: ``"cpu"`` or ``"cuda"``.
+    Raises MissingToolError if ``tvm_ffi`` or a library is not there, or cannot be loaded (no GPU driver).
     """
     needed = RUNTIME_FOR.get(family, RUNTIME)
     if needed in _loaded:
@@ -102,23 +92,11 @@ def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
     The system's loader reads files only: it gets one in a folder that only this user can enter, named by the
     digest of the bytes, which is gone afterwards.
 
-    Parameters
-    ----------
-    data
-        The ``.so`` that the compiler exported.
-    title
-        For messages.
-    family
-        Device family it was built for.
-
-    Returns
-    -------
-    ``tvm_ffi.Module``; ``module[name]`` is an entry.
-
-    Raises
-    ------
-    ArtifactError
-        If the system's loader refuses the library.
+    data: The ``.so`` that the compiler exported.
+    title: For messages.
+    family: Device family it was built for.
+    Returns: ``tvm_ffi.Module``; ``module[name]`` is an entry.
+    Raises ArtifactError if the system's loader refuses the library.
     """
     if not data.startswith(ELF):
         raise ArtifactError(f"cannot load the kernel library {title}: it is none; build it again")

@@ -111,12 +111,8 @@ Event = Begin | Weights | Checked | Dropped | Timed | PointDone
 class Progress:
     """What need not be done again by a process that takes over.
 
-    Parameters
-    ----------
-    checked
-        Trials that are right.
-    points
-        Problems and M that have been measured.
+    checked: Trials that are right.
+    points: Problems and M that have been measured.
     """
 
     checked: set[Trial] = field(default_factory=set)
@@ -246,14 +242,9 @@ def _repeat(block: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
 class Bench:
     """One problem with its weights on the GPU, on which trials compete.
 
-    Parameters
-    ----------
-    gemm, device
-        The problem.
-    entries
-        Loaded trials.
-    trust, most
-        See `WORTH_TRYING`.
+    gemm, device: The problem.
+    entries: Loaded trials.
+    trust, most: See `WORTH_TRYING`.
     """
 
     def __init__(

@@ -11,8 +11,6 @@ asked for, ``matmul_without_gradient`` runs instead: the same product, whose bac
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +20,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ladder.ir.gemm import Gemm
 from ladder.runtime import failing  # noqa: F401  registers what checks values
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.library import load_foreign_interface
-from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import quantize_by_kernel
 from tile_types.errors import DTypeError, LadderError, ShapeError
 
@@ -239,10 +236,7 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
 def with_token_scale(x: torch.Tensor, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the activations of a problem with their scales: floats are quantized, codes get 1.
 
-    Raises
-    ------
-    DTypeError
-        If x is neither a float nor of the activation type.
+    Raises DTypeError if x is neither a float nor of the activation type.
     """
     dtype = torch_dtype(gemm.activation)
     if x.dtype == dtype:
@@ -262,55 +256,3 @@ def needs_dispatch(x: torch.Tensor) -> bool:
         or is_in_torch_dispatch_mode()
         or (x.requires_grad and torch.is_grad_enabled())
     )
-
-
-def host_cost_us(
-    operator: CompiledGemm,
-    x: torch.Tensor,
-    packed: PackedWeight,
-    calls: int = 2000,
-    direct: Callable[[torch.Tensor, PackedWeight], torch.Tensor] | None = None,
-) -> dict[str, float]:
-    """Measure what one call costs the host before the kernel runs.
-
-    Parameters
-    ----------
-    operator
-        A compiled operator without bias and token scales.
-    x
-        Activations; on a GPU launches are asynchronous, so a small M gives the pure host cost. On a
-        CPU the kernel's own time is part of ``"direct"`` and ``"kernel"`` alike; take the difference.
-    packed
-        A weight for it.
-    calls
-        How many calls to measure.
-    direct
-        The public callable, e.g. `ladder.Matmul`, to time as ``"direct"``; by default ``operator``.
-
-    Returns
-    -------
-    Microseconds: ``"kernel"`` the bare launch, ``"direct"`` with checks and allocation,
-    ``"operator"`` through ``torch.ops.ladder.matmul``.
-    """
-    entry, call = operator.entries[0], direct or operator
-    y, weight = operator(x, packed), packed.tensors
-    request = Request(operator.gemm).text
-    ways = {
-        "kernel": lambda: entry(x, *weight, y),
-        "direct": lambda: call(x, packed),
-        "operator": lambda: matmul(x, weight, None, None, request),
-    }
-    return {name: _host_us(way, calls, x.is_cuda) for name, way in ways.items()}
-
-
-def _host_us(call: Callable[[], object], calls: int, is_cuda: bool) -> float:
-    """Return the median over batches that leave the launch queue room, so that the host never waits."""
-    batch, means = 200, []
-    for _ in range(max(1, calls // batch)):
-        if is_cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(batch):
-            call()
-        means.append((time.perf_counter() - start) / batch * 1e6)
-    return statistics.median(means)

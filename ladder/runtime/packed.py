@@ -36,12 +36,8 @@ PACKING = 2
 def layout_of(gemm: Gemm, family: str) -> str:
     """Return the text that two operators must share to use one packed weight.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    family
-        ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
+    gemm: The problem.
+    family: ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
     """
     fields = asdict(gemm)
     further = [name for name in ("experts", "power_scales") if fields[name]]
@@ -132,10 +128,7 @@ class PackedWeight:
     def from_bytes(cls, data: bytes, device: torch.device | str = "cpu") -> PackedWeight:
         """Read what `to_bytes` wrote.
 
-        Raises
-        ------
-        ArtifactError
-            If the data is truncated or holds something else.
+        Raises ArtifactError if the data is truncated or holds something else.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load
@@ -152,10 +145,8 @@ class PackedWeight:
     def from_arrays(cls, description: str, arrays: Mapping[str, torch.Tensor]) -> PackedWeight:
         """Restore from `describe` and the named arrays.
 
-        Raises
-        ------
-        ArtifactError
-            If an older Ladder packed them for GPUs, whose kernels read other orders of bits now.
+        Raises ArtifactError if an older Ladder packed them for GPUs, whose kernels read other orders of bits
+            now.
         """
         fields = json.loads(description)
         if fields["family"] == GPU and fields.get("packing") != PACKING:
@@ -170,10 +161,7 @@ class PackedWeight:
 def gemm_from_dict(fields: Mapping[str, Any]) -> Gemm:
     """Restore a `Gemm` from ``dataclasses.asdict`` that went through JSON.
 
-    Raises
-    ------
-    ArtifactError
-        If a number, a text or a truth value is none.
+    Raises ArtifactError if a number, a text or a truth value is none.
     """
     require(dict(fields), {name: GEMM_FORM[name] for name in fields if name in GEMM_FORM}, "gemm")
     return Gemm(**{**fields, "epilogue": tuple(fields.get("epilogue", ()))})
@@ -187,19 +175,10 @@ GEMM_FORM = {item.name: _PLAIN[str(item.type)] for item in dataclass_fields(Gemm
 def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeight:
     """Bring a quantized matrix into the layout of a device, where the matrix's arrays live.
 
-    Parameters
-    ----------
-    gemm
-        The problem; its N, K, types and group size must be the matrix's.
-    device
-        Any device of the family.
-    weight
-        Codes ``[N, K]`` with scales and zero points; an offset becomes zero points.
-
-    Raises
-    ------
-    ShapeError
-        If the matrix is not the one the problem speaks of.
+    gemm: The problem; its N, K, types and group size must be the matrix's.
+    device: Any device of the family.
+    weight: Codes ``[N, K]`` with scales and zero points; an offset becomes zero points.
+    Raises ShapeError if the matrix is not the one the problem speaks of.
     """
     weight = weight.without_offset()
     _check_weight(gemm, weight)

@@ -35,16 +35,11 @@ _groups: dict[tuple[str, torch.device], Peers | None] = {}
 class Peers:
     """Memory that the GPUs of a group share, and the kernels that add up through it.
 
-    Parameters
-    ----------
-    where
-        This rank's GPU.
-    rank
-        Of this process.
-    addresses
-        Of every rank's memory as this GPU reaches it, `buffer_bytes` of zeros each, in the order of ranks.
-    held
-        What must live as long.
+    where: This rank's GPU.
+    rank: Of this process.
+    addresses: Of every rank's memory as this GPU reaches it, `buffer_bytes` of zeros each, in the order of
+        ranks.
+    held: What must live as long.
     """
 
     def __init__(self, where: torch.device, rank: int, addresses: Sequence[int], held: Any) -> None:
@@ -85,10 +80,7 @@ class Peers:
 def connected(group: str, where: torch.device) -> Peers:
     """Return the peers of a group, in torch's symmetric memory; all its ranks call this together.
 
-    Raises
-    ------
-    RuntimeError
-        If such memory cannot be had.
+    Raises RuntimeError if such memory cannot be had.
     """
     symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
     buffer = symmetric.empty(buffer_bytes(_group(group).size()), dtype=torch.uint8, device=where)

@@ -31,16 +31,10 @@ if TYPE_CHECKING:
 class ScaledOperand:
     """A matrix ``[rows, K]`` as kernels take it.
 
-    Parameters
-    ----------
-    type_name, shape
-        Block type, and (rows, K).
-    codes
-        uint8 ``[rows, bytes]``: canonical storage, rows padded with zeros to multiples of 16 bytes.
-    scales
-        uint8 in the order of `schedules.scaled.place_scales`.
-    factor
-        float32 ``[1]``: factor of the whole matrix.
+    type_name, shape: Block type, and (rows, K).
+    codes: uint8 ``[rows, bytes]``: canonical storage, rows padded with zeros to multiples of 16 bytes.
+    scales: uint8 in the order of `schedules.scaled.place_scales`.
+    factor: float32 ``[1]``: factor of the whole matrix.
     """
 
     type_name: str
@@ -68,10 +62,8 @@ class ScaledOperand:
 def operand_of(form: ScaledGemm, type_name: str, matrix: QuantizedTensor) -> ScaledOperand:
     """Bring a quantized matrix into the form that kernels take.
 
-    Raises
-    ------
-    ShapeError, DTypeError
-        If it is not ``[rows, K]`` of the type, or has zero points, offsets or an order of columns.
+    Raises ShapeError, DTypeError if it is not ``[rows, K]`` of the type, or has zero points, offsets or an
+        order of columns.
     """
     import torch
 
@@ -171,12 +163,8 @@ ZERO_EXPONENT = -14
 def kernel_for(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Kernel:
     """Find or build the kernel of a schedule; the device need not be here.
 
-    Raises
-    ------
-    DeviceError, ScheduleError
-        If the device has no such cores, or the schedule does not fit.
-    MissingToolError, CompilerError
-        If it cannot be compiled.
+    Raises DeviceError, ScheduleError if the device has no such cores, or the schedule does not fit.
+    Raises MissingToolError, CompilerError if it cannot be compiled.
     """
     shapeless = {name: value for name, value in asdict(form).items() if name not in ("n", "k")}
     tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}" + "_pair" * schedule.pair
@@ -203,10 +191,7 @@ def check_operands(
 ) -> None:
     """Raise unless operands and bias are the product's.
 
-    Raises
-    ------
-    ShapeError, DTypeError, DeviceError
-        Says which is not, and what is wanted.
+    Raises ShapeError, DTypeError, DeviceError: Says which is not, and what is wanted.
     """
     if not isinstance(weight, ScaledOperand):
         raise ShapeError(f"a weight packed as {type(weight).__name__} is none of a block-scaled product")
@@ -239,10 +224,7 @@ def multiply(
 ) -> torch.Tensor:
     """Launch the kernel that is predicted to be fastest for x; returns ``[M, N]``.
 
-    Raises
-    ------
-    DeviceError
-        If the operands lie on no GPU whose cores scale blocks.
+    Raises DeviceError if the operands lie on no GPU whose cores scale blocks.
     """
     import torch
 

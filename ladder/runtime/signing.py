@@ -23,19 +23,10 @@ PURPOSE = b"ladder artefact\0"
 def sign(key: PrivateKey, manifest: bytes) -> bytes:
     """Return the signature of a manifest.
 
-    Parameters
-    ----------
-    key
-        An ``Ed25519PrivateKey``, its PEM text as bytes without password, or the path of such a file.
-    manifest
-        What is signed.
-
-    Raises
-    ------
-    MissingToolError
-        If ``cryptography`` is not installed.
-    ArtifactError
-        If the key is none.
+    key: An ``Ed25519PrivateKey``, its PEM text as bytes without password, or the path of such a file.
+    manifest: What is signed.
+    Raises MissingToolError if ``cryptography`` is not installed.
+    Raises ArtifactError if the key is none.
     """
     ed25519, serialization = _modules()
     if not isinstance(key, ed25519.Ed25519PrivateKey):

@@ -40,10 +40,7 @@ def encoded(
 ) -> bytes:
     """Return the 128 bytes of a map; the arguments are those of `IM2COL`.
 
-    Raises
-    ------
-    DeviceError
-        If the driver refuses it, e.g. since windows reach further than 128 pixels.
+    Raises DeviceError if the driver refuses it, e.g. since windows reach further than 128 pixels.
     """
     kernel, strides, padding, dilation = zip(window[::2], window[1::2], strict=True)
     element = 1 if dtype == "uint8" else 2

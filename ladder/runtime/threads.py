@@ -134,10 +134,7 @@ def prepare_environment(count: int) -> None:
 def start_workers(count: int) -> None:
     """Start the calling thread's pool, or change its size.
 
-    Parameters
-    ----------
-    count
-        Threads, the caller included.
+    count: Threads, the caller included.
     """
     import tvm_ffi
 

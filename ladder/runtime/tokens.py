@@ -69,10 +69,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
 
     CPUs have a kernel for int8 rows; what else is asked of a CPU, `quantize_tokens` computes.
 
-    Raises
-    ------
-    DTypeError
-        If ``activation`` is none of `EIGHT_BIT`, or x no float of 16 or 32 bits.
+    Raises DTypeError if ``activation`` is none of `EIGHT_BIT`, or x no float of 16 or 32 bits.
     """
     import torch
 
@@ -160,12 +157,8 @@ def _gpu_entry(source: str, activation: str, group: int, k: int, target: str) ->
 def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDevice) -> Kernel:
     """Return the compiled kernel that quantises rows of K elements of a type on a GPU; it need not be here.
 
-    Raises
-    ------
-    ConversionError
-        If the device does not multiply the type.
-    MissingToolError, CompilerError
-        If the kernel cannot be compiled.
+    Raises ConversionError if the device does not multiply the type.
+    Raises MissingToolError, CompilerError if the kernel cannot be compiled.
     """
     from ladder.lower.build import emit_quantizer
     from ladder.lower.gpu import quantize

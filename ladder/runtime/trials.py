@@ -50,20 +50,12 @@ PER_GRAPH = 2
 class Trial:
     """A lowering, the graph it comes from, and what is known of its speed.
 
-    Parameters
-    ----------
-    lowering
-        Kernels and schedules.
-    found
-        The verified graph.
-    factors
-        Its tiles: a number for each factor of its mapping.
-    predicted
-        Seconds by the model.
-    measured
-        Seconds on this machine, if it was timed.
-    error
-        Relative Frobenius error against float64 on the inputs given, if it ran.
+    lowering: Kernels and schedules.
+    found: The verified graph.
+    factors: Its tiles: a number for each factor of its mapping.
+    predicted: Seconds by the model.
+    measured: Seconds on this machine, if it was timed.
+    error: Relative Frobenius error against float64 on the inputs given, if it ran.
     """
 
     lowering: Lowering
@@ -90,21 +82,11 @@ def candidates_of(
 ) -> list[Trial]:
     """Return lowerings of the verified graphs at all tiles, best first by the model.
 
-    Parameters
-    ----------
-    count
-        Kernels that are wanted.
-    constants
-        As of `Lowering`.
-    choices
-        Choices of tiles of which all schedules are considered.
-
-    Raises
-    ------
-    DeviceError
-        If block graphs are not lowered to the device.
-    ScheduleError
-        If there is none, with a reason.
+    count: Kernels that are wanted.
+    constants: As of `Lowering`.
+    choices: Choices of tiles of which all schedules are considered.
+    Raises DeviceError if block graphs are not lowered to the device.
+    Raises ScheduleError if there is none, with a reason.
     """
     from ladder.lower.blocks import emitter_for
     from ladder.lower.blocks.candidates import ALL, FEW

@@ -30,14 +30,9 @@ Measured = dict[Gemm, list[Measurement]]
 class Effort:
     """How much a tuning run may spend.
 
-    Parameters
-    ----------
-    kernels
-        Candidates per class in the first round.
-    refined
-        Neighbours of winners per class in the second round.
-    seconds
-        No new class is begun in the second round after this.
+    kernels: Candidates per class in the first round.
+    refined: Neighbours of winners per class in the second round.
+    seconds: No new class is begun in the second round after this.
     """
 
     kernels: int = 64
@@ -49,20 +44,12 @@ class Effort:
 class Run:
     """One tuning run.
 
-    Parameters
-    ----------
-    pool
-        Where kernels are compiled.
-    gauge
-        Where they are measured.
-    effort
-        Its limits.
-    report
-        Gets a line on each step and each failure.
-    started
-        When it began.
-    timed
-        All that was measured, in order.
+    pool: Where kernels are compiled.
+    gauge: Where they are measured.
+    effort: Its limits.
+    report: Gets a line on each step and each failure.
+    started: When it began.
+    timed: All that was measured, in order.
     """
 
     pool: CompilePool

@@ -21,14 +21,9 @@ WORD = 4
 class Conflicts:
     """Passes of one statement.
 
-    Parameters
-    ----------
-    instructions
-        Warp instructions.
-    passes
-        Passes that they took.
-    ideal
-        Passes that they would take without conflicts.
+    instructions: Warp instructions.
+    passes: Passes that they took.
+    ideal: Passes that they would take without conflicts.
     """
 
     instructions: int = 0
@@ -45,14 +40,9 @@ class Conflicts:
 class Banks:
     """The banks of a machine's shared memory.
 
-    Parameters
-    ----------
-    lanes
-        Lanes of a warp.
-    count
-        Banks of 4 bytes; a pass moves a word of each.
-    reads
-        Bytes that a lane reads at once -> lanes of each pass, where they do not follow each other.
+    lanes: Lanes of a warp.
+    count: Banks of 4 bytes; a pass moves a word of each.
+    reads: Bytes that a lane reads at once -> lanes of each pass, where they do not follow each other.
     """
 
     lanes: int = LANES

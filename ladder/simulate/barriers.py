@@ -21,14 +21,9 @@ from ladder.simulate.values import WITHIN, Array, Value
 class GroupBarrier:
     """A barrier that all warps of a group pass together, again and again.
 
-    Parameters
-    ----------
-    memory, blocks
-        Memory of the blocks that are simulated together, and their number.
-    warps
-        Warps of a group.
-    name
-        How findings call it.
+    memory, blocks: Memory of the blocks that are simulated together, and their number.
+    warps: Warps of a group.
+    name: How findings call it.
     """
 
     def __init__(self, memory: Memory, blocks: int, warps: int, name: str) -> None:
@@ -176,16 +171,10 @@ def _report(log: Log, message: str, statement: int, kind: str = "barrier") -> No
 class Mbarrier:
     """One mbarrier object.
 
-    Parameters
-    ----------
-    log, agents
-        Where findings go, and how many clocks there are.
-    count
-        Arrivals of a phase.
-    agent
-        Its place in the clocks of its cluster.
-    name
-        How findings call it.
+    log, agents: Where findings go, and how many clocks there are.
+    count: Arrivals of a phase.
+    agent: Its place in the clocks of its cluster.
+    name: How findings call it.
     """
 
     def __init__(self, log: Log, agents: int, count: int, agent: int, name: str) -> None:

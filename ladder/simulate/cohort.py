@@ -46,18 +46,11 @@ class Frame:
 class Products:
     """Asynchronous products of a cohort's warpgroups: groups, and registers that they use.
 
-    Parameters
-    ----------
-    committed
-        Groups committed so far; the open one has the next number.
-    finished
-        Groups waited for.
-    sources
-        Register -> group that reads it.
-    results
-        Registers that groups in flight write, with the group.
-    unfenced
-        Registers written since the last ``wgmma.fence``.
+    committed: Groups committed so far; the open one has the next number.
+    finished: Groups waited for.
+    sources: Register -> group that reads it.
+    results: Registers that groups in flight write, with the group.
+    unfenced: Registers written since the last ``wgmma.fence``.
     """
 
     committed: int = 0
@@ -91,14 +84,9 @@ class Wait(Protocol):
 class Cohort(Threads):
     """Warps that execute together.
 
-    Parameters
-    ----------
-    machine
-        What they run on.
-    warps
-        Their numbers among all that are simulated together, ascending.
-    slots
-        Their registers.
+    machine: What they run on.
+    warps: Their numbers among all that are simulated together, ascending.
+    slots: Their registers.
     """
 
     def __init__(self, machine: Hardware, warps: Array, slots: list[Any]) -> None:

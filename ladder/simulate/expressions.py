@@ -65,18 +65,11 @@ class GlobalBuffer:
 class CallView:
     """A call as the tables see it.
 
-    Parameters
-    ----------
-    name
-        Operator, or the helper's name.
-    operands
-        Arguments that are no strings.
-    modifiers
-        Non-empty string arguments: the parts of a PTX spelling.
-    statement
-        Number of the statement that it is part of.
-    dtype
-        Type of the result.
+    name: Operator, or the helper's name.
+    operands: Arguments that are no strings.
+    modifiers: Non-empty string arguments: the parts of a PTX spelling.
+    statement: Number of the statement that it is part of.
+    dtype: Type of the result.
     """
 
     name: str
@@ -114,22 +107,13 @@ class HostPlace:
 class Launch:
     """What a function says about its launch.
 
-    Parameters
-    ----------
-    grid, cluster, threads
-        Extents: of the grid, blocks of a cluster, threads of a block.
-    shared_bytes
-        Shared memory of a block.
-    narrowest
-        Bytes of the narrowest store to shared memory.
-    unit
-        Warps that collective instructions need together.
-    together
-        Whether blocks of different clusters wait for each other.
-    block_slots, rank_slots, thread_slot
-        Registers in which threads find their numbers.
-    axes
-        Extent and register of the grid's axes, 0 for x, where they are declared one by one.
+    grid, cluster, threads: Extents: of the grid, blocks of a cluster, threads of a block.
+    shared_bytes: Shared memory of a block.
+    narrowest: Bytes of the narrowest store to shared memory.
+    unit: Warps that collective instructions need together.
+    together: Whether blocks of different clusters wait for each other.
+    block_slots, rank_slots, thread_slot: Registers in which threads find their numbers.
+    axes: Extent and register of the grid's axes, 0 for x, where they are declared one by one.
     """
 
     grid: list[int] = field(default_factory=list)
@@ -148,18 +132,11 @@ class Launch:
 class Expressions:
     """Translates the expressions of one PrimFunc for one launch.
 
-    Parameters
-    ----------
-    function
-        The PrimFunc.
-    values
-        Extents by their variables.
-    tensors
-        Tensors by the variables of the buffer parameters.
-    calls
-        Semantics of calls.
-    kernels
-        Functions that it launches, by name, where it is no kernel itself.
+    function: The PrimFunc.
+    values: Extents by their variables.
+    tensors: Tensors by the variables of the buffer parameters.
+    calls: Semantics of calls.
+    kernels: Functions that it launches, by name, where it is no kernel itself.
     """
 
     def __init__(

@@ -35,18 +35,11 @@ LOCATED = 16
 class Finding:
     """One thing wrong, reported once per statement and reason.
 
-    Parameters
-    ----------
-    kind
-        One of `KINDS`.
-    message
-        What happened, to which bytes, and by whom.
-    statement
-        Text of the TIR statement.
-    line
-        Its line in ``func.script()``; 0 where it has none.
-    count
-        How often it happened.
+    kind: One of `KINDS`.
+    message: What happened, to which bytes, and by whom.
+    statement: Text of the TIR statement.
+    line: Its line in ``func.script()``; 0 where it has none.
+    count: How often it happened.
     """
 
     kind: str
@@ -64,12 +57,8 @@ class Finding:
 class Log:
     """Collects findings; equal ones of one statement are counted, not repeated.
 
-    Parameters
-    ----------
-    statements
-        The TIR statements by the numbers that closures report.
-    function
-        The PrimFunc that they belong to.
+    statements: The TIR statements by the numbers that closures report.
+    function: The PrimFunc that they belong to.
     """
 
     def __init__(self, statements: list[Any], function: Any) -> None:
@@ -83,18 +72,11 @@ class Log:
     def add(self, kind: str, statement: int, message: str, reason: str = "", other: int = -1) -> None:
         """Add a finding.
 
-        Parameters
-        ----------
-        kind
-            One of `KINDS`.
-        statement
-            Number of the statement, -1 for none.
-        message
-            What happened; ``{other}`` stands for the text of statement ``other``.
-        reason
-            Tells findings of one kind and statement apart.
-        other
-            Number of the other statement that takes part.
+        kind: One of `KINDS`.
+        statement: Number of the statement, -1 for none.
+        message: What happened; ``{other}`` stands for the text of statement ``other``.
+        reason: Tells findings of one kind and statement apart.
+        other: Number of the other statement that takes part.
         """
         assert kind in KINDS, kind
         entry = self._found.setdefault((kind, statement, reason), _Entry(message, other))

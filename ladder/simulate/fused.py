@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 class FusedResult:
     """What the launches of a program did.
 
-    Parameters
-    ----------
-    launches
-        Of its kernels, in order.
-    outputs
-        The program's results.
+    launches: Of its kernels, in order.
+    outputs: The program's results.
     """
 
     launches: tuple[SimulationResult, ...]
@@ -57,21 +53,11 @@ def simulate_fused(
 ) -> FusedResult:
     """Execute all kernels of a program on the CPU, lane by lane.
 
-    Parameters
-    ----------
-    lowering
-        Kernels and schedules.
-    device
-        A GPU to emit for.
-    inputs
-        torch tensors on the CPU, quantized matrices where weights are packed.
-    **options
-        Of `simulate_launch`.
-
-    Raises
-    ------
-    DeviceError
-        If the device is no GPU that block graphs are lowered to.
+    lowering: Kernels and schedules.
+    device: A GPU to emit for.
+    inputs: torch tensors on the CPU, quantized matrices where weights are packed.
+    **options: Of `simulate_launch`.
+    Raises DeviceError if the device is no GPU that block graphs are lowered to.
     """
     from ladder.lower.blocks import emitter_for
     from ladder.runtime.fused import constants_of
@@ -130,12 +116,8 @@ def native(name: str) -> Any:
 def smaller(graph: Graph, schedules: Sequence[Any], factors: Mapping[str, int]) -> dict[str, int]:
     """Return factors with the same tiles, two blocks along each dimension and two rounds of each loop.
 
-    Parameters
-    ----------
-    graph, schedules
-        Kernels and how they are lowered: a round is a step of each group of warps.
-    factors
-        Number by name; those of the graph's grids and loops may become smaller.
+    graph, schedules: Kernels and how they are lowered: a round is a step of each group of warps.
+    factors: Number by name; those of the graph's grids and loops may become smaller.
     """
     blocks = [node.body for node in graph.nodes if node.body is not None]
     found = dict(factors)

@@ -15,14 +15,9 @@ from ladder.simulate.memory import Memory
 class Hardware:
     """Memory and barriers of the blocks that are simulated together.
 
-    Parameters
-    ----------
-    blocks
-        Blocks, whole clusters.
-    memory
-        Their memory.
-    lanes
-        Lanes of a warp: 32 or 64.
+    blocks: Blocks, whole clusters.
+    memory: Their memory.
+    lanes: Lanes of a warp: 32 or 64.
     """
 
     def __init__(self, blocks: int, memory: Memory, lanes: int) -> None:

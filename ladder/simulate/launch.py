@@ -44,14 +44,9 @@ class SimulationError(LadderError):
 class BankReport:
     """Bank conflicts of one statement.
 
-    Parameters
-    ----------
-    conflicts
-        Passes taken, and the fewest possible.
-    number
-        The statement's number.
-    log
-        Knows the statement; its line is looked up when it is asked for.
+    conflicts: Passes taken, and the fewest possible.
+    number: The statement's number.
+    log: Knows the statement; its line is looked up when it is asked for.
     """
 
     conflicts: Conflicts
@@ -67,24 +62,14 @@ class BankReport:
 class SimulationResult:
     """What a simulated launch did.
 
-    Parameters
-    ----------
-    outputs
-        The output arrays, in the order of the arguments.
-    findings
-        Everything that was wrong; empty for a correct kernel.
-    notes
-        What may be intended, e.g. reads of bytes that nothing wrote and nobody uses.
-    traffic
-        Bytes moved, by level and tensor.
-    bank_conflicts
-        Statements whose accesses conflict, worst first.
-    counts
-        Matrix instructions, by kind.
-    blocks
-        Blocks that were simulated, of how many.
-    relative_error
-        Frobenius norm of the error over that of what was expected; NaN if nothing was.
+    outputs: The output arrays, in the order of the arguments.
+    findings: Everything that was wrong; empty for a correct kernel.
+    notes: What may be intended, e.g. reads of bytes that nothing wrote and nobody uses.
+    traffic: Bytes moved, by level and tensor.
+    bank_conflicts: Statements whose accesses conflict, worst first.
+    counts: Matrix instructions, by kind.
+    blocks: Blocks that were simulated, of how many.
+    relative_error: Frobenius norm of the error over that of what was expected; NaN if nothing was.
     """
 
     outputs: tuple[Array, ...]
@@ -124,35 +109,19 @@ def simulate_launch(
 ) -> SimulationResult:
     """Execute a whole kernel launch on the CPU, all threads, and check everything that it does.
 
-    Parameters
-    ----------
-    function
-        A TIRx PrimFunc as the emitters build it, or as `ladder.lower.passes.as_it_runs` leaves it.
-    arrays
-        C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order, numbers
+    function: A TIRx PrimFunc as the emitters build it, or as `ladder.lower.passes.as_it_runs` leaves it.
+    arrays: C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order, numbers
         for integer arguments. Outputs are overwritten.
-    outputs
-        Positions of the arrays that the kernel writes.
-    order
-        Order of warps, one of `ladder.simulate.machine.ORDERS`.
-    seed
-        Of the order ``"random"``.
-    blocks
-        Simulate only about so many blocks, spread over the grid (whole clusters); all by default,
-        and where blocks of different clusters wait for each other.
-    names
-        How findings and traffic call the arrays.
-    calls
-        Semantics of a machine family's calls; NVIDIA's by default.
-    stage
-        What is executed, one of `STAGES`; ``order``, ``seed`` and ``blocks`` do not apply to machine code.
-
-    Raises
-    ------
-    UnknownCallError
-        If the kernel calls something that the simulator has no semantics for; names it.
-    SimulationError
-        If the arrays do not fit the function's arguments.
+    outputs: Positions of the arrays that the kernel writes.
+    order: Order of warps, one of `ladder.simulate.machine.ORDERS`.
+    seed: Of the order ``"random"``.
+    blocks: Simulate only about so many blocks, spread over the grid (whole clusters); all by default, and
+        where blocks of different clusters wait for each other.
+    names: How findings and traffic call the arrays.
+    calls: Semantics of a machine family's calls; NVIDIA's by default.
+    stage: What is executed, one of `STAGES`; ``order``, ``seed`` and ``blocks`` do not apply to machine code.
+    Raises UnknownCallError if the kernel calls something that the simulator has no semantics for; names it.
+    Raises SimulationError if the arrays do not fit the function's arguments.
     """
     for what, name, known in (("order of warps", order, ORDERS), ("stage of a kernel", stage, STAGES)):
         if name not in known:

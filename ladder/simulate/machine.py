@@ -23,22 +23,13 @@ ORDERS = ("together", "first warps first", "last warps first", "random")
 class Machine:
     """Runs a program on the blocks that are simulated together.
 
-    Parameters
-    ----------
-    program
-        What every warp runs.
-    hardware
-        What it runs on.
-    order
-        One of `ORDERS`.
-    seed
-        Of the random order.
-    unit
-        Warps that always stay together: 4 where warpgroups multiply.
-    slots
-        Registers of a thread.
-    set_up
-        Fills their first values.
+    program: What every warp runs.
+    hardware: What it runs on.
+    order: One of `ORDERS`.
+    seed: Of the random order.
+    unit: Warps that always stay together: 4 where warpgroups multiply.
+    slots: Registers of a thread.
+    set_up: Fills their first values.
     """
 
     def __init__(

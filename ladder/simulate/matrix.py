@@ -92,14 +92,9 @@ def multiply(a: Array, b: Array, c: Array, integer: bool) -> Array:
 def mma(shape: Shape, kinds: tuple[str, str], a: Array, b: Array, c: Array) -> Array:
     """Return the accumulators ``[warps, 32, n]`` of one warp-wide instruction.
 
-    Parameters
-    ----------
-    shape, kinds
-        As the instruction spells them.
-    a, b
-        uint32 registers ``[warps, 32, count]``.
-    c
-        float32 or int32 accumulators.
+    shape, kinds: As the instruction spells them.
+    a, b: uint32 registers ``[warps, 32, count]``.
+    c: float32 or int32 accumulators.
     """
     if shape == Shape(8, 8, 4):
         return _quad_pairs(a, b, c)
@@ -146,11 +141,8 @@ def swizzled(address: Array, mask: int) -> Array:
 def descriptor_chunks(descriptor: int, rows: int) -> Array:
     """Return the addresses ``[rows, 2]`` of the 16-byte chunks of ``rows`` rows of 32 bytes, K-major.
 
-    Parameters
-    ----------
-    descriptor
-        64-bit matrix descriptor (PTX ISA, "Matrix-descriptor format"): start, leading and stride offset
-        in 16-byte units, swizzle mode in bits 62-63.
+    descriptor: 64-bit matrix descriptor (PTX ISA, "Matrix-descriptor format"): start, leading and stride
+        offset in 16-byte units, swizzle mode in bits 62-63.
     """
     start = (descriptor & 0x3FFF) << 4
     leading = (descriptor >> 16 & 0x3FFF) << 4

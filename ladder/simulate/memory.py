@@ -22,14 +22,9 @@ WIDEST = 16
 class Pointer:
     """Address of elements: a place in a tensor, or registers.
 
-    Parameters
-    ----------
-    space
-        ``"shared"``, ``"global"`` or ``"local"``.
-    target
-        `Tensor` of global memory, `Region` of shared memory, or the first register's number.
-    offset
-        Bytes from the start of the tensor, or of the block's shared memory: a number or an array.
+    space: ``"shared"``, ``"global"`` or ``"local"``.
+    target: `Tensor` of global memory, `Region` of shared memory, or the first register's number.
+    offset: Bytes from the start of the tensor, or of the block's shared memory: a number or an array.
     """
 
     space: str
@@ -49,12 +44,8 @@ class Region:
 class Tensor:
     """A tensor in global memory, copied in with room for whole wide accesses.
 
-    Parameters
-    ----------
-    name
-        How findings call it.
-    array
-        Its contents.
+    name: How findings call it.
+    array: Its contents.
     """
 
     def __init__(self, name: str, array: Array) -> None:
@@ -77,20 +68,12 @@ class Tensor:
 class Memory:
     """All memory of the blocks that are simulated together.
 
-    Parameters
-    ----------
-    agents
-        Places of vector clocks.
-    blocks
-        Blocks that are simulated together, whole clusters.
-    shared_bytes
-        Shared memory of a block.
-    unit
-        Bytes of the narrowest store to shared memory.
-    log, traffic
-        Where findings and bytes moved go.
-    banks
-        Of shared memory.
+    agents: Places of vector clocks.
+    blocks: Blocks that are simulated together, whole clusters.
+    shared_bytes: Shared memory of a block.
+    unit: Bytes of the narrowest store to shared memory.
+    log, traffic: Where findings and bytes moved go.
+    banks: Of shared memory.
     """
 
     def __init__(

@@ -30,12 +30,8 @@ BARRIERS_PER_BLOCK = 40
 class Agents:
     """Places in a vector clock: the warps of a cluster and its asynchronous agents.
 
-    Parameters
-    ----------
-    warps
-        Warps of a block.
-    blocks
-        Blocks of a cluster.
+    warps: Warps of a block.
+    blocks: Blocks of a cluster.
     """
 
     warps: int
@@ -73,12 +69,8 @@ class Agents:
 class Clocks:
     """What each warp knows.
 
-    Parameters
-    ----------
-    agents
-        Places in a clock.
-    warps
-        Warps that are simulated together, whole clusters.
+    agents: Places in a clock.
+    warps: Warps that are simulated together, whole clusters.
     """
 
     def __init__(self, agents: Agents, warps: int) -> None:
@@ -134,14 +126,9 @@ class Clocks:
 class Actor:
     """Who accesses memory: for each access a warp, its agent, epoch and lane.
 
-    Parameters
-    ----------
-    warps
-        Warps whose knowledge counts.
-    agents, epochs
-        Under which accesses are recorded.
-    lanes
-        Lanes of the warps, or `ASYNC_LANE`.
+    warps: Warps whose knowledge counts.
+    agents, epochs: Under which accesses are recorded.
+    lanes: Lanes of the warps, or `ASYNC_LANE`.
     """
 
     warps: Array
@@ -153,16 +140,10 @@ class Actor:
 class Shadow:
     """Last writer and readers of every granule of the shared memory of all blocks.
 
-    Parameters
-    ----------
-    clocks
-        What warps know.
-    granules
-        Granules of all blocks together.
-    unit
-        Bytes per granule: no store is narrower.
-    log
-        Where races go.
+    clocks: What warps know.
+    granules: Granules of all blocks together.
+    unit: Bytes per granule: no store is narrower.
+    log: Where races go.
     """
 
     def __init__(self, clocks: Clocks, granules: int, unit: int, log: Log) -> None:

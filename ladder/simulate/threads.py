@@ -13,16 +13,10 @@ from ladder.simulate.values import Array, Value, spread
 class Threads:
     """The lanes of some warps.
 
-    Parameters
-    ----------
-    warps
-        Numbers of the warps among all that are simulated together, ascending.
-    lanes
-        Lanes of a warp.
-    block_warps
-        Warps of a block.
-    log
-        Where findings go.
+    warps: Numbers of the warps among all that are simulated together, ascending.
+    lanes: Lanes of a warp.
+    block_warps: Warps of a block.
+    log: Where findings go.
     """
 
     def __init__(self, warps: Array, lanes: int, block_warps: int, log: Log) -> None:

@@ -22,28 +22,15 @@ def simulate_tokens(
 ) -> SimulationResult:
     """Execute the kernel that quantises rows of x on a GPU, and compare every code and scale.
 
-    Parameters
-    ----------
-    x
-        ``[M, K]``, float16, bfloat16 (of ml_dtypes) or float32.
-    activation
-        ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
-    device
-        A GPU that multiplies them.
-    group
-        Elements along K that share a scale; 0: all of a row.
-    order, seed
-        See `simulate_launch`.
-
-    Returns
-    -------
-    `SimulationResult` whose outputs are codes ``[M, K]`` and scales ``[M]`` or ``[M, groups]``. What is not
-    ``x / scale``, rounded once, is a finding. ``relative_error`` is that of codes times scales against x.
-
-    Raises
-    ------
-    ConversionError
-        If the device does not multiply the type.
+    x: ``[M, K]``, float16, bfloat16 (of ml_dtypes) or float32.
+    activation: ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
+    device: A GPU that multiplies them.
+    group: Elements along K that share a scale; 0: all of a row.
+    order, seed: See `simulate_launch`.
+    Returns: `SimulationResult` whose outputs are codes ``[M, K]`` and scales ``[M]`` or ``[M, groups]``. What
+        is not ``x / scale``, rounded once, is a finding. ``relative_error`` is that of codes times scales
+        against x.
+    Raises ConversionError if the device does not multiply the type.
     """
     from ladder.lower.build import emit_quantizer
     from ladder.lower.gpu.quantize import tiled

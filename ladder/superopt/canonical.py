@@ -24,14 +24,9 @@ NUMBER, OVER_SIZE = "number", "over size"
 class Canonical:
     """A program in canonical form.
 
-    Parameters
-    ----------
-    key
-        Equal for programs that are one up to names, numbers, sizes and types.
-    program
-        The program itself, in this form.
-    inputs
-        For each of its inputs, which one of the original program it is.
+    key: Equal for programs that are one up to names, numbers, sizes and types.
+    program: The program itself, in this form.
+    inputs: For each of its inputs, which one of the original program it is.
     """
 
     key: str

@@ -29,14 +29,9 @@ OUTSIDE = "other"
 class Operation:
     """What is cut: an operator, or several that stay together.
 
-    Parameters
-    ----------
-    name
-        Of its one value.
-    operands
-        Names of values; those that no operation computes are inputs.
-    classes
-        LAX classes of its operators.
+    name: Of its one value.
+    operands: Names of values; those that no operation computes are inputs.
+    classes: LAX classes of its operators.
     """
 
     name: str
@@ -52,12 +47,8 @@ class Operation:
 def pieces(operations: Sequence[Operation], outputs: Collection[str]) -> list[list[Operation]]:
     """Return the operations in pieces, each after those whose results it takes; the last one's is its result.
 
-    Parameters
-    ----------
-    operations
-        In order: operands come first.
-    outputs
-        Values that are wanted.
+    operations: In order: operands come first.
+    outputs: Values that are wanted.
     """
     users: dict[str, list[Operation]] = {}
     for operation in operations:
@@ -116,14 +107,9 @@ def _delayed(
 class Part:
     """A connected piece of a kernel graph.
 
-    Parameters
-    ----------
-    graph
-        Its inputs and its output have the names of the program's values.
-    lax
-        Whether equality with it can be decided.
-    reason
-        Why not: the operator.
+    graph: Its inputs and its output have the names of the program's values.
+    lax: Whether equality with it can be decided.
+    reason: Why not: the operator.
     """
 
     graph: Graph

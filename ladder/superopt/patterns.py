@@ -28,10 +28,7 @@ WEIGHTS = ("packed", "rows", "columns")
 class Inputs:
     """Declares the inputs of a pattern.
 
-    Parameters
-    ----------
-    weights
-        One of `WEIGHTS`.
+    weights: One of `WEIGHTS`.
     """
 
     def __init__(self, weights: str) -> None:
@@ -93,12 +90,8 @@ def _lora(i: Inputs) -> Traced:
 class Pattern:
     """A pattern.
 
-    Parameters
-    ----------
-    name
-        What plans call it.
-    define
-        Gives its result.
+    name: What plans call it.
+    define: Gives its result.
     """
 
     name: str

@@ -38,14 +38,9 @@ PATH = Path(__file__).with_name("shipped.json")
 class Entry:
     """What was found for a program.
 
-    Parameters
-    ----------
-    pattern, weights
-        Of `ladder.superopt.patterns`.
-    numbers
-        Of the program, in order.
-    found
-        Per graph its structure, its printed form over symbols, its certificate, extents and stability.
+    pattern, weights: Of `ladder.superopt.patterns`.
+    numbers: Of the program, in order.
+    found: Per graph its structure, its printed form over symbols, its certificate, extents and stability.
     """
 
     pattern: str
@@ -97,12 +92,8 @@ def recalled(form: Canonical, limits: Limits, most: int) -> Report | None:
     Their certificates are those that were shipped, for the numbers that they were found with: `certified`
     proves one for the program's own.
 
-    Parameters
-    ----------
-    form
-        The program: its sizes decide the tiles.
-    limits
-        Those of the device.
+    form: The program: its sizes decide the tiles.
+    limits: Those of the device.
     """
     entry = entries().get(form.key)
     if entry is None:

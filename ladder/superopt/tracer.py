@@ -24,16 +24,11 @@ STEPS = 1 << 20
 class Traced:
     """A value of the traced function.
 
-    Parameters
-    ----------
-    number
-        Of the input, or of the step that computes it, from `STEPS` on.
-    axes
-        The dimension of each axis, as `Dimensions` numbers them; 0 for an axis of one element.
-    transposed
-        Whether the last two axes are meant the other way round: only a product's second operand may be.
-    inverse
-        Whether it stands for its reciprocal: ``x * rsqrt(y)`` is ``x / sqrt(y)``.
+    number: Of the input, or of the step that computes it, from `STEPS` on.
+    axes: The dimension of each axis, as `Dimensions` numbers them; 0 for an axis of one element.
+    transposed: Whether the last two axes are meant the other way round: only a product's second operand may
+        be.
+    inverse: Whether it stands for its reciprocal: ``x * rsqrt(y)`` is ``x / sqrt(y)``.
     """
 
     number: int
@@ -99,16 +94,10 @@ class Operation:
 class Definition:
     """A program as steps: what `Program.define` is; it can go to other processes.
 
-    Parameters
-    ----------
-    name, dtype
-        Of the program and of its inputs.
-    shapes
-        Dimensions of each input, by name or 1.
-    steps
-        In order.
-    output
-        Number of the result.
+    name, dtype: Of the program and of its inputs.
+    shapes: Dimensions of each input, by name or 1.
+    steps: In order.
+    output: Number of the result.
     """
 
     name: str
@@ -135,10 +124,7 @@ class Definition:
 class Tracer:
     """Translates a graph of torch operators.
 
-    Parameters
-    ----------
-    epsilon
-        What norms add to a mean square unless told otherwise: torch takes the type's own.
+    epsilon: What norms add to a mean square unless told otherwise: torch takes the type's own.
     """
 
     def __init__(self, epsilon: float = 0.0) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from ir_examples import of_matmul_blocks, of_softmax_blocks
 
-from ladder.ir import Gemm, gemm_graph, parse, rewrite, verify
-from ladder.ir.rules import DECODE_EXPANSION
+from ladder.ir import Gemm, gemm_graph, parse, verify
 
 GRAPHS = {
     "gemm_nf4.txt": gemm_graph(Gemm(4096, 4096, "nf4", group_size=64)),
@@ -23,9 +22,6 @@ GRAPHS = {
             bias=True,
             epilogue=("silu",),
         )
-    ),
-    "gemm_uint4_decode_expanded.txt": rewrite(
-        gemm_graph(Gemm(4096, 4096, "uint4", group_size=128, zero="float")), DECODE_EXPANSION
     ),
     "matmul_blocks.txt": of_matmul_blocks("M", 4096, 4096),
     "online_softmax_blocks.txt": of_softmax_blocks(),

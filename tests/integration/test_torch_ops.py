@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
+from benchmarks.host_cost import host_cost_us
 from ladder.runtime import compile as runtime_compile
 from ladder.runtime import operator
 from ladder.runtime.tokens import quantize_tokens
@@ -148,7 +149,7 @@ def test_wrong_weight_is_refused_under_compile_too() -> None:
 def test_host_cost_is_measured() -> None:
     op, packed = problem()
     kernel = op.compiled_for(torch.device("cpu"))
-    cost = operator.host_cost_us(kernel, rows(1), packed, calls=400)
+    cost = host_cost_us(kernel, rows(1), packed, calls=400)
     assert cost.keys() == {"kernel", "direct", "operator"}
     assert all(0 < value < 1000 for value in cost.values())
 

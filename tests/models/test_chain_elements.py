@@ -14,11 +14,11 @@ from test_gpu_chains import simulated
 
 import ladder
 from ladder.ir import Graph, GraphBuilder
-from ladder.lower.bounds import unproven
 from ladder.lower.chain import emit_chain
 from ladder.partition.rows import row_axes
 from ladder.runtime.compile import target_of
 from targets import get_device
+from tests.bounds import unproven
 
 NAN, INF = math.nan, math.inf
 

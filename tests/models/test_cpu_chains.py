@@ -15,14 +15,15 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition, simplify
+from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.model.chains import chain_job
 from targets import get_device
 
 
 def runner(graph: Graph) -> Callable[..., list[torch.Tensor]]:
     """Return the chain's kernel for this machine."""
-    (kernel,) = chain_kernels([graph], get_device(target_of(torch.device("cpu"))))
+    (kernel,) = find_or_build([chain_job(graph, get_device(target_of(torch.device("cpu"))))])
     entry = load_entry(kernel, "cpu")
 
     def run(*arguments: torch.Tensor) -> list[torch.Tensor]:
@@ -113,7 +114,7 @@ def test_transposes_are_turned_in_registers(case: str, ttype: str) -> None:
     result = torch.zeros_like(other)
     device = get_device(target_of(torch.device("cpu")))
     assert ("Shuffle" in emit_chain(graph, device, "chain").script()) == (case != "heads")
-    entry = load_entry(*chain_kernels([graph], device), "cpu")
+    entry = load_entry(*find_or_build([chain_job(graph, device)]), "cpu")
     entry(a, other, result)
     assert torch.equal(result, torch.relu(a).permute(order) + other)
 
@@ -126,7 +127,7 @@ def test_transposes_of_open_sizes_are_turned(size: int) -> None:
     device = get_device(target_of(torch.device("cpu")))
     assert "Shuffle" in emit_chain(graph, device, "chain").script()
     a, result = torch.randn(2, size, 40), torch.zeros(2, 40, size)
-    load_entry(*chain_kernels([graph], device), "cpu")(size, a, result)
+    load_entry(*find_or_build([chain_job(graph, device)]), "cpu")(size, a, result)
     assert torch.equal(result, torch.relu(a).transpose(1, 2))
 
 

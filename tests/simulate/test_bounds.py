@@ -1,4 +1,4 @@
-"""Kernels of chains stay inside their tensors, proven: `ladder.lower.bounds` on what is emitted for CPUs."""
+"""Kernels of chains stay inside their tensors, proven: `tests.bounds` on what is emitted for CPUs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import test_random_chains as fixed_chains
 
 from ladder.ir import Graph, GraphBuilder
 from ladder.lower import builder as b
-from ladder.lower.bounds import unproven
 from ladder.lower.chain import emit_chain
 from ladder.partition.rows import row_axes
 from targets import get_device
+from tests.bounds import unproven
 
 CPU = get_device("cpu/avx512_vnni")
 

@@ -16,8 +16,9 @@ from ladder.lower.chain import emit_chain
 from ladder.lower.chain.symbols import size_names
 from ladder.movement.choose import ranked
 from ladder.partition.rows import row_axes
+from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
 from targets import get_device, host_cpu
 from tile_types.errors import ScheduleError
@@ -137,7 +138,7 @@ def test_open_chains_on_cpus() -> None:
     """One kernel of this machine for several sizes, none and many elements among them."""
     found = {seed: Drawn(seed, ("float32",)).chain() for seed in CPU_SEEDS}
     found = {seed: graph for seed, graph in found.items() if row_axes(graph, graph.outputs) is not None}
-    kernels = chain_kernels(list(found.values()), host_cpu())
+    kernels = find_or_build([chain_job(graph, host_cpu()) for graph in found.values()])
     for (seed, graph), kernel in zip(found.items(), kernels, strict=True):
         entry = load_entry(kernel, "cpu")
         for sizes in (*SIZES, {"a": 70, "b": 90}):

@@ -1,4 +1,4 @@
-"""Tensor expressions: what they mean, which tiles they need, and what they refuse."""
+"""Tensor expressions: what they mean, and what they refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ladder.ir import apply, compute, evaluate, expr, infer_input_tiles, max_, sum_, tensor, to_graph, verify
+from ladder.ir import apply, compute, evaluate, expr, max_, sum_, tensor, to_graph, verify
 from tile_types.errors import DTypeError, ShapeError, UnknownNameError
 from tile_types.quantize import quantize
 
@@ -40,30 +40,10 @@ def test_quantized_gemm():
     assert np.allclose(evaluate(program, {"A": a, "B": w}), a @ w.dequantize().T, rtol=1e-13)
 
 
-def test_gemm_tiles():
-    a = tensor("A", ("M", 4096), "float16")
-    b = tensor("B", (4096, 4096), "nf4", group_size=64)
-    c = compute(("M", 4096), lambda m, n, k: a[m, k] * b[n, k], reduce={"k": 4096})
-    assert infer_input_tiles(c, (128, 64), (32,)) == {"A": (128, 32), "B": (64, 32)}
-    assert infer_input_tiles(c, (16, 8), {"k": 64}) == {"A": (16, 64), "B": (8, 64)}
-    assert infer_input_tiles(c, (16, 8)) == {"A": (16, 4096), "B": (8, 4096)}
-
-
-@pytest.mark.parametrize(("stride", "side"), [(1, 6), (2, 9)])
-def test_convolution_tiles_include_the_halo(stride, side):
-    assert infer_input_tiles(conv(1, stride), (1, 4, 4, 5)) == {"X": (1, side, side, 4), "W": (5, 3, 3, 4)}
-
-
-def test_tiles_never_exceed_their_tensor():
-    assert infer_input_tiles(conv(1), (2, 9, 9, 5))["X"] == (2, 9, 9, 4)
-
-
-def test_tiles_of_several_accesses_are_joined():
+def test_accesses_through_a_computed_tensor():
     x = tensor("x", (100,), "float32")
     blur = compute((98,), lambda i: x[i] + x[i + 1] + x[i + 2], output="float32")
-    assert infer_input_tiles(blur, (10,)) == {"x": (12,)}
     twice = compute((96,), lambda i: blur[i] + blur[i + 2], output="float32", name="D")
-    assert infer_input_tiles(twice, (10,)) == {"x": (14,)}
     data = rng.standard_normal(100)
     once = data[:-2] + data[1:-1] + data[2:]
     assert np.allclose(evaluate(twice, [data]), once[:-2] + once[2:])
@@ -180,7 +160,6 @@ def test_explicit_convert_sets_the_core_type():
             ShapeError,
             "does not depend",
         ),
-        (lambda: infer_input_tiles(gemm(), (4,)), ShapeError, "its tile cannot be"),
     ],
 )
 def test_bad_expressions(build, error, reason):

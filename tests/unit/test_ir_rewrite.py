@@ -6,14 +6,13 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from ir_examples import of_matmul_blocks, of_quantized, operands
+from ir_examples import of_matmul_blocks, operands
 
 from ladder.ir import (
     GraphBuilder,
     Pass,
     Rule,
     evaluate,
-    interpret,
     parse,
     pattern,
     rewrite,
@@ -21,12 +20,8 @@ from ladder.ir import (
     run_passes,
     verify,
 )
-from ladder.ir.finite import Field
-from ladder.ir.interpret import finite_domain
-from ladder.ir.quantized_values import Components
 from ladder.ir.rules import (
     CONVERT_FOLDING,
-    DECODE_EXPANSION,
     GROUPED_ATTENTION,
     LAYOUT_FOLDING,
     MATMUL_RECOGNITION,
@@ -152,35 +147,6 @@ def test_same_name_binds_the_same_value():
     x, y = g.input("x", "float32", (2,)), g.input("y", "float32", (2,))
     assert "add" in operators(rewrite(g.finish(g.add("add", x, y)), (double,)))
     assert "add" not in operators(rewrite(g.finish(g.add("add", x, x)), (double,)))
-
-
-@pytest.mark.parametrize("ttype", ["int4_g16", "uint4_g16_zi", "uint4_g16_zf", "mxfp4", "nvfp4"])
-def test_decode_expands_into_ordinary_operators(ttype):
-    g = GraphBuilder("g")
-    graph = g.finish(g.add("convert", g.input("x", ttype, (3, 64)), type="float32"))
-    expanded = rewrite(graph, DECODE_EXPANSION)
-    verify(expanded)
-    assert {"elements", "metadata", "mul"} <= set(operators(expanded))
-    if ttype in ("mxfp4", "nvfp4"):
-        return
-    inputs = operands(graph)
-    assert np.array_equal(evaluate(graph, inputs), inputs["x"].dequantize())
-    assert np.allclose(evaluate(expanded, inputs), inputs["x"].dequantize(), rtol=1e-15)
-
-
-def test_decode_and_its_expansion_are_equal_in_the_field():
-    graph, field = of_quantized("convert", type="float16"), Field()
-    generator = np.random.default_rng(0)
-    x = Components(
-        field.random((4, 80), generator),
-        {"scale": field.random((4, 3), generator), "zero": field.random((4, 3), generator)},
-        32,
-    )
-    (left,), (right,) = (
-        interpret(g, [x], finite_domain(field)) for g in (graph, rewrite(graph, DECODE_EXPANSION))
-    )
-    assert np.array_equal(left.p, right.p)
-    assert np.array_equal(left.q, right.q)
 
 
 def test_passes_are_verified_and_dumped(tmp_path, monkeypatch):

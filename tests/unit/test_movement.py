@@ -12,11 +12,11 @@ from ladder.movement.choose import ranked
 from ladder.movement.decompose import FORMULAS, canonical, decompose
 from ladder.movement.graph import Move, MovementGraph, Sync
 from ladder.movement.instantiate import instantiate
-from ladder.movement.interpret import run
 from ladder.movement.mapping import Mapping
 from ladder.movement.model import source_slice, traffic
 from ladder.movement.pattern import addresses, apply, unravel
 from ladder.movement.rewrite import rewrite, verify
+from tests.movement_values import run
 from tile_types.errors import VerificationError
 
 

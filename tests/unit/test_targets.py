@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from targets import detect, get_device, host_cpu, list_devices, visible_gpus
-from targets.cpu import cpu_device, mcpu_for, with_cores
+from targets.cpu import cpu_device, mcpu_for
 from targets.detect import cpu_features, device_for_capability, rocm_architectures
 from tile_types.errors import ConversionError, DeviceError, UnknownNameError
 
@@ -113,11 +113,6 @@ def test_host_is_a_cpu_that_can_multiply_everything() -> None:
     assert host.units >= 1
     for operand in ("float32", "float16", "bfloat16", "int8"):
         assert host.core_for(operand, "cpu")
-
-
-def test_with_cores_scales_peak() -> None:
-    two, eight = get_device("cpu/amx"), with_cores(get_device("cpu/amx"), 8)
-    assert eight.peak(eight.cores[0]) == 4 * two.peak(two.cores[0])
 
 
 def test_gpus_are_matched_by_compute_capability() -> None:

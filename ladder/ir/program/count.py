@@ -25,16 +25,10 @@ from ladder.ir.program.verify import program_argument, reads
 class Counts:
     """What one call does.
 
-    Parameters
-    ----------
-    dram
-        Bytes of arguments: what a thread reads again in its own loops comes from its caches.
-    cache
-        Bytes that are written to and read from memory of the kernel's own.
-    operations
-        Multiplies and adds of the instructions, those on padding included.
-    converted
-        Recipe -> elements that it converts.
+    dram: Bytes of arguments: what a thread reads again in its own loops comes from its caches.
+    cache: Bytes that are written to and read from memory of the kernel's own.
+    operations: Multiplies and adds of the instructions, those on padding included.
+    converted: Recipe -> elements that it converts.
     """
 
     dram: int
@@ -47,14 +41,9 @@ class Counts:
 class _Place:
     """Where a statement stands.
 
-    Parameters
-    ----------
-    extents
-        Of the axes, in all.
-    pieces
-        Number of pieces of each axis here.
-    loops
-        ``(loop, iterations per execution)`` around it, outermost first.
+    extents: Of the axes, in all.
+    pieces: Number of pieces of each axis here.
+    loops: ``(loop, iterations per execution)`` around it, outermost first.
     """
 
     extents: Mapping[str, int]
@@ -92,10 +81,7 @@ class _Place:
 def count(program: TileProgram, m: int, n: int, k: int) -> Counts:
     """Count a program for the extents of a call.
 
-    Parameters
-    ----------
-    m, n, k
-        Rows of the activations, rows and columns of the weight.
+    m, n, k: Rows of the activations, rows and columns of the weight.
     """
     sizes = program.sizes(m, n, k)
     extents = {axis: size_of(extent, sizes) for axis, extent in program.axes}

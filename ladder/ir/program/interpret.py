@@ -33,15 +33,11 @@ Piece = Mapping[str, tuple[int, int]]
 def interpret_program(program: TileProgram, arrays: Mapping[str, npt.ArrayLike], n: int) -> Array:
     """Return the result ``[M, N]``.
 
-    Parameters
-    ----------
-    program
-        Scheduled or not: each transform leaves the result as it is, up to rounding.
-    arrays
-        Values of every argument but the result, by name: ``x[M, K]``, codes ``w[N, K]`` of the type that the
-        program states, ``scale[G, N]``, ``zero[G, N]``, ``row_scale[N]``, ``token_scale[M]``, ``bias[N]``.
-    n
-        N.
+    program: Scheduled or not: each transform leaves the result as it is, up to rounding.
+    arrays: Values of every argument but the result, by name: ``x[M, K]``, codes ``w[N, K]`` of the type that
+        the program states, ``scale[G, N]``, ``zero[G, N]``, ``row_scale[N]``, ``token_scale[M]``,
+        ``bias[N]``.
+    n: N.
     """
     x = np.asarray(arrays["x"], np.float64)
     sizes = program.sizes(len(x), n, x.shape[1])
@@ -69,14 +65,9 @@ def rounded(values: Array, operand: Operand, *, exactly: bool = False) -> Array:
 class _Run:
     """One execution.
 
-    Parameters
-    ----------
-    program
-        What is executed.
-    sizes
-        Size of each symbol.
-    tiles
-        Name -> values, and the element at which they begin along each axis.
+    program: What is executed.
+    sizes: Size of each symbol.
+    tiles: Name -> values, and the element at which they begin along each axis.
     """
 
     program: TileProgram

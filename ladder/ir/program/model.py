@@ -58,14 +58,9 @@ class Layout:
 class Operand:
     """A named tile whose axes have names.
 
-    Parameters
-    ----------
-    name
-        ``"x"``; copies are called ``"x.cache"``, after the level they lie at.
-    axes
-        Name of each axis.
-    tile
-        Type, shape, level and layout.
+    name: ``"x"``; copies are called ``"x.cache"``, after the level they lie at.
+    axes: Name of each axis.
+    tile: Type, shape, level and layout.
     """
 
     name: str
@@ -84,10 +79,7 @@ class Operand:
     def fixed(self, axis: str) -> int:
         """Return the extent of an axis that schedules must have made a number.
 
-        Raises
-        ------
-        ShapeError
-            If it is symbolic.
+        Raises ShapeError if it is symbolic.
         """
         extent = self.extent(axis)
         if isinstance(extent, int):
@@ -111,16 +103,10 @@ class Fill:
 class Copy:
     """``target <- source``: a tile at another level, and with a recipe in another type.
 
-    Parameters
-    ----------
-    target
-        What is made; a tile that exists already is written back.
-    source
-        Name of what is read.
-    by
-        The mechanism: ``"threads"``, ``"prefetch 4"``; empty: loads and stores.
-    recipe
-        How codes become values of the target's type; empty: the type stays.
+    target: What is made; a tile that exists already is written back.
+    source: Name of what is read.
+    by: The mechanism: ``"threads"``, ``"prefetch 4"``; empty: loads and stores.
+    recipe: How codes become values of the target's type; empty: the type stays.
     """
 
     target: Operand
@@ -152,16 +138,10 @@ class Multiply:
 class AddGroup:
     """``total += (value - zero * sums + offset * sums) * scale``, summed over groups.
 
-    Parameters
-    ----------
-    total, value
-        Sums over all groups, and the product of one group.
-    sums
-        Sums of the activations of a group; empty: neither zero points nor an offset.
-    zero, scale
-        Arguments per group and column; empty: none.
-    offset
-        What code 0 stands for.
+    total, value: Sums over all groups, and the product of one group.
+    sums: Sums of the activations of a group; empty: neither zero points nor an offset.
+    zero, scale: Arguments per group and column; empty: none.
+    offset: What code 0 stands for.
     """
 
     total: str
@@ -176,12 +156,9 @@ class AddGroup:
 class Store:
     """``target <- operators(source)``, rounded to the target's type.
 
-    Parameters
-    ----------
-    target, source
-        An argument, and what is stored into it.
-    operators
-        ``(operator, operand)`` in order; the operand is an argument, or empty for functions of one number.
+    target, source: An argument, and what is stored into it.
+    operators: ``(operator, operand)`` in order; the operand is an argument, or empty for functions of one
+        number.
     """
 
     target: str
@@ -193,16 +170,10 @@ class Store:
 class Loop:
     """Cuts an axis into pieces of ``step`` elements; what is inside sees one piece.
 
-    Parameters
-    ----------
-    axis
-        Name of the axis.
-    step
-        Elements of one piece; the last one may be partial.
-    over
-        One of `OVER`.
-    body
-        Statements.
+    axis: Name of the axis.
+    step: Elements of one piece; the last one may be partial.
+    over: One of `OVER`.
+    body: Statements.
     """
 
     axis: str
@@ -218,17 +189,11 @@ Statement = Fill | Copy | Sum | Multiply | AddGroup | Store | Loop
 class TileProgram:
     """One kernel.
 
-    Parameters
-    ----------
-    name
-        What it computes.
-    axes
-        ``(name, extent)`` of what loops go through: ``m`` and ``n`` of the result, ``g`` groups of ``k``
+    name: What it computes.
+    axes: ``(name, extent)`` of what loops go through: ``m`` and ``n`` of the result, ``g`` groups of ``k``
         columns.
-    arguments
-        Tensors in calling order.
-    body
-        Statements.
+    arguments: Tensors in calling order.
+    body: Statements.
     """
 
     name: str
@@ -265,10 +230,7 @@ class TileProgram:
     def operand(self, name: str) -> Operand:
         """Return an argument or a tile that a statement makes.
 
-        Raises
-        ------
-        UnknownNameError
-            If there is none of that name.
+        Raises UnknownNameError if there is none of that name.
         """
         if name not in self._operands:
             raise unknown_name(f"tile of {self.name}", name, self._operands)

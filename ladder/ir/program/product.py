@@ -39,15 +39,8 @@ def sums_type(gemm: Gemm) -> str:
 def block_graph(gemm: Gemm) -> TileProgram:
     """Return what one product computes: groups of K are summed, scaled and added, then stored.
 
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-
-    Raises
-    ------
-    ScheduleError
-        If the problem has more to it than tile programs say today.
+    gemm: The problem; only its ``shape_free()`` part matters.
+    Raises ScheduleError if the problem has more to it than tile programs say today.
     """
     if gemm.extras:
         raise ScheduleError(f"tile programs do not say {', '.join(gemm.extras)}")

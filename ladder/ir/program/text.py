@@ -156,10 +156,7 @@ _LOOP = re.compile(r"for (\w+) by (\d+) over (\w+):")
 def parse_program(text: str) -> TileProgram:
     """Read back what ``str(program)`` printed.
 
-    Raises
-    ------
-    ParseError
-        If a line is no statement; it is quoted.
+    Raises ParseError if a line is no statement; it is quoted.
     """
     lines = text.splitlines()
     head = re.fullmatch(r"tile program (\w+)", lines[0]) if len(lines) > 1 else None

@@ -26,10 +26,7 @@ from tile_types.errors import VerificationError
 def verify_program(program: TileProgram) -> None:
     """Check a scheduled program.
 
-    Raises
-    ------
-    VerificationError
-        Names everything that is wrong with it.
+    Raises VerificationError: Names everything that is wrong with it.
     """
     found = [complaint for rule in RULES for complaint in rule(program)]
     if found:

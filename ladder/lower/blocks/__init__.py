@@ -24,10 +24,7 @@ Emitter = Callable[["Graph", "TileDevice", BlockSchedule, str, Collection[str]],
 def emitter_for(device: TileDevice) -> Emitter:
     """Return what emits block graphs for a device.
 
-    Raises
-    ------
-    DeviceError
-        If nothing does.
+    Raises DeviceError if nothing does.
     """
     if device.kind == "cuda":
         from ladder.lower.blocks.kernel import emit as emit_cuda

@@ -68,20 +68,12 @@ def _elements_of_row(context: BlockContext, columns: int) -> int:
 class Accumulator(Value):
     """A loop accumulator.
 
-    Parameters
-    ----------
-    node
-        The ``accumulate``.
-    source
-        What is accumulated.
-    kind
-        One of `KINDS`.
-    registers
-        As `accumulator_registers` returns them.
-    maximum
-        For ``rescale``: the node of the step's maximum, and the maximum so far.
-    merger
-        What joins the accumulators of groups; None for one group.
+    node: The ``accumulate``.
+    source: What is accumulated.
+    kind: One of `KINDS`.
+    registers: As `accumulator_registers` returns them.
+    maximum: For ``rescale``: the node of the step's maximum, and the maximum so far.
+    merger: What joins the accumulators of groups; None for one group.
     """
 
     def __init__(
@@ -192,12 +184,8 @@ def maximum_registers(context: BlockContext, name: str) -> Any:
 class RunningMaximum(Value):
     """The maximum so far, in place of a step's own.
 
-    Parameters
-    ----------
-    source
-        The maximum of a step.
-    registers
-        As `maximum_registers` returns them.
+    source: The maximum of a step.
+    registers: As `maximum_registers` returns them.
     """
 
     def __init__(self, context: BlockContext, source: Value, registers: Any) -> None:

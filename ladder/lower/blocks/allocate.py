@@ -36,12 +36,8 @@ def lower_bound(buffers: Mapping[str, Lifetime]) -> int:
 def allocate(buffers: Mapping[str, Lifetime], alignment: int = 1) -> dict[str, int]:
     """Return the offset of every buffer, with the least end of all.
 
-    Parameters
-    ----------
-    buffers
-        By name.
-    alignment
-        Offsets are multiples of it, in bytes.
+    buffers: By name.
+    alignment: Offsets are multiples of it, in bytes.
     """
     rounded = {
         name: Lifetime(-(-x.size // alignment) * alignment, x.first, x.last) for name, x in buffers.items()

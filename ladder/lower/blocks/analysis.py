@@ -65,10 +65,7 @@ def _as_elementwise(block: Graph, node: Node) -> Node:
 def matrix_of(tile: Tile, what: str = "a tile") -> tuple[int, int]:
     """Return rows and columns of a tile; leading axes must have one element.
 
-    Raises
-    ------
-    ScheduleError
-        If they have more: put them on the grid.
+    Raises ScheduleError if they have more: put them on the grid.
     """
     shape = tile.known_shape
     if math.prod(shape[:-2]) != 1:
@@ -81,10 +78,7 @@ def matrix_of(tile: Tile, what: str = "a tile") -> tuple[int, int]:
 class BlockProgram:
     """A block graph with known extents, ready to be lowered.
 
-    Parameters
-    ----------
-    block
-        The graph, thread graphs inlined, outer products element-wise.
+    block: The graph, thread graphs inlined, outer products element-wise.
     """
 
     block: Graph
@@ -93,10 +87,7 @@ class BlockProgram:
     def of(block: Graph) -> BlockProgram:
         """Inline and check a block graph.
 
-        Raises
-        ------
-        ScheduleError
-            Names what is not lowered.
+        Raises ScheduleError: Names what is not lowered.
         """
         program = BlockProgram(without_outer_products(inlined(block)))
         for node in program.block.nodes:
@@ -124,10 +115,7 @@ class BlockProgram:
     def operand(self) -> str:
         """The 16-bit type that products are computed in: that of the tiles they take.
 
-        Raises
-        ------
-        ScheduleError
-            If there are several.
+        Raises ScheduleError if there are several.
         """
         types = sorted({node.tile.ttype.name for node in self.loads if node.tile.ttype.name in HALVES})
         if len(types) > 1:

@@ -89,10 +89,7 @@ def ranked(
 ) -> list[Ranked]:
     """Return all legal schedules of a grid of choices, fastest first by the model.
 
-    Parameters
-    ----------
-    constants
-        Inputs of the block graph that no kernel writes while it may run.
+    constants: Inputs of the block graph that no kernel writes while it may run.
     """
     program = BlockProgram.of(block)
     if not device.is_gpu:

@@ -27,18 +27,11 @@ Expr = Any
 class SharedMemory:
     """The shared memory of a block.
 
-    Parameters
-    ----------
-    words
-        All of it, as uint32.
-    arrivals
-        Barriers of tensor copies; None without.
-    base
-        Shared address of its first byte, a uint32 expression.
-    stage
-        Shared address of the stage of the step at hand.
-    stages_at
-        First byte of the group's stages.
+    words: All of it, as uint32.
+    arrivals: Barriers of tensor copies; None without.
+    base: Shared address of its first byte, a uint32 expression.
+    stage: Shared address of the stage of the step at hand.
+    stages_at: First byte of the group's stages.
     """
 
     words: Any
@@ -67,26 +60,15 @@ class SharedMemory:
 class BlockContext:
     """A kernel of a block graph, as far as its values, copies and stores ask for it.
 
-    Parameters
-    ----------
-    geo
-        Sizes, and places in shared memory.
-    threads
-        Indices of a thread.
-    tensors
-        Arguments of the kernel by name.
-    constants
-        Inputs that no kernel before writes.
-    shared
-        Shared memory.
-    lanes
-        How elements are spread over lanes.
-    instruction
-        The matrix instruction of a warp.
-    point
-        What holds where code is being emitted.
-    deferred
-        Products of a step that warpgroups are to compute, with their sums.
+    geo: Sizes, and places in shared memory.
+    threads: Indices of a thread.
+    tensors: Arguments of the kernel by name.
+    constants: Inputs that no kernel before writes.
+    shared: Shared memory.
+    lanes: How elements are spread over lanes.
+    instruction: The matrix instruction of a warp.
+    point: What holds where code is being emitted.
+    deferred: Products of a step that warpgroups are to compute, with their sums.
     """
 
     geo: BlockGeometry
@@ -147,10 +129,7 @@ class BlockContext:
     def require_whole_columns(self, name: str) -> None:
         """Raise unless a warp has all columns of what it computes.
 
-        Raises
-        ------
-        ScheduleError
-            Otherwise: only sums of products are split along columns.
+        Raises ScheduleError: Otherwise: only sums of products are split along columns.
         """
         if self.schedule.column_warps > 1 and self.point.step is not None:
             raise ScheduleError(f"%{name} is taken within the loop as a whole; use column_warps=1")

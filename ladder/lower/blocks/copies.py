@@ -30,12 +30,8 @@ PREFETCHED_BYTES = 1 << 20
 class Copy:
     """Copies one load's tile: the threads that share it take chunks in turn.
 
-    Parameters
-    ----------
-    context
-        The kernel being emitted.
-    node
-        The load. Its tile is a group's if it changes from step to step, else the block's.
+    context: The kernel being emitted.
+    node: The load. Its tile is a group's if it changes from step to step, else the block's.
     """
 
     def __init__(self, context: BlockContext, node: Node) -> None:
@@ -60,12 +56,8 @@ class Copy:
     def emit(self, step: Expr, at: Expr) -> None:
         """Emit this thread's share of the copy.
 
-        Parameters
-        ----------
-        step
-            Step of the loop whose tile is copied.
-        at
-            First byte of the stage in shared memory; 0 for a block's tile.
+        step: Step of the loop whose tile is copied.
+        at: First byte of the stage in shared memory; 0 for a block's tile.
         """
         raise NotImplementedError
 
@@ -156,10 +148,7 @@ def tensor_map(source: Any, shape: tuple[int, ...], layout: TileLayout) -> Expr:
 class TensorCopy(TileCopy):
     """Copies a loop tile through a tensor map: one lane starts a copy per panel.
 
-    Parameters
-    ----------
-    map_
-        As `tensor_map` returns it.
+    map_: As `tensor_map` returns it.
     """
 
     def __init__(self, context: BlockContext, node: Node, map_: Expr) -> None:

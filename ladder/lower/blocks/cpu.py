@@ -46,10 +46,7 @@ def emit(
 ) -> Any:
     """Emit one block graph; as `ladder.lower.blocks.kernel.emit`, but for a CPU.
 
-    Raises
-    ------
-    ScheduleError
-        If the schedule shares a block among warps, or names what is not lowered.
+    Raises ScheduleError if the schedule shares a block among warps, or names what is not lowered.
     """
     if schedule != BlockSchedule():
         raise ScheduleError(
@@ -68,14 +65,9 @@ def emit(
 class CpuBlock:
     """One block of a function being emitted.
 
-    Parameters
-    ----------
-    program
-        The block graph.
-    tensors
-        Arguments of the function.
-    place
-        Where the block's tiles begin.
+    program: The block graph.
+    tensors: Arguments of the function.
+    place: Where the block's tiles begin.
     """
 
     def __init__(self, program: BlockProgram, tensors: Mapping[str, Any], place: GridPlace) -> None:

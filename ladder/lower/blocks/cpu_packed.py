@@ -21,12 +21,8 @@ Expr = Any
 class PackedMatrix:
     """The packed arrays of a weight ``[N, K]``, see `ladder.lower.cpu.pack`.
 
-    Parameters
-    ----------
-    gemm
-        The product that it was packed for.
-    words, scales, zeros, row_scale
-        Buffers of one axis; None where the problem has none.
+    gemm: The product that it was packed for.
+    words, scales, zeros, row_scale: Buffers of one axis; None where the problem has none.
     """
 
     gemm: Gemm

@@ -41,14 +41,9 @@ def require(condition: bool, message: str) -> None:
 class BlockGeometry:
     """What is known of a kernel before it is emitted.
 
-    Parameters
-    ----------
-    program
-        The block graph.
-    device
-        A GPU with matrix instructions and cp.async.
-    schedule
-        Division of the work.
+    program: The block graph.
+    device: A GPU with matrix instructions and cp.async.
+    schedule: Division of the work.
     """
 
     program: BlockProgram
@@ -168,10 +163,7 @@ class BlockGeometry:
     def row_fragments(self, rows: int) -> int:
         """Return the fragments along rows of a warp.
 
-        Raises
-        ------
-        ScheduleError
-            If the group's warps cannot share them evenly.
+        Raises ScheduleError if the group's warps cannot share them evenly.
         """
         if self.flat or rows == 1:
             return rows
@@ -186,10 +178,7 @@ class BlockGeometry:
     def column_fragments(self, columns: int) -> int:
         """Return the fragments along columns of what a warp accumulates.
 
-        Raises
-        ------
-        ScheduleError
-            If the group's warps cannot share them evenly, in pairs.
+        Raises ScheduleError if the group's warps cannot share them evenly, in pairs.
         """
         warps = self.schedule.column_warps
         if self.flat:
@@ -203,10 +192,7 @@ class BlockGeometry:
     def least_registers(self) -> int:
         """Registers of a thread that accumulators take, and products that are not accumulated in place.
 
-        Raises
-        ------
-        ScheduleError
-            If the warps cannot share a value.
+        Raises ScheduleError if the warps cannot share a value.
         """
         total = 0
         for node in self.program.block.nodes:

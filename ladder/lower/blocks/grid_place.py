@@ -18,12 +18,8 @@ INT32 = 1 << 31
 class GridPlace:
     """Where tiles begin: the digits of a block's number, and of a step's.
 
-    Parameters
-    ----------
-    block
-        The block graph.
-    index
-        Number of the block within the grid.
+    block: The block graph.
+    index: Number of the block within the grid.
     """
 
     def __init__(self, block: Graph, index: Expr) -> None:
@@ -33,12 +29,8 @@ class GridPlace:
     def begin(self, node: Node, step: Expr | None) -> tuple[Expr, int]:
         """Return the first element of a load's or store's tile, and the elements from row to row.
 
-        Parameters
-        ----------
-        node
-            The load or store.
-        step
-            Step of the loop, or None.
+        node: The load or store.
+        step: Step of the loop, or None.
         """
         whole = node.tile if node.operator == "store" else self.block.tile(node.inputs[0])
         shape = whole.known_shape

@@ -62,28 +62,14 @@ def emit(
 ) -> Any:
     """Emit one block graph.
 
-    Parameters
-    ----------
-    block
-        A block graph with known extents.
-    device
-        An NVIDIA GPU from compute capability 8.0 on.
-    schedule
-        Division of the work.
-    name
-        Symbol of the kernel's host entry. It takes the graph's inputs, then its outputs, each as one
+    block: A block graph with known extents.
+    device: An NVIDIA GPU from compute capability 8.0 on.
+    schedule: Division of the work.
+    name: Symbol of the kernel's host entry. It takes the graph's inputs, then its outputs, each as one
         contiguous axis.
-    constants
-        Inputs that no kernel before writes, so that they may be read before those have ended.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    ScheduleError
-        If the schedule does not fit, or names what is not lowered.
+    constants: Inputs that no kernel before writes, so that they may be read before those have ended.
+    Returns: A TIRx PrimFunc.
+    Raises ScheduleError if the schedule does not fit, or names what is not lowered.
     """
     with b.function(name) as result:
         _emit(BlockGeometry(BlockProgram.of(block), device, schedule), frozenset(constants))
@@ -148,12 +134,8 @@ def _tensor_maps(geo: BlockGeometry, tensors: Mapping[str, Any]) -> dict[str, Ex
 class BlockKernel:
     """The values of one kernel being emitted.
 
-    Parameters
-    ----------
-    context
-        What they share.
-    pipeline
-        What copies their tiles.
+    context: What they share.
+    pipeline: What copies their tiles.
     """
 
     def __init__(self, context: BlockContext, pipeline: Pipeline) -> None:

@@ -34,10 +34,7 @@ def over_lanes(value: Expr, combine: Combine, distances: Sequence[int]) -> Expr:
 class Lanes(ABC):
     """One way to spread elements.
 
-    Parameters
-    ----------
-    threads
-        Indices of a thread.
+    threads: Indices of a thread.
     """
 
     rows: int
@@ -96,10 +93,7 @@ class FragmentLanes(Lanes):
 class FlatLanes(Lanes):
     """The threads of a group share each row: eight neighbouring columns each.
 
-    Parameters
-    ----------
-    base, offsets
-        Shared address of the first byte, and where the warps' sums of rows lie.
+    base, offsets: Shared address of the first byte, and where the warps' sums of rows lie.
     """
 
     rows, elements, row_elements = 1, 8, 1

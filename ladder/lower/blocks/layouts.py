@@ -19,16 +19,10 @@ PADS = (0, 1)
 class Candidate:
     """A tile whose layout is open.
 
-    Parameters
-    ----------
-    name
-        Of its node.
-    rows, chunks
-        Extents; a chunk is 16 bytes.
-    copies
-        How often it lies in shared memory: stages and groups.
-    reads
-        How often it is read.
+    name: Of its node.
+    rows, chunks: Extents; a chunk is 16 bytes.
+    copies: How often it lies in shared memory: stages and groups.
+    reads: How often it is read.
     """
 
     name: str
@@ -56,10 +50,7 @@ class Candidate:
 def choose(candidates: Sequence[Candidate], budget: int) -> Mapping[str, TileLayout]:
     """Return the layouts with the fewest accesses, then the fewest bytes, that fit ``budget`` bytes.
 
-    Raises
-    ------
-    ScheduleError
-        If the smallest layouts do not fit.
+    Raises ScheduleError if the smallest layouts do not fit.
     """
     least = sum(min(map(candidate.bytes, candidate.options)) for candidate in candidates)
     if least > budget:

@@ -77,10 +77,7 @@ _MAKERS: dict[str, Callable[..., v.Value]] = {
 def make_value(context: BlockContext, node: Node, operands: Sequence[v.Value]) -> v.Value:
     """Return the value of a node that is no accumulator.
 
-    Raises
-    ------
-    ScheduleError
-        If the operator is not lowered.
+    Raises ScheduleError if the operator is not lowered.
     """
     make = _MAKERS.get(node.operator)
     if make is not None:

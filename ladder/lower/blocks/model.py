@@ -39,39 +39,24 @@ CPU_STEP_SECONDS = 1.0e-6
 class Constants:
     """Fitted numbers; times in microseconds.
 
-    Parameters
-    ----------
-    narrow
-        Exponent of row bytes over a line of 128: how much of the bandwidth shorter rows reach.
-    l2_bytes
-        Bytes per microsecond from L2.
-    latency
-        From asking for bytes to having them, under load.
-    warps
-        Warps of a multiprocessor that work side by side; more take turns.
-    step, product, warpgroup, element, reduced, chunk
-        A step of the loop, and in it: a matrix instruction of a warp, its part of one of a warpgroup, an
-        exponential or two decoded weights of a lane, an element that it reduces, a 16-byte copy of a lane.
-    conflict
-        What a matrix instruction costs more, per access of shared memory beyond one for eight rows.
-    doubling
-        A cluster, per doubling of its blocks.
-    join
-        Joining the accumulators of one group.
-    launch
-        A launch, with its first copies and last stores, after another.
-    least
-        The least of these.
-    beside
-        What a launch saves if all blocks of the next kernel fit beside this one's.
-    early
-        What it saves then if the next kernel copies constants early, which take `worth` microseconds or more.
-    crowd
-        What it costs then if the next kernel starts at once, and competes for memory.
-    alone
-        What it costs to let the next kernel start before the loop ends if none of its blocks fits.
-    sharpness
-        Norm by which times that overlap are added.
+    narrow: Exponent of row bytes over a line of 128: how much of the bandwidth shorter rows reach.
+    l2_bytes: Bytes per microsecond from L2.
+    latency: From asking for bytes to having them, under load.
+    warps: Warps of a multiprocessor that work side by side; more take turns.
+    step, product, warpgroup, element, reduced, chunk: A step of the loop, and in it: a matrix instruction of
+        a warp, its part of one of a warpgroup, an exponential or two decoded weights of a lane, an element
+        that it reduces, a 16-byte copy of a lane.
+    conflict: What a matrix instruction costs more, per access of shared memory beyond one for eight rows.
+    doubling: A cluster, per doubling of its blocks.
+    join: Joining the accumulators of one group.
+    launch: A launch, with its first copies and last stores, after another.
+    least: The least of these.
+    beside: What a launch saves if all blocks of the next kernel fit beside this one's.
+    early: What it saves then if the next kernel copies constants early, which take `worth` microseconds or
+        more.
+    crowd: What it costs then if the next kernel starts at once, and competes for memory.
+    alone: What it costs to let the next kernel start before the loop ends if none of its blocks fits.
+    sharpness: Norm by which times that overlap are added.
     """
 
     narrow: float = 0.105
@@ -108,10 +93,7 @@ def predicted(
 ) -> float:
     """Return the seconds that a kernel takes, by the model.
 
-    Parameters
-    ----------
-    constant
-        Whether the large tensors of its loop are never written, so that it copies them early.
+    constant: Whether the large tensors of its loop are never written, so that it copies them early.
     """
     if not device.is_gpu:
         return _on_cpu(program, device)
@@ -121,12 +103,8 @@ def predicted(
 class Estimate:
     """One kernel's numbers.
 
-    Parameters
-    ----------
-    geo
-        Its geometry, on a GPU.
-    constants
-        What the model was fitted to.
+    geo: Its geometry, on a GPU.
+    constants: What the model was fitted to.
     """
 
     def __init__(self, geo: BlockGeometry, constants: Constants) -> None:

@@ -12,10 +12,8 @@ LINEAR = ("matmul", "reduce_sum", "convert", "mul", "div", "accumulate")
 def maxima(program: BlockProgram) -> tuple[str, ...]:
     """Return the maxima that accumulators are scaled by.
 
-    Raises
-    ------
-    ScheduleError
-        If a maximum is used otherwise than online softmax does, so that the running one cannot stand for it.
+    Raises ScheduleError if a maximum is used otherwise than online softmax does, so that the running one
+        cannot stand for it.
     """
     names = dict.fromkeys(node.inputs[1] for node in program.accumulators if len(node.inputs) == 2)
     for name in names:

@@ -13,12 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 def depths(operands: Mapping[str, Sequence[str]], shared: Collection[str]) -> dict[str, int]:
     """Return the depth of every value.
 
-    Parameters
-    ----------
-    operands
-        Value -> the values it is computed of, in an order in which operands come first.
-    shared
-        Values that pass through shared memory.
+    operands: Value -> the values it is computed of, in an order in which operands come first.
+    shared: Values that pass through shared memory.
     """
     found: dict[str, int] = {}
     for value, inputs in operands.items():

@@ -22,10 +22,7 @@ COLUMNS, DEPTHS = (64, 32, 16, 8), (64, 32, 16)
 def outlined(graph: Graph) -> Graph:
     """Return a kernel graph whose every operator is a block graph.
 
-    Raises
-    ------
-    ScheduleError
-        Names an operator that no block graph computes.
+    Raises ScheduleError: Names an operator that no block graph computes.
     """
     if all(node.operator in ("input", "block") for node in graph.nodes):
         return graph

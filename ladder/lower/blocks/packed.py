@@ -100,16 +100,10 @@ class PackedCopy(Copy):
 class PackedTile(Value):
     """A quantized weight: only the second operand of a product with ``transpose_b``, after ``convert``.
 
-    Parameters
-    ----------
-    layout
-        Where its words and scales lie.
-    base
-        Shared address of its first byte, a uint32 expression.
-    row_scale
-        The weight's powers of two by row, a tensor.
-    first
-        First row of the tile.
+    layout: Where its words and scales lie.
+    base: Shared address of its first byte, a uint32 expression.
+    row_scale: The weight's powers of two by row, a tensor.
+    first: First row of the tile.
     """
 
     depth_run = STEPS

@@ -20,14 +20,9 @@ Expr = Any
 class Strips:
     """Scales or zero points of a tile: runs of elements, one for each of its rows.
 
-    Parameters
-    ----------
-    size
-        Bytes of an element.
-    span
-        Elements along K that a run serves; 0 if all of them.
-    parts
-        Runs, one after the other, that serve the same elements.
+    size: Bytes of an element.
+    span: Elements along K that a run serves; 0 if all of them.
+    parts: Runs, one after the other, that serve the same elements.
     """
 
     size: int
@@ -51,12 +46,8 @@ class Strips:
 class PackedLayout:
     """A quantized tile in shared memory: packed tiles by rows, then rows of scales and of zero points.
 
-    Parameters
-    ----------
-    gemm
-        The product that the weight is packed for.
-    rows, columns
-        Extents of the tile along N and K.
+    gemm: The product that the weight is packed for.
+    rows, columns: Extents of the tile along N and K.
     """
 
     gemm: Gemm

@@ -21,10 +21,7 @@ Expr = Any
 class Ring:
     """The slots of a pipeline, as the loop goes round them.
 
-    Parameters
-    ----------
-    stages
-        How many there are.
+    stages: How many there are.
     """
 
     def __init__(self, stages: int) -> None:
@@ -44,14 +41,9 @@ class Ring:
 class Pipeline:
     """Copies of a kernel, and when the next kernel may start.
 
-    Parameters
-    ----------
-    context
-        The kernel being emitted.
-    overlap
-        How launches overlap.
-    maps
-        Load -> tensor map, for tiles that tensor copies take.
+    context: The kernel being emitted.
+    overlap: How launches overlap.
+    maps: Load -> tensor map, for tiles that tensor copies take.
     """
 
     def __init__(self, context: BlockContext, overlap: Overlap, maps: Mapping[str, Expr]) -> None:

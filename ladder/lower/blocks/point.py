@@ -61,10 +61,7 @@ class Point:
     def require_written(self, name: str) -> None:
         """Raise unless a value that passes through shared memory is there.
 
-        Raises
-        ------
-        ScheduleError
-            Otherwise: its stage comes later.
+        Raises ScheduleError: Otherwise: its stage comes later.
         """
         if name not in self.written:
             raise ScheduleError(f"%{name} is used before it is in shared memory")

@@ -122,12 +122,8 @@ class SharedRow(Value):
 
     The warps take columns in turn and share the results, reciprocals where all users divide by them.
 
-    Parameters
-    ----------
-    source
-        The value.
-    inverted
-        Whether reciprocals are shared.
+    source: The value.
+    inverted: Whether reciprocals are shared.
     """
 
     def __init__(self, context: BlockContext, source: Value, inverted: bool) -> None:

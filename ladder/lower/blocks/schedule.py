@@ -11,29 +11,20 @@ WARP = 32
 class BlockSchedule:
     """Division of a block graph's work.
 
-    Parameters
-    ----------
-    groups
-        Groups of warps. Group i takes steps i, i + groups x cluster, ... of the loop, with copies, buffers
-        and accumulators of its own; accumulators are joined afterwards.
-    row_warps, column_warps
-        Warps of a group, their product: they share its tiles and split the rows and columns of what they
-        accumulate.
-    stages
-        Steps whose tiles a group holds in shared memory, those under way included.
-    cluster
-        Blocks that share a loop: each takes its part of the steps, accumulators are joined through
+    groups: Groups of warps. Group i takes steps i, i + groups x cluster, ... of the loop, with copies,
+        buffers and accumulators of its own; accumulators are joined afterwards.
+    row_warps, column_warps: Warps of a group, their product: they share its tiles and split the rows and
+        columns of what they accumulate.
+    stages: Steps whose tiles a group holds in shared memory, those under way included.
+    cluster: Blocks that share a loop: each takes its part of the steps, accumulators are joined through
         distributed shared memory.
-    copies
-        ``"lanes"``: the lanes of a group copy 16 bytes each (cp.async). ``"tensor"``: one lane copies whole
-        tiles through tensor maps (from sm_90 on), whose arrival barriers in shared memory count.
-    release
-        When the next kernel may start: at the ``"begin"`` of this one, when the last tiles have been asked
-        for (``"asked"``), at the ``"end"`` of its loop, or ``"never"`` before it has ended.
-    lead
-        Steps by which the next kernel may start before ``"asked"``.
-    products
-        ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared memory.
+    copies: ``"lanes"``: the lanes of a group copy 16 bytes each (cp.async). ``"tensor"``: one lane copies
+        whole tiles through tensor maps (from sm_90 on), whose arrival barriers in shared memory count.
+    release: When the next kernel may start: at the ``"begin"`` of this one, when the last tiles have been
+        asked for (``"asked"``), at the ``"end"`` of its loop, or ``"never"`` before it has ended.
+    lead: Steps by which the next kernel may start before ``"asked"``.
+    products: ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared
+        memory.
     """
 
     groups: int = 1

@@ -28,15 +28,10 @@ Index = Any
 class TileLayout:
     """Rows of chunks, a fixed pitch apart, or panels of swizzled rows.
 
-    Parameters
-    ----------
-    rows, chunks
-        Extents; a chunk is eight elements.
-    pitch
-        Chunks from row to row. Swizzled: of a panel.
-    swizzled
-        Whether columns are cut into panels of ``pitch`` chunks, one after the other, in which chunk c of
-        row r lies at ``c ^ (r % 8)`` (of 4 chunks: ``c ^ (r / 2 % 4)``), as tensor copies put it (CUDA
+    rows, chunks: Extents; a chunk is eight elements.
+    pitch: Chunks from row to row. Swizzled: of a panel.
+    swizzled: Whether columns are cut into panels of ``pitch`` chunks, one after the other, in which chunk c
+        of row r lies at ``c ^ (r % 8)`` (of 4 chunks: ``c ^ (r / 2 % 4)``), as tensor copies put it (CUDA
         driver API, CUtensorMapSwizzle).
     """
 
@@ -71,14 +66,9 @@ class TileLayout:
     def moved(self, start: Index, rows: int, chunk: Index) -> Index:
         """Return an address further on, from that of one of a row's first two chunks.
 
-        Parameters
-        ----------
-        start
-            Shared address, a uint32 expression.
-        rows
-            Rows further, a multiple of 8.
-        chunk
-            Chunks further; even, if ``start`` may be a second chunk.
+        start: Shared address, a uint32 expression.
+        rows: Rows further, a multiple of 8.
+        chunk: Chunks further; even, if ``start`` may be a second chunk.
         """
         down = rows * self.pitch * CHUNK_BYTES
         if not self.swizzled:
@@ -113,10 +103,7 @@ MOST_BOX = 256
 def copied_layout(name: str, rows: int, chunks: int) -> TileLayout:
     """Return the layout that tensor copies give a tile: panels, or else rows one after the other.
 
-    Raises
-    ------
-    ScheduleError
-        If a copy does not take so many rows or columns.
+    Raises ScheduleError if a copy does not take so many rows or columns.
     """
     layout = TileLayout.panels(rows, chunks) or TileLayout(rows, chunks, chunks)
     if rows > MOST_BOX or 8 * layout.pitch > MOST_BOX:

@@ -21,12 +21,8 @@ Expr = Any
 class Store:
     """Stores results.
 
-    Parameters
-    ----------
-    context
-        The kernel being emitted.
-    merger
-        What joins the accumulators of groups; None for one group.
+    context: The kernel being emitted.
+    merger: What joins the accumulators of groups; None for one group.
     """
 
     def __init__(self, context: BlockContext, merger: Merger | None) -> None:

@@ -21,28 +21,16 @@ RESIDENT_BLOCKS = 1
 class Threads:
     """Indices of a thread, as expressions.
 
-    Parameters
-    ----------
-    plan
-        Division of the work.
-    block
-        Number of the block within the grid; the blocks of a cluster have the same.
-    rank
-        Of the block within its cluster.
-    thread, warp
-        Within the block.
-    lane
-        Within the warp.
-    group
-        Group of warps within the block.
-    group_thread
-        Thread within the group.
-    row_warp, column_warp
-        Place of the warp among those that split rows, and columns.
-    worker
-        Number of the group among all that share the loop.
-    turns
-        Steps of the loop that the group takes.
+    plan: Division of the work.
+    block: Number of the block within the grid; the blocks of a cluster have the same.
+    rank: Of the block within its cluster.
+    thread, warp: Within the block.
+    lane: Within the warp.
+    group: Group of warps within the block.
+    group_thread: Thread within the group.
+    row_warp, column_warp: Place of the warp among those that split rows, and columns.
+    worker: Number of the group among all that share the loop.
+    turns: Steps of the loop that the group takes.
     """
 
     plan: BlockSchedule

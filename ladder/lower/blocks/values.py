@@ -42,16 +42,10 @@ Expr = Any
 class Value:
     """A matrix that a group of warps can compute.
 
-    Parameters
-    ----------
-    context
-        The kernel being emitted.
-    name
-        Of the node.
-    shape
-        Rows and columns; an extent 1 is broadcast when more is asked for.
-    dtype
-        Element type.
+    context: The kernel being emitted.
+    name: Of the node.
+    shape: Rows and columns; an extent 1 is broadcast when more is asked for.
+    dtype: Element type.
     """
 
     def __init__(self, context: BlockContext, name: str, shape: Shape, dtype: str) -> None:
@@ -135,12 +129,8 @@ class Constant(Value):
 class SharedTile(Value):
     """A 16-bit matrix in shared memory.
 
-    Parameters
-    ----------
-    layout
-        Where its chunks of 16 bytes lie.
-    base
-        Shared address of its first byte, a uint32 expression.
+    layout: Where its chunks of 16 bytes lie.
+    base: Shared address of its first byte, a uint32 expression.
     """
 
     def __init__(

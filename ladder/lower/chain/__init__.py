@@ -25,19 +25,10 @@ if TYPE_CHECKING:
 def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None = None) -> Any:
     """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain; GPU arguments begin at 16 bytes.
 
-    Parameters
-    ----------
-    mapping
-        How it lies over a GPU; by default the best of `ladder.movement.mapping.mappings`.
-
-    Raises
-    ------
-    DeviceError
-        If nothing emits chains for the device.
-    ScheduleError
-        If the chain is no loop over rows.
-    DTypeError
-        If a type has no TIR form.
+    mapping: How it lies over a GPU; by default the best of `ladder.movement.mapping.mappings`.
+    Raises DeviceError if nothing emits chains for the device.
+    Raises ScheduleError if the chain is no loop over rows.
+    Raises DTypeError if a type has no TIR form.
     """
     if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")

@@ -26,10 +26,7 @@ LEAST, MOST = -104.0, 88.72283
 def exp(x: Expr, bind: Callable[[Expr], Expr]) -> Expr:
     """Return the exponential within 2^-22: a polynomial, and a power of two made of its bits in two steps.
 
-    Parameters
-    ----------
-    bind
-        Names what is used more than once.
+    bind: Names what is used more than once.
     """
     if not str(x.ty.dtype).startswith("float32"):
         return scalars.exp(x)

@@ -36,14 +36,9 @@ VECTORS = (4, 2, 1)
 class Total:
     """The totals of one reduction in a block of columns.
 
-    Parameters
-    ----------
-    node
-        Name of the reduction.
-    place
-        Index of its result, in terms of the block's column.
-    cells
-        One total per column of the block.
+    node: Name of the reduction.
+    place: Index of its result, in terms of the block's column.
+    cells: One total per column of the block.
     """
 
     node: str
@@ -55,14 +50,9 @@ class Total:
 class Lanes:
     """One result of a chain, column block by column block.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
-    value
-        The result.
-    row
-        Index of its row.
+    nest: The kernel.
+    value: The result.
+    row: Index of its row.
     """
 
     nest: CpuNest
@@ -92,18 +82,11 @@ class Lanes:
 class Block:
     """Neighbouring columns whose reductions run beside one another.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
-    column
-        Variable that stands for the column.
-    first
-        The first column.
-    vectors, lanes
-        Vectors of columns, and columns of a vector.
-    totals
-        Of the reductions around the code that is being emitted.
+    nest: The kernel.
+    column: Variable that stands for the column.
+    first: The first column.
+    vectors, lanes: Vectors of columns, and columns of a vector.
+    totals: Of the reductions around the code that is being emitted.
     """
 
     nest: CpuNest

@@ -108,10 +108,7 @@ class RowNest(CpuNest):
     def held(self, value: Expr, whole: Expr = None) -> Expr:
         """Return an open number in memory: TVM would put what it is made of in every place where it is read.
 
-        Parameters
-        ----------
-        whole
-            What makes it open, by default itself.
+        whole: What makes it open, by default itself.
         """
         if isinstance(value if whole is None else whole, int):
             return value

@@ -41,12 +41,8 @@ SUBTILES = (4, 2, 1)
 class Turned:
     """One read that goes through registers.
 
-    Parameters
-    ----------
-    position
-        Which of the reads of an element it is.
-    name, bits
-        The input, and the bits of its elements.
+    position: Which of the reads of an element it is.
+    name, bits: The input, and the bits of its elements.
     """
 
     position: int
@@ -58,14 +54,9 @@ class Turned:
 class CpuTiles:
     """The tiles of one kernel.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
-    axes
-        (first, last) of the result's axes that count as a tile's rows; those behind count as its columns.
-    turned
-        What goes through registers.
+    nest: The kernel.
+    axes: (first, last) of the result's axes that count as a tile's rows; those behind count as its columns.
+    turned: What goes through registers.
     """
 
     nest: CpuNest

@@ -27,10 +27,7 @@ Early = tuple[int, Callable[[Expr], Expr]]
 class Dialect(ABC):
     """How one vendor's kernels are written.
 
-    Parameters
-    ----------
-    device
-        The GPU that is compiled for.
+    device: The GPU that is compiled for.
     """
 
     functions: ClassVar[Mapping[str, Callable[..., Expr]]]
@@ -56,10 +53,7 @@ class Dialect(ABC):
     def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
         """Begin the device's part, with 32-bit words of shared memory. Return block and thread.
 
-        Parameters
-        ----------
-        inputs
-            What is to be brought nearer while the kernel before may still run.
+        inputs: What is to be brought nearer while the kernel before may still run.
         """
 
     @abstractmethod
@@ -87,10 +81,7 @@ class Dialect(ABC):
         Where all lanes of each half hold the same, as in a reduction from distance 1 on, it may be another
         lane of the other half.
 
-        Parameters
-        ----------
-        thread
-            This thread's number within the block.
+        thread: This thread's number within the block.
         """
 
     # ---- elements ------------------------------------------------------------------------------------

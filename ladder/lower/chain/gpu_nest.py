@@ -41,16 +41,10 @@ SLOTS = 32
 class GpuNest(Nest):
     """A kernel for GPUs being emitted: what computes elements, in vectors, and reductions.
 
-    Parameters
-    ----------
-    chain
-        What it computes.
-    dialect
-        How the GPU's kernels are written.
-    mapping
-        How it lies over the GPU.
-    cheap
-        Whether functions may be approximate, see `ladder.lower.chain.approximate`.
+    chain: What it computes.
+    dialect: How the GPU's kernels are written.
+    mapping: How it lies over the GPU.
+    cheap: Whether functions may be approximate, see `ladder.lower.chain.approximate`.
     """
 
     def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
@@ -89,10 +83,7 @@ class GpuNest(Nest):
     def start(self, blocks: Expr, threads: int, words: int = 0) -> tuple[Expr, Expr]:
         """Begin the device's part; returns the block's and the thread's number.
 
-        Parameters
-        ----------
-        words
-            32-bit words of shared memory.
+        words: 32-bit words of shared memory.
         """
         block, self.thread = self.dialect.start(blocks, threads, words, self.early_inputs())
         return block, self.thread

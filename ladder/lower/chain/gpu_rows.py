@@ -19,10 +19,7 @@ Expr = Any
 class RowLoops:
     """The rows of a kernel, a team of lanes each.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
+    nest: The kernel.
     """
 
     def __init__(self, nest: GpuNest) -> None:

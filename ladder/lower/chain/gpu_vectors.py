@@ -28,10 +28,7 @@ Places = dict[Any, tuple[Expr, Index]]
 class VectorLoops:
     """The vectors of a kernel whose threads work alone.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
+    nest: The kernel.
     """
 
     def __init__(self, nest: GpuNest) -> None:
@@ -143,14 +140,9 @@ class VectorLoops:
     def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
         """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once.
 
-        Parameters
-        ----------
-        first
-            Its first vector.
-        turns
-            How many it has; they are stored after all are read.
-        count
-            How many there are, if some of a thread's may lie beyond: it reads the last one then.
+        first: Its first vector.
+        turns: How many it has; they are stored after all are read.
+        count: How many there are, if some of a thread's may lie beyond: it reads the last one then.
         """
         self.nest.later = []
         for turn in range(turns):

@@ -21,16 +21,10 @@ Index = tuple[Expr, ...]
 class Indices:
     """Indices as expressions of loops and sizes.
 
-    Parameters
-    ----------
-    sizes
-        Symbolic size -> TIR variable.
-    analyzer
-        Knows the ranges of the loops around.
-    assumed
-        Comparisons that a branch around has decided, by key.
-    assumptions
-        The same as expressions: a decision on one boundary says something of others.
+    sizes: Symbolic size -> TIR variable.
+    analyzer: Knows the ranges of the loops around.
+    assumed: Comparisons that a branch around has decided, by key.
+    assumptions: The same as expressions: a decision on one boundary says something of others.
     """
 
     sizes: Mapping[str, Expr]

@@ -54,10 +54,7 @@ QUIET = 0x00400000
 def bfloat16_bits(value: Expr, bind: Callable[[Expr], Expr]) -> Expr:
     """Return float32 bits whose upper half is the nearest bfloat16, ties to even; NaN stays one.
 
-    Parameters
-    ----------
-    bind
-        Names what is used more than once.
+    bind: Names what is used more than once.
     """
     value = bind(value)
     bits = T.reinterpret("uint32", value)

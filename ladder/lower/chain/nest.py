@@ -39,12 +39,8 @@ COMBINE = {"reduce_sum": "add", "reduce_max": "maximum"}
 class Nest(ABC):
     """The loop nest of one chain, being emitted.
 
-    Parameters
-    ----------
-    chain
-        What it computes.
-    align
-        Bytes at which arguments begin; 0: at an element.
+    chain: What it computes.
+    align: Bytes at which arguments begin; 0: at an element.
     """
 
     def __init__(self, chain: Chain, align: int = 0) -> None:
@@ -239,14 +235,9 @@ class Nest(ABC):
 class Reduction:
     """What a reduction reads and how it combines.
 
-    Parameters
-    ----------
-    nest
-        The loop nest.
-    node
-        The reduction.
-    index
-        Where its result is.
+    nest: The loop nest.
+    node: The reduction.
+    index: Where its result is.
     """
 
     def __init__(self, nest: Nest, node: Node, index: Index) -> None:

@@ -41,12 +41,8 @@ RUN = 8
 class PrologueForm:
     """A chain, and which of its results are the activation rows of a product.
 
-    Parameters
-    ----------
-    graph
-        The chain, of known sizes.
-    value
-        The result that is multiplied.
+    graph: The chain, of known sizes.
+    value: The result that is multiplied.
     """
 
     graph: Graph
@@ -149,14 +145,9 @@ class ChainPrologue:
 
     It declares its arguments when it is made: the chain's inputs, then the results that are stored.
 
-    Parameters
-    ----------
-    form
-        The chain.
-    device
-        The GPU that is compiled for.
-    threads
-        Of a block.
+    form: The chain.
+    device: The GPU that is compiled for.
+    threads: Of a block.
     """
 
     def __init__(self, form: PrologueForm, device: TileDevice, threads: int) -> None:
@@ -189,12 +180,8 @@ class ChainPrologue:
     def emit(self, first: Expr, thread: Expr) -> None:
         """Compute all rows; the block may read them afterwards.
 
-        Parameters
-        ----------
-        first
-            Whether this block stores the other results.
-        thread
-            This thread of the block.
+        first: Whether this block stores the other results.
+        thread: This thread of the block.
         """
         nest = self.nest
         nest.thread = nest.lane = thread

@@ -24,15 +24,10 @@ class Scatter:
 class Chain:
     """What a loop nest computes.
 
-    Parameters
-    ----------
-    graph
-        The chain without ``put`` nodes: rows to scatter have the name of their ``put`` node, in their own
+    graph: The chain without ``put`` nodes: rows to scatter have the name of their ``put`` node, in their own
         shape.
-    scatters
-        Result -> where its rows go.
-    sizes
-        Names of the symbolic sizes, in the order in which the kernel takes them.
+    scatters: Result -> where its rows go.
+    sizes: Names of the symbolic sizes, in the order in which the kernel takes them.
     """
 
     graph: Graph

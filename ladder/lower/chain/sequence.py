@@ -42,12 +42,8 @@ FEW_ROWS = 4
 class Stage:
     """A chain, and which values it reads and makes.
 
-    Parameters
-    ----------
-    graph
-        The chain, of known sizes; rows that it scatters go into what the caller gives.
-    inputs, outputs
-        Numbers of values, one for each input and each result of the graph.
+    graph: The chain, of known sizes; rows that it scatters go into what the caller gives.
+    inputs, outputs: Numbers of values, one for each input and each result of the graph.
     """
 
     graph: Graph
@@ -101,10 +97,7 @@ class _Nest(GpuNest):
 def emit_sequence(stages: Sequence[Stage], device: TileDevice, name: str) -> Any:
     """Emit the PrimFunc ``(values that no chain makes..., values that chains make...)``.
 
-    Raises
-    ------
-    ScheduleError
-        If a chain is no loop over rows that one block takes.
+    Raises ScheduleError if a chain is no loop over rows that one block takes.
     """
     check(device.kind == "cuda", f"chains one after the other have no kernels for {device.name}")
     with b.function(name, noalias=False) as result:

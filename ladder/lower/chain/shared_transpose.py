@@ -43,14 +43,9 @@ CHUNKS = 8
 class Staged:
     """One read that goes through shared memory.
 
-    Parameters
-    ----------
-    position
-        Which of the reads of an element it is.
-    name, dtype
-        The input and its type in memory.
-    first
-        The tile's first word in shared memory.
+    position: Which of the reads of an element it is.
+    name, dtype: The input and its type in memory.
+    first: The tile's first word in shared memory.
     """
 
     position: int
@@ -62,12 +57,8 @@ class Staged:
 class SharedTranspose:
     """The tiles of one kernel.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
-    axes
-        (first, last) of the result's axes that count as a tile's rows.
+    nest: The kernel.
+    axes: (first, last) of the result's axes that count as a tile's rows.
     """
 
     def __init__(self, nest: GpuNest, axes: tuple[int, int]) -> None:
@@ -206,12 +197,8 @@ class SharedTranspose:
     def offer(self, places: Sequence[Index], row: Expr, column: Expr) -> None:
         """Let vectors at ``places``, which lie at a row and column of the tile, come from shared memory.
 
-        Parameters
-        ----------
-        places
-            The elements' indices.
-        row, column
-            Of the first one, within the tile.
+        places: The elements' indices.
+        row, column: Of the first one, within the tile.
         """
         vectors = self.nest.vectors
         with self.values.only_loads():

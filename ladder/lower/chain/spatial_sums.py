@@ -36,14 +36,9 @@ TOGETHER = 4
 class SpatialSums:
     """The sums of one chain.
 
-    Parameters
-    ----------
-    nest
-        The kernel.
-    series
-        Reductions, the outermost first: each sums what the next gives.
-    extents
-        Of the axis of each.
+    nest: The kernel.
+    series: Reductions, the outermost first: each sums what the next gives.
+    extents: Of the axis of each.
     """
 
     def __init__(self, nest: GpuNest, series: Sequence[Node], extents: Sequence[int]) -> None:

@@ -36,16 +36,10 @@ LONGEST = 64
 class Values(Indices):
     """Expressions of a chain's values.
 
-    Parameters
-    ----------
-    graph
-        The chain.
-    load
-        ``(input name, index)`` -> its element, in the computed type.
-    cells
-        Results of reductions: (node, index key) -> expression.
-    breaks
-        Where joins and borders lie along a loop variable: variable -> positions.
+    graph: The chain.
+    load: ``(input name, index)`` -> its element, in the computed type.
+    cells: Results of reductions: (node, index key) -> expression.
+    breaks: Where joins and borders lie along a loop variable: variable -> positions.
     """
 
     graph: Graph

@@ -28,14 +28,9 @@ WIDE = 16
 class Shared:
     """A vector in shared memory.
 
-    Parameters
-    ----------
-    dialect
-        How it is read.
-    words
-        How many it has.
-    places
-        First word of each access.
+    dialect: How it is read.
+    words: How many it has.
+    places: First word of each access.
     """
 
     dialect: Dialect
@@ -55,18 +50,11 @@ class Shared:
 class Vectors:
     """Loads and stores of one kernel.
 
-    Parameters
-    ----------
-    dialect
-        How the GPU reaches memory.
-    graph
-        The chain.
-    values
-        Its values.
-    buffers
-        Input -> argument.
-    address
-        ``(input, index)`` -> elements before that one.
+    dialect: How the GPU reaches memory.
+    graph: The chain.
+    values: Its values.
+    buffers: Input -> argument.
+    address: ``(input, index)`` -> elements before that one.
     """
 
     def __init__(

@@ -47,16 +47,10 @@ def word_source(lanes: LaneMap, lane: Index, index: int) -> tuple[Index, Index, 
 class SpanLoader:
     """Emits loads of the B operands of a span: four registers per eight activation rows.
 
-    Parameters
-    ----------
-    lanes
-        Fragment maps of the step.
-    lane
-        Lane of the warp.
-    tile
-        Layout of the tile.
-    last
-        Row that stands for every row after it (rows beyond M repeat a real one), or None.
+    lanes: Fragment maps of the step.
+    lane: Lane of the warp.
+    tile: Layout of the tile.
+    last: Row that stands for every row after it (rows beyond M repeat a real one), or None.
     """
 
     def __init__(self, lanes: LaneMap, lane: Index, tile: ActivationTile, last: Index | None = None) -> None:
@@ -88,16 +82,10 @@ class RunLoader:
     when the kernel is emitted: a lane then keeps the addresses of its two halves of such a row,
     which differ in one bit, and everything else is an immediate offset.
 
-    Parameters
-    ----------
-    lanes, lane, tile, last
-        As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
-    blocks
-        Blocks of eight activation rows.
-    shared
-        The uint32 buffer that holds the tile.
-    aligned
-        Whether runs start at multiples of eight chunks.
+    lanes, lane, tile, last: As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
+    blocks: Blocks of eight activation rows.
+    shared: The uint32 buffer that holds the tile.
+    aligned: Whether runs start at multiples of eight chunks.
     """
 
     def __init__(

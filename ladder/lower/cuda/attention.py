@@ -36,10 +36,7 @@ Expr = Any
 def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name: str) -> Any:
     """Emit one kernel: ``(numbers..., tensors...)`` as the form names them; tensors have one axis.
 
-    Raises
-    ------
-    ScheduleError
-        If the head does not divide into fragments.
+    Raises ScheduleError if the head does not divide into fragments.
     """
     with b.function(name, noalias=False) as result:  # nothing may be read before `Overlap.wait`
         _emit_body(choose_spec(form, device, schedule), Overlap(device))
@@ -68,12 +65,9 @@ def _emit_body(spec: Spec, overlap: Overlap) -> None:
 class Walk:
     """Emits the loop over a warp's keys.
 
-    Parameters
-    ----------
-    spec, place, limits, queries
-        The kernel's spec, where this thread works, which keys count, and the operands of q.
-    sums, keys
-        The lane's sums, and the registers of a turn's keys.
+    spec, place, limits, queries: The kernel's spec, where this thread works, which keys count, and the
+        operands of q.
+    sums, keys: The lane's sums, and the registers of a turn's keys.
     """
 
     spec: Spec

@@ -42,10 +42,7 @@ class Join:
     Each block of a cluster finishes a share of the pieces of rows: all send it theirs, so that one barrier is
     enough, and none has to stay until others have read its memory.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this thread works.
+    spec, place: The kernel's spec, and where this thread works.
     """
 
     def __init__(self, spec: Spec, place: Place) -> None:

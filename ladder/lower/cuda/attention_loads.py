@@ -38,12 +38,8 @@ def prefetch(spec: Spec, place: Place) -> None:
 class Limits:
     """Keys that count.
 
-    Parameters
-    ----------
-    rows
-        How many keys each of the lane's rows of q sees, by part and row.
-    needed
-        How many the block needs.
+    rows: How many keys each of the lane's rows of q sees, by part and row.
+    needed: How many the block needs.
     """
 
     rows: list[list[Expr]]
@@ -112,12 +108,8 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
 class Keys:
     """Registers of the keys, values, scales and masks of a turn, and their loads.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this thread works.
-    needed
-        How many keys the block needs.
+    spec, place: The kernel's spec, and where this thread works.
+    needed: How many keys the block needs.
     """
 
     def __init__(self, spec: Spec, place: Place, needed: Expr) -> None:

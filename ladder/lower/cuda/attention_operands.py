@@ -38,10 +38,7 @@ TRANSPOSE = "movmatrix.sync.aligned.m8n8.trans.b16"
 def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
     """Return the cheapest proven decoder of two codes in 16-bit lanes, and the factor of its results.
 
-    Raises
-    ------
-    ScheduleError
-        If the type has none.
+    Raises ScheduleError if the type has none.
     """
     ttype = get_type(stored)
     found: list[Proven] = []
@@ -58,12 +55,8 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
 class Operands:
     """How the lanes of a warp divide K, V and q.
 
-    Parameters
-    ----------
-    form
-        The problem.
-    device
-        The GPU.
+    form: The problem.
+    device: The GPU.
     """
 
     def __init__(self, form: Attention, device: TileDevice) -> None:
@@ -151,10 +144,7 @@ class Operands:
 def _piece(nbytes: int) -> int:
     """Return the bytes that a lane loads at once of so many.
 
-    Raises
-    ------
-    ScheduleError
-        If they are no whole words.
+    Raises ScheduleError if they are no whole words.
     """
     piece = min(WIDEST, nbytes & -nbytes)
     check(piece >= 4, f"{nbytes} bytes of a head per lane are no whole words")

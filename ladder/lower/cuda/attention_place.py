@@ -54,10 +54,7 @@ class Spec:
 def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule) -> Spec:
     """Return the operands of a kernel.
 
-    Raises
-    ------
-    ScheduleError
-        If the head does not divide into fragments.
+    Raises ScheduleError if the head does not divide into fragments.
     """
     check(form.size % 16 == 0 and 16 <= form.size <= 256, f"heads of {form.size} elements have no kernel")
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
@@ -68,24 +65,14 @@ def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule
 class Place:
     """Where a thread works.
 
-    Parameters
-    ----------
-    inputs, group
-        The arguments, and the heads of q that share keys.
-    rank
-        The block's place in its cluster.
-    head, batch
-        Head of keys, and batch, of the block.
-    first_row, row_count
-        First row of q (tokens times heads of the group) of the block, and how many it has.
-    thread, warp, lane
-        The thread in its block, its warp, and the lane in the warp.
-    g, c
-        Row and column group of the lane in a fragment.
-    worker, workers
-        The warp among those that share the keys of a head, and how many those are.
-    begins
-        First element of the head of ``"k"`` and ``"v"``.
+    inputs, group: The arguments, and the heads of q that share keys.
+    rank: The block's place in its cluster.
+    head, batch: Head of keys, and batch, of the block.
+    first_row, row_count: First row of q (tokens times heads of the group) of the block, and how many it has.
+    thread, warp, lane: The thread in its block, its warp, and the lane in the warp.
+    g, c: Row and column group of the lane in a fragment.
+    worker, workers: The warp among those that share the keys of a head, and how many those are.
+    begins: First element of the head of ``"k"`` and ``"v"``.
     """
 
     inputs: Inputs

@@ -54,10 +54,7 @@ def raw_scores(spec: Spec, queries: list[list[Expr]], keys: Any) -> Any:
 class Sums:
     """What a lane sums up.
 
-    Parameters
-    ----------
-    spec
-        The kernel's spec.
+    spec: The kernel's spec.
     """
 
     def __init__(self, spec: Spec) -> None:

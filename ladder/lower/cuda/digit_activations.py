@@ -20,18 +20,12 @@ Expr = Any
 class Memory:
     """Shared memory of a block.
 
-    Parameters
-    ----------
-    parts
-        Sums of x of each warp, by activation row.
-    row_scales
-        Scales of the block's weight rows.
-    digits, starts, units
-        Digits of a chunk of x; where its sums begin, and what one step of them is worth, by period.
-    slices
-        Where the slices of K leave their sums; reuses the memory of the chunk.
-    rows
-        Activation rows that a prologue computes; None where they are an argument.
+    parts: Sums of x of each warp, by activation row.
+    row_scales: Scales of the block's weight rows.
+    digits, starts, units: Digits of a chunk of x; where its sums begin, and what one step of them is worth,
+        by period.
+    slices: Where the slices of K leave their sums; reuses the memory of the chunk.
+    rows: Activation rows that a prologue computes; None where they are an argument.
     """
 
     parts: Any
@@ -65,10 +59,7 @@ def allocate(spec: Spec, prologue: Prologue | None) -> Memory:
 class Converter:
     """Splits chunks of x into digits.
 
-    Parameters
-    ----------
-    spec, place, memory
-        The kernel's spec, where this thread works, and the block's shared memory.
+    spec, place, memory: The kernel's spec, where this thread works, and the block's shared memory.
     """
 
     def __init__(self, spec: Spec, place: Place, memory: Memory) -> None:
@@ -159,12 +150,8 @@ class Converter:
 class Fragments:
     """Registers of the B operand.
 
-    Parameters
-    ----------
-    digits
-        Fragments of this tile and of the next, by block of columns.
-    starts
-        Where the sums of a period begin, by block of columns.
+    digits: Fragments of this tile and of the next, by block of columns.
+    starts: Where the sums of a period begin, by block of columns.
     """
 
     digits: list[list[Any]]
@@ -181,12 +168,8 @@ class Fragments:
 class FragmentLoader:
     """Loads fragments of a chunk, from a slice's first period on.
 
-    Parameters
-    ----------
-    spec, memory, fragments
-        The kernel's spec, the block's shared memory, and the registers.
-    lane, period
-        Lane of the warp, and the first period of the slice.
+    spec, memory, fragments: The kernel's spec, the block's shared memory, and the registers.
+    lane, period: Lane of the warp, and the first period of the slice.
     """
 
     def __init__(self, spec: Spec, memory: Memory, fragments: Fragments, lane: Expr, period: Expr) -> None:

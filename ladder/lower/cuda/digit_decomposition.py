@@ -41,16 +41,10 @@ DIGIT_BITS = 8
 class Quad:
     """Four codes of rows g and g+8 that stay in place: one operand register each, and one of x.
 
-    Parameters
-    ----------
-    word
-        The packed word of both.
-    position
-        Lowest bit of row g's codes in each byte; row g+8 has the next codes.
-    exponent
-        Row g's codes count this power of two.
-    chunks
-        Which eight (16-bit x) or sixteen elements of the tile's 64 columns they meet.
+    word: The packed word of both.
+    position: Lowest bit of row g's codes in each byte; row g+8 has the next codes.
+    exponent: Row g's codes count this power of two.
+    chunks: Which eight (16-bit x) or sixteen elements of the tile's 64 columns they meet.
     """
 
     word: int
@@ -165,16 +159,10 @@ static __device__ __forceinline__ int {name}(
 class Splitter:
     """Emits the conversion of one thread's sixteen columns of a tile.
 
-    Parameters
-    ----------
-    activation, bits, form
-        Type of x, bits of a code and what codes are worth.
-    lane
-        Bits of an element of x.
-    period
-        Tiles of K that share a unit.
-    starts
-        Whether sums start anew each period.
+    activation, bits, form: Type of x, bits of a code and what codes are worth.
+    lane: Bits of an element of x.
+    period: Tiles of K that share a unit.
+    starts: Whether sums start anew each period.
     """
 
     activation: str
@@ -220,14 +208,10 @@ class Splitter:
     def emit(self, words: Any, active: Expr, column: Expr, tile: Expr, *targets: Expr) -> Expr:
         """Return the call that converts ``words`` (a local buffer).
 
-        Parameters
-        ----------
-        active
-            Whether this thread has something to store; whole warps must come here together.
-        column, tile
-            Which of four columns of fragments, and which tile of its period.
-        targets
-            Addresses of the first digit, of the starts of the token's columns and (16-bit x) of the unit.
+        active: Whether this thread has something to store; whole warps must come here together.
+        column, tile: Which of four columns of fragments, and which tile of its period.
+        targets: Addresses of the first digit, of the starts of the token's columns and (16-bit x) of the
+            unit.
         """
         name, source = self.source()
         operands = [words[i] for i in range(self.words)]

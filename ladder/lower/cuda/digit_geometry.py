@@ -110,16 +110,10 @@ def integer_form(weight: str) -> Affine:
 class Spec:
     """What is known about a kernel before it is emitted.
 
-    Parameters
-    ----------
-    gemm, schedule, groups, geo
-        The problem, its schedule, its groups of scales and the sizes that follow.
-    form
-        What a code is worth.
-    splitter
-        Emits the conversion of x.
-    quads
-        Which codes of a packed word make an operand register.
+    gemm, schedule, groups, geo: The problem, its schedule, its groups of scales and the sizes that follow.
+    form: What a code is worth.
+    splitter: Emits the conversion of x.
+    quads: Which codes of a packed word make an operand register.
     """
 
     gemm: Gemm
@@ -154,10 +148,7 @@ class Spec:
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int = 0) -> Spec:
     """Return the sizes of a kernel; ``held`` bytes of shared memory are for what else a block keeps.
 
-    Raises
-    ------
-    ScheduleError
-        If the schedule does not fit the problem.
+    Raises ScheduleError if the schedule does not fit the problem.
     """
     check_legal(gemm, device, schedule)
     groups = Groups(gemm, "accumulator")

@@ -26,22 +26,13 @@ Expr = Any
 class Place:
     """Where a thread works.
 
-    Parameters
-    ----------
-    args
-        Tensors and extents.
-    warp
-        The thread's warp.
-    rank
-        The block's place in its cluster.
-    first_tile, end_tile
-        The block's packed tiles along K.
-    first_row, column
-        First weight row of the block, and the row whose scales the lane keeps.
-    first_m, m_count
-        First activation row of the block, and how many it has.
-    strip_tile, owner
-        First packed tile of the warp's strip, and where in a tile the lane's words begin.
+    args: Tensors and extents.
+    warp: The thread's warp.
+    rank: The block's place in its cluster.
+    first_tile, end_tile: The block's packed tiles along K.
+    first_row, column: First weight row of the block, and the row whose scales the lane keeps.
+    first_m, m_count: First activation row of the block, and how many it has.
+    strip_tile, owner: First packed tile of the warp's strip, and where in a tile the lane's words begin.
     """
 
     args: Arguments

@@ -21,10 +21,7 @@ PRODUCT = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
 class Sums:
     """The accumulators of a thread.
 
-    Parameters
-    ----------
-    spec, warp
-        The kernel's spec, and this thread's warp.
+    spec, warp: The kernel's spec, and this thread's warp.
     """
 
     def __init__(self, spec: Spec, warp: Warp) -> None:

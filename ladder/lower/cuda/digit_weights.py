@@ -21,12 +21,8 @@ Expr = Any
 class Weights:
     """Registers of the tiles in flight, and their loads.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this thread works.
-    words_at
-        Where the lane's words of the current tile begin.
+    spec, place: The kernel's spec, and where this thread works.
+    words_at: Where the lane's words of the current tile begin.
     """
 
     def __init__(self, spec: Spec, place: Place, words_at: b.Variable) -> None:

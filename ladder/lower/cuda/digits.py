@@ -45,12 +45,8 @@ Expr = Any
 class Walk:
     """The tiles of a chunk that a slice of K multiplies.
 
-    Parameters
-    ----------
-    stop, end
-        Period of the chunk, and tile of K, after the last one.
-    tile, period
-        The current tile of K, and the current period of the chunk.
+    stop, end: Period of the chunk, and tile of K, after the last one.
+    tile, period: The current tile of K, and the current period of the chunk.
     """
 
     stop: Expr

@@ -46,20 +46,12 @@ Expr = Any
 class Memory:
     """Shared memory of a block, and the accumulators of a thread.
 
-    Parameters
-    ----------
-    table
-        The decode table, if the decoder has one.
-    offset_sums
-        Sums of x that the block shares, if it does.
-    sums
-        The thread's accumulators.
-    x
-        Buffers of x.
-    slices
-        Where the slices of K leave their sums; reuses the memory of everything else.
-    rows
-        Activation rows that a prologue computes; None where they are an argument.
+    table: The decode table, if the decoder has one.
+    offset_sums: Sums of x that the block shares, if it does.
+    sums: The thread's accumulators.
+    x: Buffers of x.
+    slices: Where the slices of K leave their sums; reuses the memory of everything else.
+    rows: Activation rows that a prologue computes; None where they are an argument.
     """
 
     table: SharedTable | None
@@ -135,12 +127,8 @@ class Turn:
 class Gemv:
     """Emits one kernel.
 
-    Parameters
-    ----------
-    gemm, device, schedule
-        The problem, what is compiled for, and how the work is divided.
-    prologue
-        What computes the activation rows in the kernel; None where they are an argument.
+    gemm, device, schedule: The problem, what is compiled for, and how the work is divided.
+    prologue: What computes the activation rows in the kernel; None where they are an argument.
     """
 
     def __init__(

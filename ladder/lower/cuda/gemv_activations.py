@@ -30,12 +30,8 @@ COPIED = 4
 class CopyShare:
     """What one thread copies of a buffer.
 
-    Parameters
-    ----------
-    first_m, m_step
-        First activation row, and the step to the thread's next one.
-    first_piece, piece_step
-        First chunk of a row, and the step to the chunks of the next turn.
+    first_m, m_step: First activation row, and the step to the thread's next one.
+    first_piece, piece_step: First chunk of a row, and the step to the chunks of the next turn.
     """
 
     first_m: Expr
@@ -63,16 +59,10 @@ def copy_share(spec: Spec, place: Place, shift: Expr) -> CopyShare:
 class Activations:
     """The buffers of x, the copies into them and the loads from them.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this thread works.
-    copier
-        Emits copies.
-    shared
-        The buffers: uint32 words of shared memory.
-    sums
-        Sums of x that the block shares, if it does.
+    spec, place: The kernel's spec, and where this thread works.
+    copier: Emits copies.
+    shared: The buffers: uint32 words of shared memory.
+    sums: Sums of x that the block shares, if it does.
     """
 
     def __init__(

@@ -27,12 +27,8 @@ Expr = Any
 class OffsetSums:
     """The table of one block, and this thread's place in it.
 
-    Parameters
-    ----------
-    spec, warp
-        The kernel's spec and this thread's warp.
-    pool
-        Shared memory.
+    spec, warp: The kernel's spec and this thread's warp.
+    pool: Shared memory.
     """
 
     def __init__(self, spec: Spec, warp: Warp, pool: Any) -> None:

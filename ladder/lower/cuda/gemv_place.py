@@ -26,16 +26,11 @@ between them this part of all words; chosen by measuring layers of 1 to 4 bits o
 class Warp:
     """One warp of a block whose warps are slices of K.
 
-    Parameters
-    ----------
-    thread, warp, lane
-        The thread in its block, its warp, and the lane in the warp.
-    slice, row_warp
-        The warp's slice of K, and its place among the warps along the weight rows.
-    first_strip
-        First strip (``own_rows`` weight rows; of a gated product as many of either half) of the block.
-    strip
-        The warp's strip. Warps beyond the last strip repeat it; their sums are not stored.
+    thread, warp, lane: The thread in its block, its warp, and the lane in the warp.
+    slice, row_warp: The warp's slice of K, and its place among the warps along the weight rows.
+    first_strip: First strip (``own_rows`` weight rows; of a gated product as many of either half) of the
+        block.
+    strip: The warp's strip. Warps beyond the last strip repeat it; their sums are not stored.
     """
 
     thread: Expr
@@ -63,12 +58,8 @@ def find_warp(geo: Slices, block: Expr, strips: Expr) -> Warp:
 class Share:
     """Packed tiles along K of one block of a cluster.
 
-    Parameters
-    ----------
-    first, end, count
-        First tile, tile after the last one, and how many there are.
-    first_run
-        Run of tiles, counted over all slices, at which the block begins.
+    first, end, count: First tile, tile after the last one, and how many there are.
+    first_run: Run of tiles, counted over all slices, at which the block begins.
     """
 
     first: Expr
@@ -81,24 +72,14 @@ class Share:
 class Place:
     """Which outputs and which part of K this thread works on.
 
-    Parameters
-    ----------
-    args
-        The arguments as the product of this block's activation rows sees them.
-    warp
-        The thread's warp.
-    rank
-        The block's place in its cluster.
-    owner
-        Whose packed words the lane takes.
-    first_row, column
-        First weight row of the block, and of the warp; of a gated product, of the first half.
-    first_m, m_count
-        First activation row of the block, and how many it has.
-    exists
-        Whether there are such activation rows.
-    share
-        The block's tiles along K.
+    args: The arguments as the product of this block's activation rows sees them.
+    warp: The thread's warp.
+    rank: The block's place in its cluster.
+    owner: Whose packed words the lane takes.
+    first_row, column: First weight row of the block, and of the warp; of a gated product, of the first half.
+    first_m, m_count: First activation row of the block, and how many it has.
+    exists: Whether there are such activation rows.
+    share: The block's tiles along K.
     """
 
     args: Arguments

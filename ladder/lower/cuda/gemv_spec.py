@@ -80,15 +80,8 @@ def shares_sums(
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int = 0) -> Spec:
     """Take the decoder whose table is worth filling for a block's tiles and leaves room for x.
 
-    Parameters
-    ----------
-    held
-        Bytes of shared memory for what else a block keeps.
-
-    Raises
-    ------
-    ScheduleError
-        If the schedule fits with none of the decoders.
+    held: Bytes of shared memory for what else a block keeps.
+    Raises ScheduleError if the schedule fits with none of the decoders.
     """
     tables = [0] if widened_step(gemm, device) else table_sizes(gemm)
     choices: list[tuple[float, Spec]] = []

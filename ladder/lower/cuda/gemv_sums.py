@@ -64,19 +64,12 @@ def meet(cluster: int) -> None:
 class SliceSums:
     """Sums ``[slice][m][weight row]`` in the shared memory of all blocks of a cluster.
 
-    Parameters
-    ----------
-    gemm, halves, geo
-        The problem, its tensors as the rows of each half of the weight see them (of a product that is not
-        gated, there is one), and how the warps of a block divide rows and K.
-    thread, rank
-        This thread of the block, and the block's place in its cluster.
-    first_m, m_count, first_row
-        Which outputs the cluster has.
-    slices, kind
-        The sums, and their type.
-    gain
-        What finished sums are multiplied by.
+    gemm, halves, geo: The problem, its tensors as the rows of each half of the weight see them (of a product
+        that is not gated, there is one), and how the warps of a block divide rows and K.
+    thread, rank: This thread of the block, and the block's place in its cluster.
+    first_m, m_count, first_row: Which outputs the cluster has.
+    slices, kind: The sums, and their type.
+    gain: What finished sums are multiplied by.
     """
 
     gemm: Gemm

@@ -27,10 +27,7 @@ LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.
 class Cursor:
     """Where a slice of K is: its current run, and where that run's words start.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this thread works.
+    spec, place: The kernel's spec, and where this thread works.
     """
 
     def __init__(self, spec: Spec, place: Place) -> None:
@@ -60,10 +57,7 @@ class Cursor:
 class Weights:
     """Registers of the tiles in flight, and their loads.
 
-    Parameters
-    ----------
-    spec, place, cursor
-        The kernel's spec, where this thread works, and where its slice of K is.
+    spec, place, cursor: The kernel's spec, where this thread works, and where its slice of K is.
     """
 
     def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:

@@ -24,10 +24,7 @@ DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 class Overlap:
     """Emits what overlapping launches need, or nothing on devices that cannot.
 
-    Parameters
-    ----------
-    device
-        The GPU that is compiled for.
+    device: The GPU that is compiled for.
     """
 
     device: TileDevice
@@ -40,13 +37,9 @@ class Overlap:
     def declare(self, *axes: str, shared: bool = True) -> None:
         """Ask for an early launch; call it before `ladder.lower.builder.device`.
 
-        Parameters
-        ----------
-        axes
-            Every launch extent of the kernel: ``"blockIdx.x"``, ``"threadIdx.x"``,
-            ``"clusterCtaIdx.x"``, ...
-        shared
-            Whether it uses dynamic shared memory.
+        axes: Every launch extent of the kernel: ``"blockIdx.x"``, ``"threadIdx.x"``, ``"clusterCtaIdx.x"``,
+            ...
+        shared: Whether it uses dynamic shared memory.
         """
         if self.possible:
             last = [DYNAMIC_SHARED] if shared else []

@@ -95,12 +95,8 @@ class Mma:
 class Operands:
     """Decodes and multiplies the packed tiles of a stage.
 
-    Parameters
-    ----------
-    spec, place, stages
-        The kernel's spec, where this thread works, and the stages in shared memory.
-    words, groups
-        Registers of packed words, and of scales and zero points, by row block.
+    spec, place, stages: The kernel's spec, where this thread works, and the stages in shared memory.
+    words, groups: Registers of packed words, and of scales and zero points, by row block.
     """
 
     spec: Spec
@@ -152,12 +148,8 @@ class Operands:
 class Results:
     """Stores a tile of the output, some activation rows at a time.
 
-    Parameters
-    ----------
-    spec, place, sums
-        The kernel's spec, where this thread works, and its accumulators.
-    staged
-        float32 ``[m][n]`` in shared memory.
+    spec, place, sums: The kernel's spec, where this thread works, and its accumulators.
+    staged: float32 ``[m][n]`` in shared memory.
     """
 
     spec: Spec

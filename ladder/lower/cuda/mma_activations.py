@@ -36,12 +36,8 @@ class ActivationSource(Protocol):
 class Rows:
     """Rows of a matrix.
 
-    Parameters
-    ----------
-    spec, place, copier
-        The kernel's spec, where this thread works, and what emits copies.
-    stages
-        The stages of x in shared memory.
+    spec, place, copier: The kernel's spec, where this thread works, and what emits copies.
+    stages: The stages of x in shared memory.
     """
 
     spec: Spec

@@ -196,10 +196,7 @@ class Spec:
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes and the decoder of a kernel.
 
-    Raises
-    ------
-    ScheduleError
-        If the schedule does not fit the problem or the device.
+    Raises ScheduleError if the schedule does not fit the problem or the device.
     """
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
     geo = MmaGeometry(groups, step, device, schedule)

@@ -20,20 +20,12 @@ Expr = Any
 class Place:
     """Where a thread works.
 
-    Parameters
-    ----------
-    args
-        The arguments as the product of this block's activation rows sees them.
-    thread, lane
-        The thread in its block, and in its warp.
-    row_tile, first_m
-        First packed tile along N, and first activation row, of the block.
-    exists
-        Whether there are such activation rows.
-    row_warp, quartet, m_warp
-        The warp's place in a packed tile, and its quartet's along rows and along M.
-    owner
-        Whose packed words the lane takes.
+    args: The arguments as the product of this block's activation rows sees them.
+    thread, lane: The thread in its block, and in its warp.
+    row_tile, first_m: First packed tile along N, and first activation row, of the block.
+    exists: Whether there are such activation rows.
+    row_warp, quartet, m_warp: The warp's place in a packed tile, and its quartet's along rows and along M.
+    owner: Whose packed words the lane takes.
     """
 
     args: Arguments

@@ -26,14 +26,9 @@ ELEMENT_BYTES = {"float32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "int8":
 class Stages:
     """Shared memory of a block.
 
-    Parameters
-    ----------
-    table
-        The decode table, if the decoder has one.
-    x, words, scales, zeros
-        Stages of x, packed words, scales and zero points; None where absent.
-    results
-        Where results are transposed; reuses the memory of everything else.
+    table: The decode table, if the decoder has one.
+    x, words, scales, zeros: Stages of x, packed words, scales and zero points; None where absent.
+    results: Where results are transposed; reuses the memory of everything else.
     """
 
     table: SharedTable | None
@@ -72,12 +67,9 @@ def _group_rows(spec: Spec, pool: Any, parts: int, dtype: str | None) -> Any:
 class StageCopies:
     """Emits this thread's share of the copies of a stage.
 
-    Parameters
-    ----------
-    spec, place, copier, stages
-        The kernel's spec, where this thread works, what emits copies, and their targets.
-    x
-        Copies x.
+    spec, place, copier, stages: The kernel's spec, where this thread works, what emits copies, and their
+        targets.
+    x: Copies x.
     """
 
     spec: Spec

@@ -72,23 +72,11 @@ def version() -> str:
 def compile_source(source: str, architecture: str, output: str) -> tuple[bytes, str]:
     """Compile CUDA source.
 
-    Parameters
-    ----------
-    source
-        CUDA C++ as TVM emits it.
-    architecture
-        As in ``sm_90a``.
-    output
-        ``"cubin"`` or ``"ptx"``.
-
-    Returns
-    -------
-    Machine code or PTX, and what NVRTC and ptxas printed.
-
-    Raises
-    ------
-    CompilerError
-        With NVRTC's messages, if it rejects the source.
+    source: CUDA C++ as TVM emits it.
+    architecture: As in ``sm_90a``.
+    output: ``"cubin"`` or ``"ptx"``.
+    Returns: Machine code or PTX, and what NVRTC and ptxas printed.
+    Raises CompilerError with NVRTC's messages, if it rejects the source.
     """
     nvrtc, program = _loaded(), ctypes.c_void_p()
     headers = _strings(HEADERS.values()), _strings(HEADERS)

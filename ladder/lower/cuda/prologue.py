@@ -27,10 +27,6 @@ class Prologue(Protocol):
     def emit(self, first: Expr, thread: Expr) -> None:
         """Compute all rows; the block may read them afterwards.
 
-        Parameters
-        ----------
-        first
-            Whether this block stores what else is computed.
-        thread
-            This thread of the block.
+        first: Whether this block stores what else is computed.
+        thread: This thread of the block.
         """

@@ -36,10 +36,7 @@ def emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, name: s
     Its arguments: codes of x ``[M, bytes]`` and their scales (`schedules.scaled.place_scales`), codes and
     scales of the weight, a float32 factor ``[1]``, the bias where there is one, and the result.
 
-    Raises
-    ------
-    DeviceError, ScheduleError
-        If the device has no such cores, or the schedule does not fit.
+    Raises DeviceError, ScheduleError if the device has no such cores, or the schedule does not fit.
     """
     check_legal(form, device, schedule)
     with b.function(name) as result:
@@ -149,12 +146,9 @@ def _produce(
 class Scales:
     """Copies the scales of a slab.
 
-    Parameters
-    ----------
-    form, schedule, args, memory, where
-        The problem, its schedule, the kernel's tensors, the block's shared memory, and where it stands.
-    copied
-        Activation rows that the block copies.
+    form, schedule, args, memory, where: The problem, its schedule, the kernel's tensors, the block's shared
+        memory, and where it stands.
+    copied: Activation rows that the block copies.
     """
 
     form: ScaledGemm

@@ -23,14 +23,9 @@ Expr = Any
 class Arguments:
     """Tensors and extents; the bias may be None.
 
-    Parameters
-    ----------
-    m, n, row_bytes
-        Extents of the result, and bytes of a row of codes.
-    x_atoms, w_atoms
-        Atoms of 128 rows that the scales of x and of the weight have.
-    x, x_scales, w, w_scales, factor, bias, y
-        See `ladder.lower.cuda.scaled.emit`.
+    m, n, row_bytes: Extents of the result, and bytes of a row of codes.
+    x_atoms, w_atoms: Atoms of 128 rows that the scales of x and of the weight have.
+    x, x_scales, w, w_scales, factor, bias, y: See `ladder.lower.cuda.scaled.emit`.
     """
 
     m: Expr
@@ -92,20 +87,13 @@ class Stages:
 class Memory:
     """Shared memory of a block.
 
-    Parameters
-    ----------
-    x, w, scales
-        Stages of codes, and of scales: the weight's atoms, then those of x.
-    full, empty
-        Barriers of the stages.
-    partner
-        Barriers of the stages of the other block of a pair, where this one starts the products, or None.
-    finished
-        Barrier of the sums.
-    word
-        Where the allocation of tensor memory writes its address.
-    sums, arrived
-        Where the other blocks of the cluster put their sums, and the barrier that counts them, or None.
+    x, w, scales: Stages of codes, and of scales: the weight's atoms, then those of x.
+    full, empty: Barriers of the stages.
+    partner: Barriers of the stages of the other block of a pair, where this one starts the products, or None.
+    finished: Barrier of the sums.
+    word: Where the allocation of tensor memory writes its address.
+    sums, arrived: Where the other blocks of the cluster put their sums, and the barrier that counts them, or
+        None.
     """
 
     x: Stages

@@ -113,12 +113,9 @@ class Tcgen05:
 class Block:
     """What a block knows before its warps part into roles.
 
-    Parameters
-    ----------
-    spec, grid, memory, tensor
-        The kernel's spec, the block's place in the grid, its shared memory and its tensor memory.
-    x_map, base
-        The tensor map of x, and the first address of its tensor memory.
+    spec, grid, memory, tensor: The kernel's spec, the block's place in the grid, its shared memory and its
+        tensor memory.
+    x_map, base: The tensor map of x, and the first address of its tensor memory.
     """
 
     spec: Spec

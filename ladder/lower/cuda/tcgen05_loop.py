@@ -33,10 +33,7 @@ class TensorSums:
     Its argument is the accumulator's number, as wgmma counts them. Sums of other columns are loaded when
     the first of them is asked for: all warps of a warpgroup must ask together.
 
-    Parameters
-    ----------
-    spec, who, base
-        The kernel's spec, this thread, and the first address of the block's tensor memory.
+    spec, who, base: The kernel's spec, this thread, and the first address of the block's tensor memory.
     """
 
     def __init__(self, spec: Spec, who: MathThread, base: Expr) -> None:
@@ -69,12 +66,9 @@ class TensorSums:
 class DecodeLoop:
     """A slab of 128 bytes of K is decoded while the products of the one before run.
 
-    Parameters
-    ----------
-    spec, operands, epilogue
-        The kernel's spec, what loads and decodes weights, and what writes finished tiles.
-    tensor, base
-        The block's tensor memory, and its first address.
+    spec, operands, epilogue: The kernel's spec, what loads and decodes weights, and what writes finished
+        tiles.
+    tensor, base: The block's tensor memory, and its first address.
     """
 
     spec: Spec

@@ -73,10 +73,8 @@ class TensorGeometry(WgmmaGeometry):
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes and the decoder of a kernel.
 
-    Raises
-    ------
-    ScheduleError
-        If the device has no tcgen05, or the schedule does not fit problem or device; names the rule.
+    Raises ScheduleError if the device has no tcgen05, or the schedule does not fit problem or device; names
+        the rule.
     """
     broken = next(violations(gemm, device, schedule), None)
     check(broken is None, f"pipeline 'tcgen05' on {device.name}: {broken}")

@@ -44,18 +44,11 @@ NO_DEVICE = 100
 class Compilation:
     """What one run of the compiler left behind.
 
-    Parameters
-    ----------
-    source
-        CUDA source.
-    binary
-        Machine code for one architecture (cubin).
-    log
-        What the compiler and ptxas printed.
-    resources
-        Kernel -> what ptxas reported; see `parse_resources`.
-    language
-        Name of the stage that ``source`` is.
+    source: CUDA source.
+    binary: Machine code for one architecture (cubin).
+    log: What the compiler and ptxas printed.
+    resources: Kernel -> what ptxas reported; see `parse_resources`.
+    language: Name of the stage that ``source`` is.
     """
 
     source: str = ""
@@ -79,10 +72,7 @@ def _release(text: str) -> tuple[int, ...]:
 def require_release(compiler: str, version: str, device: TileDevice) -> None:
     """Raise unless the compiler's release is one of those that know the device.
 
-    Raises
-    ------
-    MissingToolError
-        Names the releases that do, as `TileDevice.toolkit` states them.
+    Raises MissingToolError: Names the releases that do, as `TileDevice.toolkit` states them.
     """
     for condition in filter(None, device.toolkit.removeprefix("cuda").split(",")):
         sign, limit = re.fullmatch(r"(>=|<)([\d.]+)", condition).groups()  # type: ignore[union-attr]
@@ -108,25 +98,12 @@ def compiler_identity() -> str:
 def compile_cuda(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
     """Compile CUDA source by nvcc, or by NVRTC where there is none.
 
-    Parameters
-    ----------
-    source
-        CUDA C++.
-    device
-        Architecture to compile for; its ``compile_options`` name it.
-    output
-        ``"cubin"`` or ``"ptx"``.
-
-    Returns
-    -------
-    Machine code or PTX, and what the compiler printed.
-
-    Raises
-    ------
-    MissingToolError
-        If there is no compiler, or its release does not know the architecture.
-    CompilerError
-        If it rejects the source; the source is kept and named.
+    source: CUDA C++.
+    device: Architecture to compile for; its ``compile_options`` name it.
+    output: ``"cubin"`` or ``"ptx"``.
+    Returns: Machine code or PTX, and what the compiler printed.
+    Raises MissingToolError if there is no compiler, or its release does not know the architecture.
+    Raises CompilerError if it rejects the source; the source is kept and named.
     """
     try:
         return (_run_nvrtc if uses_nvrtc() else _run_nvcc)(source, device, output)
@@ -192,10 +169,7 @@ def parse_resources(log: str) -> dict[str, dict[str, int]]:
 def disassemble(binary: bytes) -> str:
     """Return the SASS of a cubin.
 
-    Raises
-    ------
-    MissingToolError
-        If no disassembler is installed.
+    Raises MissingToolError if no disassembler is installed.
     """
     tool = find_tool("cuobjdump") or find_tool("nvdisasm")
     if tool is None:
@@ -334,19 +308,10 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
 
     If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it while the compiler runs.
 
-    Parameters
-    ----------
-    functions
-        TIRx PrimFuncs by name.
-    device
-        A CUDA device.
-    library
-        Path of the ``.so`` to write.
-
-    Raises
-    ------
-    MissingToolError, CompilerError
-        If a compiler is missing or rejects the kernel.
+    functions: TIRx PrimFuncs by name.
+    device: A CUDA device.
+    library: Path of the ``.so`` to write.
+    Raises MissingToolError, CompilerError if a compiler is missing or rejects the kernel.
     """
     load_compiler()
     import tvm

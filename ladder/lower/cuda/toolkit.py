@@ -50,10 +50,7 @@ def find_tool(name: str) -> Path | None:
 def nvcc() -> Path:
     """Return the CUDA compiler: ``LADDER_NVCC``, else that of the packages, else the first on PATH.
 
-    Raises
-    ------
-    MissingToolError
-        If there is none.
+    Raises MissingToolError if there is none.
     """
     chosen = knobs.settings.nvcc
     found = find_tool("nvcc") if chosen is None else chosen

@@ -84,13 +84,9 @@ class Wgmma:
 class Block:
     """What a block knows before its warps part into roles.
 
-    Parameters
-    ----------
-    spec, args, grid, stream, memory
-        The kernel's spec, its tensors, the block's place in the grid, its share of tiles that are cut along
-        K, and its shared memory.
-    x_map
-        The tensor map of x.
+    spec, args, grid, stream, memory: The kernel's spec, its tensors, the block's place in the grid, its share
+        of tiles that are cut along K, and its shared memory.
+    x_map: The tensor map of x.
     """
 
     spec: Spec

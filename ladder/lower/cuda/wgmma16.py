@@ -42,10 +42,7 @@ def allocate_state(spec: Spec, *, scaled: bool) -> State:
 class Loop16:
     """The loop: a slab is decoded while the products of the one before run.
 
-    Parameters
-    ----------
-    parts, state
-        What loops are made of, and the accumulators.
+    parts, state: What loops are made of, and the accumulators.
     """
 
     parts: Parts

@@ -44,10 +44,7 @@ def _nothing() -> None:
 class Turnstile:
     """Two warpgroups that take turns at the tensor core, by named barriers 1 and 2.
 
-    Parameters
-    ----------
-    seat
-        Which of the two this warpgroup is.
+    seat: Which of the two this warpgroup is.
     """
 
     seat: Expr
@@ -75,22 +72,13 @@ class Turnstile:
 class State:
     """A thread's accumulators, and its registers of weights.
 
-    Parameters
-    ----------
-    loop, units
-        How the loop is cut, and its units.
-    banks, total
-        Running sums, and totals where sums are promoted (else None).
-    weights
-        Operands and what is fetched for them.
-    pending
-        Scales of the units in flight: rows g and g+8 of each bank.
-    factors
-        Scales of groups of x: of the unit that is promoted next, and of the one after it.
-    multiplied
-        The stage that products read; the ring's own is being decoded.
-    turnstile
-        How two warpgroups take turns; None where they do not.
+    loop, units: How the loop is cut, and its units.
+    banks, total: Running sums, and totals where sums are promoted (else None).
+    weights: Operands and what is fetched for them.
+    pending: Scales of the units in flight: rows g and g+8 of each bank.
+    factors: Scales of groups of x: of the unit that is promoted next, and of the one after it.
+    multiplied: The stage that products read; the ring's own is being decoded.
+    turnstile: How two warpgroups take turns; None where they do not.
     """
 
     loop: Loop
@@ -133,14 +121,9 @@ def allocate_state(spec: Spec, args: Arguments, who: MathThread, *, scaled: bool
 class Loop8:
     """The loop.
 
-    Parameters
-    ----------
-    parts, state
-        What loops are made of, and the accumulators.
-    args
-        The kernel's tensors.
-    scales
-        Stages of group scales in shared memory; None where there are none.
+    parts, state: What loops are made of, and the accumulators.
+    args: The kernel's tensors.
+    scales: Stages of group scales in shared memory; None where there are none.
     """
 
     parts: Parts

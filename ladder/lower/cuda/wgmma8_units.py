@@ -26,22 +26,13 @@ INTEGER_ROWS = 224
 class Unit:
     """Products that one commit group starts.
 
-    Parameters
-    ----------
-    slab
-        Slab within the turn.
-    start, extent
-        Elements of K within the slab.
-    m
-        Row tile of the warpgroup.
-    first_m
-        First activation row.
-    bank
-        Set of partial accumulators.
-    fresh
-        Whether the first product overwrites the accumulators (without promotion: in the first turn).
-    done
-        Whether an interval ends here, so that the sums are promoted.
+    slab: Slab within the turn.
+    start, extent: Elements of K within the slab.
+    m: Row tile of the warpgroup.
+    first_m: First activation row.
+    bank: Set of partial accumulators.
+    fresh: Whether the first product overwrites the accumulators (without promotion: in the first turn).
+    done: Whether an interval ends here, so that the sums are promoted.
     """
 
     slab: int
@@ -63,10 +54,7 @@ class Unit:
 class Loop:
     """How a problem and a schedule cut the loop.
 
-    Parameters
-    ----------
-    geo
-        Sizes of the pipeline.
+    geo: Sizes of the pipeline.
     """
 
     geo: WgmmaGeometry

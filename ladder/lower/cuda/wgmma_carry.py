@@ -57,14 +57,9 @@ __device__ __forceinline__ void ladder_carry{count}(float* sums, unsigned* heads
 class State:
     """A thread's registers.
 
-    Parameters
-    ----------
-    sums, heads
-        Accumulators, and pairs of their upper halves.
-    weights
-        Operands and what is fetched for them.
-    multiplied
-        The stage that products read; the ring's own may be the next one.
+    sums, heads: Accumulators, and pairs of their upper halves.
+    weights: Operands and what is fetched for them.
+    multiplied: The stage that products read; the ring's own may be the next one.
     """
 
     sums: Any
@@ -84,10 +79,7 @@ def allocate_state(spec: Spec) -> State:
 class CarryLoop:
     """The loop.
 
-    Parameters
-    ----------
-    parts, state
-        What loops are made of, and the accumulators.
+    parts, state: What loops are made of, and the accumulators.
     """
 
     parts: Parts

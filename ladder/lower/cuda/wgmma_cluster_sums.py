@@ -38,12 +38,8 @@ __device__ __forceinline__ void ladder_send4(
 class ClusterSums:
     """Shared memory and steps of one block's part in the sums of its cluster.
 
-    Parameters
-    ----------
-    spec, grid
-        The kernel's spec, and the block's place in the grid.
-    pool
-        Shared memory.
+    spec, grid: The kernel's spec, and the block's place in the grid.
+    pool: Shared memory.
     """
 
     def __init__(self, spec: Spec, grid: Grid, pool: Any) -> None:

@@ -19,10 +19,7 @@ Expr = Any
 class ScaledDecoder:
     """Decodes to operands that hold values times their scales.
 
-    Parameters
-    ----------
-    decoder
-        The decoder.
+    decoder: The decoder.
     """
 
     decoder: Decoder

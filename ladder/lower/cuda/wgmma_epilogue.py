@@ -69,12 +69,8 @@ class PerActivationRow:
 
     Its index is the accumulator's (of one row tile). All lanes of a warp must ask together.
 
-    Parameters
-    ----------
-    args, lane
-        The kernel's tensors, and the lane of the warp.
-    count
-        Activation rows.
+    args, lane: The kernel's tensors, and the lane of the warp.
+    count: Activation rows.
     """
 
     def __init__(self, args: Arguments, lane: Expr, count: int) -> None:
@@ -113,14 +109,9 @@ class PerActivationRow:
 class Epilogue:
     """The end of a tile.
 
-    Parameters
-    ----------
-    spec, args, who
-        The kernel's spec, its tensors, and this thread.
-    staging
-        Where each team transposes its sums.
-    cluster_sums, stream
-        What adds the sums of a cluster, and of pieces of a tile; None where there are none.
+    spec, args, who: The kernel's spec, its tensors, and this thread.
+    staging: Where each team transposes its sums.
+    cluster_sums, stream: What adds the sums of a cluster, and of pieces of a tile; None where there are none.
     """
 
     spec: Spec
@@ -160,16 +151,10 @@ class Epilogue:
     def finish(self, piece: Piece, held: Mapping[str, Any], value: Sum, registers: Any = None) -> None:
         """Write one finished tile.
 
-        Parameters
-        ----------
-        piece
-            The tile.
-        held
-            What `load` loaded for it.
-        value
-            Returns a finished sum.
-        registers
-            The sums, where pieces of a tile are added.
+        piece: The tile.
+        held: What `load` loaded for it.
+        value: Returns a finished sum.
+        registers: The sums, where pieces of a tile are added.
         """
         store = _TeamStore(self, held, piece)
         if self.cluster_sums is not None:

@@ -19,20 +19,14 @@ Expr = Any
 class Grid:
     """The block's place in the grid.
 
-    Parameters
-    ----------
-    thread
-        The thread in its block.
-    first, walkers
-        First tile of the cluster; clusters of a persistent grid, which walk over the tiles in turn.
-    slice, member
-        The block's slice of K, and its place among the blocks of the cluster that share activation rows.
-    n_blocks, m_blocks
-        Tiles of a cluster along N and along M.
-    turns, first_tile
-        Turns of the math loop, and the packed tile along K where they begin.
-    copied_m
-        Activation rows of a tile that the block copies.
+    thread: The thread in its block.
+    first, walkers: First tile of the cluster; clusters of a persistent grid, which walk over the tiles in
+        turn.
+    slice, member: The block's slice of K, and its place among the blocks of the cluster that share activation
+        rows.
+    n_blocks, m_blocks: Tiles of a cluster along N and along M.
+    turns, first_tile: Turns of the math loop, and the packed tile along K where they begin.
+    copied_m: Activation rows of a tile that the block copies.
     """
 
     thread: Expr
@@ -51,15 +45,10 @@ class Grid:
 class Piece:
     """A tile of the output, or a part of its K.
 
-    Parameters
-    ----------
-    row_tile, first_m
-        First packed tile along N, and first activation row.
-    turns, first_tile
-        Turns of the math loop, and the packed tile along K where they begin.
-    skipped, end
-        Of stream-K: turns of the tile before the piece; the unit after the tile's last one, counted among
-        those that are shared.
+    row_tile, first_m: First packed tile along N, and first activation row.
+    turns, first_tile: Turns of the math loop, and the packed tile along K where they begin.
+    skipped, end: Of stream-K: turns of the tile before the piece; the unit after the tile's last one, counted
+        among those that are shared.
     """
 
     row_tile: Expr

@@ -18,18 +18,11 @@ Expr = Any
 class Parts:
     """The parts of a math loop.
 
-    Parameters
-    ----------
-    spec
-        The kernel's spec.
-    operands
-        Loads and decodes weights.
-    x
-        The matrix descriptor of x.
-    consumer
-        The walk around the ring.
-    epilogue
-        Writes finished tiles.
+    spec: The kernel's spec.
+    operands: Loads and decodes weights.
+    x: The matrix descriptor of x.
+    consumer: The walk around the ring.
+    epilogue: Writes finished tiles.
     """
 
     spec: Spec

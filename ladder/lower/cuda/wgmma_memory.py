@@ -20,18 +20,11 @@ Expr = Any
 class Memory:
     """Shared memory of a block; what a kernel does not need is None.
 
-    Parameters
-    ----------
-    x, words, scales, zeros
-        Stages of x, packed words, scales and zero points.
-    staging
-        Where each team of warps transposes its sums.
-    cluster_sums
-        What a block needs to add the sums of its cluster.
-    table
-        The decode table.
-    full, empty
-        Barriers of the stages.
+    x, words, scales, zeros: Stages of x, packed words, scales and zero points.
+    staging: Where each team of warps transposes its sums.
+    cluster_sums: What a block needs to add the sums of its cluster.
+    table: The decode table.
+    full, empty: Barriers of the stages.
     """
 
     x: Any

@@ -25,14 +25,9 @@ SLAB_REGISTERS = 16
 class Registers:
     """Registers of a math thread.
 
-    Parameters
-    ----------
-    operands
-        Operands of one or two slabs.
-    words
-        Packed words of one slab ahead, by row tile.
-    scales, zeros
-        What operands are multiplied by, and zero points, by row tile; empty where there are none.
+    operands: Operands of one or two slabs.
+    words: Packed words of one slab ahead, by row tile.
+    scales, zeros: What operands are multiplied by, and zero points, by row tile; empty where there are none.
     """
 
     operands: Any
@@ -57,16 +52,10 @@ def allocate_registers(spec: Spec, *, scaled: bool, sets: int = 2) -> Registers:
 class Operands:
     """Emits loads and decoding.
 
-    Parameters
-    ----------
-    spec, memory, who
-        The kernel's spec, the block's shared memory, and this thread.
-    ring
-        The math warps' walk around the ring.
-    table
-        The decode table, if the decoder has one.
-    registers
-        What loads and decoding fill.
+    spec, memory, who: The kernel's spec, the block's shared memory, and this thread.
+    ring: The math warps' walk around the ring.
+    table: The decode table, if the decoder has one.
+    registers: What loads and decoding fill.
     """
 
     spec: Spec

@@ -41,12 +41,8 @@ __device__ __forceinline__ void ladder_arrive_at(void* barrier, int rank) {
 class Descriptor:
     """The matrix descriptor of x.
 
-    Parameters
-    ----------
-    spec
-        The kernel's spec.
-    x
-        The stages of x in shared memory.
+    spec: The kernel's spec.
+    x: The stages of x in shared memory.
     """
 
     def __init__(self, spec: Spec, x: Any) -> None:
@@ -108,12 +104,8 @@ def pin_registers(buffer: Any, count: int, first: int = 0) -> None:
 class Consumer:
     """The math warps' walk around the ring.
 
-    Parameters
-    ----------
-    spec, grid, memory
-        The kernel's spec, the block's place in the grid, and its shared memory.
-    lane
-        Lane of the warp.
+    spec, grid, memory: The kernel's spec, the block's place in the grid, and its shared memory.
+    lane: Lane of the warp.
     """
 
     def __init__(self, spec: Spec, grid: Grid, memory: Memory, lane: Expr) -> None:

@@ -35,10 +35,7 @@ class Spec:
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes and the decoder of a kernel.
 
-    Raises
-    ------
-    ScheduleError
-        If the device has no wgmma or the schedule does not fit.
+    Raises ScheduleError if the device has no wgmma or the schedule does not fit.
     """
     check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
     geo, limit = WgmmaGeometry(gemm, schedule), device.shared_per_block

@@ -102,16 +102,11 @@ def declare_workspace(spec: Spec) -> Workspace:
 class Stream:
     """One block's share of the units, and its part in the sums of tiles that were cut.
 
-    Parameters
-    ----------
-    spec, grid, workspace
-        The kernel's spec, the block's place in the grid, and where sums are handed over.
-    turns
-        Turns of a whole tile.
-    whole, units, offset
-        Tiles that are not cut; units of the others, and how many come before them.
-    share, begin, end
-        The block's share, and its first unit and the one after its last, counted from ``offset``.
+    spec, grid, workspace: The kernel's spec, the block's place in the grid, and where sums are handed over.
+    turns: Turns of a whole tile.
+    whole, units, offset: Tiles that are not cut; units of the others, and how many come before them.
+    share, begin, end: The block's share, and its first unit and the one after its last, counted from
+        ``offset``.
     """
 
     spec: Spec

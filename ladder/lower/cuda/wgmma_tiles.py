@@ -20,14 +20,10 @@ Expr = Any
 class Tiles:
     """The tiles of a block.
 
-    Parameters
-    ----------
-    spec, grid, stream
-        The kernel's spec, the block's place in the grid, and its share of tiles that are cut along K.
-    m
-        Activation rows, or the row after the expert's last one.
-    expert_m
-        First activation row of a grouped GEMM's tile; None otherwise.
+    spec, grid, stream: The kernel's spec, the block's place in the grid, and its share of tiles that are cut
+        along K.
+    m: Activation rows, or the row after the expert's last one.
+    expert_m: First activation row of a grouped GEMM's tile; None otherwise.
     """
 
     spec: Spec

@@ -23,10 +23,7 @@ CHUNK_WORDS = 4
 class ActivationTile:
     """Where the chunks of a tile ``[activation rows, chunks]`` lie in shared memory.
 
-    Parameters
-    ----------
-    chunks
-        16-byte chunks per row: 4, or a multiple of 8 (an expression stands for the latter).
+    chunks: 16-byte chunks per row: 4, or a multiple of 8 (an expression stands for the latter).
     """
 
     chunks: Index

@@ -28,28 +28,17 @@ def tir_name(name: str) -> str:
 class Arguments:
     """Tensors and extents of one kernel; absent tensors are None.
 
-    Parameters
-    ----------
-    m, n
-        Rows and columns of the output; a gated product has twice as many weight rows.
-    k_x
-        Row pitch of A in elements, a multiple of 16 bytes; A is zero beyond K. Of an image, its channels.
-    n_tiles, k_tiles
-        Packed 64 x 64 tiles of the weight.
-    groups
-        Rows of ``scales`` and ``zeros``.
-    x, words, scales, zeros, row_scale, token_scale, bias, y
-        See `schedules.fragments` and `ladder.ir.gemm.Gemm`. With experts, what belongs to the weight
-        has a leading axis of experts.
-    image
-        Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
-    factor
-        Vector ``[N]`` by which sums are multiplied.
-    residual
-        Tensor ``[M, N]`` that is added.
-    experts, ranges, masked
-        Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, if ``masked``, counts ``[E]``;
-        None without experts.
+    m, n: Rows and columns of the output; a gated product has twice as many weight rows.
+    k_x: Row pitch of A in elements, a multiple of 16 bytes; A is zero beyond K. Of an image, its channels.
+    n_tiles, k_tiles: Packed 64 x 64 tiles of the weight.
+    groups: Rows of ``scales`` and ``zeros``.
+    x, words, scales, zeros, row_scale, token_scale, bias, y: See `schedules.fragments` and
+        `ladder.ir.gemm.Gemm`. With experts, what belongs to the weight has a leading axis of experts.
+    image: Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
+    factor: Vector ``[N]`` by which sums are multiplied.
+    residual: Tensor ``[M, N]`` that is added.
+    experts, ranges, masked: Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, if
+        ``masked``, counts ``[E]``; None without experts.
     """
 
     m: Expr
@@ -84,10 +73,7 @@ def scale_dtype(gemm: Gemm) -> str:
 def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
     """Declare the arguments in calling order; every extent is symbolic.
 
-    Parameters
-    ----------
-    columns
-        Of x, if the kernel makes it itself: x is no argument then.
+    columns: Of x, if the kernel makes it itself: x is no argument then.
     """
     m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K") if columns is None else T.int32(columns)
     n_tiles, k_tiles, n_pad = b.symbol("n_tiles"), b.symbol("k_tiles"), b.symbol("n_pad")

@@ -63,17 +63,11 @@ class LoadedWords(Sequence[Word]):
 class Decoder:
     """Decodes one weight type to one operand type.
 
-    Parameters
-    ----------
-    conversion
-        What is decoded.
-    zero
-        How zero points that `registers` subtracts are stored (`Gemm.zero`); ``"none"`` if there
-        are none or if they are left to the accumulator.
-    choice
-        The proven recipe.
-    fold
-        How scales multiply raw operands, where they do not multiply values.
+    conversion: What is decoded.
+    zero: How zero points that `registers` subtracts are stored (`Gemm.zero`); ``"none"`` if there are none or
+        if they are left to the accumulator.
+    choice: The proven recipe.
+    fold: How scales multiply raw operands, where they do not multiply values.
     """
 
     conversion: Conversion
@@ -135,12 +129,8 @@ class Decoder:
     def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
         """Emit this thread's share of writing the table to shared memory.
 
-        Parameters
-        ----------
-        buffer
-            uint32 words, `table_words` of them.
-        thread, threads
-            This thread, and the number, of the threads that fill it.
+        buffer: uint32 words, `table_words` of them.
+        thread, threads: This thread, and the number, of the threads that fill it.
         """
         table = self.choice.recipe
         assert isinstance(table, Table)
@@ -162,23 +152,14 @@ class Decoder:
     ) -> None:
         """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
 
-        Parameters
-        ----------
-        tile_words
-            Local uint32 buffer of all the thread's words, planes one after another.
-        out, out_first
-            Local uint32 buffer that receives the registers, and where.
-        scales
-            Scales of rows g and g+8 in both halves of a uint32 (16-bit cores), or None.
-        zeros
-            Zero points of rows g and g+8: uint32 with the value in both halves (16-bit cores)
-            or all four bytes (8-bit cores); for real zero points, pairs (coarse part, remainder).
-        table
-            The decoder's table, if it has one (`table_words`).
-        at
-            Byte of ``scales`` that holds the exponent, where those are words of exponents.
-        prepared
-            Whether ``scales`` holds lists of what `prepare` made of the scales.
+        tile_words: Local uint32 buffer of all the thread's words, planes one after another.
+        out, out_first: Local uint32 buffer that receives the registers, and where.
+        scales: Scales of rows g and g+8 in both halves of a uint32 (16-bit cores), or None.
+        zeros: Zero points of rows g and g+8: uint32 with the value in both halves (16-bit cores) or all four
+            bytes (8-bit cores); for real zero points, pairs (coarse part, remainder).
+        table: The decoder's table, if it has one (`table_words`).
+        at: Byte of ``scales`` that holds the exponent, where those are words of exponents.
+        prepared: Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
         m = self.machine(table)
         words = LoadedWords(m, tile_words, self.words)
@@ -276,32 +257,18 @@ def make_decoder(
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    device
-        Its compute capability limits the choice.
-    placement
-        ``"operand"``: registers hold values less their zero points, times their scale where one is given.
-        ``"accumulator"``: registers hold raw numbers (`Decoder.gains`, `Decoder.offsets`), and zero
+    gemm: The problem.
+    device: Its compute capability limits the choice.
+    placement: ``"operand"``: registers hold values less their zero points, times their scale where one is
+        given. ``"accumulator"``: registers hold raw numbers (`Decoder.gains`, `Decoder.offsets`), and zero
         points are left to the accumulator unless `Decoder.subtracts_zeros`.
-    gains
-        Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
-    table
-        Bytes of shared memory that the kernel has for a table (`Decoder.table_words`).
-    offset_clocks
-        Clocks that an offset costs a warp per tile with placement ``"accumulator"``: those of its sums
-        of x, where it needs them for nothing else.
-    core
-        Operand type, where it is not what packed words are ordered for.
-
-    Raises
-    ------
-    ConversionError
-        If the core cannot hold the weight's values.
-    VerificationError
-        If no recipe passes its proof.
+    gains: Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
+    table: Bytes of shared memory that the kernel has for a table (`Decoder.table_words`).
+    offset_clocks: Clocks that an offset costs a warp per tile with placement ``"accumulator"``: those of its
+        sums of x, where it needs them for nothing else.
+    core: Operand type, where it is not what packed words are ordered for.
+    Raises ConversionError if the core cannot hold the weight's values.
+    Raises VerificationError if no recipe passes its proof.
     """
     device.core_for(gemm.activation)
     operand, element = operand_type(gemm), get_type(gemm.weight).element_type

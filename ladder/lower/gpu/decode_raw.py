@@ -26,18 +26,11 @@ MOST_SHIFTS = 2
 class Slot:
     """Where an operand type can hold an unsigned field, and what it is worth there.
 
-    Parameters
-    ----------
-    base
-        Bits of a lane around the field.
-    places
-        Lowest bits at which the field may start.
-    unit
-        What one step of the field is worth at bit 0.
-    start
-        What the lane is worth where the field is 0.
-    signed
-        Whether the field's top bit is a sign.
+    base: Bits of a lane around the field.
+    places: Lowest bits at which the field may start.
+    unit: What one step of the field is worth at bit 0.
+    start: What the lane is worth where the field is 0.
+    signed: Whether the field's top bit is a sign.
     """
 
     base: int
@@ -67,18 +60,11 @@ def slots(operand: str, bits: int) -> Iterator[Slot]:
 class Placed:
     """Codes moved into a slot.
 
-    Parameters
-    ----------
-    bits, operand, lane
-        Width of a code, operand type, bits of a lane.
-    flip
-        Bits of the code to invert.
-    slots
-        The slots of even and odd registers.
-    at
-        Lowest bit of the field in each register.
-    goal
-        Where even and odd registers must have it; others are multiplied by a power of two.
+    bits, operand, lane: Width of a code, operand type, bits of a lane.
+    flip: Bits of the code to invert.
+    slots: The slots of even and odd registers.
+    at: Lowest bit of the field in each register.
+    goal: Where even and odd registers must have it; others are multiplied by a power of two.
     """
 
     bits: int

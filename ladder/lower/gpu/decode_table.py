@@ -28,16 +28,10 @@ JOINED = {16: 0x5410, 8: 0x0040}
 class Table:
     """Loads of values from shared memory.
 
-    Parameters
-    ----------
-    bits, operand, lane, order
-        Width of a code, operand type, bits of a lane, order of packed bits.
-    values
-        The operand's bits of every code.
-    together
-        Codes that select an entry: 1, or both of a register.
-    row
-        Bytes from entry to entry.
+    bits, operand, lane, order: Width of a code, operand type, bits of a lane, order of packed bits.
+    values: The operand's bits of every code.
+    together: Codes that select an entry: 1, or both of a register.
+    row: Bytes from entry to entry.
     """
 
     bits: int

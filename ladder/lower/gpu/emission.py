@@ -124,14 +124,9 @@ def _chosen(texts: Sequence[str], unit: int) -> str:
 class SharedTable:
     """A table in shared memory as a thread sees it.
 
-    Parameters
-    ----------
-    buffer
-        uint32 words, as many as the decoder says.
-    lane_offset
-        ``4 * lane``.
-    address
-        uint32: where this lane's column begins in shared memory.
+    buffer: uint32 words, as many as the decoder says.
+    lane_offset: ``4 * lane``.
+    address: uint32: where this lane's column begins in shared memory.
     """
 
     buffer: Any

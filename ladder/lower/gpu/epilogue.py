@@ -19,18 +19,11 @@ Expr = Any
 def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments, added: Expr = None) -> Expr:
     """Return the output element of a float32 sum.
 
-    Parameters
-    ----------
-    gemm
-        Says which of the steps apply.
-    value
-        float32 sum of row m of A and row n of the weight.
-    m, n
-        Position in the output; both within bounds.
-    args
-        The kernel's tensors.
-    added
-        The element of the residual, where it was loaded before.
+    gemm: Says which of the steps apply.
+    value: float32 sum of row m of A and row n of the weight.
+    m, n: Position in the output; both within bounds.
+    args: The kernel's tensors.
+    added: The element of the residual, where it was loaded before.
     """
     value = finish_float(gemm, value, m, n, args, added)
     return value if gemm.output == "float32" else T.Cast(gemm.output, value)
@@ -72,12 +65,8 @@ def finish_gated(
 ) -> None:
     """Finish and store ``count`` results of a gated product; see `finish_row`.
 
-    Parameters
-    ----------
-    args
-        The kernel's tensors as the rows of the first, and of the second half of the weight see them.
-    sums
-        Local float32 buffers of ``count`` sums of both halves.
+    args: The kernel's tensors as the rows of the first, and of the second half of the weight see them.
+    sums: Local float32 buffers of ``count`` sums of both halves.
     """
 
     def gated(index: int, _: Expr) -> Expr:
@@ -95,12 +84,8 @@ def finish_gated(
 def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: Expr) -> None:
     """Finish and store ``count`` consecutive sums of row m from column n on.
 
-    Parameters
-    ----------
-    sums
-        Local float32 buffer of ``count`` sums.
-    m, n
-        Row (within bounds) and first column, a multiple of ``count``.
+    sums: Local float32 buffer of ``count`` sums.
+    m, n: Row (within bounds) and first column, a multiple of ``count``.
     """
 
     def finished(index: int, added: Expr) -> Expr:

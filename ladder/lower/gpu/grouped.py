@@ -62,15 +62,10 @@ class ExpertSlice:
 class MTile:
     """The activation rows of one tile of the output.
 
-    Parameters
-    ----------
-    args
-        The arguments as one expert's product sees them: its weights, and ``m`` after its last row.
-    first
-        First row of x of the tile.
-    exists
-        Whether there is such a tile: the grid is an upper bound. Code after `find_m_tile` must
-        run under this condition.
+    args: The arguments as one expert's product sees them: its weights, and ``m`` after its last row.
+    first: First row of x of the tile.
+    exists: Whether there is such a tile: the grid is an upper bound. Code after `find_m_tile` must run under
+        this condition.
     """
 
     args: Arguments
@@ -91,16 +86,10 @@ def count_m_tiles(args: Arguments, tile_m: int) -> Expr:
 def find_m_tile(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> MTile:
     """Find the activation rows of tile ``block``, of `count_m_tiles`.
 
-    Parameters
-    ----------
-    args
-        The kernel's arguments.
-    block
-        Tile along M, the same in every lane of a warp.
-    tile_m
-        Activation rows per tile.
-    lanes
-        The warp.
+    args: The kernel's arguments.
+    block: Tile along M, the same in every lane of a warp.
+    tile_m: Activation rows per tile.
+    lanes: The warp.
     """
     if args.experts is None:
         return MTile(args, b.bind(block * tile_m), True)

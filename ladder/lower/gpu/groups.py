@@ -30,14 +30,9 @@ OPERAND_ROWS = 2
 class Groups:
     """How scales and zero points of a problem fall on packed tiles.
 
-    Parameters
-    ----------
-    gemm
-        The problem.
-    placement
-        ``"operand"`` or ``"accumulator"``; 8-bit cores always use the accumulator.
-    core
-        Type of the decoded operands; by default that of the activations.
+    gemm: The problem.
+    placement: ``"operand"`` or ``"accumulator"``; 8-bit cores always use the accumulator.
+    core: Type of the decoded operands; by default that of the activations.
     """
 
     gemm: Gemm
@@ -122,12 +117,8 @@ class Groups:
 class Leftover:
     """What decoded registers leave to the accumulator: ``value = gain * raw + offset - zero``.
 
-    Parameters
-    ----------
-    gains, offsets
-        Of rows g and g+8.
-    zero
-        Kind of the zero points that are still to be subtracted.
+    gains, offsets: Of rows g and g+8.
+    zero: Kind of the zero points that are still to be subtracted.
     """
 
     gains: tuple[float, float] = (1.0, 1.0)
@@ -154,14 +145,9 @@ Reader = Callable[[str, int, int, Expr], Expr]
 class GroupRegisters:
     """Scales and zero points of a tile, or of neighbours that share them, as loaded: converted on use.
 
-    Parameters
-    ----------
-    groups, step
-        What is loaded, and for which rows.
-    lane
-        The lane of the warp.
-    types
-        Element types of scales and zero points, or None where absent.
+    groups, step: What is loaded, and for which rows.
+    lane: The lane of the warp.
+    types: Element types of scales and zero points, or None where absent.
     """
 
     def __init__(

@@ -43,14 +43,9 @@ class Issue:
 class LaneMap:
     """Who holds what: lanes to operand coordinates and accumulator positions.
 
-    Parameters
-    ----------
-    accumulators
-        32-bit accumulators per lane of a step.
-    rows_per_lane
-        Distinct weight rows among them.
-    partial_lanes
-        Lane distances (powers of two) over which accumulators are partial sums of the result.
+    accumulators: 32-bit accumulators per lane of a step.
+    rows_per_lane: Distinct weight rows among them.
+    partial_lanes: Lane distances (powers of two) over which accumulators are partial sums of the result.
     """
 
     accumulators: int
@@ -135,28 +130,16 @@ QUAD_PAIR_STEPS = (
 class MatrixStep:
     """A row of the table: one step on one generation.
 
-    Parameters
-    ----------
-    activation
-        Element type of x.
-    capability
-        Lowest compute capability that has it.
-    spelling
-        PTX instruction; ``{w}`` is the weight operand's type.
-    issues
-        The instructions that make up a step.
-    lanes
-        Fragment maps.
-    carrier
-        Type of the accumulator registers (PTX takes s32 in uint32 registers).
-    promote
-        Elements of K after which partial sums must move to float32 registers; 0 for never.
-    activation rows
-        Activation rows of a step.
-    steps
-        Steps that an instruction takes at once: it then has four registers of W and two of x for each.
-    parts
-        Threads' packed words that a lane decodes for a step, each with columns of K of its own.
+    activation: Element type of x.
+    capability: Lowest compute capability that has it.
+    spelling: PTX instruction; ``{w}`` is the weight operand's type.
+    issues: The instructions that make up a step.
+    lanes: Fragment maps.
+    carrier: Type of the accumulator registers (PTX takes s32 in uint32 registers).
+    promote: Elements of K after which partial sums must move to float32 registers; 0 for never.
+    activation rows: Activation rows of a step.
+    steps: Steps that an instruction takes at once: it then has four registers of W and two of x for each.
+    parts: Threads' packed words that a lane decodes for a step, each with columns of K of its own.
     """
 
     activation: str
@@ -222,10 +205,7 @@ PTX_FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 def select_step(device: TileDevice, activation: str) -> MatrixStep:
     """Return the best step of ``device`` for activations of type ``activation``.
 
-    Raises
-    ------
-    DeviceError
-        If the device has none; the message names what would work.
+    Raises DeviceError if the device has none; the message names what would work.
     """
     usable = [s for s in STEPS if s.capability <= device.compute_capability]
     for step in usable:
@@ -255,20 +235,12 @@ def emit_step(
 ) -> None:
     """Emit ``acc[acc_first:] += a · b`` for one step, or ``= start + a · b``.
 
-    Parameters
-    ----------
-    step
-        The instructions.
-    weight
-        Operand type that the weights were decoded to (fp8 types may differ from the activation's).
-    acc
-        Local buffer of ``step.carrier``.
-    acc_first
-        First of ``step.lanes.accumulators`` registers.
-    a, b
-        Four and two uint32 registers; None in ``a`` marks registers that take no part.
-    start
-        Accumulators to begin with, for steps of one instruction.
+    step: The instructions.
+    weight: Operand type that the weights were decoded to (fp8 types may differ from the activation's).
+    acc: Local buffer of ``step.carrier``.
+    acc_first: First of ``step.lanes.accumulators`` registers.
+    a, b: Four and two uint32 registers; None in ``a`` marks registers that take no part.
+    start: Accumulators to begin with, for steps of one instruction.
     """
     for issue in step.issues:
         if all(a[i] is None for i in issue.a):

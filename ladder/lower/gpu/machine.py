@@ -184,12 +184,8 @@ class Machine(ABC):
 class Cost:
     """What a decode costs a warp.
 
-    Parameters
-    ----------
-    instructions
-        Instructions to issue.
-    alu, fma, shared
-        Clocks for which the pipes of logic, of multiplication and of shared memory are busy.
+    instructions: Instructions to issue.
+    alu, fma, shared: Clocks for which the pipes of logic, of multiplication and of shared memory are busy.
     """
 
     instructions: int = 0

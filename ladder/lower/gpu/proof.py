@@ -186,10 +186,7 @@ def prove(
     ``meaning`` must turn what the registers hold into the values without an error in float32.
     ``machine`` executes it.
 
-    Raises
-    ------
-    VerificationError
-        Names the first code that decodes wrongly and what came out.
+    Raises VerificationError: Names the first code that decodes wrongly and what came out.
     """
     ttype, lane = conversion.ttype, conversion.lane
     codes = ttype.valid_codes().astype(np.uint32)

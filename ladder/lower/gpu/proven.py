@@ -106,16 +106,10 @@ FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 class Proven:
     """A recipe that passed its proof.
 
-    Parameters
-    ----------
-    strategy
-        Its row in `STRATEGIES`.
-    recipe
-        The steps.
-    meaning
-        What the registers' numbers stand for.
-    cost
-        Cost of all operand registers of a thread's share of a tile, without scales.
+    strategy: Its row in `STRATEGIES`.
+    recipe: The steps.
+    meaning: What the registers' numbers stand for.
+    cost: Cost of all operand registers of a thread's share of a tile, without scales.
     """
 
     strategy: str
@@ -137,10 +131,7 @@ _proven: dict[tuple[Any, ...], list[Proven]] = {}
 def proven_recipes(conversion: Conversion) -> list[Proven]:
     """Return every recipe that is proven for a conversion, cheapest first.
 
-    Raises
-    ------
-    VerificationError
-        If no recipe passes.
+    Raises VerificationError if no recipe passes.
     """
     ttype = conversion.ttype
     values = ttype.probe_values().tobytes()
@@ -194,12 +185,8 @@ def cheapest(
 ) -> Proven:
     """Return the cheapest proven recipe that a compute capability can run.
 
-    Parameters
-    ----------
-    table
-        Bytes of shared memory that the kernel has for a table.
-    offset_clocks
-        Clocks per tile that an offset costs the kernel.
+    table: Bytes of shared memory that the kernel has for a table.
+    offset_clocks: Clocks per tile that an offset costs the kernel.
     """
     found = [
         x
@@ -263,11 +250,8 @@ def operand_type(gemm: Gemm) -> str:
 
     Tensor cores take two different fp8 types, so the other one serves if only it fits.
 
-    Raises
-    ------
-    ConversionError
-        If the type does not fit without loss (names a core that does), or if real zero points
-        meet an 8-bit core.
+    Raises ConversionError if the type does not fit without loss (names a core that does), or if real zero
+        points meet an 8-bit core.
     """
     if gemm.zero == "float" and lane_of(gemm.activation) == 8:
         raise ConversionError(

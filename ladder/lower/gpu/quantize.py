@@ -47,19 +47,12 @@ ROUNDER = 1.5 * 2.0**23
 class Quantization:
     """What a quantising kernel does, and how it is tiled.
 
-    Parameters
-    ----------
-    source
-        Element type of x, of `ITEM_BYTES`.
-    activation
-        ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
-    group
-        Elements along K that share a scale: 0 for a whole row, else `CHUNK` times a power of
-        two, at most 256.
-    threads
-        Threads per row, a multiple of 32.
-    chunks
-        Chunks that a thread keeps in registers.
+    source: Element type of x, of `ITEM_BYTES`.
+    activation: ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
+    group: Elements along K that share a scale: 0 for a whole row, else `CHUNK` times a power of two, at most
+        256.
+    threads: Threads per row, a multiple of 32.
+    chunks: Chunks that a thread keeps in registers.
     """
 
     source: str
@@ -90,14 +83,9 @@ class Quantization:
 class Tiling:
     """Threads and registers for the rows of a vendor's kernels.
 
-    Parameters
-    ----------
-    chunks
-        Chunks that a thread may keep, fewest first.
-    comfortable
-        Threads beyond which more chunks are better than more threads.
-    most, most_grouped
-        Threads at most, of whole rows and of groups.
+    chunks: Chunks that a thread may keep, fewest first.
+    comfortable: Threads beyond which more chunks are better than more threads.
+    most, most_grouped: Threads at most, of whole rows and of groups.
     """
 
     chunks: tuple[int, ...]

@@ -54,18 +54,11 @@ FLOAT_CORES = {
 class Conversion:
     """What a decoder must do: codes of ``ttype`` to lanes of ``operand``.
 
-    Parameters
-    ----------
-    ttype
-        Element type of the weight.
-    operand
-        Operand type of the tensor core.
-    zero
-        ``"integer"`` if integer zero points are subtracted inside the recipe, else ``"none"``.
-    raw
-        Whether registers may hold raw numbers, which `Meaning` turns into values.
-    order
-        Order of the bits in packed words (`schedules.layouts.ORDERS`).
+    ttype: Element type of the weight.
+    operand: Operand type of the tensor core.
+    zero: ``"integer"`` if integer zero points are subtracted inside the recipe, else ``"none"``.
+    raw: Whether registers may hold raw numbers, which `Meaning` turns into values.
+    order: Order of the bits in packed words (`schedules.layouts.ORDERS`).
     """
 
     ttype: TType

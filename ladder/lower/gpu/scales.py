@@ -80,14 +80,9 @@ class Fold:
     ``raw * (scale * step) + scale * start``: rounded once, since both products of the scale are
     by powers of two. Results that are subnormal in float16 may be off by its smallest number.
 
-    Parameters
-    ----------
-    operand
-        float16 or bfloat16.
-    steps, starts
-        Factors of the scale for rows g and g+8.
-    exponent
-        Chosen so that the largest scale that packing leaves still has a finite product.
+    operand: float16 or bfloat16.
+    steps, starts: Factors of the scale for rows g and g+8.
+    exponent: Chosen so that the largest scale that packing leaves still has a finite product.
     """
 
     operand: str
@@ -103,14 +98,9 @@ class Fold:
 def fold(operand: str, meaning: Meaning, reach: float) -> Fold | None:
     """Return how scales multiply raw operands, or None if that would round twice.
 
-    Parameters
-    ----------
-    operand
-        Operand type.
-    meaning
-        What the raw operands stand for.
-    reach
-        Largest magnitude of the weight type's values.
+    operand: Operand type.
+    meaning: What the raw operands stand for.
+    reach: Largest magnitude of the weight type's values.
     """
     numbers = (*meaning.gains, *(offset for offset in meaning.offsets if offset))
     if operand not in FLOAT_CORES or any(abs(frexp(number)[0]) != 0.5 for number in numbers):

@@ -16,14 +16,9 @@ Expr = Any
 class TileMultiplier:
     """Emits one packed tile's decode and multiplication, span by span.
 
-    Parameters
-    ----------
-    decoder
-        Turns packed words into operand registers.
-    accumulators
-        The fragments.
-    table
-        The decoder's table in shared memory, if it has one.
+    decoder: Turns packed words into operand registers.
+    accumulators: The fragments.
+    table: The decoder's table in shared memory, if it has one.
     """
 
     def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
@@ -45,16 +40,11 @@ class TileMultiplier:
     ) -> None:
         """Emit the tile.
 
-        Parameters
-        ----------
-        words
-            Local buffers of the thread's packed words, one per row block and part of the step.
-        group_registers
-            Scales and zero points of each row block.
-        load_activations
-            ``load_activations(m_block, span, out)`` emits the loads of B operands, four for each part.
-        flush
-            Whether partial sums are flushed at the tile's last granule.
+        words: Local buffers of the thread's packed words, one per row block and part of the step.
+        group_registers: Scales and zero points of each row block.
+        load_activations: ``load_activations(m_block, span, out)`` emits the loads of B operands, four for
+            each part.
+        flush: Whether partial sums are flushed at the tile's last granule.
         """
         for span in range(self.groups.lane // self.span):
             if len(self.x) == self.m_blocks and len(self._granules(span)) == 1:

@@ -61,12 +61,8 @@ def widened_step(gemm: Gemm, device: TileDevice) -> MatrixStep | None:
 class Part:
     """The float16 step of one half of the bytes of an 8-bit step.
 
-    Parameters
-    ----------
-    registers
-        Decoded float16 registers of a tile that are its W operands.
-    x
-        Widened registers of x that are its x operands.
+    registers: Decoded float16 registers of a tile that are its W operands.
+    x: Widened registers of x that are its x operands.
     """
 
     registers: tuple[int, ...]

@@ -26,12 +26,8 @@ SHOWN = 2
 class Look(NamedTuple):
     """What a comparison of arguments with those of earlier calls found.
 
-    Parameters
-    ----------
-    generation
-        Grows when an argument that stayed so far is another tensor, or lies elsewhere.
-    apart
-        Whether no other argument lies in the memory of one that is written.
+    generation: Grows when an argument that stayed so far is another tensor, or lies elsewhere.
+    apart: Whether no other argument lies in the memory of one that is written.
     """
 
     generation: int
@@ -45,12 +41,8 @@ UNKNOWN = Look(0, True)
 class Arguments:
     """Compares the arguments of calls; not for use by two threads at a time.
 
-    Parameters
-    ----------
-    written
-        Positions of the arguments that are written.
-    are_open
-        Whether a tensor may have another shape than in the call before.
+    written: Positions of the arguments that are written.
+    are_open: Whether a tensor may have another shape than in the call before.
     """
 
     def __init__(self, written: Iterable[int], *, are_open: bool = True) -> None:

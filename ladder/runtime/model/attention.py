@@ -36,18 +36,10 @@ LARGEST = 1 << 31
 def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
     """Return a kernel's arguments: sizes, strides, and every tensor as the one axis of its elements.
 
-    Parameters
-    ----------
-    form
-        What the kernel computes.
-    given
-        ``q``, ``k``, ``v``, ``out`` as ``[batch, heads, tokens, size]``, and what `Attention.tensors` names;
-        any strides but along the last axis, extents 1 are shared.
-
-    Raises
-    ------
-    ShapeError
-        If offsets do not fit 32 bits, or the last axis is not contiguous.
+    form: What the kernel computes.
+    given: ``q``, ``k``, ``v``, ``out`` as ``[batch, heads, tokens, size]``, and what `Attention.tensors`
+        names; any strides but along the last axis, extents 1 are shared.
+    Raises ShapeError if offsets do not fit 32 bits, or the last axis is not contiguous.
     """
     q, k = given["q"], given["k"]
     numbers = {"batch": q.shape[0], "tokens": q.shape[2], "keys": k.shape[2]}

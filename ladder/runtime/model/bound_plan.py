@@ -17,33 +17,17 @@ from ladder.runtime.model.plan import Plan
 class BoundPlan:
     """A plan whose inputs are bound to arguments, on one device.
 
-    Parameters
-    ----------
-    plan
-        The steps.
-    bindings
-        Input of the graph -> position among `values`; packed weights by `packs`.
-    packs
-        Input of the graph that is a packed weight -> positions of its arrays.
-    held
-        Input of the graph -> tensor that the program brings.
-    results
-        As in `Program.results`.
-    updates
-        As in `Program.updates`.
-    kernels
-        Kernel -> its loaded entry.
-    where
-        The device.
-    joined
-        Arrays that are made of arguments; their positions follow those of the arguments.
-    places
-        As in `Program.sizes`, complete; by default what the shapes of inputs show.
-
-    Raises
-    ------
-    ShapeError
-        If no argument shows a size that a step needs.
+    plan: The steps.
+    bindings: Input of the graph -> position among `values`; packed weights by `packs`.
+    packs: Input of the graph that is a packed weight -> positions of its arrays.
+    held: Input of the graph -> tensor that the program brings.
+    results: As in `Program.results`.
+    updates: As in `Program.updates`.
+    kernels: Kernel -> its loaded entry.
+    where: The device.
+    joined: Arrays that are made of arguments; their positions follow those of the arguments.
+    places: As in `Program.sizes`, complete; by default what the shapes of inputs show.
+    Raises ShapeError if no argument shows a size that a step needs.
     """
 
     def __init__(
@@ -98,12 +82,8 @@ class BoundPlan:
     def own(self, first: int, stored: Sequence[torch.Tensor | None]) -> None:
         """Take the tensors that follow the first arguments of every call: constants, if nothing is written.
 
-        Parameters
-        ----------
-        first
-            Position of the first of them.
-        stored
-            The tensors; the same objects in each call.
+        first: Position of the first of them.
+        stored: The tensors; the same objects in each call.
         """
         if self.changed:
             return

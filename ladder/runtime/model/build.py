@@ -67,16 +67,10 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
 class Built:
     """A model ready to run, with what it was made from.
 
-    Parameters
-    ----------
-    program
-        As imported, simplified.
-    plan
-        The steps.
-    kernels
-        Kernel name -> the library on disk.
-    executable
-        The call.
+    program: As imported, simplified.
+    plan: The steps.
+    kernels: Kernel name -> the library on disk.
+    executable: The call.
     """
 
     program: Program
@@ -93,10 +87,7 @@ class Built:
 def build_model(program: Program, where: torch.device) -> Built:
     """Compile a program for the device that its tensors are on.
 
-    Raises
-    ------
-    LadderError
-        If a part has no executor there; the message names it.
+    Raises LadderError if a part has no executor there; the message names it.
     """
     from targets import get_device
 
@@ -106,10 +97,7 @@ def build_model(program: Program, where: torch.device) -> Built:
 def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     """Find or build the kernels of what was prepared for this device, and lay out its plan.
 
-    Raises
-    ------
-    LadderError
-        If a part has no executor there; the message names it.
+    Raises LadderError if a part has no executor there; the message names it.
     """
     from targets import get_device
 
@@ -172,14 +160,9 @@ def build_kernels(
 ) -> tuple[dict[int, list[Kernel]], list[Kernel], dict[int, str]]:
     """Find or build all kernels side by side.
 
-    Returns
-    -------
-    Number of a part -> its kernels; those of products; number of a part -> why it cannot have any.
-
-    Raises
-    ------
-    Exception
-        What prevents the kernel of a product; under ``LADDER_STRICT`` of any part, unless a tool is missing.
+    Returns: Number of a part -> its kernels; those of products; number of a part -> why it cannot have any.
+    Raises Exception: What prevents the kernel of a product; under ``LADDER_STRICT`` of any part, unless a
+        tool is missing.
     """
     reasons: dict[int, str] = {}
     wanted: dict[int, list[Job]] = {}

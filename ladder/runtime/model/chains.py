@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.lower.chain.symbols import with_plain_names
-from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 
 if TYPE_CHECKING:
@@ -29,24 +28,6 @@ def canonical_chain(graph: Graph) -> Graph:
     )
     plain = replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
     return with_plain_names(plain)
-
-
-def chain_kernels(
-    graphs: Sequence[Graph], device: TileDevice, mapping: Mapping | None = None
-) -> list[Kernel]:
-    """Return the kernel of every chain; those that are missing are compiled.
-
-    Parameters
-    ----------
-    mapping
-        How all of them lie over the device; by default each has the best by the model.
-
-    Raises
-    ------
-    CompilerError, MissingToolError
-        If one must be built and cannot.
-    """
-    return find_or_build([chain_job(graph, device, mapping) for graph in graphs])
 
 
 def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) -> Job:

@@ -37,15 +37,9 @@ def _plain(part: Subgraph) -> Convolution:
 def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
 
-    Parameters
-    ----------
-    lasting
-        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds it.
-
-    Raises
-    ------
-    LadderError
-        If this torch lacks the function that the plan names.
+    lasting: Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds
+        it.
+    Raises LadderError if this torch lacks the function that the plan names.
     """
     graph = part.graph
     shape = now.numbers(graph.tile(graph.outputs[0]).shape)

@@ -21,12 +21,8 @@ from ladder.runtime.model.workspace import Bound, Slots, Workspace
 class Operand:
     """A value as a kernel takes it.
 
-    Parameters
-    ----------
-    value
-        Of the plan.
-    shape
-        That the kernel has for it; None for its own.
+    value: Of the plan.
+    shape: That the kernel has for it; None for its own.
     """
 
     value: str
@@ -60,18 +56,11 @@ def bind_entry(
 ) -> Bound:
     """Return the call of a kernel.
 
-    Parameters
-    ----------
-    memory
-        Of the plan, on a CPU; shapes are known.
-    entry
-        The kernel.
-    first
-        Numbers that it takes first.
-    operands
-        What it reads: an `Operand`, or a tensor that stays.
-    out
-        What it writes: buffers of the plan or new tensors, none of them empty.
+    memory: Of the plan, on a CPU; shapes are known.
+    entry: The kernel.
+    first: Numbers that it takes first.
+    operands: What it reads: an `Operand`, or a tensor that stays.
+    out: What it writes: buffers of the plan or new tensors, none of them empty.
     """
     arguments: list[Any] = [*first]
     moving: list[tuple[int, int, Operand]] = []

@@ -25,15 +25,8 @@ MOST_FITTING = 256
 class Executable:
     """Runs a plan.
 
-    Parameters
-    ----------
-    bound
-        The plan, bound to arguments.
-
-    Raises
-    ------
-    ShapeError
-        If no argument shows a size that a result needs.
+    bound: The plan, bound to arguments.
+    Raises ShapeError if no argument shows a size that a result needs.
     """
 
     def __init__(self, bound: BoundPlan) -> None:
@@ -60,12 +53,8 @@ class Executable:
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """Run; ``values`` are the arguments of the graph that was imported.
 
-        Raises
-        ------
-        ShapeError
-            If a tensor does not have the shape that the plan is for.
-        AliasingError
-            If an argument lies in the memory of one that is written.
+        Raises ShapeError if a tensor does not have the shape that the plan is for.
+        Raises AliasingError if an argument lies in the memory of one that is written.
         """
         look = UNKNOWN if self._only_reads else self.look(values)
         if not look.apart:
@@ -115,17 +104,9 @@ class Executable:
     def check(self, values: Sequence[Any], given: int | None = None) -> None:
         """Raise unless arguments are what the plan is for: callers without guards of their own ask this.
 
-        Parameters
-        ----------
-        values
-            The arguments.
-        given
-            How many, from the first on, may be other tensors than in the check before; by default all.
-
-        Raises
-        ------
-        ShapeError, DTypeError
-            Names the argument.
+        values: The arguments.
+        given: How many, from the first on, may be other tensors than in the check before; by default all.
+        Raises ShapeError, DTypeError: Names the argument.
         """
         try:
             seen = facts_of(len(values) if given is None else given)(values)

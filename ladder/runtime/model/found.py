@@ -65,10 +65,7 @@ def shipped_graphs() -> str:
 def finder(device: TileDevice, search: float = 0.0) -> Find | None:
     """Return what knows found graphs for a device; None if it has no kernels of them that could be faster.
 
-    Parameters
-    ----------
-    search
-        Seconds for programs that neither database knows; what is found is kept in the user's.
+    search: Seconds for programs that neither database knows; what is found is kept in the user's.
     """
     if not is_nvidia(device) or not knobs.settings.found_graphs:
         return None

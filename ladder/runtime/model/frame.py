@@ -31,20 +31,12 @@ sizes twice as many. Binding takes as long as several calls, which sizes that co
 class State:
     """What a frame keeps of a set of sizes.
 
-    Parameters
-    ----------
-    buffers
-        Memory of results of open shapes, in order.
-    extents
-        What steps ask for, as `Now.known` has it.
-    some_empty
-        Whether a value of a chain of open sizes has no elements.
-    replay
-        The CUDA graph; None on CPUs, and where chains are computed by reference.
-    steps
-        The steps for these sizes alone; None as long as those for all sizes serve.
-    calls
-        How often the sizes were asked for.
+    buffers: Memory of results of open shapes, in order.
+    extents: What steps ask for, as `Now.known` has it.
+    some_empty: Whether a value of a chain of open sizes has no elements.
+    replay: The CUDA graph; None on CPUs, and where chains are computed by reference.
+    steps: The steps for these sizes alone; None as long as those for all sizes serve.
+    calls: How often the sizes were asked for.
     """
 
     buffers: list[torch.Tensor]
@@ -58,10 +50,7 @@ class State:
 class Frame:
     """The steps of a plan as closures over memory of their own: one call at a time runs it.
 
-    Parameters
-    ----------
-    owner
-        The plan, bound to arguments.
+    owner: The plan, bound to arguments.
     """
 
     def __init__(self, owner: BoundPlan) -> None:
@@ -80,12 +69,8 @@ class Frame:
     def call(self, values: Sequence[Any], sizes: Sizes, generation: int = 0) -> list[Any]:
         """Run with arguments of given sizes, by a CUDA graph where there is one.
 
-        Parameters
-        ----------
-        values, sizes
-            The arguments, and what they show.
-        generation
-            Grows when a tensor that stayed so far lies elsewhere, as `Look.generation`.
+        values, sizes: The arguments, and what they show.
+        generation: Grows when a tensor that stayed so far lies elsewhere, as `Look.generation`.
         """
         state = self.enter(sizes)
         if state.replay is not None:
@@ -116,10 +101,8 @@ class Frame:
     def _opened(self, sizes: Sizes) -> State:
         """Return the state of sizes that are new.
 
-        Raises
-        ------
-        ShapeError
-            If a chain would read or write a tensor of so many elements that 32 bits do not count them.
+        Raises ShapeError if a chain would read or write a tensor of so many elements that 32 bits do not
+            count them.
         """
         elements = [*map(prod, self.counted(sizes))]
         if max(elements, default=0) > MOST:

@@ -12,12 +12,8 @@ import torch
 class Given:
     """The arguments of one frame.
 
-    Parameters
-    ----------
-    inputs
-        (slot, position) of each argument that the plan reads.
-    plain
-        Position -> a parameter, and what steps get for it: the same tensor, whatever sizes they are for.
+    inputs: (slot, position) of each argument that the plan reads.
+    plain: Position -> a parameter, and what steps get for it: the same tensor, whatever sizes they are for.
     """
 
     def __init__(self, inputs: Sequence[tuple[int, int]], plain: dict[int, tuple[Any, Any]]) -> None:
@@ -32,14 +28,9 @@ class Given:
     def put(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
         """Fill the slots: kernels take plain tensors, not parameters.
 
-        Parameters
-        ----------
-        values
-            The arguments of a call.
-        slots
-            Of the frame.
-        made
-            Position of the first argument that is made of others.
+        values: The arguments of a call.
+        slots: Of the frame.
+        made: Position of the first argument that is made of others.
         """
         known, staying = self.known, self.staying
         if known is None or (staying and not self._stay([values[at] for at in staying], known)):

@@ -48,12 +48,8 @@ def release_collectives() -> None:
 class Replay:
     """Runs a plan, as a CUDA graph from the third call on.
 
-    Parameters
-    ----------
-    step_by_step
-        Runs all steps with arguments; returns the plan's outputs.
-    owner
-        The plan, bound to arguments.
+    step_by_step: Runs all steps with arguments; returns the plan's outputs.
+    owner: The plan, bound to arguments.
     """
 
     def __init__(self, step_by_step: Callable[[Sequence[Any]], list[Any]], owner: BoundPlan) -> None:

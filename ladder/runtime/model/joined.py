@@ -96,10 +96,7 @@ def joins_of(source: Source) -> list[Join | Pack | Made]:
 class Joined:
     """The arrays of a plan.
 
-    Parameters
-    ----------
-    joins
-        What to make of the arguments of a call.
+    joins: What to make of the arguments of a call.
     """
 
     def __init__(self, joins: Sequence[Join | Pack | Made]) -> None:

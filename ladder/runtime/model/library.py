@@ -158,10 +158,7 @@ RUNS: Mapping[str, Callable[[Node, Now], Run]] = {
 def resolve(target: str) -> Any:
     """Return the operator of a name such as ``aten.topk.default``.
 
-    Raises
-    ------
-    LadderError
-        If this torch has none of that name.
+    Raises LadderError if this torch has none of that name.
     """
     try:
         return reduce(getattr, target.split("."), torch.ops)
@@ -238,10 +235,8 @@ def product_takes_out(graph: Graph, lasting: Mapping[str, Keep]) -> bool:
 def product_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Run:
     """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it.
 
-    Parameters
-    ----------
-    lasting
-        Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds it.
+    lasting: Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds
+        it.
     """
     if _product_node(part.graph).operator == "contract":
         return convolution_run(part, now, lasting)

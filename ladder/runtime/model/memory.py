@@ -60,14 +60,9 @@ class Result:
 class Block:
     """Memory of results whose lifetimes decide what overlaps.
 
-    Parameters
-    ----------
-    results
-        All of fixed, or all of open shapes.
-    names
-        Of the symbolic sizes.
-    where
-        The device.
+    results: All of fixed, or all of open shapes.
+    names: Of the symbolic sizes.
+    where: The device.
     """
 
     def __init__(self, results: Sequence[Result], names: tuple[str, ...], where: torch.device) -> None:

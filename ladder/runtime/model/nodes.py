@@ -27,10 +27,7 @@ Make = Callable[[Node, Now, torch.device], Run]
 def graph_run(graph: Graph, now: Now, where: torch.device) -> Run:
     """Return ``(operands) -> results`` of a graph: one tensor, or a tuple of several.
 
-    Raises
-    ------
-    DTypeError
-        If a node has no function of torch: one that takes packed codes.
+    Raises DTypeError if a node has no function of torch: one that takes packed codes.
     """
     steps = [
         (
@@ -56,10 +53,7 @@ def graph_run(graph: Graph, now: Now, where: torch.device) -> Run:
 def node_run(node: Node, now: Now, where: torch.device) -> Run:
     """Return ``(operands) -> result`` of one node.
 
-    Raises
-    ------
-    DTypeError
-        If it has no function of torch.
+    Raises DTypeError if it has no function of torch.
     """
     if node.operator in VIEWS:
         return VIEWS[node.operator](node, now)

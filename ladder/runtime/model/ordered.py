@@ -35,14 +35,9 @@ MOST_CHANGES = 2
 class Ordered:
     """One weight.
 
-    Parameters
-    ----------
-    order
-        Puts it in order.
-    stays
-        Whether it is a constant: the same tensor, which nobody writes, in each call.
-    watch
-        What looks at it together with others.
+    order: Puts it in order.
+    stays: Whether it is a constant: the same tensor, which nobody writes, in each call.
+    watch: What looks at it together with others.
     """
 
     def __init__(self, order: Order, stays: bool, watch: Watch) -> None:

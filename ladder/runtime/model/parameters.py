@@ -15,12 +15,8 @@ from ladder.runtime.model.sizes import Now
 def computed(graph: Graph, values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the only result of a graph of `ladder.ir.folding.PURE` operators, contiguous.
 
-    Parameters
-    ----------
-    graph
-        Its shapes are known.
-    values
-        One per input, in order.
+    graph: Its shapes are known.
+    values: One per input, in order.
     """
     where = values[0].device
     result: Any = graph_run(graph, Now(()), where)(*values)

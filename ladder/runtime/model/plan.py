@@ -25,18 +25,11 @@ COMPUTES = ("aten.", "ladder.")
 class Step:
     """One part with what executes it.
 
-    Parameters
-    ----------
-    part
-        The part.
-    executor
-        ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
-    entry
-        For quantized products the text of the request for their kernels, for others of ours their names.
-    constant
-        Whether it reads nothing that changes from call to call.
-    sizes
-        Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
+    part: The part.
+    executor: ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
+    entry: For quantized products the text of the request for their kernels, for others of ours their names.
+    constant: Whether it reads nothing that changes from call to call.
+    sizes: Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
     """
 
     part: Subgraph
@@ -50,18 +43,11 @@ class Step:
 class Plan:
     """Steps in order.
 
-    Parameters
-    ----------
-    steps
-        All of them.
-    tiles
-        Value -> its tile.
-    outputs
-        Values that the plan gives, in the order of the graph's outputs.
-    last_use
-        Value -> number of the last step that reads it or a view of it; results outlive all.
-    in_place
-        Value that a step writes into an input -> that input.
+    steps: All of them.
+    tiles: Value -> its tile.
+    outputs: Values that the plan gives, in the order of the graph's outputs.
+    last_use: Value -> number of the last step that reads it or a view of it; results outlive all.
+    in_place: Value that a step writes into an input -> that input.
     """
 
     steps: tuple[Step, ...]
@@ -92,16 +78,10 @@ class Plan:
 def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str], family: str) -> Plan:
     """Return the plan of parts.
 
-    Parameters
-    ----------
-    graph
-        The whole model.
-    parts
-        In order.
-    entries
-        Number of a chain or quantized product among the parts -> its `Step.entry`.
-    family
-        ``"cpu"`` or ``"cuda"``.
+    graph: The whole model.
+    parts: In order.
+    entries: Number of a chain or quantized product among the parts -> its `Step.entry`.
+    family: ``"cpu"`` or ``"cuda"``.
     """
     constant: set[str] = set()
     steps = []

@@ -41,12 +41,8 @@ if TYPE_CHECKING:
 class Prepared:
     """A program for one device.
 
-    Parameters
-    ----------
-    program
-        As imported, its graph simplified.
-    parts
-        Of its graph, in order.
+    program: As imported, its graph simplified.
+    parts: Of its graph, in order.
     """
 
     program: Program
@@ -56,15 +52,8 @@ class Prepared:
 def prepare(program: Program, device: TileDevice, search: float = 0.0) -> Prepared:
     """Simplify and divide an imported program.
 
-    Parameters
-    ----------
-    search
-        Seconds for what the databases of found graphs lack.
-
-    Raises
-    ------
-    LadderError
-        If a quantized product is none that a kernel computes.
+    search: Seconds for what the databases of found graphs lack.
+    Raises LadderError if a quantized product is none that a kernel computes.
     """
     program = simplified(program, device)
     sources = program.sources.items()
@@ -242,10 +231,7 @@ def to_data(prepared: Prepared) -> dict[str, Any] | None:
 def from_data(data: Mapping[str, Any]) -> Prepared:
     """Read back what `to_data` gave.
 
-    Raises
-    ------
-    KeyError, IndexError, TypeError, ValueError, LadderError
-        If the data are of another form.
+    Raises KeyError, IndexError, TypeError, ValueError, LadderError if the data are of another form.
     """
     graph = graph_from_data(data["graph"])
     gemms = [gemm_from_dict(given) for given in data["gemms"]]

@@ -24,10 +24,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Probes:
     """Some elements of tensors, and what they were.
 
-    Parameters
-    ----------
-    tensors
-        Of which those in the memory of a CPU are looked at: a GPU would have to be waited for.
+    tensors: Of which those in the memory of a CPU are looked at: a GPU would have to be waited for.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -42,10 +39,7 @@ class Probes:
 class Noted:
     """Tensors, where they lay, and what they held: a later look tells whether that is still so.
 
-    Parameters
-    ----------
-    parts
-        The tensors.
+    parts: The tensors.
     """
 
     def __init__(self, parts: Iterable[torch.Tensor]) -> None:

@@ -36,28 +36,16 @@ have twice the lanes for floats."""
 class StepCost:
     """One step of a plan.
 
-    Parameters
-    ----------
-    number
-        From 0, in order.
-    kind, executor, operators, reason
-        As `Plan.table` has them; the operators joined by spaces.
-    inputs, outputs
-        Values that it reads and makes.
-    bytes
-        Of its operands and results, each once; 0 for views.
-    flops
-        Operations of its product, else of all its operators.
-    core
-        Type in which its product computes; empty for vector units.
-    constant
-        Whether it runs once and not in each call.
-    graph
-        Its tile graph as text.
-    least_us
-        Least time for the bytes and the operations on the device, whichever takes longer.
-    measured_us
-        Median time; None where nothing ran.
+    number: From 0, in order.
+    kind, executor, operators, reason: As `Plan.table` has them; the operators joined by spaces.
+    inputs, outputs: Values that it reads and makes.
+    bytes: Of its operands and results, each once; 0 for views.
+    flops: Operations of its product, else of all its operators.
+    core: Type in which its product computes; empty for vector units.
+    constant: Whether it runs once and not in each call.
+    graph: Its tile graph as text.
+    least_us: Least time for the bytes and the operations on the device, whichever takes longer.
+    measured_us: Median time; None where nothing ran.
     """
 
     number: int
@@ -85,16 +73,10 @@ class StepCost:
 class Peaks:
     """What a device can do at best.
 
-    Parameters
-    ----------
-    bandwidth
-        Bytes per second.
-    vector
-        Operations per second of the vector units.
-    cores
-        Type -> operations per second of the matrix cores.
-    source
-        Where the numbers come from.
+    bandwidth: Bytes per second.
+    vector: Operations per second of the vector units.
+    cores: Type -> operations per second of the matrix cores.
+    source: Where the numbers come from.
     """
 
     bandwidth: float
@@ -114,14 +96,9 @@ class Peaks:
 def peaks_of(device: TileDevice, cores: Sequence[str], bandwidth: float | None = None) -> Peaks:
     """Return what a device can do, by its data sheet.
 
-    Parameters
-    ----------
-    device
-        Any.
-    cores
-        Types that products compute in.
-    bandwidth
-        Bytes per second measured on this machine, instead of the data sheet's.
+    device: Any.
+    cores: Types that products compute in.
+    bandwidth: Bytes per second measured on this machine, instead of the data sheet's.
     """
     found = {}
     for name in dict.fromkeys(cores):
@@ -204,26 +181,14 @@ def _core(part: Subgraph) -> str:
 def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) -> dict[int, float]:
     """Measure the steps of a plan one after the other, in the order of the plan.
 
-    Parameters
-    ----------
-    executable
-        The plan.
-    values
-        Arguments of a call.
-    rounds
-        How often.
-
-    Returns
-    -------
-    Number of a step -> median µs. Steps that run once are left out. On a CPU a time includes the call of the
-    kernel. On a GPU the steps are nodes of one CUDA graph with marks between them, so a time holds no launch
-    by the host and operands come from where a call of the model finds them; steps do not overlap, as they may
-    in a call.
-
-    Raises
-    ------
-    RuntimeError
-        A step on a GPU cannot be recorded.
+    executable: The plan.
+    values: Arguments of a call.
+    rounds: How often.
+    Returns: Number of a step -> median µs. Steps that run once are left out. On a CPU a time includes the
+        call of the kernel. On a GPU the steps are nodes of one CUDA graph with marks between them, so a time
+        holds no launch by the host and operands come from where a call of the model finds them; steps do not
+        overlap, as they may in a call.
+    Raises RuntimeError: A step on a GPU cannot be recorded.
     """
     if executable.bound.joined is not None:
         values = (*values, *executable.bound.joined.of(values))

@@ -19,24 +19,15 @@ class ImportRefused(LadderError):
 class Source:
     """Where a graph's input comes from.
 
-    Parameters
-    ----------
-    kind
-        ``"argument"``: argument ``at[0]`` of the call; ``"weight"``: the packed arrays of a quantized matrix,
-        arguments ``at``; ``"held"``: tensor ``at[0]`` of `Program.held`; ``"part"``: an array that belongs to
-        a packed weight, and is never passed on its own.
-    at
-        Positions.
-    gemm
-        For weights: the problem that the arrays were packed for.
-    joined
-        Instead of ``at``: the positions of each of several weights that lie side by side here.
-    dense
-        Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
-    turned
-        Whether plain matrices are stored as ``[K, N]``.
-    graph
-        Of what is computed of arguments, once: the graph that does; ``joined`` has an argument per input.
+    kind: ``"argument"``: argument ``at[0]`` of the call; ``"weight"``: the packed arrays of a quantized
+        matrix, arguments ``at``; ``"held"``: tensor ``at[0]`` of `Program.held`; ``"part"``: an array that
+        belongs to a packed weight, and is never passed on its own.
+    at: Positions.
+    gemm: For weights: the problem that the arrays were packed for.
+    joined: Instead of ``at``: the positions of each of several weights that lie side by side here.
+    dense: Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
+    turned: Whether plain matrices are stored as ``[K, N]``.
+    graph: Of what is computed of arguments, once: the graph that does; ``joined`` has an argument per input.
     """
 
     kind: str
@@ -52,26 +43,17 @@ class Source:
 class Program:
     """An imported program.
 
-    Parameters
-    ----------
-    graph
-        The tile graph; its outputs are the tensors that the call returns, then the new values of what it
+    graph: The tile graph; its outputs are the tensors that the call returns, then the new values of what it
         updates.
-    sources
-        Input node -> where its value comes from.
-    results
-        What the call returns, in order: the position of a graph output, or a literal in a tuple of one.
-    updates
-        Arguments that the program changes in place: (position, graph output that holds the new value).
-    held
-        Tensors that the program itself brings.
-    arguments
-        How many arguments the call takes.
-    sizes
-        Symbolic size -> (argument, axis) whose extent it is, or (argument, -1): the argument itself. Sizes
+    sources: Input node -> where its value comes from.
+    results: What the call returns, in order: the position of a graph output, or a literal in a tuple of one.
+    updates: Arguments that the program changes in place: (position, graph output that holds the new value).
+    held: Tensors that the program itself brings.
+    arguments: How many arguments the call takes.
+    sizes: Symbolic size -> (argument, axis) whose extent it is, or (argument, -1): the argument itself. Sizes
         that the shapes of inputs show need not be here.
-    precise
-        Whether every operator's result is rounded as the program has it, and none is computed with another.
+    precise: Whether every operator's result is rounded as the program has it, and none is computed with
+        another.
     """
 
     graph: Graph

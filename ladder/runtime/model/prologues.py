@@ -33,14 +33,9 @@ if TYPE_CHECKING:
 class Described:
     """A kernel as a part keeps it, the problem apart.
 
-    Parameters
-    ----------
-    chain
-        The chain, printed, with plain names.
-    at
-        Number of its result that is multiplied.
-    schedule
-        A plan of one schedule, printed.
+    chain: The chain, printed, with plain names.
+    at: Number of its result that is multiplied.
+    schedule: A plan of one schedule, printed.
     """
 
     chain: str

@@ -66,13 +66,10 @@ def by_gates(form: Recurrent, weight: torch.Tensor) -> torch.Tensor:
 class Packed:
     """A layer's weights as its kernel takes them.
 
-    Parameters
-    ----------
-    matrix, bias
-        What multiplies inputs, ``[inputs, directions * gates * padded]``, and what is added to that.
-    state
-        What multiplies the state, ``[directions, hidden, gates * padded]``, and what is added to its product
-        for the last gate.
+    matrix, bias: What multiplies inputs, ``[inputs, directions * gates * padded]``, and what is added to
+        that.
+    state: What multiplies the state, ``[directions, hidden, gates * padded]``, and what is added to its
+        product for the last gate.
     """
 
     matrix: torch.Tensor

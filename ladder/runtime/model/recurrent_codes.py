@@ -19,14 +19,9 @@ from ladder.runtime.onnx_ops.quantized import dynamic
 class Coded:
     """A layer's weights.
 
-    Parameters
-    ----------
-    matrices
-        Per direction what multiplies inputs: codes ``[inputs, gates * hidden]``, scale, zero point.
-    bias
-        What is added to that, ``[directions * gates * padded]``.
-    state
-        What multiplies the state: codes in words, their sums, zero points and scales, per column.
+    matrices: Per direction what multiplies inputs: codes ``[inputs, gates * hidden]``, scale, zero point.
+    bias: What is added to that, ``[directions * gates * padded]``.
+    state: What multiplies the state: codes in words, their sums, zero points and scales, per column.
     """
 
     matrices: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]

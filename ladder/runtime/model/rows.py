@@ -58,14 +58,9 @@ def known_registers(device: TileDevice) -> Registers:
 class Rows:
     """Calls of one product of rows.
 
-    Parameters
-    ----------
-    graph
-        Of the part.
-    now
-        The sizes of the call at hand.
-    where
-        The device.
+    graph: Of the part.
+    now: The sizes of the call at hand.
+    where: The device.
     """
 
     def __init__(self, graph: Graph, now: Now, where: torch.device) -> None:
@@ -113,10 +108,7 @@ class Rows:
     def by_kernel(self, entry: Any, still: Collection[str]) -> Callable[..., None]:
         """Return ``(x, panels, others..., out)`` that computes by a kernel of ours.
 
-        Parameters
-        ----------
-        still
-            Inputs of the part's graph, and ``""`` for the result, that are the same memory in each call.
+        still: Inputs of the part's graph, and ``""`` for the result, that are the same memory in each call.
         """
         form, numbers = self.form, self.numbers
         rank = len(self.graph.tile(form.x).shape)

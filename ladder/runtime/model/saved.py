@@ -40,23 +40,11 @@ KIND = "model"
 def save_model(model: WholeModel, path: str | os.PathLike[str], sign: Any = None) -> Path:
     """Write a model, built for its device, to one file that `load_model` runs without a compiler.
 
-    Parameters
-    ----------
-    model
-        Any; its kernels are taken as they are.
-    path
-        The file; replaced in one step if it exists.
-    sign
-        An Ed25519 key that signs the file, see `ladder.runtime.signing`.
-
-    Returns
-    -------
-    The path.
-
-    Raises
-    ------
-    ArtifactError
-        If the file cannot be written.
+    model: Any; its kernels are taken as they are.
+    path: The file; replaced in one step if it exists.
+    sign: An Ed25519 key that signs the file, see `ladder.runtime.signing`.
+    Returns: The path.
+    Raises ArtifactError if the file cannot be written.
     """
     from targets import get_device
 
@@ -205,10 +193,7 @@ def load_model(
 ) -> WholeModel:
     """Return the model of an archive whose members are verified.
 
-    Raises
-    ------
-    ArtifactError
-        If it does not fit this version of Ladder.
+    Raises ArtifactError if it does not fit this version of Ladder.
     """
     where = torch.empty(0, device=device or manifest["family"]).device
     if where.type != manifest["family"]:

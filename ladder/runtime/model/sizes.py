@@ -25,10 +25,7 @@ NUMBER = -1
 class Now:
     """The symbolic sizes of the call at hand, and all extents that steps ask for.
 
-    Parameters
-    ----------
-    names
-        Of the sizes, in the order in which `evaluated` takes them.
+    names: Of the sizes, in the order in which `evaluated` takes them.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -47,10 +44,7 @@ class Now:
     def numbers(self, extents: Sequence[Extent]) -> Numbers:
         """Return what gives extents as numbers.
 
-        Raises
-        ------
-        ShapeError
-            If one depends on a size that no argument shows.
+        Raises ShapeError if one depends on a size that no argument shows.
         """
         if is_fixed(extents):
             fixed = tuple(int(extent) for extent in extents)
@@ -85,10 +79,7 @@ def is_fixed(extents: Sequence[Extent]) -> bool:
 def evaluator(extents: tuple[Extent, ...], names: tuple[str, ...]) -> Callable[[Sizes], tuple[int, ...]]:
     """Return the function from sizes to extents.
 
-    Raises
-    ------
-    ShapeError
-        If an extent has other names.
+    Raises ShapeError if an extent has other names.
     """
     found: Callable[[Sizes], tuple[int, ...]] = eval(f"lambda s: {_row(extents, names)}", {**FUNCTIONS})
     return found

@@ -24,14 +24,9 @@ from tile_types.tile import Extent
 class Wanted:
     """What an input must be.
 
-    Parameters
-    ----------
-    kind
-        ``"tensor"``, ``"sequence"`` or ``"optional"``.
-    code
-        ONNX element type of a tensor; 0 for any.
-    shape
-        Its extents; None for any.
+    kind: ``"tensor"``, ``"sequence"`` or ``"optional"``.
+    code: ONNX element type of a tensor; 0 for any.
+    shape: Its extents; None for any.
     """
 
     kind: str
@@ -76,14 +71,9 @@ class TorchStage:
 class IfStage(TorchStage):
     """A node that runs one of two graphs: each is a model, made when it is first taken.
 
-    Parameters
-    ----------
-    node, reads, why
-        As of any; the node runs a branch that cannot be a model.
-    make
-        Condition -> the model of its branch for any shapes, None if it can be none.
-    special
-        Condition -> the branch for the shapes that it is first taken with.
+    node, reads, why: As of any; the node runs a branch that cannot be a model.
+    make: Condition -> the model of its branch for any shapes, None if it can be none.
+    special: Condition -> the branch for the shapes that it is first taken with.
     """
 
     make: Callable[[bool], WholeModel | StagedModel | None]
@@ -115,20 +105,12 @@ class IfStage(TorchStage):
 class StagedModel:
     """A model of several stages; call it with its inputs, by position or by name.
 
-    Parameters
-    ----------
-    inputs
-        Name -> what it must be.
-    outputs
-        Names.
-    stages
-        In order.
-    stored
-        Values that it brings, by name.
-    where
-        The device.
-    title
-        For messages.
+    inputs: Name -> what it must be.
+    outputs: Names.
+    stages: In order.
+    stored: Values that it brings, by name.
+    where: The device.
+    title: For messages.
     """
 
     inputs: Mapping[str, Wanted]
@@ -147,17 +129,10 @@ class StagedModel:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run.
 
-        Returns
-        -------
-        The output, or a tuple of them: tensors; of types that torch does not compute in, arrays of numpy;
-        sequences are lists, missing optional values None.
-
-        Raises
-        ------
-        ShapeError, DTypeError
-            If an argument does not fit; the message names it.
-        LadderError
-            If a node cannot be computed of what is there; the message names it.
+        Returns: The output, or a tuple of them: tensors; of types that torch does not compute in, arrays of
+            numpy; sequences are lists, missing optional values None.
+        Raises ShapeError, DTypeError if an argument does not fit; the message names it.
+        Raises LadderError if a node cannot be computed of what is there; the message names it.
         """
         given = by_name(self.names, arguments, named)
         values = {**self.stored, **{name: given_value(value) for name, value in given.items()}}
@@ -217,10 +192,7 @@ class StagedModel:
     def graph(self) -> Graph:
         """Of a model of several stages there is none.
 
-        Raises
-        ------
-        LadderError
-            Always.
+        Raises LadderError: Always.
         """
         raise LadderError(f"{self.title} has several tile graphs: see plan()")
 

@@ -16,10 +16,7 @@ from ladder.runtime.threads import keep_apart
 class Steps:
     """All steps of a plan, bound to memory: one call at a time runs them.
 
-    Parameters
-    ----------
-    memory
-        Slots and buffers.
+    memory: Slots and buffers.
     """
 
     def __init__(self, memory: Workspace) -> None:

@@ -21,19 +21,10 @@ SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "list": list}
 def structure_of(value: Any, place: Callable[[torch.Tensor, str], Structure], path: str) -> Structure:
     """Return the structure of a value.
 
-    Parameters
-    ----------
-    value
-        Tensors, numbers, text and None in tuples, lists and dicts.
-    place
-        Returns the structure of a tensor, given also where it stands.
-    path
-        How messages name the value.
-
-    Raises
-    ------
-    ShapeError
-        If something else is in it: a file cannot hold objects of other people's classes.
+    value: Tensors, numbers, text and None in tuples, lists and dicts.
+    place: Returns the structure of a tensor, given also where it stands.
+    path: How messages name the value.
+    Raises ShapeError if something else is in it: a file cannot hold objects of other people's classes.
     """
     if isinstance(value, torch.Tensor):
         return place(value, path)
@@ -53,10 +44,7 @@ def structure_of(value: Any, place: Callable[[torch.Tensor, str], Structure], pa
 def require_structure(structure: Any, where: str) -> None:
     """Raise unless data are a structure.
 
-    Raises
-    ------
-    ArtifactError
-        Names the place.
+    Raises ArtifactError: Names the place.
     """
     pairs: list[Any] = list(structure.items()) if isinstance(structure, dict) else []
     kind, held = pairs[0] if len(pairs) == 1 else ("", [])
@@ -90,10 +78,7 @@ def build(structure: Structure, tensors: Sequence[Any]) -> Any:
 def collect(structure: Structure, value: Any, into: dict[int, Any], path: str) -> None:
     """Read tensors off a value that has a structure.
 
-    Raises
-    ------
-    ShapeError
-        Says where it has another.
+    Raises ShapeError: Says where it has another.
     """
     ((kind, held),) = structure.items()
     if kind == "tensor":

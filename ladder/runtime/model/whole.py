@@ -27,23 +27,14 @@ Limits = tuple[tuple[Extent, Extent], ...]
 class WholeModel:
     """A model that needs neither its source nor a compiler; call it as the model that it was made from.
 
-    Parameters
-    ----------
-    graph
-        The simplified tile graph.
-    executable
-        The plan, bound to its kernels. Its arguments are the tensors of a call, then ``stored``.
-    parameters
-        Name -> structure of what a call takes, in order.
-    results
-        Structure of what it returns, over the plan's results, then its arguments.
-    stored
-        The tensors that it keeps: weights, packed for the device, and state that it changes in place; None
-        where nothing reads one.
-    limits
-        Pairs (extent, at most) of symbolic sizes.
-    libraries
-        Kernel of a chain -> its library on disk; None for a model that was loaded from a file.
+    graph: The simplified tile graph.
+    executable: The plan, bound to its kernels. Its arguments are the tensors of a call, then ``stored``.
+    parameters: Name -> structure of what a call takes, in order.
+    results: Structure of what it returns, over the plan's results, then its arguments.
+    stored: The tensors that it keeps: weights, packed for the device, and state that it changes in place;
+        None where nothing reads one.
+    limits: Pairs (extent, at most) of symbolic sizes.
+    libraries: Kernel of a chain -> its library on disk; None for a model that was loaded from a file.
     """
 
     graph: Graph
@@ -65,10 +56,7 @@ class WholeModel:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run.
 
-        Raises
-        ------
-        ShapeError, DTypeError
-            If an argument does not fit; the message names it.
+        Raises ShapeError, DTypeError if an argument does not fit; the message names it.
         """
         given = self._tensors(arguments, named)
         values = [*given, *self.stored]
@@ -157,10 +145,7 @@ class WholeModel:
 def by_name(names: Sequence[str], arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, in order.
 
-    Raises
-    ------
-    ShapeError, UnknownNameError
-        If there are too many, too few, or others.
+    Raises ShapeError, UnknownNameError if there are too many, too few, or others.
     """
     if len(arguments) > len(names):
         raise ShapeError(f"this model takes {', '.join(names)}, got {len(arguments)} arguments")

@@ -26,10 +26,7 @@ Bound = Callable[[Slots], None]
 class Workspace:
     """Slots for values and memory for those that steps write; one call at a time uses it.
 
-    Parameters
-    ----------
-    owner
-        The plan, bound to arguments.
+    owner: The plan, bound to arguments.
     """
 
     def __init__(self, owner: BoundPlan) -> None:

@@ -81,10 +81,7 @@ HINTS = (
 def calls_for(arch: str) -> Calls:
     """Return the semantics of what kernels of an architecture call.
 
-    Raises
-    ------
-    UnknownCallError
-        If the simulator does not know the architecture; names those it does.
+    Raises UnknownCallError if the simulator does not know the architecture; names those it does.
     """
     if arch not in CORES and arch not in RDNA:
         raise UnknownCallError(f"the simulator does not know {arch}; it knows {', '.join([*CORES, *RDNA])}")

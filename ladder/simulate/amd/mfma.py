@@ -44,16 +44,10 @@ WIDE = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i8": "int8"}
 class Core:
     """The matrix core of one architecture.
 
-    Parameters
-    ----------
-    arch
-        Its name.
-    products
-        What it multiplies: spelling of A's type -> the (M, K) of its instructions without blocks.
-    bytes_as
-        What 8-bit floats mean.
-    flushes
-        Whether it reads and writes subnormal numbers as zeros.
+    arch: Its name.
+    products: What it multiplies: spelling of A's type -> the (M, K) of its instructions without blocks.
+    bytes_as: What 8-bit floats mean.
+    flushes: Whether it reads and writes subnormal numbers as zeros.
     """
 
     arch: str
@@ -120,10 +114,7 @@ class Product:
 def parse(name: str, core: Core) -> Product:
     """Read an intrinsic's name.
 
-    Raises
-    ------
-    UnknownCallError
-        If the architecture has no such instruction, or the simulator does not know it.
+    Raises UnknownCallError if the architecture has no such instruction, or the simulator does not know it.
     """
     match = SPELLING.fullmatch(name)
     if match is None:
@@ -172,14 +163,9 @@ def scatter_d(d: Array) -> Array:
 def multiply(what: Product, core: Core, a: Array, b: Array, c: Array) -> Array:
     """Return the accumulators after one instruction.
 
-    Parameters
-    ----------
-    what, core
-        The instruction, and what executes it.
-    a, b
-        Bytes of the operands, ``[waves, 64, bytes]``.
-    c
-        float32 or int32 accumulators ``[waves, 64, n]``.
+    what, core: The instruction, and what executes it.
+    a, b: Bytes of the operands, ``[waves, 64, bytes]``.
+    c: float32 or int32 accumulators ``[waves, 64, n]``.
     """
     factors = []
     for words, dtype in ((a, what.a), (b, what.b)):

@@ -50,9 +50,7 @@ def subnormal(x: Array) -> Array:
 def div_scale(scaled: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
     """V_DIV_SCALE_F32: scale an operand of a division so that no step leaves float32's range.
 
-    Returns
-    -------
-    The operand, and whether V_DIV_FMAS is to scale back.
+    Returns: The operand, and whether V_DIV_FMAS is to scale back.
     """
     up, down = np.ldexp(scaled, 64), np.ldexp(scaled, -64)
     is_denominator = scaled.view(np.uint32) == denominator.view(np.uint32)

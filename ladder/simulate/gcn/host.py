@@ -26,14 +26,9 @@ from targets import TileDevice
 class Launch:
     """One kernel that the host starts.
 
-    Parameters
-    ----------
-    kernel
-        Its symbol.
-    arguments
-        Arrays and numbers, in order.
-    grid, threads
-        Workgroups, and threads of each.
+    kernel: Its symbol.
+    arguments: Arrays and numbers, in order.
+    grid, threads: Workgroups, and threads of each.
     """
 
     kernel: str
@@ -90,12 +85,8 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
 
     Arrays are C-contiguous; outputs are overwritten.
 
-    Raises
-    ------
-    GcnError
-        If the code has an instruction that the emulator does not know.
-    MissingToolError, CompilerError
-        If it cannot be compiled.
+    Raises GcnError if the code has an instruction that the emulator does not know.
+    Raises MissingToolError, CompilerError if it cannot be compiled.
     """
     from ladder.lower.rocm.toolchain import compile_functions
     from ladder.lower.tvm_lock import tvm_lock
@@ -115,10 +106,7 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
 def require_same_code(assembly: str, binary: bytes, kernel: str) -> None:
     """Check that the code object holds as many bytes of code as the assembly's instructions take.
 
-    Raises
-    ------
-    GcnError
-        If it does not: they are not of the same kernel.
+    Raises GcnError if it does not: they are not of the same kernel.
     """
     written = sum(map(encoded_bytes, parse_listing(assembly, kernel).instructions))
     held = code_bytes(binary, kernel)

@@ -38,14 +38,9 @@ MESSAGES = {
 class Report:
     """What a launch did.
 
-    Parameters
-    ----------
-    findings
-        What was wrong, by kind and instruction.
-    instructions
-        Executed by waves.
-    counts
-        Of mnemonics.
+    findings: What was wrong, by kind and instruction.
+    instructions: Executed by waves.
+    counts: Of mnemonics.
     """
 
     findings: tuple[Finding, ...]
@@ -76,10 +71,7 @@ STOPS = {"s_barrier", "s_endpgm"}
 class Program:
     """A kernel's instructions as closures.
 
-    Raises
-    ------
-    GcnError
-        If it has an instruction that no table has; names all of them.
+    Raises GcnError if it has an instruction that no table has; names all of them.
     """
 
     def __init__(self, listing: Listing) -> None:
@@ -119,23 +111,13 @@ def run(
 ) -> Report:
     """Execute a launch of a kernel for GFX9 on the CPU, all lanes; tensors are read and written in place.
 
-    Parameters
-    ----------
-    assembly
-        What LLVM wrote beside the code object.
-    kernel
-        Symbol of the kernel.
-    arch
-        ``"gfx90a"``, ``"gfx942"`` or ``"gfx950"``.
-    arguments
-        Tensors and numbers in the order of the kernel's arguments.
-    grid, threads
-        Workgroups, and threads of each.
-
-    Raises
-    ------
-    GcnError
-        If the code has an instruction that the emulator does not know, or the arguments do not fit.
+    assembly: What LLVM wrote beside the code object.
+    kernel: Symbol of the kernel.
+    arch: ``"gfx90a"``, ``"gfx942"`` or ``"gfx950"``.
+    arguments: Tensors and numbers in the order of the kernel's arguments.
+    grid, threads: Workgroups, and threads of each.
+    Raises GcnError if the code has an instruction that the emulator does not know, or the arguments do not
+        fit.
     """
     if arch not in CORES:
         raise unknown_name("architecture", arch, CORES)

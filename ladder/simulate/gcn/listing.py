@@ -33,16 +33,10 @@ SUFFIXES = ("_e32", "_e64", "_dpp", "_sdwa")
 class Operand:
     """One operand.
 
-    Parameters
-    ----------
-    kind
-        ``"v"``, ``"a"``, ``"s"``, or ``"literal"``.
-    index, count
-        First register and number of registers.
-    text
-        A literal as it is written.
-    negated, absolute, extended
-        Modifiers of a source: ``-``, ``|x|`` and ``sext(x)``.
+    kind: ``"v"``, ``"a"``, ``"s"``, or ``"literal"``.
+    index, count: First register and number of registers.
+    text: A literal as it is written.
+    negated, absolute, extended: Modifiers of a source: ``-``, ``|x|`` and ``sext(x)``.
     """
 
     kind: str
@@ -66,16 +60,10 @@ class Operand:
 class Instruction:
     """One line.
 
-    Parameters
-    ----------
-    text
-        As it was written.
-    op
-        Mnemonic without the suffix of its encoding.
-    form
-        The suffix: ``"e32"``, ``"e64"``, ``"dpp"``, ``"sdwa"`` or nothing.
-    operands, modifiers
-        What follows; a flag's value is empty.
+    text: As it was written.
+    op: Mnemonic without the suffix of its encoding.
+    form: The suffix: ``"e32"``, ``"e64"``, ``"dpp"``, ``"sdwa"`` or nothing.
+    operands, modifiers: What follows; a flag's value is empty.
     """
 
     text: str
@@ -146,18 +134,11 @@ def _takes_bytes(operand: Operand) -> bool:
 class Listing:
     """A kernel's code.
 
-    Parameters
-    ----------
-    name
-        Its symbol.
-    instructions
-        In order.
-    labels
-        Label -> index of the instruction behind it.
-    settings
-        ``.amdhsa_`` directive -> number.
-    offsets
-        Where its arguments lie in the kernarg segment, and their bytes.
+    name: Its symbol.
+    instructions: In order.
+    labels: Label -> index of the instruction behind it.
+    settings: ``.amdhsa_`` directive -> number.
+    offsets: Where its arguments lie in the kernarg segment, and their bytes.
     """
 
     name: str
@@ -200,10 +181,7 @@ def parse_instruction(line: str) -> Instruction:
 def parse_listing(assembly: str, kernel: str) -> Listing:
     """Read the code, the settings and the arguments of one kernel from an assembly file.
 
-    Raises
-    ------
-    GcnError
-        If the file has no such kernel.
+    Raises GcnError if the file has no such kernel.
     """
     body = re.search(rf"^{re.escape(kernel)}:.*?$(.*?)^\s*\.section", assembly, re.MULTILINE | re.DOTALL)
     settings = re.search(rf"\.amdhsa_kernel {re.escape(kernel)}$(.*?)\.end_amdhsa_kernel", assembly,

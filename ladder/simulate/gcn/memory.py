@@ -43,10 +43,7 @@ SIGNED = {"sbyte", "sshort", "i8", "i16"}
 class Space:
     """Global memory: tensors far apart, so that an address beyond one is in none.
 
-    Parameters
-    ----------
-    arrays
-        C-contiguous arrays; stores go to them.
+    arrays: C-contiguous arrays; stores go to them.
     """
 
     def __init__(self, arrays: list[Array]) -> None:
@@ -185,10 +182,7 @@ def _global_store(i: Instruction) -> Step:
 class LocalMemory:
     """A workgroup's LDS, and which wave touched each word since the last barrier.
 
-    Parameters
-    ----------
-    size
-        Bytes.
+    size: Bytes.
     """
 
     def __init__(self, size: int) -> None:

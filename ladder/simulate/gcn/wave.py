@@ -34,14 +34,9 @@ Read = Callable[["Wave"], Any]
 class Outstanding:
     """A memory instruction that no wait has covered yet.
 
-    Parameters
-    ----------
-    text
-        The instruction.
-    kind
-        ``"global"``, ``"lds read"``, ``"lds write"``, ``"exchange"`` or ``"scalar"``.
-    results
-        Registers that it will write.
+    text: The instruction.
+    kind: ``"global"``, ``"lds read"``, ``"lds write"``, ``"exchange"`` or ``"scalar"``.
+    results: Registers that it will write.
     """
 
     text: str
@@ -52,12 +47,8 @@ class Outstanding:
 class Wave:
     """One wave of 64 lanes.
 
-    Parameters
-    ----------
-    group
-        What the waves of its workgroup share.
-    number
-        Its number within the workgroup.
+    group: What the waves of its workgroup share.
+    number: Its number within the workgroup.
     """
 
     def __init__(self, group: Any, number: int) -> None:
@@ -178,14 +169,9 @@ def source(
 ) -> Read:
     """Return what reads a source as a type, with its modifiers.
 
-    Parameters
-    ----------
-    operand, kind
-        What, and as which of `TYPES`.
-    select
-        Part of the register that SDWA takes.
-    moved
-        What DPP does to the register's lanes.
+    operand, kind: What, and as which of `TYPES`.
+    select: Part of the register that SDWA takes.
+    moved: What DPP does to the register's lanes.
     """
     dtype = TYPES[kind]
     if (operand.negated or operand.absolute) and dtype.kind != "f":

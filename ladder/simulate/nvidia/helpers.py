@@ -45,14 +45,9 @@ FP8 = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 class Helper:
     """One row.
 
-    Parameters
-    ----------
-    name
-        Pattern of the whole name; its groups go to ``make``.
-    contains
-        What the source must contain; ``{0}`` is the name's first group.
-    make
-        Makes the closure from the translator, the call, the groups and the source.
+    name: Pattern of the whole name; its groups go to ``make``.
+    contains: What the source must contain; ``{0}`` is the name's first group.
+    make: Makes the closure from the translator, the call, the groups and the source.
     """
 
     name: str
@@ -63,10 +58,7 @@ class Helper:
 def translate(t: Translator, call: CallView, source: str) -> Any:
     """Return the closure of a helper's call.
 
-    Raises
-    ------
-    UnknownCallError
-        If no row has the name, or the source does not contain what the row says.
+    Raises UnknownCallError if no row has the name, or the source does not contain what the row says.
     """
     for row in HELPERS:
         match = re.fullmatch(row.name, call.name)

@@ -28,10 +28,7 @@ class Handed:
 
     Clocks end at the cluster, so what a flag hands on is kept with it: the block, and the clock of the warp.
 
-    Parameters
-    ----------
-    size
-        Bytes of the workspace.
+    size: Bytes of the workspace.
     """
 
     def __init__(self, size: int) -> None:

@@ -40,10 +40,7 @@ class Access:
 class TensorMemory:
     """Tensor memory, one per block.
 
-    Parameters
-    ----------
-    machine
-        What the blocks run on.
+    machine: What the blocks run on.
     """
 
     def __init__(self, machine: Hardware) -> None:

@@ -234,10 +234,7 @@ ARITHMETIC = {"add": add, "mul": multiply, "div": divide}
 def normal(value: AbstractExpression | Normal) -> Normal:
     """Return the normal form of an abstract expression; arguments may be normal forms already.
 
-    Raises
-    ------
-    UndecidedError
-        If a polynomial exceeds `LIMIT` monomials.
+    Raises UndecidedError if a polynomial exceeds `LIMIT` monomials.
     """
     if isinstance(value, Normal):
         return value

@@ -17,10 +17,7 @@ TIMEOUT_MS = 2000
 class Oracle:
     """Axioms of abstract expressions over an uninterpreted sort.
 
-    Parameters
-    ----------
-    timeout_ms
-        Per question.
+    timeout_ms: Per question.
     """
 
     def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:

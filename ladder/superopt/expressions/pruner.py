@@ -14,12 +14,8 @@ from ladder.superopt.expressions.subexpression import is_subexpression
 class Pruner:
     """Decides whether values can occur in a program.
 
-    Parameters
-    ----------
-    targets
-        Abstract expressions of the program's outputs.
-    enabled
-        False keeps everything (ablation).
+    targets: Abstract expressions of the program's outputs.
+    enabled: False keeps everything (ablation).
     """
 
     def __init__(self, targets: Sequence[AbstractExpression | Normal], enabled: bool = True) -> None:

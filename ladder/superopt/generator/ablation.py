@@ -20,16 +20,10 @@ FACTOR = 20
 class Row:
     """One line of the table.
 
-    Parameters
-    ----------
-    program
-        Its name.
-    operators
-        Most operators of a block graph.
-    states, seconds, verified
-        With pruning.
-    states_without, seconds_without
-        Without; a lower bound unless ``finished``.
+    program: Its name.
+    operators: Most operators of a block graph.
+    states, seconds, verified: With pruning.
+    states_without, seconds_without: Without; a lower bound unless ``finished``.
     """
 
     program: str

@@ -28,18 +28,11 @@ COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 class Alphabet:
     """Operators that a search may use.
 
-    Parameters
-    ----------
-    unary, commutative, ordered
-        Element-wise rows of the table by how operands are enumerated.
-    constants, offsets
-        Numbers that values may be scaled with, and that may be added.
-    matmul, reduce_sum, concat
-        Whether matrix products, sums and products of concatenations may be used.
-    transposed
-        Whether products with a transposed right operand may be used.
-    chains
-        Sequences of operators of one operand that are one step, as in ``sqrt(mean(x * x))``.
+    unary, commutative, ordered: Element-wise rows of the table by how operands are enumerated.
+    constants, offsets: Numbers that values may be scaled with, and that may be added.
+    matmul, reduce_sum, concat: Whether matrix products, sums and products of concatenations may be used.
+    transposed: Whether products with a transposed right operand may be used.
+    chains: Sequences of operators of one operand that are one step, as in ``sqrt(mean(x * x))``.
     """
 
     unary: tuple[str, ...]
@@ -149,10 +142,7 @@ def chains_of(graph: Graph) -> Iterator[list[Node]]:
 def without_maxima(graph: Graph) -> Graph:
     """Return a program with ``x`` for each ``x - max``.
 
-    Raises
-    ------
-    ScheduleError
-        If a maximum is used otherwise.
+    Raises ScheduleError if a maximum is used otherwise.
     """
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
@@ -184,10 +174,8 @@ def _is_codes(graph: Graph, node: Node) -> bool:
 def require_searchable(graph: Graph) -> None:
     """Check that the search can express a program at all.
 
-    Raises
-    ------
-    ScheduleError
-        Names what it cannot: an operator, several results, types that differ or are quantized.
+    Raises ScheduleError: Names what it cannot: an operator, several results, types that differ or are
+        quantized.
     """
     if len(graph.outputs) != 1:
         raise ScheduleError(

@@ -36,17 +36,9 @@ def choose_factors(
 
     Of factors that move the same, those of the fewest steps of all blocks.
 
-    Parameters
-    ----------
-    units
-        Multiprocessors of the device.
-    capacity
-        Bytes of shared memory that the tiles of a block may take together.
-
-    Raises
-    ------
-    ShapeError
-        If no tile divides the sizes and fits.
+    units: Multiprocessors of the device.
+    capacity: Bytes of shared memory that the tiles of a block may take together.
+    Raises ShapeError if no tile divides the sizes and fits.
     """
     cost_of = _Costs(instantiate(structure, program, packed=True), units, capacity)
     best: tuple[float, int] | None = None

@@ -17,14 +17,9 @@ ACCUMULATOR = "float32"
 class Shift:
     """A value v stands for ``v * exp(m)``.
 
-    Parameters
-    ----------
-    of
-        The value m, of extent 1 along ``axis``; of all steps if not ``looped``.
-    axis
-        The axis over which the maximum was taken.
-    looped
-        Whether v was accumulated, so that m is the maximum of ``of`` over the steps.
+    of: The value m, of extent 1 along ``axis``; of all steps if not ``looped``.
+    axis: The axis over which the maximum was taken.
+    looped: Whether v was accumulated, so that m is the maximum of ``of`` over the steps.
     """
 
     of: str
@@ -35,12 +30,8 @@ class Shift:
 class Emitter:
     """Adds steps to a graph.
 
-    Parameters
-    ----------
-    ttype
-        Type of the operands of matrix products.
-    softmax_axis
-        If given, exponentials are taken of x - max x along this axis.
+    ttype: Type of the operands of matrix products.
+    softmax_axis: If given, exponentials are taken of x - max x along this axis.
     """
 
     def __init__(self, builder: GraphBuilder, ttype: str, softmax_axis: int | None = None) -> None:
@@ -62,10 +53,7 @@ class Emitter:
     def add(self, number: int, step: Step) -> None:
         """Add a step as value ``number``.
 
-        Raises
-        ------
-        ScheduleError
-            If a running maximum cannot be carried through it.
+        Raises ScheduleError if a running maximum cannot be carried through it.
         """
         names = [self.values[i] for i in step.operands]
         shifts = [self.shifts.get(i) for i in step.operands]

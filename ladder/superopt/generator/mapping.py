@@ -17,16 +17,10 @@ LEAST_SPLIT = 1024
 class Choices:
     """What limits the mappings.
 
-    Parameters
-    ----------
-    grid, loops
-        Most grid and loop dimensions.
-    least
-        Smallest extent of a split dimension in a tile: dimensions up to it are not split.
-    split
-        Whether blocks may share a reduction.
-    reduced
-        Dimensions that the program sums over.
+    grid, loops: Most grid and loop dimensions.
+    least: Smallest extent of a split dimension in a tile: dimensions up to it are not split.
+    split: Whether blocks may share a reduction.
+    reduced: Dimensions that the program sums over.
     """
 
     grid: int = 3

@@ -20,21 +20,13 @@ Extents = Mapping[str, Extent]
 class Program:
     """A tensor program.
 
-    Parameters
-    ----------
-    name
-        For reports.
-    define
-        ``(extents, sizes) -> kernel graph`` with these extents (numbers or symbols) for the dimensions.
+    name: For reports.
+    define: ``(extents, sizes) -> kernel graph`` with these extents (numbers or symbols) for the dimensions.
         Constants such as 1/K follow ``sizes``, whatever the extents are.
-    sizes
-        Extent of every dimension; the axes of the inputs are its dimensions.
-    doc
-        One line.
-    weights
-        Inputs that may be quantized: ``[K, N]``, the right operand of matrix products.
-    packed
-        Type of those that are: they are ``[N, K]`` then, and convert to the program's type.
+    sizes: Extent of every dimension; the axes of the inputs are its dimensions.
+    doc: One line.
+    weights: Inputs that may be quantized: ``[K, N]``, the right operand of matrix products.
+    packed: Type of those that are: they are ``[N, K]`` then, and convert to the program's type.
     """
 
     name: str
@@ -73,10 +65,7 @@ class Program:
     def with_weights(self, ttype: str) -> Program:
         """Return the program with weights of a quantized type.
 
-        Raises
-        ------
-        ConversionError
-            If it has no weights, or the type is not quantized.
+        Raises ConversionError if it has no weights, or the type is not quantized.
         """
         if not self.weights:
             raise ConversionError(f"{self.name} has no weights that could be {ttype}")

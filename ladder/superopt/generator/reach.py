@@ -31,19 +31,10 @@ def distances(
 ) -> dict[V, int] | None:
     """Return the fewest steps from each value to a goal; values that reach none are left out.
 
-    Parameters
-    ----------
-    start
-        The operands of a block graph.
-    steps_with
-        ``(values, top)``: the steps whose newest operand is number ``top``.
-    result
-        ``(step, operands)``: the value that it gives, if it may.
-
-    Returns
-    -------
-    dict or None
-        None if there are too many values to say.
+    start: The operands of a block graph.
+    steps_with: ``(values, top)``: the steps whose newest operand is number ``top``.
+    result: ``(step, operands)``: the value that it gives, if it may.
+    Returns dict or None: None if there are too many values to say.
     """
     values = list(dict.fromkeys(start))
     known = {value: number for number, value in enumerate(values)}

@@ -20,32 +20,18 @@ from targets import get_device
 class Limits:
     """How far to search.
 
-    Parameters
-    ----------
-    operators
-        Operators of a block graph, loads and stores not counted.
-    kernels
-        Kernels: the block graph, and operators before it.
-    grid, loops
-        Grid dimensions, at most 3, and dimensions of the loop.
-    split
-        Whether blocks may share a reduction, for a second block graph to combine.
-    proofs
-        Most graphs that are proved: the cheapest of each mapping, then the second ...
-    seconds
-        Time budget; what was found until then is reported, as incomplete.
-    states
-        Budget of states, or None. One process visits no more; with several, it is when they stop.
-    workers
-        Processes.
-    pruning
-        False keeps every prefix (ablation).
-    compare
-        False does not compare complete graphs with the program: states are counted only (ablation).
-    capacity
-        Bytes of shared memory of a block.
-    units
-        Multiprocessors.
+    operators: Operators of a block graph, loads and stores not counted.
+    kernels: Kernels: the block graph, and operators before it.
+    grid, loops: Grid dimensions, at most 3, and dimensions of the loop.
+    split: Whether blocks may share a reduction, for a second block graph to combine.
+    proofs: Most graphs that are proved: the cheapest of each mapping, then the second ...
+    seconds: Time budget; what was found until then is reported, as incomplete.
+    states: Budget of states, or None. One process visits no more; with several, it is when they stop.
+    workers: Processes.
+    pruning: False keeps every prefix (ablation).
+    compare: False does not compare complete graphs with the program: states are counted only (ablation).
+    capacity: Bytes of shared memory of a block.
+    units: Multiprocessors.
     """
 
     operators: int = 8
@@ -68,10 +54,7 @@ class Limits:
 
         A CPU has no shared memory to respect: its limits are those of an H200.
 
-        Raises
-        ------
-        UnknownNameError
-            If there is no such device.
+        Raises UnknownNameError if there is no such device.
         """
         found = get_device(device)
         room = {"capacity": found.shared_per_block, "units": found.units} if found.shared_per_block else {}
@@ -112,18 +95,12 @@ def least_tile(program: Program) -> int:
 class Counts:
     """What a search has seen.
 
-    Parameters
-    ----------
-    states
-        Prefixes visited.
-    pruned
-        Steps dropped because their value can occur in no equal program, or no steps lead from it to a result.
-    candidates
-        Complete graphs.
-    verified, rejected
-        Candidates by the equivalence test.
-    reasons
-        Why, for the rejected.
+    states: Prefixes visited.
+    pruned: Steps dropped because their value can occur in no equal program, or no steps lead from it to a
+        result.
+    candidates: Complete graphs.
+    verified, rejected: Candidates by the equivalence test.
+    reasons: Why, for the rejected.
     """
 
     states: int = 0
@@ -151,18 +128,12 @@ class Counts:
 class Found:
     """A verified graph.
 
-    Parameters
-    ----------
-    structure
-        Mapping and steps.
-    plain, graph
-        At the program's sizes, before and after fusion of element-wise operators into thread graphs.
-    certificate, extents
-        Of equality of ``graph`` at all extents, proved by a test at these.
-    stability
-        Of floating-point behaviour.
-    cost
-        Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
+    structure: Mapping and steps.
+    plain, graph: At the program's sizes, before and after fusion of element-wise operators into thread
+        graphs.
+    certificate, extents: Of equality of ``graph`` at all extents, proved by a test at these.
+    stability: Of floating-point behaviour.
+    cost: Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
     """
 
     structure: Structure
@@ -178,22 +149,14 @@ class Found:
 class Report:
     """Result of `search`.
 
-    Parameters
-    ----------
-    found
-        Verified and stable graphs, cheapest first.
-    unstable
-        Verified graphs that failed the floating-point test.
-    complete
-        Whether the whole space was searched within the budget.
-    seconds
-        That the search took, whenever that was.
-    dearer
-        Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
-    recalled
-        Whether it was read from a database.
-    delta
-        Bound on the probability that any of the verified graphs is not equal to the program: the errors of
+    found: Verified and stable graphs, cheapest first.
+    unstable: Verified graphs that failed the floating-point test.
+    complete: Whether the whole space was searched within the budget.
+    seconds: That the search took, whenever that was.
+    dearer: Graphs that agree with the program at a random point, but were not among the cheapest to be
+        proved.
+    recalled: Whether it was read from a database.
+    delta: Bound on the probability that any of the verified graphs is not equal to the program: the errors of
         all proofs that were tried add up.
     """
 

@@ -72,26 +72,12 @@ def search(
 ) -> Report:
     """Search block graphs that equal a program.
 
-    Parameters
-    ----------
-    limits
-        Defaults of `Limits`.
-    checkpoint
-        File of finished parts: an interrupted search of the same program and limits goes on there.
-    step
-        Told what is being done.
-    seed
-        Of the data of the stability tests. Proofs draw their own seeds.
-
-    Returns
-    -------
-    Report
-        The same for the same arguments, but for seconds and certificates' draws, if complete.
-
-    Raises
-    ------
-    ScheduleError
-        If the program has something that the search cannot express yet.
+    limits: Defaults of `Limits`.
+    checkpoint: File of finished parts: an interrupted search of the same program and limits goes on there.
+    step: Told what is being done.
+    seed: Of the data of the stability tests. Proofs draw their own seeds.
+    Returns Report: The same for the same arguments, but for seconds and certificates' draws, if complete.
+    Raises ScheduleError if the program has something that the search cannot express yet.
     """
     require_searchable(program.symbolic)
     limits, began = limits or Limits(), time.monotonic()
@@ -388,14 +374,9 @@ def proved(
 ) -> Found | str:
     """Prove a graph for all extents, test it in floating point, and choose tiles; or return why not.
 
-    Parameters
-    ----------
-    delta
-        Bound on the probability of a wrong proof.
-    seed
-        Of the data of the floating-point test.
-    deadline
-        Time after which nothing is proved.
+    delta: Bound on the probability of a wrong proof.
+    seed: Of the data of the floating-point test.
+    deadline: Time after which nothing is proved.
     """
     if deadline is not None and time.time() > deadline:
         return LATE

@@ -47,14 +47,9 @@ COMBINING = 4
 class Value:
     """A value of a partial block graph.
 
-    Parameters
-    ----------
-    varies, spread
-        Whether it varies from step to step, and from block to block of a split reduction.
-    cost
-        Bytes.
-    packed
-        Whether it is codes and scales, of which nothing but a decoding is computed.
+    varies, spread: Whether it varies from step to step, and from block to block of a split reduction.
+    cost: Bytes.
+    packed: Whether it is codes and scales, of which nothing but a decoding is computed.
     """
 
     tile: Tile
@@ -95,26 +90,15 @@ class Space:
 
     If blocks share a reduction, what each leaves is combined, and more steps may follow.
 
-    Parameters
-    ----------
-    mapping
-        Grid, loop, imap and fmap.
-    inputs
-        For each operand its dimensions, and its abstract expression under this mapping.
-    output
-        Dimensions of the result.
-    alphabet
-        Operators.
-    sizes
-        Extents of dimensions.
-    capacity
-        Bytes of shared memory that all tiles of a block may take together.
-    pruner
-        Decides which values are kept.
-    least
-        Smallest extent of a split dimension in a tile.
-    packed
-        Operands that are quantized.
+    mapping: Grid, loop, imap and fmap.
+    inputs: For each operand its dimensions, and its abstract expression under this mapping.
+    output: Dimensions of the result.
+    alphabet: Operators.
+    sizes: Extents of dimensions.
+    capacity: Bytes of shared memory that all tiles of a block may take together.
+    pruner: Decides which values are kept.
+    least: Smallest extent of a split dimension in a tile.
+    packed: Operands that are quantized.
     """
 
     def __init__(

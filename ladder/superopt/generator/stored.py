@@ -76,10 +76,7 @@ def _sources() -> str:
 class Database:
     """Reports of complete searches, and what else belongs to a search.
 
-    Parameters
-    ----------
-    root
-        A folder, such as that of the kernel cache; it need not exist.
+    root: A folder, such as that of the kernel cache; it need not exist.
     """
 
     root: Path

@@ -37,20 +37,12 @@ Links = tuple[tuple[str, tuple[tuple[str, Literal], ...]], ...]
 class Mapping:
     """How a block graph's dimensions split its operands.
 
-    Parameters
-    ----------
-    grid
-        The dimension that each grid dimension splits.
-    loops
-        The dimension that each loop dimension splits; none without a loop.
-    imap
-        For each operand and grid dimension, the axis that is split, or -1 (replicated).
-    fmap
-        The same for loop dimensions.
-    batch
-        Dimensions of the grid of which a tile has one index.
-    split
-        The last grid dimension if it splits a reduction: a second block graph combines the parts.
+    grid: The dimension that each grid dimension splits.
+    loops: The dimension that each loop dimension splits; none without a loop.
+    imap: For each operand and grid dimension, the axis that is split, or -1 (replicated).
+    fmap: The same for loop dimensions.
+    batch: Dimensions of the grid of which a tile has one index.
+    split: The last grid dimension if it splits a reduction: a second block graph combines the parts.
     """
 
     grid: tuple[str, ...]
@@ -97,18 +89,13 @@ WHOLE = Mapping((), (), (), ())
 class Step:
     """One operator of a block graph; steps of a graph increase in this order (canonical form).
 
-    Parameters
-    ----------
-    newest
-        Indices of the operands, largest first: what the order compares first, so that a step that
-        does not use its predecessor's result could as well have come before it, and did.
-    operator
-        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain``
-        (of operators of one operand), ``combine`` (sum over the blocks of a split reduction) or `DECODE`.
-    operands
-        Indices of the operands in order.
-    attributes
-        Sorted (name, value) pairs.
+    newest: Indices of the operands, largest first: what the order compares first, so that a step that does
+        not use its predecessor's result could as well have come before it, and did.
+    operator: A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``,
+        ``chain`` (of operators of one operand), ``combine`` (sum over the blocks of a split reduction) or
+        `DECODE`.
+    operands: Indices of the operands in order.
+    attributes: Sorted (name, value) pairs.
     """
 
     newest: tuple[int, ...]
@@ -143,12 +130,8 @@ class Step:
 class Prefix:
     """Operators that run as kernels of their own, before the block graph.
 
-    Parameters
-    ----------
-    steps
-        Their steps over the program's inputs, in canonical order.
-    operands
-        Which values (inputs, then results) the block graph takes.
+    steps: Their steps over the program's inputs, in canonical order.
+    operands: Which values (inputs, then results) the block graph takes.
     """
 
     steps: tuple[Step, ...]
@@ -159,10 +142,7 @@ class Prefix:
 class Structure:
     """A kernel graph without numbers: what runs first, and a block graph whose last step is stored.
 
-    Parameters
-    ----------
-    shifted
-        Whether exponentials are taken relative to a running maximum: as the program does.
+    shifted: Whether exponentials are taken relative to a running maximum: as the program does.
     """
 
     prefix: Prefix

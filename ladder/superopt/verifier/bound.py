@@ -52,24 +52,14 @@ def rounded_up(probability: Fraction) -> float:
 class Bound:
     """Sizes that bound the error of one draw, see the package's docstring.
 
-    Parameters
-    ----------
-    degree
-        d: of coefficients and of numerators and denominators of exponents.
-    terms
-        K: distinct exponents of ``N_A D_B - N_B D_A``.
-    bits
-        log2 of the sum of magnitudes of the integer coefficients.
-    exponent_bits
-        The same of a difference of two exponents' numerator.
-    radicands
-        m: distinct values under roots.
-    exponentials
-        Whether there are any that are interpreted.
-    functions
-        How many values were taken as unknown functions of their operands.
-    radicand_degree, radicand_bits
-        Of the difference of any two operands of functions, as a polynomial.
+    degree: d: of coefficients and of numerators and denominators of exponents.
+    terms: K: distinct exponents of ``N_A D_B - N_B D_A``.
+    bits: log2 of the sum of magnitudes of the integer coefficients.
+    exponent_bits: The same of a difference of two exponents' numerator.
+    radicands: m: distinct values under roots.
+    exponentials: Whether there are any that are interpreted.
+    functions: How many values were taken as unknown functions of their operands.
+    radicand_degree, radicand_bits: Of the difference of any two operands of functions, as a polynomial.
     """
 
     degree: int
@@ -166,12 +156,8 @@ def difference(parts: Sequence[Radicand]) -> tuple[int, int]:
 def bound_of(first: Sequence[Forms], second: Sequence[Forms], exponentials: bool) -> Bound:
     """Return the bound for two programs' outputs, the largest over all elements.
 
-    Parameters
-    ----------
-    first, second
-        Output values of both programs computed with `Bounding`, in order.
-    exponentials
-        Whether a program has any.
+    first, second: Output values of both programs computed with `Bounding`, in order.
+    exponentials: Whether a program has any.
     """
     bounds = [_of_pair(a, b, exponentials) for a, b in zip(first, second, strict=True)]
     return Bound(

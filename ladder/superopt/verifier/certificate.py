@@ -20,14 +20,9 @@ NO_PRODUCTS = "no root is a product of others"
 class Mode:
     """What of the programs is interpreted: all else are unknown functions of equal operands.
 
-    Parameters
-    ----------
-    name
-        For reasons.
-    uninterpreted
-        Which of ``exp``, ``sqrt`` and ``reduce_max`` are such functions.
-    related
-        Whether it is found out which roots are products of others.
+    name: For reasons.
+    uninterpreted: Which of ``exp``, ``sqrt`` and ``reduce_max`` are such functions.
+    related: Whether it is found out which roots are products of others.
     """
 
     name: str
@@ -58,25 +53,17 @@ def modes_of(*graphs: Graph) -> tuple[Mode, ...]:
 class Certificate:
     """Result of `verify_equal`.
 
-    Parameters
-    ----------
-    verdict
-        ``"equal"``: the second program is defined, and equal, wherever all values of the first are finite.
-        ``"different"``: the evaluations differ, which is a proof unless a square stands under a root, as in
-        ``sqrt((x * x + 1) ** 2)``. Programs with unknown functions are ``different`` if float64 says so,
-        too: they are equal only if they are whatever the functions are. ``"refused"``: nothing is decided.
-        ``"replayed"``: equal in the draws of a seed that the caller gave, which proves nothing.
-    reason
-        Why, if not equal.
-    delta
-        Bound on the probability of the verdict ``equal`` for this pair if it were unequal, added up over
+    verdict: ``"equal"``: the second program is defined, and equal, wherever all values of the first are
+        finite. ``"different"``: the evaluations differ, which is a proof unless a square stands under a root,
+        as in ``sqrt((x * x + 1) ** 2)``. Programs with unknown functions are ``different`` if float64 says
+        so, too: they are equal only if they are whatever the functions are. ``"refused"``: nothing is
+        decided. ``"replayed"``: equal in the draws of a seed that the caller gave, which proves nothing.
+    reason: Why, if not equal.
+    delta: Bound on the probability of the verdict ``equal`` for this pair if it were unequal, added up over
         all tests that were made; 0 for ``different`` and ``refused``, 1 for a replay.
-    bound
-        Degree, terms and coefficient sizes that delta follows from.
-    rounds, draws
-        Rounds passed, and draws they took.
-    seed
-        Of all draws, to repeat them.
+    bound: Degree, terms and coefficient sizes that delta follows from.
+    rounds, draws: Rounds passed, and draws they took.
+    seed: Of all draws, to repeat them.
     """
 
     verdict: str

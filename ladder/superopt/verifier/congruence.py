@@ -126,16 +126,9 @@ def _alike(a: Node, b: Node) -> bool:
 def abstracted(first: Graph, second: Graph, prove: Prove, delta: Fraction) -> tuple[Graph, Graph] | None:
     """Return two programs with inputs in place of functions.
 
-    Parameters
-    ----------
-    prove
-        Proves programs without functions equal.
-    delta
-        Bound on the error of all these proofs together.
-
-    Returns
-    -------
-    The programs, with the same inputs; None if one has block graphs, no functions, or too many.
+    prove: Proves programs without functions equal.
+    delta: Bound on the error of all these proofs together.
+    Returns: The programs, with the same inputs; None if one has block graphs, no functions, or too many.
     """
     graphs = (first, second)
     if any(node.body is not None for graph in graphs for node in graph.nodes):

@@ -37,12 +37,8 @@ def require_complete(graph: Graph) -> None:
     An element that no block writes is garbage on hardware and zero in the interpreter, so no
     evaluation would find it.
 
-    Raises
-    ------
-    VerificationError
-        If the graph is invalid or a store leaves elements unwritten.
-    ShapeError
-        If an extent is symbolic.
+    Raises VerificationError if the graph is invalid or a store leaves elements unwritten.
+    Raises ShapeError if an extent is symbolic.
     """
     verify(graph)
     for owner, node in graph.walk():

@@ -90,10 +90,7 @@ class Signed:
 class Facts:
     """Residues of values of which something is known.
 
-    Parameters
-    ----------
-    known
-        What is known -> sorted residues.
+    known: What is known -> sorted residues.
     """
 
     known: dict[str, Array] = field(
@@ -132,14 +129,9 @@ class _Step:
 class Signs:
     """Arithmetic on `Signed`: the interface of `ladder.ir.finite.Arithmetic`.
 
-    Parameters
-    ----------
-    field
-        Of the residues, with all functions unknown.
-    facts
-        What is known beforehand; None: only what construction says.
-    everywhere
-        Whether facts are looked up for every value, or for conditions only.
+    field: Of the residues, with all functions unknown.
+    facts: What is known beforehand; None: only what construction says.
+    everywhere: Whether facts are looked up for every value, or for conditions only.
     """
 
     def __init__(self, field: Field, facts: Facts | None = None, everywhere: bool = False) -> None:
@@ -354,26 +346,12 @@ def require_defined(
 ) -> Fraction:
     """Check that the second program is defined wherever the first is finite.
 
-    Parameters
-    ----------
-    draw
-        Draws inputs and fields.
-    sizes
-        Of all values of both programs.
-    delta
-        Wanted bound on the probability of a wrong answer.
-    known
-        What is known of values of the second program already.
-
-    Returns
-    -------
-    Fraction
-        The bound.
-
-    Raises
-    ------
-    VerificationError
-        If it does not follow that it is.
+    draw: Draws inputs and fields.
+    sizes: Of all values of both programs.
+    delta: Wanted bound on the probability of a wrong answer.
+    known: What is known of values of the second program already.
+    Returns Fraction: The bound.
+    Raises VerificationError if it does not follow that it is.
     """
     pair = _Pair(first, second, draw, known)
     if pair.unmet(Search.NOTHING)[0] is None:

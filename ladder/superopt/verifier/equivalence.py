@@ -67,26 +67,14 @@ def verify_equal(
 ) -> Certificate:
     """Decide whether a program computes the same function as another, wherever that one is finite.
 
-    Parameters
-    ----------
-    first, second
-        The original and what may replace it, with numeric extents. Inputs and outputs correspond in order:
-        a permutation is a difference.
-    delta
-        Wanted bound on the probability of accepting unequal programs.
-    seed
-        Of a certificate, to replay its draws: that proves nothing. By default the verifier draws its own,
+    first, second: The original and what may replace it, with numeric extents. Inputs and outputs correspond
+        in order: a permutation is a difference.
+    delta: Wanted bound on the probability of accepting unequal programs.
+    seed: Of a certificate, to replay its draws: that proves nothing. By default the verifier draws its own,
         so that no program can be made to fit it.
-
-    Returns
-    -------
-    Certificate
-        Never raises for programs outside LAX: they are ``refused``, and ``reason`` names the operator.
-
-    Raises
-    ------
-    ShapeError
-        If an extent is symbolic.
+    Returns Certificate: Never raises for programs outside LAX: they are ``refused``, and ``reason`` names the
+        operator.
+    Raises ShapeError if an extent is symbolic.
     """
     drawn = secrets.randbits(SEED_BITS) if seed is None else seed
     found = certify(first, second, Fraction(delta), (drawn,), modes_of(first, second))
@@ -103,10 +91,7 @@ def certify(
 ) -> Certificate:
     """Try modes one after another, then where the programs are defined; the errors of all tests add up.
 
-    Parameters
-    ----------
-    domains
-        Programs of which the second must be defined where the first is, if not those; None: none are.
+    domains: Programs of which the second must be defined where the first is, if not those; None: none are.
     """
     difference = signatures_differ(first, second)
     if difference:
@@ -189,10 +174,7 @@ def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
     Roots are unknown functions here, so that programs that are equal only by properties of roots do not,
     nor do those that are undefined wherever they are tried.
 
-    Raises
-    ------
-    VerificationError
-        If a program is outside LAX.
+    Raises VerificationError if a program is outside LAX.
     """
     for mode in (EXPONENTIALS, FREE):
         try:

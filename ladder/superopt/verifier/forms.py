@@ -196,24 +196,14 @@ class Radicand:
 class Bounding:
     """Arithmetic on `Forms`: the interface of `ladder.ir.finite.Arithmetic`.
 
-    Parameters
-    ----------
-    uninterpreted
-        Functions of which each value is a new variable, as in `ladder.ir.finite.Field`; they may be nested.
-
-    Attributes
-    ----------
-    functions
-        How many values of unknown functions, or elements that maxima are taken of, there are.
-    radicand
-        Sizes of their operands, and of what stands under interpreted roots.
-    largest
-        Degree and bits of all values together, as of numerators or denominators.
-    maxima
-        For each maximum in order of evaluation, which unknown each element is: slices of the same elements
-        have the same.
-    unknowns
-        How many there are.
+    uninterpreted: Functions of which each value is a new variable, as in `ladder.ir.finite.Field`; they may
+        be nested.
+    functions: How many values of unknown functions, or elements that maxima are taken of, there are.
+    radicand: Sizes of their operands, and of what stands under interpreted roots.
+    largest: Degree and bits of all values together, as of numerators or denominators.
+    maxima: For each maximum in order of evaluation, which unknown each element is: slices of the same
+        elements have the same.
+    unknowns: How many there are.
     """
 
     def __init__(self, uninterpreted: frozenset[str] = frozenset()) -> None:

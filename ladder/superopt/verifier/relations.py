@@ -39,14 +39,9 @@ MOST_BASES = 24
 class Product:
     """A root as a positive number times roots of other radicands, or their reciprocals.
 
-    Parameters
-    ----------
-    factor
-        The number.
-    roots
-        Number of each other radicand, and 1 or -1.
-    new
-        Its own number if it is no such product; it is then the root itself.
+    factor: The number.
+    roots: Number of each other radicand, and 1 or -1.
+    new: Its own number if it is no such product; it is then the root itself.
     """
 
     factor: Fraction
@@ -236,16 +231,10 @@ Store = dict[int, Residues]
 class RootRelations:
     """Computes the roots of one program in a field by its plan.
 
-    Parameters
-    ----------
-    plan
-        What the roots are.
-    store
-        Radicands and roots known so far, shared by both programs: the first runs before the second.
-    first
-        Whether this is the first program's.
-    latest
-        What the roots of the last operator are.
+    plan: What the roots are.
+    store: Radicands and roots known so far, shared by both programs: the first runs before the second.
+    first: Whether this is the first program's.
+    latest: What the roots of the last operator are.
     """
 
     plan: Plan
@@ -268,10 +257,7 @@ class RootRelations:
     def root(self, own: Field, a: Residues) -> Residues:
         """Return the roots of the next operator's operands.
 
-        Raises
-        ------
-        VerificationError
-            If a relation does not hold: its two points were misleading.
+        Raises VerificationError if a relation does not hold: its two points were misleading.
         """
         products, self._next = self.plan[self._next], self._next + 1
         self.latest = products

@@ -86,14 +86,9 @@ PROBE = 2
 class Settlement:
     """How each symbol is settled.
 
-    Parameters
-    ----------
-    summed
-        All symbols that are summed over.
-    supports
-        Those settled by supports.
-    windows
-        Symbol -> largest extent of its window, for those settled by sums.
+    summed: All symbols that are summed over.
+    supports: Those settled by supports.
+    windows: Symbol -> largest extent of its window, for those settled by sums.
     """
 
     summed: frozenset[str]
@@ -109,15 +104,8 @@ def reductions(graph: Graph) -> frozenset[str]:
 def plan(first: Graph, second: Graph, *, free: bool = False) -> Settlement:
     """Choose an argument for every symbol.
 
-    Parameters
-    ----------
-    free
-        Whether all functions are unknown.
-
-    Raises
-    ------
-    VerificationError
-        Names the node at which the arguments of this module fail.
+    free: Whether all functions are unknown.
+    Raises VerificationError: Names the node at which the arguments of this module fail.
     """
     findings = Findings(free=free)
     outputs = examine(first, findings), examine(second, findings)
@@ -212,10 +200,7 @@ def _for_all(
 ) -> tuple[Certificate, dict[str, int]]:
     """Test two programs in some modes at all extents that a plan asks for.
 
-    Parameters
-    ----------
-    domains
-        Programs of which the second must be defined where the first is, if not those; None: none are.
+    domains: Programs of which the second must be defined where the first is, if not those; None: none are.
     """
     try:
         chosen = plan(first, second, free=list(modes) == [FREE])

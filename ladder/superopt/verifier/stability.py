@@ -127,16 +127,10 @@ LEAST_ELEMENTS = 16
 class Stability:
     """Result of `check_stability`.
 
-    Parameters
-    ----------
-    stable
-        Whether the candidate passed on all magnitudes.
-    reason
-        The first magnitudes that it failed on, and how.
-    error
-        The candidate's largest relative Frobenius error against float64 where the original is finite.
-    original
-        The original's.
+    stable: Whether the candidate passed on all magnitudes.
+    reason: The first magnitudes that it failed on, and how.
+    error: The candidate's largest relative Frobenius error against float64 where the original is finite.
+    original: The original's.
     """
 
     stable: bool
@@ -191,18 +185,10 @@ def _in_float32(operator: Operator, values: Sequence[Any], attributes: Any) -> A
 def check_stability(candidate: Graph, original: Graph, *, seed: int = 0, trials: int = 1) -> Stability:
     """Compare a candidate's error with the original's, both computed in their own precision.
 
-    Parameters
-    ----------
-    candidate, original
-        Programs with the same signature and numeric extents; inputs of element types.
-    seed, trials
-        Of the inputs, and how many per class.
-
-    Returns
-    -------
-    Stability
-        Unstable if the candidate subtracts what the original does not, or if for any class of data, where
-        the original is finite, it is not or its error exceeds both bounds.
+    candidate, original: Programs with the same signature and numeric extents; inputs of element types.
+    seed, trials: Of the inputs, and how many per class.
+    Returns Stability: Unstable if the candidate subtracts what the original does not, or if for any class of
+        data, where the original is finite, it is not or its error exceeds both bounds.
     """
     require_complete(candidate)
     require_complete(original)

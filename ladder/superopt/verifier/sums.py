@@ -10,14 +10,9 @@ from dataclasses import dataclass, replace
 class Sums:
     """How a value is made of sums over one symbol.
 
-    Parameters
-    ----------
-    low, high
-        Fewest and most sums that a term of its numerator multiplies.
-    under_low, under_high
-        The same of its denominator.
-    divided
-        Whether the denominator varies with the symbol: sums over it then have no common one.
+    low, high: Fewest and most sums that a term of its numerator multiplies.
+    under_low, under_high: The same of its denominator.
+    divided: Whether the denominator varies with the symbol: sums over it then have no common one.
     """
 
     low: int = 0

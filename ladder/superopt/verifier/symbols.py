@@ -38,18 +38,11 @@ Axes = tuple[tuple[Extent, ...], ...]
 class Symbols:
     """What is known of a value.
 
-    Parameters
-    ----------
-    axes
-        Its axes. The order of what is joined matters: indices must mean the same wherever axes meet.
-    digits
-        Symbols by which it varies from block to block or from step to step, marked `DIGIT`.
-    null
-        The symbols, marked if digits, that it is null in.
-    sums
-        By symbol, if not `PLAIN`.
-    origin
-        The computation that it rearranges, or none of its own.
+    axes: Its axes. The order of what is joined matters: indices must mean the same wherever axes meet.
+    digits: Symbols by which it varies from block to block or from step to step, marked `DIGIT`.
+    null: The symbols, marked if digits, that it is null in.
+    sums: By symbol, if not `PLAIN`.
+    origin: The computation that it rearranges, or none of its own.
     """
 
     axes: Axes
@@ -94,24 +87,15 @@ def _unmarked(names: frozenset[str]) -> frozenset[str]:
 class Findings:
     """What was found on the way through one or more programs.
 
-    Parameters
-    ----------
-    summed
-        Symbols that are summed over.
-    loose
-        Symbol -> where something is summed over it that is not null in it.
-    bent
-        Symbols that something under an exponential, root or other function varies with.
-    tied
-        Symbol -> where the argument of sums fails for it: a function of such sums, or no common denominator.
-    before
-        Pairs of symbols that join in one axis, the first one's index counting more.
-    maxima
-        Origin -> the symbols over which its maximum is taken.
-    free
-        Whether all functions are unknown: each value of one is then a variable of its own.
-    greatest
-        Symbols over which maxima are taken.
+    summed: Symbols that are summed over.
+    loose: Symbol -> where something is summed over it that is not null in it.
+    bent: Symbols that something under an exponential, root or other function varies with.
+    tied: Symbol -> where the argument of sums fails for it: a function of such sums, or no common
+        denominator.
+    before: Pairs of symbols that join in one axis, the first one's index counting more.
+    maxima: Origin -> the symbols over which its maximum is taken.
+    free: Whether all functions are unknown: each value of one is then a variable of its own.
+    greatest: Symbols over which maxima are taken.
     """
 
     summed: set[str] = field(default_factory=set)
@@ -129,10 +113,7 @@ class Findings:
 def examine(graph: Graph, findings: Findings) -> list[Symbols]:
     """Return what is known of a program's outputs, and add to the findings.
 
-    Raises
-    ------
-    VerificationError
-        Names the node at which no argument of `shrink` holds.
+    Raises VerificationError: Names the node at which no argument of `shrink` holds.
     """
     findings.maxima.clear()  # maxima of different programs have nothing in common
     conversions = Conversions.of(graph)

@@ -146,14 +146,9 @@ def _union(ranges: Sequence[Range]) -> Range:
 class Conversions:
     """Finds the nodes of a program that are unknown functions, by what their operands can be.
 
-    Parameters
-    ----------
-    precision
-        Floating-point types of operands and results of the program.
-    unknown
-        Identity of a node -> name of the function of its operands that it is.
-    rounded
-        Identity of a node -> name of the function that its exact result passes.
+    precision: Floating-point types of operands and results of the program.
+    unknown: Identity of a node -> name of the function of its operands that it is.
+    rounded: Identity of a node -> name of the function that its exact result passes.
     """
 
     precision: tuple[str, ...]

@@ -16,10 +16,7 @@ __all__ = ["emit"]
 def emit(program: TileProgram) -> None:
     """Emit the body of a kernel.
 
-    Raises
-    ------
-    VerificationError
-        If the program is not complete.
+    Raises VerificationError if the program is not complete.
     """
     verify_program(program)
     nest = TileNest if INSTRUCTIONS[program.product[0].by].tiles else VectorNest

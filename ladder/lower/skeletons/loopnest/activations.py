@@ -29,22 +29,13 @@ WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
 class Activations:
     """The prepared activations of a number of blocks of rows.
 
-    Parameters
-    ----------
-    layout
-        The packed weight's layout, which the columns follow.
-    operand
-        ``"float32"``, ``"bfloat16"`` or ``"int8"``.
-    activation
-        Element type of x.
-    rows
-        Rows per block, a power of two up to 16.
-    x
-        The argument ``[M, K]``.
-    m, k, units, groups
-        Extents: rows and columns of x, packed units and groups of the weight.
-    words, sums
-        Where they are kept; ``sums`` is None where nothing needs it.
+    layout: The packed weight's layout, which the columns follow.
+    operand: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+    activation: Element type of x.
+    rows: Rows per block, a power of two up to 16.
+    x: The argument ``[M, K]``.
+    m, k, units, groups: Extents: rows and columns of x, packed units and groups of the weight.
+    words, sums: Where they are kept; ``sums`` is None where nothing needs it.
     """
 
     layout: CpuLayout

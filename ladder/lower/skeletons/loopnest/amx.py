@@ -32,12 +32,8 @@ SYSCALL_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 class Instructions:
     """AMX instructions on tile registers 0-3 (C), 4-5 (A) and 6-7 (B).
 
-    Parameters
-    ----------
-    steps
-        Rows of B tiles: 32-bit words of K per multiply.
-    operand
-        ``"bfloat16"`` or ``"int8"``.
+    steps: Rows of B tiles: 32-bit words of K per multiply.
+    operand: ``"bfloat16"`` or ``"int8"``.
     """
 
     def __init__(self, steps: int, operand: str) -> None:

@@ -23,14 +23,9 @@ NAMES = {"w": "words", "scale": "scales", "zero": "zeros"}
 class Arguments:
     """Tensors and extents of one kernel.
 
-    Parameters
-    ----------
-    m, n, k
-        Rows of x, columns of the output, row pitch of x.
-    blocks, units, groups
-        Extents of the packed weight.
-    tensors
-        By the names of the program's arguments.
+    m, n, k: Rows of x, columns of the output, row pitch of x.
+    blocks, units, groups: Extents of the packed weight.
+    tensors: By the names of the program's arguments.
     """
 
     m: Expr

@@ -26,16 +26,10 @@ def store_rows(
 ) -> None:
     """Emit the output of one row of a tile.
 
-    Parameters
-    ----------
-    program, store, args
-        The program, its statement, its tensors.
-    totals
-        float32 sums, ``[row blocks][rows][16]``.
-    local, row
-        The row's position in ``totals`` and in the output.
-    tile
-        Which columns, in tiles.
+    program, store, args: The program, its statement, its tensors.
+    totals: float32 sums, ``[row blocks][rows][16]``.
+    local, row: The row's position in ``totals`` and in the output.
+    tile: Which columns, in tiles.
     """
     source = program.operand(store.source)
     pitch, count = source.fixed("m"), source.fixed("n") // ROWS

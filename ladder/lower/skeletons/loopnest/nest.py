@@ -42,22 +42,13 @@ Expr = Any
 class Kernel:
     """What is emitted, as values that every part of a nest reads.
 
-    Parameters
-    ----------
-    program
-        The tile program.
-    layout
-        Where codes lie.
-    args
-        Tensors and extents.
-    rows, panels
-        Rows of x, and panels of 16 columns of the result, of a register tile.
-    blocks
-        Blocks of prepared rows in all.
-    x
-        Prepared activations.
-    decode
-        Codes to multiplicands.
+    program: The tile program.
+    layout: Where codes lie.
+    args: Tensors and extents.
+    rows, panels: Rows of x, and panels of 16 columns of the result, of a register tile.
+    blocks: Blocks of prepared rows in all.
+    x: Prepared activations.
+    decode: Codes to multiplicands.
     """
 
     program: TileProgram
@@ -115,24 +106,14 @@ def _activations(
 class At:
     """Where in the nest emission stands; each loop replaces what it determines.
 
-    Parameters
-    ----------
-    first, here
-        First block of prepared rows of this turn, and their number.
-    tile, block
-        Which columns, and which prepared rows: in blocks of the turn, or in rows for tile registers.
-    group
-        Which group.
-    unit, extent
-        First packed unit of the group or of the piece, and their number.
-    half
-        Which half of the unit, where it holds two groups; else -1.
-    chunk, start
-        Which piece of K, and its first step.
-    part
-        Which multiply of the piece.
-    tiles
-        Memory by the names of tiles.
+    first, here: First block of prepared rows of this turn, and their number.
+    tile, block: Which columns, and which prepared rows: in blocks of the turn, or in rows for tile registers.
+    group: Which group.
+    unit, extent: First packed unit of the group or of the piece, and their number.
+    half: Which half of the unit, where it holds two groups; else -1.
+    chunk, start: Which piece of K, and its first step.
+    part: Which multiply of the piece.
+    tiles: Memory by the names of tiles.
     """
 
     first: Expr = 0
@@ -152,10 +133,7 @@ class At:
 class Nest(ABC):
     """One kernel being emitted.
 
-    Parameters
-    ----------
-    kernel
-        What to emit.
+    kernel: What to emit.
     """
 
     def __init__(self, kernel: Kernel) -> None:
