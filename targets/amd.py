@@ -210,32 +210,8 @@ GFX1100 = _device(
     (
         # No pipeline emits WMMA. It replicates A over both halves of the wave: 16 lanes of 32 bytes
         # (RDNA3 ISA, 7.9).
-        Core(
-            "v_wmma_f32_16x16x16_f16",
-            16,
-            16,
-            16,
-            "float16",
-            "float16",
-            "float32",
-            512,
-            (),
-            16,
-            (2, 16),
-        ),
-        Core(
-            "v_wmma_f32_16x16x16_bf16",
-            16,
-            16,
-            16,
-            "bfloat16",
-            "bfloat16",
-            "float32",
-            512,
-            (),
-            16,
-            (2, 16),
-        ),
+        Core("v_wmma_f32_16x16x16_f16", 16, 16, 16, "float16", "float16", "float32", 512, (), 16, (2, 16)),
+        Core("v_wmma_f32_16x16x16_bf16", 16, 16, 16, "bfloat16", "bfloat16", "float32", 512, (), 16, (2, 16)),
         Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, (), 16, (1, 16)),
     ),
 )

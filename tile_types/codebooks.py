@@ -28,10 +28,7 @@ CODEBOOKS: dict[str, tuple[tuple[float, ...], str]] = {
         _signed((4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)),
         "grid levels of GGUF IQ3_XXS with a sign",
     ),
-    "iq3_s": (
-        _signed((1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)),
-        "grid levels of GGUF IQ3_S with a sign",
-    ),
+    "iq3_s": (_signed((1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)), "grid levels of GGUF IQ3_S with a sign"),
     "iq4": (
         (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
         "levels of GGUF IQ4_NL and IQ4_XS",

@@ -127,10 +127,7 @@ def _sources(codes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.bool_]:
 
 
 def _wire(
-    held: npt.NDArray[np.uint16],
-    nonzero: npt.NDArray[np.bool_],
-    sources: npt.NDArray[np.bool_],
-    gain: float,
+    held: npt.NDArray[np.uint16], nonzero: npt.NDArray[np.bool_], sources: npt.NDArray[np.bool_], gain: float
 ) -> Wiring | None:
     """Return the wiring that yields these floats (zeros of either sign), of few distances, or None."""
     lanes = (held[None] >> np.arange(16, dtype=np.uint16)[:, None] & 1).astype(bool)

@@ -254,25 +254,10 @@ TOOLS = (
     Tool(
         "NVRTC", "compiles them where there is no nvcc", "a CUDA 13 build of torch brings it", nvrtc_library
     ),
-    Tool(
-        "ptxas",
-        "assembles for cuda/* targets",
-        CUDA_TOOLKIT,
-        cuda_program("ptxas"),
-    ),
+    Tool("ptxas", "assembles for cuda/* targets", CUDA_TOOLKIT, cuda_program("ptxas")),
     Tool("CUDA runtime", "TVM's code generator for cuda/* links against it", CUDA_TOOLKIT, cuda_runtime),
-    Tool(
-        "cuobjdump",
-        "ladder explain --stage sass",
-        CUDA_TOOLKIT,
-        cuda_program("cuobjdump"),
-    ),
-    Tool(
-        "nvdisasm",
-        "ladder explain --stage sass",
-        CUDA_TOOLKIT,
-        cuda_program("nvdisasm"),
-    ),
+    Tool("cuobjdump", "ladder explain --stage sass", CUDA_TOOLKIT, cuda_program("cuobjdump")),
+    Tool("nvdisasm", "ladder explain --stage sass", CUDA_TOOLKIT, cuda_program("nvdisasm")),
     Tool(
         "lld",
         "links kernels for rocm/* targets (no GPU needed)",

@@ -12,8 +12,7 @@ from ladder.cli.options import Json, Markdown, Target
 
 def types(
     explain: Annotated[
-        str,
-        typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours."),
+        str, typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours.")
     ] = "",
     target: Target = "cuda/sm_90a",
     as_json: Json = False,

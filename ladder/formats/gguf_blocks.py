@@ -320,12 +320,7 @@ BLOCKS = {
     ),
     6: BlockType("q5_0", 32, _k(HALF, _octets("qh", 4), _octets("qs", 16)), "int5", _q5_0, "float16"),
     7: BlockType(
-        "q5_1",
-        32,
-        _k(HALF, ("m", "<f2"), _octets("qh", 4), _octets("qs", 16)),
-        "uint5",
-        _q5_1,
-        "float16",
+        "q5_1", 32, _k(HALF, ("m", "<f2"), _octets("qh", 4), _octets("qs", 16)), "uint5", _q5_1, "float16"
     ),
     8: BlockType("q8_0", 32, _k(HALF, ("qs", "i1", 32)), "int8", _q8, "float16"),
     9: BlockType("q8_1", 32, _k(HALF, ("s", "<f2"), ("qs", "i1", 32)), "int8", _q8, "float16"),

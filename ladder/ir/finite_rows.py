@@ -171,9 +171,7 @@ def view(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
     indexing, extents = index_sizes(values, attributes)
     shape = [extents[name] for name in indexing.result]
     axes = indexing.operands[0]
-    return values[0].map(
-        lambda part: np.broadcast_to(gather(part, axes, indexing.result, extents), shape),
-    )
+    return values[0].map(lambda part: np.broadcast_to(gather(part, axes, indexing.result, extents), shape))
 
 
 def matmul(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:

@@ -36,8 +36,7 @@ FIRST = (
 
 CHANNELS = (
     rewriting(
-        "channels last",
-        CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS,
+        "channels last", CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS
     ),
     rewriting("axes of one element", STILL + LAYOUT_FOLDING),
 )

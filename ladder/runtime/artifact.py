@@ -147,10 +147,7 @@ def write_archive(
 
 
 def load(
-    path: str | os.PathLike[str],
-    device: torch.device | str | None = None,
-    *,
-    verify: PublicKey | None = None,
+    path: str | os.PathLike[str], device: torch.device | str | None = None, *, verify: PublicKey | None = None
 ) -> Artifact | WholeModel:
     """Load an exported operator or model. Needs TVM's runtime library, no compiler.
 
@@ -275,11 +272,7 @@ def _operator(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Comp
 
 
 def operator_of(
-    gemm: Gemm,
-    plan: str,
-    names: Sequence[str],
-    load_entry: Callable[[str], Any],
-    manifest: Mapping[str, Any],
+    gemm: Gemm, plan: str, names: Sequence[str], load_entry: Callable[[str], Any], manifest: Mapping[str, Any]
 ) -> CompiledGemm:
     """Return the operator of a product, once what is said of its kernels fits.
 

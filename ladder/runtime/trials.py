@@ -74,11 +74,7 @@ class Trial:
 
 
 def candidates_of(
-    report: Report,
-    device: TileDevice,
-    count: int,
-    constants: tuple[str, ...] = (),
-    choices: int = TILINGS,
+    report: Report, device: TileDevice, count: int, constants: tuple[str, ...] = (), choices: int = TILINGS
 ) -> list[Trial]:
     """Return lowerings of the verified graphs at all tiles, best first by the model.
 

@@ -17,16 +17,7 @@ from ladder.simulate.cohort import Cohort
 from ladder.simulate.memory import WIDEST, Pointer, Region
 from ladder.simulate.operators import BINARY, UNARY_CALLS, binary, select
 from ladder.simulate.program import Read, Step
-from ladder.simulate.values import (
-    LANES,
-    NUMPY,
-    Value,
-    cast,
-    constant,
-    element_of,
-    is_array,
-    reinterpret,
-)
+from ladder.simulate.values import LANES, NUMPY, Value, cast, constant, element_of, is_array, reinterpret
 from tile_types.errors import LadderError
 
 

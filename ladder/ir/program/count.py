@@ -8,16 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ladder.ir.program.model import (
-    Copy,
-    Loop,
-    Multiply,
-    Operand,
-    Statement,
-    TileProgram,
-    made_by,
-    size_of,
-)
+from ladder.ir.program.model import Copy, Loop, Multiply, Operand, Statement, TileProgram, made_by, size_of
 from ladder.ir.program.verify import program_argument, reads
 
 

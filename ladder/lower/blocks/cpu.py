@@ -38,11 +38,7 @@ VECTOR = 16
 
 
 def emit(
-    block: Graph,
-    device: TileDevice,
-    schedule: BlockSchedule,
-    name: str,
-    constants: Collection[str] = (),
+    block: Graph, device: TileDevice, schedule: BlockSchedule, name: str, constants: Collection[str] = ()
 ) -> Any:
     """Emit one block graph; as `ladder.lower.blocks.kernel.emit`, but for a CPU.
 

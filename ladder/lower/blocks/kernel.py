@@ -54,11 +54,7 @@ HOISTED_REGISTERS = 64
 
 
 def emit(
-    block: Graph,
-    device: TileDevice,
-    schedule: BlockSchedule,
-    name: str,
-    constants: Collection[str] = (),
+    block: Graph, device: TileDevice, schedule: BlockSchedule, name: str, constants: Collection[str] = ()
 ) -> Any:
     """Emit one block graph.
 

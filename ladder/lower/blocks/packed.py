@@ -110,12 +110,7 @@ class PackedTile(Value):
     """Steps along K that are decoded together."""
 
     def __init__(
-        self,
-        context: BlockContext,
-        node: Node,
-        shape: Shape,
-        layout: PackedLayout,
-        base: Expr,
+        self, context: BlockContext, node: Node, shape: Shape, layout: PackedLayout, base: Expr
     ) -> None:
         super().__init__(context, node.name, shape, context.operand)
         self.node, self.layout, self.base = node, layout, base

@@ -26,9 +26,7 @@ from ladder.lower.gpu.proven import (
     table_bytes,
     usable,
 )
-from ladder.lower.gpu.recipes import (
-    Conversion,
-)
+from ladder.lower.gpu.recipes import Conversion
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.codes import LARGEST_GAIN
 from schedules.layouts import THREADS, planes

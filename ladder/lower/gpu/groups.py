@@ -151,11 +151,7 @@ class GroupRegisters:
     """
 
     def __init__(
-        self,
-        groups: Groups,
-        step: MatrixStep,
-        lane: Expr,
-        types: tuple[str | None, str | None],
+        self, groups: Groups, step: MatrixStep, lane: Expr, types: tuple[str | None, str | None]
     ) -> None:
         self.groups, self.step, self.lane = groups, step, lane
         self.rows = OPERAND_ROWS if groups.on_operand else step.lanes.rows_per_lane

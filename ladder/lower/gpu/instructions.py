@@ -120,10 +120,7 @@ QUARTER_STEPS = (
     Issue((2,), (1,), (0, 1)),
     Issue((3,), (1,), (2, 3)),
 )
-QUAD_PAIR_STEPS = (
-    Issue((0, 2), (0, 1), tuple(range(8))),
-    Issue((1, 3), (0, 1), tuple(range(8, 16))),
-)
+QUAD_PAIR_STEPS = (Issue((0, 2), (0, 1), tuple(range(8))), Issue((1, 3), (0, 1), tuple(range(8, 16))))
 
 
 @dataclass(frozen=True)

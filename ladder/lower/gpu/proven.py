@@ -178,10 +178,7 @@ def _runs_anywhere(proven: Proven) -> bool:
 
 
 def cheapest(
-    conversion: Conversion,
-    capability: tuple[int, int],
-    table: int = 0,
-    offset_clocks: float = OFFSET_CLOCKS,
+    conversion: Conversion, capability: tuple[int, int], table: int = 0, offset_clocks: float = OFFSET_CLOCKS
 ) -> Proven:
     """Return the cheapest proven recipe that a compute capability can run.
 

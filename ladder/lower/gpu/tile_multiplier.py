@@ -135,12 +135,7 @@ class TileMultiplier:
         return self.x[m_block % len(self.x)]
 
     def _flush(
-        self,
-        group_registers: list[GroupRegisters],
-        m_block: int,
-        span: int,
-        granule: int,
-        flush: bool,
+        self, group_registers: list[GroupRegisters], m_block: int, span: int, granule: int, flush: bool
     ) -> None:
         """Emit a block along M's flush if the granule ends within the span."""
         ends = (granule + 1) * self.groups.registers <= (span + 1) * self.span

@@ -102,12 +102,7 @@ class Program:
 
 
 def run(
-    assembly: str,
-    kernel: str,
-    arch: str,
-    arguments: Sequence[Array | int],
-    grid: int,
-    threads: int,
+    assembly: str, kernel: str, arch: str, arguments: Sequence[Array | int], grid: int, threads: int
 ) -> Report:
     """Execute a launch of a kernel for GFX9 on the CPU, all lanes; tensors are read and written in place.
 

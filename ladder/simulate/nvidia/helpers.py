@@ -420,11 +420,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_dot", "dp4a.u32.u32 %0, %1, %2, %3;", _words(dot)),
     Helper(r"ladder_prmt", "prmt.b32 %0, %1, %2, %3;", _words(prmt)),
     Helper(r"ladder_float_mul_(\w+)", "mul.rn.{0} %0, %1, %2;", _words(multiply_halves)),
-    Helper(
-        r"ladder_float_sub_(\w+)",
-        "sub.rn.{0} %0, %1, %2;",
-        _words(subtract_halves),
-    ),
+    Helper(r"ladder_float_sub_(\w+)", "sub.rn.{0} %0, %1, %2;", _words(subtract_halves)),
     Helper(r"ladder_float_fma_(\w+)", "fma.rn.{0} %0, %1, %2, %3;", _words(fma_halves)),
     Helper(r"ladder_narrow_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow)),
     Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow_pair)),

@@ -15,15 +15,7 @@ from ladder.superopt.generator.alphabet import numbers_of
 from ladder.superopt.generator.emitter import Emitter, Shift
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.space import replayed
-from ladder.superopt.generator.structure import (
-    FINAL,
-    UNIT_AXIS,
-    WHOLE,
-    Mapping,
-    Prefix,
-    Step,
-    Structure,
-)
+from ladder.superopt.generator.structure import FINAL, UNIT_AXIS, WHOLE, Mapping, Prefix, Step, Structure
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent
 
@@ -36,11 +28,7 @@ def axes_of(program: Program) -> tuple[tuple[tuple[str, ...], ...], tuple[str, .
 
 
 def instantiate(
-    structure: Structure,
-    program: Program,
-    factors: Numbers[str, int] | None = None,
-    *,
-    packed: bool = False,
+    structure: Structure, program: Program, factors: Numbers[str, int] | None = None, *, packed: bool = False
 ) -> Graph:
     """Return the kernel graph with one block graph, or two if blocks share a reduction.
 

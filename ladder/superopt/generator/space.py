@@ -15,13 +15,7 @@ from ladder.ir.interpret import abstract_expressions
 from ladder.ir.operator import AbstractExpression, Attributes
 from ladder.ir.ops import get_operator
 from ladder.superopt.expressions import Normal, Pruner
-from ladder.superopt.generator.alphabet import (
-    Alphabet,
-    chains_of,
-    link_of,
-    operands_of,
-    without_maxima,
-)
+from ladder.superopt.generator.alphabet import Alphabet, chains_of, link_of, operands_of, without_maxima
 from ladder.superopt.generator.reach import distances
 from ladder.superopt.generator.structure import AFTER, CONSTANT, DECODE, FINAL, LOOPED, Links, Mapping, Step
 from tile_types.errors import ShapeError

@@ -16,13 +16,7 @@ Expr = Any
 
 
 def store_rows(
-    program: TileProgram,
-    store: Store,
-    args: Arguments,
-    totals: Any,
-    local: Expr,
-    row: Expr,
-    tile: Expr,
+    program: TileProgram, store: Store, args: Arguments, totals: Any, local: Expr, row: Expr, tile: Expr
 ) -> None:
     """Emit the output of one row of a tile.
 
