@@ -254,7 +254,7 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     estimator = Estimator(gemm, device, *known)
     grid = m_grid(TYPICAL_LARGE_M)
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
-    expected = estimator.seconds if gemm.batch_invariant else partial(_expected, estimator)
+    expected = partial(_predicted, gemm, device) if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
     most, gain = (MOST_CLOSE, CLOSE_GAIN) if estimator.close else (MOST_SCHEDULES, GAIN)
     served = segments(costs, cover(costs, octave_weights(grid), most, gain))
@@ -268,6 +268,11 @@ def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
     own = schedule.pipeline in pipelines_for(estimator.device, m)
     timed = own or estimator.tells(schedule, m) or estimator.compares(schedule.pipeline, m)
     return estimator.seconds(schedule, m) if timed else FOREIGN_SECONDS
+
+
+def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> float:
+    """Return the time that the model predicts: what was measured chose among kernels of other orders too."""
+    return predict(gemm, device, schedule, m).seconds
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
@@ -297,7 +302,7 @@ def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> tuple[Schedule, ...]:
     def over_all_m(pool: Iterable[Schedule]) -> float:
         tried = list(dict.fromkeys(pool))
         return sum(
-            math.log(min(predict(gemm, device, s, m).seconds for s in tried)) for m in GPU_BUCKETS[:-1]
+            math.log(min(_predicted(gemm, device, s, m) for s in tried)) for m in GPU_BUCKETS[:-1]
         )
 
     check(bool(pools), f"no kernels for {gemm} on {device.name} add in one order for every M")

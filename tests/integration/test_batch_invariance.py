@@ -10,9 +10,11 @@ import torch
 
 import ladder
 from ladder.api.problem import gemm_for
+from schedules.cost_model import predict
 from schedules.invariance import order_of_sums
 from schedules.policy import choose, make_plan
 from schedules.schedule import GpuSchedule
+from schedules.tuning import TuningDatabase
 from targets import get_device
 
 ROWS = (1, 2, 3, 5, 8, 9, 16, 17, 40)
@@ -90,3 +92,13 @@ def test_what_moves_with_the_number_of_rows_has_no_order() -> None:
 def test_the_kernels_themselves_are_shared() -> None:
     gemm = gemm_for(64, 64, "int4", "float16")
     assert replace(gemm, batch_invariant=True).shape_free() == gemm.shape_free()
+
+
+@pytest.mark.parametrize("n", [8192, 8128])
+def test_plans_of_one_order_take_tiles_that_fit_also_where_the_shape_was_measured(n: int) -> None:
+    gemm, device = gemm_for(n, 8192, "int4", "float16", group_size=128), get_device("cuda/sm_90a")
+    usual = make_plan(gemm, device, TuningDatabase())
+    plan = make_plan(replace(gemm, batch_invariant=True), device, TuningDatabase())
+    for m in (1, 32, 1024):
+        times = [predict(gemm, device, each.schedule_for(m), m).seconds for each in (plan, usual)]
+        assert times[0] <= 1.35 * times[1]
