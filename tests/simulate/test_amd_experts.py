@@ -106,7 +106,7 @@ MUTANTS: dict[str, tuple[Callable[[], Once], set[str]]] = {
         lambda: stored("local", "int32", value=_further("global", "int32")),
         {"wrong values", "out of bounds"},
     ),
-    "tiles that no expert has": (lambda: _without_guard(3), {"out of bounds", "race", "wrong values"}),
+    "neighbours counted twice": (lambda: _without_guard(0), {"out of bounds", "race", "wrong values"}),
 }
 
 

@@ -10,6 +10,7 @@ differently is said by `Lanes`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from tvm.script import tirx as T
@@ -56,6 +57,10 @@ class ExpertSlice:
         """Return an element."""
         indices = index if isinstance(index, tuple) else (index,)
         return self.tensor[(self.expert, *indices)]
+
+
+NEIGHBOURS = 4
+"""Experts whose offsets a lane reads at once, so that it waits for memory once."""
 
 
 @dataclass(frozen=True)
@@ -119,22 +124,16 @@ def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[
 def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
     """Return the same for rows that follow each other: every warp searches the offsets.
 
-    A lane counts the tiles of a run of neighbouring experts, a scan over the lanes tells how
-    many come before, and the lane whose run holds the tile tells the others.
+    A lane counts the tiles of a run of neighbouring experts, `NEIGHBOURS` of which it reads at once, a scan
+    over the lanes tells how many come before, and the lane whose run holds the tile tells the others.
     """
     lane, count = lanes.lane, lanes.count
     distances = [1 << bit for bit in range(count.bit_length() - 1)]
-    each = b.keep(T.truncdiv(args.experts + (count - 1), count))
-
-    def tiles(expert: Expr) -> Expr:
-        start, stop = _range(args, expert, lanes)
-        return b.bind(T.truncdiv(T.max(stop - start, 0) + (tile_m - 1), tile_m))
-
+    turns = b.keep(T.truncdiv(args.experts + (count * NEIGHBOURS - 1), count * NEIGHBOURS))
+    own = b.keep(lane * turns * NEIGHBOURS)
     total = b.Variable("int32", 0)
-    with b.loop(each) as index:
-        expert = b.bind(lane * each + index)
-        with b.when(expert < args.experts):
-            total.set(total.value + tiles(expert))
+    with b.loop(turns) as turn:
+        total.set(total.value + sum(_tiles_of(args, own + turn * NEIGHBOURS, tile_m, lanes)))
     before = b.Variable("int32", 0)
     for distance in distances:
         other = lanes.shuffle_xor(total.value, distance)
@@ -142,12 +141,11 @@ def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple
             before.set(before.value + other)
         total.set(total.value + other)
     found, found_before = b.Variable("int32", -1), b.Variable("int32", 0)
-    with b.loop(each) as index:
-        expert = b.bind(lane * each + index)
-        with b.when(expert < args.experts):
-            here = b.keep(tiles(expert))
+    with b.loop(turns) as turn:
+        expert = b.keep(own + turn * NEIGHBOURS)
+        for index, here in enumerate(_tiles_of(args, expert, tile_m, lanes)):
             with b.when(T.And(before.value <= block, block < before.value + here)):
-                found.set(expert)
+                found.set(expert + index)
                 found_before.set(before.value)
             before.set(before.value + here)
     for distance in distances:
@@ -155,12 +153,19 @@ def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple
             cell.set(T.max(cell.value, lanes.shuffle_xor(cell.value, distance)))
     tile_expert, tiles_before = lanes.uniform(found.value), lanes.uniform(found_before.value)
     expert = b.keep(T.max(tile_expert, 0))
-    start, stop = _range(args, expert, lanes)
+    start, stop = _range(args, lanes.read(args.ranges, expert), lanes.read(args.ranges, expert + 1))
     first = b.keep(start + (block - tiles_before) * tile_m)
     return expert, first, b.keep(stop), tile_expert >= 0
 
 
-def _range(args: Arguments, expert: Expr, lanes: Lanes) -> tuple[Expr, Expr]:
+def _tiles_of(args: Arguments, expert: Expr, tile_m: int, lanes: Lanes) -> list[Expr]:
+    """Return the tiles of `NEIGHBOURS` experts from ``expert`` on; those after the last one have none."""
+    at = (T.min(expert + index, args.experts) for index in range(NEIGHBOURS + 1))
+    offsets = [lanes.read(args.ranges, index) for index in at]
+    ranges = (_range(args, start, stop) for start, stop in pairwise(offsets))
+    return [b.keep(T.truncdiv(T.max(stop - start, 0) + (tile_m - 1), tile_m)) for start, stop in ranges]
+
+
+def _range(args: Arguments, start: Expr, stop: Expr) -> tuple[Expr, Expr]:
     """Return first and end of an expert's activation rows, within x whatever the offsets say."""
-    start, stop = lanes.read(args.ranges, expert), lanes.read(args.ranges, expert + 1)
     return b.bind(T.max(start, 0)), b.bind(T.min(stop, args.m))
