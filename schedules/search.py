@@ -29,7 +29,7 @@ def shortlist(device: TileDevice, points: Sequence[Point], most: int) -> list[Sc
     The points take turns, so that each has as many of its best candidates as any other. Candidates
     that differ only in depth from a better one of the same point come after all others.
     """
-    queues = [_spread(rank(gemm, device, m, wide=True)) for gemm, m in points]
+    queues = [spread(rank(gemm, device, m, wide=True)) for gemm, m in points]
     found: dict[Schedule, None] = {}
     for turn in zip(*(islice(queue, most) for queue in queues), strict=False):
         for schedule in turn:
@@ -50,7 +50,7 @@ def sample(device: TileDevice, points: Sequence[Point], most: int, seed: int = 0
     return list(islice(dict.fromkeys(turns), most))
 
 
-def _spread(candidates: Sequence[Candidate]) -> Iterator[Schedule]:
+def spread(candidates: Sequence[Candidate]) -> Iterator[Schedule]:
     """Yield candidates by rank, those that only differ in depth from a better one last."""
     seen: set[Schedule] = set()
     later: list[Schedule] = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
 from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
-from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
+from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, target_of
 from ladder.runtime.operator import with_token_scale
 from ladder.runtime.packed import PackedWeight
 from schedules.footprint import SLICED
@@ -19,7 +20,6 @@ from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types.errors import ScheduleError
 
-TARGET = "cuda/sm_90a"
 OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16"}
 
 
@@ -38,6 +38,14 @@ STEPS: dict[str, dict[str, Any]] = {
 
 ``stages`` 0 stands for the fewest buffers that the pipeline allows.
 """
+
+
+@cache
+def target() -> str:
+    """Return the name of the GPU that is here, of an H200 where none is."""
+    import torch
+
+    return target_of(torch.device("cuda")) if torch.cuda.is_available() else "cuda/sm_90a"
 
 
 def copy_of(packed: PackedWeight) -> PackedWeight:
@@ -101,7 +109,7 @@ def kernels(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> dict[str, Re
     whole = request(work, n, k, tokens)
     assert whole.plan is not None
     return {
-        f"{whole.gemm.shape_free()} {schedule}": Request(whole.gemm, TARGET, Plan(((ANY_M, schedule),)))
+        f"{whole.gemm.shape_free()} {schedule}": Request(whole.gemm, target(), Plan(((ANY_M, schedule),)))
         for _, schedule in whole.plan.entries
     }
 
@@ -120,14 +128,14 @@ def request(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> Request:
         work.activation,
         output=work.output or OUTPUTS.get(work.activation),
         group_size=work.group_size or None,
-        target=TARGET,
+        target=target(),
     )
     plan = plan_for(operator.request)
     served = {plan.index(m) for m in tokens}
     used = [entry for position, entry in enumerate(plan.entries) if position in served]
     if work.step:
         used = [(limit, held_back(operator.gemm, schedule, work.step)) for limit, schedule in used]
-    return Request(operator.gemm, TARGET, Plan(tuple(used)))
+    return Request(operator.gemm, target(), Plan(tuple(used)))
 
 
 def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
@@ -139,7 +147,7 @@ def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
         If the schedule cannot do without them.
     """
     changes = dict(STEPS[step])
-    rule, device = RULES[schedule.pipeline], get_device(TARGET)
+    rule, device = RULES[schedule.pipeline], get_device(target())
     depths = sorted(rule.stages)[:2] if changes.pop("stages", None) == 0 else [schedule.stages]
     # In gemv and digits, slices of K are warps, which go with them.
     slices = schedule.split_k // changes.get("split_k", schedule.split_k)
