@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ladder.movement.machines import machine_of
+from ladder.movement.model import HOPPER
 from targets import detect, get_device, host_cpu, list_devices, visible_gpus
 from targets.cpu import cpu_device, mcpu_for
 from targets.detect import cpu_features, device_for_capability, rocm_architectures
@@ -195,3 +197,13 @@ def test_amx_counts_only_if_linux_grants_it(monkeypatch: pytest.MonkeyPatch) -> 
         device = detect.host_cpu.__wrapped__()
         assert ("amx_tile" in device.features) == granted
         assert "avx512_vnni" in device.features
+
+
+def test_chains_on_other_gpus_have_the_fitted_costs_in_the_ratio_of_their_rows() -> None:
+    fitted, product = (
+        machine_of(get_device(name)) for name in ("cuda/sm_90a", "cuda/sm_90a:66sm-2400gbs-30mib")
+    )
+    assert fitted == HOPPER
+    halved = ("device", "cache", "resident", "units", "issue")
+    assert all(getattr(product, name) == getattr(fitted, name) / 2 for name in halved)
+    assert (product.launch, product.turn) == (fitted.launch, fitted.turn)
