@@ -62,10 +62,7 @@ def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.
 def open_strides(module: torch.fx.GraphModule, opened: list[Any]) -> OpenStrides:
     """Return how the results of a graph lie, by the sizes of its arguments.
 
-    Raises
-    ------
-    ImportRefused
-        If that does not follow from sizes alone.
+    Raises ImportRefused if that does not follow from sizes alone.
     """
     mode, fakes = without_values(opened)
     with mode, torch._dispatch.python.enable_python_dispatcher():
@@ -128,10 +125,8 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
 def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
     """Return the results that lie in arguments which are written, by number.
 
-    Raises
-    ------
-    ImportRefused
-        If a result lies where several arguments do, one of them written: in which it lies is not known.
+    Raises ImportRefused if a result lies where several arguments do, one of them written: in which it lies is
+        not known.
     """
     changed = {*written}
     places = {expected.memory[at]: at for at in changed}
@@ -153,16 +148,10 @@ def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Itera
 class Separated:
     """Runs an executable; what its first run shows to differ from the program is mended in every run.
 
-    Parameters
-    ----------
-    executable
-        What runs the graph.
-    instead
-        What runs it operator by operator, where results cannot be mended or arguments share memory.
-    expected
-        What shares memory in the program, and how results lie.
-    lies
-        How results lie for the sizes of a call, where that follows from them.
+    executable: What runs the graph.
+    instead: What runs it operator by operator, where results cannot be mended or arguments share memory.
+    expected: What shares memory in the program, and how results lie.
+    lies: How results lie for the sizes of a call, where that follows from them.
     """
 
     def __init__(

@@ -27,19 +27,10 @@ def branches(module: torch.fx.GraphModule) -> bool:
 class Branching:
     """Runs a graph that ends with a conditional.
 
-    Parameters
-    ----------
-    module
-        The graph.
-    examples
-        Its inputs.
-    make
-        Compiles the parts: ``make(graph_module, examples)``.
-
-    Raises
-    ------
-    ImportRefused
-        If something is computed after the conditional, or shapes before it depend on values.
+    module: The graph.
+    examples: Its inputs.
+    make: Compiles the parts: ``make(graph_module, examples)``.
+    Raises ImportRefused if something is computed after the conditional, or shapes before it depend on values.
     """
 
     def __init__(self, module: torch.fx.GraphModule, examples: list[Any], make: Make) -> None:

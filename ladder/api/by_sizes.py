@@ -20,16 +20,10 @@ Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 class BySizes:
     """Runs a graph by the plan for the sizes of a call.
 
-    Parameters
-    ----------
-    module
-        The graph.
-    make
-        Compiles it for arguments of known sizes.
-    instead
-        What runs it where there are plans enough.
-    full
-        Called once, when that happens for the first time.
+    module: The graph.
+    make: Compiles it for arguments of known sizes.
+    instead: What runs it where there are plans enough.
+    full: Called once, when that happens for the first time.
     """
 
     def __init__(

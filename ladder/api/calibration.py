@@ -40,12 +40,8 @@ BLOCK = 64
 class Moments:
     """Second moments of the inputs of one layer.
 
-    Parameters
-    ----------
-    total
-        float32 ``[K, K]``: the sum of ``xᵀ x`` over rows.
-    rows
-        How many rows.
+    total: float32 ``[K, K]``: the sum of ``xᵀ x`` over rows.
+    rows: How many rows.
     """
 
     total: torch.Tensor
@@ -64,19 +60,10 @@ def observe(
 ) -> dict[torch.nn.Module, Moments]:
     """Run a model on examples and return the second moments of what its layers get.
 
-    Parameters
-    ----------
-    model
-        Run as it is, without gradients.
-    layers
-        Those to watch.
-    batches
-        Arguments of one call each: a tensor, a tuple or list of arguments, or a dict of named ones.
-
-    Raises
-    ------
-    LadderError
-        If there is no batch.
+    model: Run as it is, without gradients.
+    layers: Those to watch.
+    batches: Arguments of one call each: a tensor, a tuple or list of arguments, or a dict of named ones.
+    Raises LadderError if there is no batch.
     """
     moments: dict[torch.nn.Module, Moments] = {}
     count = 0
@@ -114,19 +101,11 @@ def watching(layers: Iterable[torch.nn.Module], moments: dict[torch.nn.Module, M
 def calibrated(weight: torch.Tensor, moments: Moments, ttype: str, **options: Any) -> QuantizedTensor:
     """Quantize a matrix so that products of the observed inputs err least.
 
-    Parameters
-    ----------
-    weight
-        ``[N, K]``.
-    moments
-        Of the inputs.
-    ttype, **options
-        As in `ladder.quantize`.
-
-    Returns
-    -------
-    Of the same form as `ladder.quantize` gives. On the observed inputs no row's products err more than
-    with that.
+    weight: ``[N, K]``.
+    moments: Of the inputs.
+    ttype, **options: As in `ladder.quantize`.
+    Returns: Of the same form as `ladder.quantize` gives. On the observed inputs no row's products err more
+        than with that.
     """
     plain = quantize(weight.detach(), ttype, **options)
     if plain.scale is None or plain.ttype.elem_bits > 8 or not moments.rows:
@@ -159,16 +138,10 @@ def calibrated(weight: torch.Tensor, moments: Moments, ttype: str, **options: An
 class Grid:
     """What the elements of a matrix can become: ``(value - zero) * scale`` for every value of the type.
 
-    Parameters
-    ----------
-    values, codes
-        Of the type, finite, in ascending order of the values; float64 and int64.
-    block, columns
-        Rows and columns that share a scale; K.
-    factor
-        Of the whole matrix.
-    scale, zero
-        float64 ``[N, K]``, the factor included.
+    values, codes: Of the type, finite, in ascending order of the values; float64 and int64.
+    block, columns: Rows and columns that share a scale; K.
+    factor: Of the whole matrix.
+    scale, zero: float64 ``[N, K]``, the factor included.
     """
 
     values: torch.Tensor
@@ -252,9 +225,7 @@ def _symmetric(grid: Grid) -> bool:
 def _compensated(weight: torch.Tensor, second: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Choose values column by column, the most active first; later columns make up for earlier ones.
 
-    Returns
-    -------
-    int64 ``[N, K]``: where each value stands in the grid.
+    Returns: int64 ``[N, K]``: where each value stands in the grid.
     """
     order = second.diagonal().argsort(descending=True)
     back = _triangle(second[order][:, order])
@@ -279,10 +250,7 @@ def _compensated(weight: torch.Tensor, second: torch.Tensor, grid: Grid) -> torc
 def _triangle(second: torch.Tensor) -> torch.Tensor:
     """Return the upper Cholesky factor of the inverse of damped second moments.
 
-    Raises
-    ------
-    LadderError
-        If no damping makes them positive definite: the inputs are not finite.
+    Raises LadderError if no damping makes them positive definite: the inputs are not finite.
     """
     mean = second.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny)
     eye = torch.eye(len(second), dtype=second.dtype, device=second.device)

@@ -16,17 +16,11 @@ FRACTIONS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 def clipped(weight: torch.Tensor, ttype: str, **options: Any) -> torch.Tensor:
     """Return a matrix each group of which is clipped where its quantization errs least.
 
-    Parameters
-    ----------
-    weight
-        ``[N, K]``.
-    ttype, **options
-        As in `ladder.quantize`; without ``group_size`` a row is a group, and a block type has its own.
-
-    Returns
-    -------
-    ``[N, K]`` of the same type: what to quantize in its place. The squared error of every group against
-    ``weight`` is at most what it was.
+    weight: ``[N, K]``.
+    ttype, **options: As in `ladder.quantize`; without ``group_size`` a row is a group, and a block type has
+        its own.
+    Returns: ``[N, K]`` of the same type: what to quantize in its place. The squared error of every group
+        against ``weight`` is at most what it was.
     """
     wide = weight.detach().float()
     best = wide.clone()

@@ -49,10 +49,7 @@ class Compiler:
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why.
 
-        Raises
-        ------
-        Exception
-            Whatever is wrong inside the compiler, under ``LADDER_STRICT``.
+        Raises Exception: Whatever is wrong inside the compiler, under ``LADDER_STRICT``.
         """
         reason = module.meta.get("switches") or reason_to_refuse(examples)
         if not reason:
@@ -115,15 +112,8 @@ def separated(
 ) -> Separated:
     """Return what runs a plan whose results share memory, and lie, as the program's do.
 
-    Parameters
-    ----------
-    opened
-        The examples, with symbols in place of what is open.
-
-    Raises
-    ------
-    ImportRefused
-        If results of open sizes lie in arguments that are written: plans write into copies.
+    opened: The examples, with symbols in place of what is open.
+    Raises ImportRefused if results of open sizes lie in arguments that are written: plans write into copies.
     """
     expected, is_open = expected_aliasing(module, opened), "open" in module.meta
     parts = parts_of_written(expected, examples, [at for at, _ in executable.bound.updates])
@@ -166,10 +156,7 @@ def _is_fake(value: torch.Tensor) -> bool:
 def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
     """Return the device of the tensors among arguments; without any, that of what a graph makes of none.
 
-    Raises
-    ------
-    ImportRefused
-        If it makes tensors on several devices, or none.
+    Raises ImportRefused if it makes tensors on several devices, or none.
     """
     given = [value.device for value in examples if isinstance(value, torch.Tensor)]
     places = given[:1] or {value.device for value in results_of(module, examples)}

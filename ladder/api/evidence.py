@@ -31,12 +31,8 @@ Sources = Mapping[str, str]
 class Fact:
     """One number that evidence states.
 
-    Parameters
-    ----------
-    name
-        Its name in JSON.
-    of
-        Finds it in the device compiler's report and the kept stages; None if they do not tell.
+    name: Its name in JSON.
+    of: Finds it in the device compiler's report and the kept stages; None if they do not tell.
     """
 
     name: str
@@ -75,18 +71,11 @@ def _shared(report: Report, sources: Sources) -> int | None:
 class Vendor:
     """How one vendor's kernels are read.
 
-    Parameters
-    ----------
-    matrix
-        Name of the count of matrix instructions.
-    stages
-        Stages in which they are counted, best first -> how they are spelled there.
-    facts
-        What else is stated.
-    registers, shared
-        Facts that limit how many blocks are resident.
-    reserved
-        Bytes of shared memory that every block takes besides its own.
+    matrix: Name of the count of matrix instructions.
+    stages: Stages in which they are counted, best first -> how they are spelled there.
+    facts: What else is stated.
+    registers, shared: Facts that limit how many blocks are resident.
+    reserved: Bytes of shared memory that every block takes besides its own.
     """
 
     matrix: str
@@ -143,18 +132,13 @@ registers on AMD."""
 class Evidence:
     """What is known of a kernel that was compiled and not run.
 
-    Parameters
-    ----------
-    facts
-        The vendor's facts by name; None where the compiler does not tell.
-    matrix, counted_in
-        Name of the count of matrix instructions among the facts, and the stage that they were counted in.
-    blocks_per_unit, occupancy
-        Blocks that fit on a multiprocessor at once, and the part of its threads that they are.
-    cost
-        The device model's prediction; None for kernels that it does not know.
-    notes
-        What could not be looked at, and why.
+    facts: The vendor's facts by name; None where the compiler does not tell.
+    matrix, counted_in: Name of the count of matrix instructions among the facts, and the stage that they were
+        counted in.
+    blocks_per_unit, occupancy: Blocks that fit on a multiprocessor at once, and the part of its threads that
+        they are.
+    cost: The device model's prediction; None for kernels that it does not know.
+    notes: What could not be looked at, and why.
     """
 
     facts: Mapping[str, int | None]
@@ -205,16 +189,10 @@ class Evidence:
 def resident_blocks(device: TileDevice, registers: int, shared: int, threads: int, reserved: int) -> int:
     """Return the blocks that a multiprocessor holds at once.
 
-    Parameters
-    ----------
-    device
-        Its limits. Registers come in eights per lane, from the part that each scheduler has.
-    registers
-        32-bit registers of a thread.
-    shared, reserved
-        Bytes of shared memory of a block, its own and what the hardware adds.
-    threads
-        Of a block.
+    device: Its limits. Registers come in eights per lane, from the part that each scheduler has.
+    registers: 32-bit registers of a thread.
+    shared, reserved: Bytes of shared memory of a block, its own and what the hardware adds.
+    threads: Of a block.
     """
     warps = -(-threads // device.warp)
     per_scheduler = device.registers_per_unit // SCHEDULERS // device.warp
@@ -233,16 +211,10 @@ def gather(
 ) -> Evidence:
     """Collect the evidence of one kernel.
 
-    Parameters
-    ----------
-    device
-        What it was compiled for: a GPU.
-    report, sources
-        What the device compiler reported, and the stages that builds keep.
-    cost
-        The prediction, if there is one.
-    stage
-        Makes a stage that builds do not keep; raises MissingToolError where a tool is missing.
+    device: What it was compiled for: a GPU.
+    report, sources: What the device compiler reported, and the stages that builds keep.
+    cost: The prediction, if there is one.
+    stage: Makes a stage that builds do not keep; raises MissingToolError where a tool is missing.
     """
     vendor = VENDORS[device.vendor]
     count, counted_in, notes = _count(vendor, sources, stage)
@@ -284,21 +256,11 @@ def report_of(kernel: Kernel) -> Report:
 def token_evidence(device: TileDevice, source: str, activation: str, k: int, group: int = 0) -> Evidence:
     """Return the evidence of the kernel that quantises rows of K elements on a GPU; compiles it.
 
-    Parameters
-    ----------
-    device
-        A GPU that multiplies the codes.
-    source, activation
-        Types of x and of its codes.
-    k, group
-        Elements of a row, and those that share a scale (0: all).
-
-    Raises
-    ------
-    ConversionError
-        If the device does not multiply the type.
-    MissingToolError, CompilerError
-        If the kernel cannot be compiled.
+    device: A GPU that multiplies the codes.
+    source, activation: Types of x and of its codes.
+    k, group: Elements of a row, and those that share a scale (0: all).
+    Raises ConversionError if the device does not multiply the type.
+    Raises MissingToolError, CompilerError if the kernel cannot be compiled.
     """
     from ladder.lower.build import derive_stage
     from ladder.runtime.tokens import gpu_kernel

@@ -63,25 +63,15 @@ class _Watched:
 class Frozen:
     """A model with what one call of it showed.
 
-    Parameters
-    ----------
-    model
-        What was called.
-    built
-        Its only graph.
-    graph, examples
-        The same as torch.fx, and what it was compiled for.
-    parameters, results
-        Structures of what the call took and returned, over the call's tensors, and over the plan's results
-        and arguments.
-    order
-        Argument of the plan -> its position: first the call's tensors, then what the model keeps.
-    names
-        Of the call's tensors.
-    stored
-        What the model keeps.
-    limits
-        What must hold between open sizes.
+    model: What was called.
+    built: Its only graph.
+    graph, examples: The same as torch.fx, and what it was compiled for.
+    parameters, results: Structures of what the call took and returned, over the call's tensors, and over the
+        plan's results and arguments.
+    order: Argument of the plan -> its position: first the call's tensors, then what the model keeps.
+    names: Of the call's tensors.
+    stored: What the model keeps.
+    limits: What must hold between open sizes.
     """
 
     model: Any
@@ -123,12 +113,9 @@ class Frozen:
     def imported(self) -> Imported:
         """Return the graph for any device: weights in canonical storage, products as the model has them.
 
-        Raises
-        ------
-        ShapeError
-            If the results are no tensors that the graph computes, or it changes tensors in place.
-        LadderError
-            If a weight's canonical storage was not kept.
+        Raises ShapeError if the results are no tensors that the graph computes, or it changes tensors in
+            place.
+        Raises LadderError if a weight's canonical storage was not kept.
         """
         from ladder.frontend.onnx_stages import Imported, Weight
 
@@ -181,10 +168,8 @@ def freeze(
 
     Its buffers and the examples are afterwards what they were before.
 
-    Raises
-    ------
-    LadderError
-        If it is not captured as one graph, or returns what no file can hold; the message says what.
+    Raises LadderError if it is not captured as one graph, or returns what no file can hold; the message says
+        what.
     """
     watched = _Watched(Compiler(precise))
     given = _named(function, arguments, named)

@@ -47,10 +47,7 @@ def built(
 ) -> list[tuple[Trial, list[Kernel]]]:
     """Build the first ``count`` candidates that can be emitted, side by side; for any device.
 
-    Raises
-    ------
-    ScheduleError
-        If none can, with a reason.
+    Raises ScheduleError if none can, with a reason.
     """
     done: list[tuple[Trial, list[Kernel]]] = []
     reasons: list[str] = []
@@ -93,10 +90,7 @@ def checked(
 ) -> list[tuple[Trial, Fused]]:
     """Return the trials with their errors against float64 on some inputs; those that are right are timed.
 
-    Parameters
-    ----------
-    function
-        What they compute, of tensors (quantized inputs decoded).
+    function: What they compute, of tensors (quantized inputs decoded).
     """
     import torch
 
@@ -178,16 +172,10 @@ def _clone(x: Any) -> Any:
 class TrialCache:
     """The trials of a search on a device, in a database.
 
-    Parameters
-    ----------
-    database, report
-        Where, and of which search.
-    device
-        That was built for.
-    count
-        Kernels that were asked for.
-    constants
-        As of `Lowering`.
+    database, report: Where, and of which search.
+    device: That was built for.
+    count: Kernels that were asked for.
+    constants: As of `Lowering`.
     """
 
     database: Database

@@ -107,18 +107,12 @@ def mixture(
 ) -> torch.Tensor:
     """Return the weighted sum of what each row's experts make of it ``[T, H]``.
 
-    Parameters
-    ----------
-    x
-        ``[T, H]``.
-    ids, weights
-        ``[T, k]``: the experts of each row, and their weights. Numbers from E on are no expert here.
-    up, down
-        Take rows in the order of their experts and offsets ``[E + 1]``, such as `GroupedLinear`.
-    gate
-        What lies between them.
-    experts
-        E; by default that of ``down``.
+    x: ``[T, H]``.
+    ids, weights: ``[T, k]``: the experts of each row, and their weights. Numbers from E on are no expert
+        here.
+    up, down: Take rows in the order of their experts and offsets ``[E + 1]``, such as `GroupedLinear`.
+    gate: What lies between them.
+    experts: E; by default that of ``down``.
     """
     experts = experts or int(down.experts)  # type: ignore[attr-defined]
     flat, weights = ids.reshape(-1), weights.reshape(-1)

@@ -36,14 +36,9 @@ if TYPE_CHECKING:
 class _Facts:
     """What calls need to know of a request.
 
-    Parameters
-    ----------
-    text
-        As `Request.text`.
-    is_dynamic
-        Whether floats are quantized when it is called.
-    layouts
-        Family of devices -> layout of the packed weight.
+    text: As `Request.text`.
+    is_dynamic: Whether floats are quantized when it is called.
+    layouts: Family of devices -> layout of the packed weight.
     """
 
     text: str

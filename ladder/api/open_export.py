@@ -25,19 +25,11 @@ def open_paths(
 ) -> Paths:
     """Return the paths by which capture knows open extents, with tensor and axis.
 
-    Parameters
-    ----------
-    axes
-        What is to be open.
-    arguments, named
-        Of the call.
-    names
-        Of the parameters that ``arguments`` are for.
-
-    Raises
-    ------
-    ShapeError, UnknownNameError
-        If a parameter is no tensor, or has no such axis, or an example extent below 2 there.
+    axes: What is to be open.
+    arguments, named: Of the call.
+    names: Of the parameters that ``arguments`` are for.
+    Raises ShapeError, UnknownNameError if a parameter is no tensor, or has no such axis, or an example extent
+        below 2 there.
     """
     given = {
         name: (f"args[{at}]", value) for at, (name, value) in enumerate(zip(names, arguments, strict=False))
@@ -77,10 +69,7 @@ def require_open(wanted: Paths, captured: Any, graph: torch.fx.GraphModule, exam
 def decide(captured: Any, graph: torch.fx.GraphModule) -> None:
     """Let torch's symbols note what the program decided by its sizes: ``if x.shape[0] > 5`` is such a guard.
 
-    Raises
-    ------
-    ShapeError
-        If the program asks something else of its sizes.
+    Raises ShapeError if the program asks something else of its sizes.
     """
     places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     fakes = dict(zip(places, graph.meta.get("open", ()), strict=False))
@@ -108,10 +97,7 @@ _EXTENT = re.compile(r"(\w+)\.shape\[(\d+)\]")
 def limits_of(graph: torch.fx.GraphModule) -> Limits:
     """Return what must hold between open sizes, as pairs (extent, at most).
 
-    Raises
-    ------
-    ShapeError
-        If something else must hold; the message says what.
+    Raises ShapeError if something else must hold; the message says what.
     """
     fakes = [value for value in graph.meta.get("open", ()) if isinstance(value, torch._subclasses.FakeTensor)]
     opened = [value for value in fakes if any(isinstance(size, torch.SymInt) for size in value.shape)]

@@ -16,17 +16,9 @@ Values = Sequence[Any]
 class OpenStrides:
     """Strides of results as expressions of the sizes of arguments.
 
-    Parameters
-    ----------
-    results
-        Fakes of what the graph returns for `opened`.
-    opened
-        Fakes of its arguments, with symbols for sizes.
-
-    Raises
-    ------
-    KeyError
-        If strides depend on what is no size of an argument.
+    results: Fakes of what the graph returns for `opened`.
+    opened: Fakes of its arguments, with symbols for sizes.
+    Raises KeyError if strides depend on what is no size of an argument.
     """
 
     def __init__(self, results: Any, opened: Values) -> None:

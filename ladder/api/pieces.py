@@ -57,14 +57,9 @@ def _takes_part(node: Node) -> bool:
 class Pieces:
     """Runs a graph piece by piece.
 
-    Parameters
-    ----------
-    module
-        The graph.
-    make
-        Compiles a piece.
-    tell
-        Called with the name of each operator that runs in torch, and why.
+    module: The graph.
+    make: Compiles a piece.
+    tell: Called with the name of each operator that runs in torch, and why.
     """
 
     def __init__(self, module: torch.fx.GraphModule, make: Make, tell: Callable[[str], None]) -> None:

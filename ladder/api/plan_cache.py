@@ -46,21 +46,11 @@ def prepared_for(
 ) -> Prepared:
     """Return what `import_fx` and `prepare` make of a graph: from the cache, where it has been made before.
 
-    Parameters
-    ----------
-    module, examples
-        The graph and its arguments.
-    place
-        The device.
-    search
-        As of `prepare`: a plan that was made without is made again.
-    **options
-        Of `import_fx`.
-
-    Raises
-    ------
-    ImportRefused, LadderError
-        As those two.
+    module, examples: The graph and its arguments.
+    place: The device.
+    search: As of `prepare`: a plan that was made without is made again.
+    **options: Of `import_fx`.
+    Raises ImportRefused, LadderError as those two.
     """
     from targets import get_device
 

@@ -39,20 +39,14 @@ def gemm_for(
 
     `Gemm` describes the parameters; None takes the default of the types.
 
-    Parameters
-    ----------
-    weight
-        Type or its name; a block type (``"mxfp4"``, ``"int4_g128"``) brings its group size and zero points.
-    group_size
-        Elements along K per scale; None or -1 is one per row, or the block type's own.
-    output, token_scale
-        By default the activation's type (float32 for int8, float16 for fp8); true for 8-bit activations.
-
-    Raises
-    ------
-    UnknownNameError, ConversionError, ShapeError
-        If a type or operator does not exist, if the activation type cannot hold the weights unchanged, if
-        the group size contradicts the type or is none. The text names what would do.
+    weight: Type or its name; a block type (``"mxfp4"``, ``"int4_g128"``) brings its group size and zero
+        points.
+    group_size: Elements along K per scale; None or -1 is one per row, or the block type's own.
+    output, token_scale: By default the activation's type (float32 for int8, float16 for fp8); true for 8-bit
+        activations.
+    Raises UnknownNameError, ConversionError, ShapeError if a type or operator does not exist, if the
+        activation type cannot hold the weights unchanged, if the group size contradicts the type or is none.
+        The text names what would do.
     """
     ttype = get_type(weight)
     activation = _known_activation(activation)

@@ -28,18 +28,11 @@ Options = Mapping[str, Any]
 class Row:
     """What became of one layer.
 
-    Parameters
-    ----------
-    name, module
-        Qualified name and class.
-    weight, activation
-        Types that it multiplies now.
-    before, after
-        Bytes of the weight.
-    reason
-        Why it was left as it is; empty if it was quantized.
-    observed
-        Rows of example inputs that its codes were chosen by; 0: rounded to nearest.
+    name, module: Qualified name and class.
+    weight, activation: Types that it multiplies now.
+    before, after: Bytes of the weight.
+    reason: Why it was left as it is; empty if it was quantized.
+    observed: Rows of example inputs that its codes were chosen by; 0: rounded to nearest.
     """
 
     name: str
@@ -56,14 +49,9 @@ class Row:
 class Report:
     """What became of every layer of a model.
 
-    Parameters
-    ----------
-    rows
-        One per module with a weight.
-    caches
-        Names of KV caches and the type that they store.
-    unused
-        Patterns of overrides and skips that named no layer.
+    rows: One per module with a weight.
+    caches: Names of KV caches and the type that they store.
+    unused: Patterns of overrides and skips that named no layer.
     """
 
     rows: tuple[Row, ...]

@@ -189,12 +189,8 @@ class ScaledLowered:
     def source(self, stage: str, m: int = 1) -> str:
         """Return one stage as text: ``"schedule"``, ``"tir"``, ``"cuda"``, ``"ptx"`` or ``"sass"``.
 
-        Raises
-        ------
-        UnknownNameError
-            If there is no such stage.
-        MissingToolError, CompilerError
-            If the kernel cannot be compiled or taken apart.
+        Raises UnknownNameError if there is no such stage.
+        Raises MissingToolError, CompilerError if the kernel cannot be compiled or taken apart.
         """
         from ladder.lower.build import LATER_STAGES, derive_stage
 

@@ -49,19 +49,10 @@ def layers_from(
 ) -> dict[str, GroupedLinear]:
     """Build the layers of experts whose weights are quantized.
 
-    Parameters
-    ----------
-    module
-        Experts.
-    weights
-        `stacks` -> matrix ``[E * N, K]``.
-    **options
-        For `GroupedLinear`.
-
-    Raises
-    ------
-    LadderError
-        If one of the two weights is missing: experts are quantized as a whole.
+    module: Experts.
+    weights: `stacks` -> matrix ``[E * N, K]``.
+    **options: For `GroupedLinear`.
+    Raises LadderError if one of the two weights is missing: experts are quantized as a whole.
     """
     missing = [name for name in stacks(module) if name not in weights]
     if missing:
@@ -94,12 +85,9 @@ def forward(
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts ``[T, H]``.
 
-    Parameters
-    ----------
-    hidden_states
-        ``[T, H]``.
-    top_k_index, top_k_weights
-        ``[T, k]``: experts of each token, and their weights. Numbers from E on are no expert (of this rank).
+    hidden_states: ``[T, H]``.
+    top_k_index, top_k_weights: ``[T, k]``: experts of each token, and their weights. Numbers from E on are no
+        expert (of this rank).
     """
     up, down = (_with_bias(self, name) for name in stacks(self))
     gate = self._apply_gate if self.has_gate else self.act_fn

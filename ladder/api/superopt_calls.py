@@ -28,10 +28,7 @@ IN_PLACE = ("setitem", "copy_", "__setitem__")
 class Argument:
     """What one argument must be.
 
-    Parameters
-    ----------
-    shape, dtype, device
-        Of a tensor; of a quantized matrix, its type's name and no device.
+    shape, dtype, device: Of a tensor; of a quantized matrix, its type's name and no device.
     """
 
     shape: tuple[int, ...]
@@ -75,20 +72,12 @@ def require_plain(name: str, given: torch.Tensor) -> None:
 class Contract:
     """What a function takes, and how its results lie.
 
-    Parameters
-    ----------
-    name
-        Of the function.
-    arguments
-        In order.
-    strides
-        Of each result.
-    function
-        The function.
-    graph
-        What it computes of distinct tensors, as text.
-    patterns
-        Which arguments may be the same tensor: for each, the number of the first that is the same.
+    name: Of the function.
+    arguments: In order.
+    strides: Of each result.
+    function: The function.
+    graph: What it computes of distinct tensors, as text.
+    patterns: Which arguments may be the same tensor: for each, the number of the first that is the same.
     """
 
     name: str
@@ -114,12 +103,8 @@ class Contract:
     def require(self, inputs: Sequence[Any]) -> None:
         """Check the arguments of a call.
 
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            If one is not what the function was optimised for.
-        ConversionError
-            If gradients are asked for.
+        Raises ShapeError, DTypeError, DeviceError if one is not what the function was optimised for.
+        Raises ConversionError if gradients are asked for.
         """
         if len(inputs) != len(self.arguments):
             raise ShapeError(f"{self.name} takes {len(self.arguments)} tensors, got {len(inputs)}")
@@ -200,12 +185,8 @@ def _merged(graph: str, pattern: Sequence[int]) -> str:
 def copies(name: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies of examples, each in memory of its own: what a function does to them is not seen.
 
-    Raises
-    ------
-    ConversionError
-        If one is of a type that kernels do not compute with.
-    ShapeError
-        If one is not contiguous.
+    Raises ConversionError if one is of a type that kernels do not compute with.
+    Raises ShapeError if one is not contiguous.
     """
     for number, tensor in enumerate(tensors):
         if tensor.dtype not in TYPES:
@@ -222,17 +203,9 @@ def require_pure(
 ) -> None:
     """Check that a function writes into nothing.
 
-    Parameters
-    ----------
-    module
-        Its graph.
-    given, after
-        Its inputs, and the copies that it was run on.
-
-    Raises
-    ------
-    ConversionError
-        Names what it writes into.
+    module: Its graph.
+    given, after: Its inputs, and the copies that it was run on.
+    Raises ConversionError: Names what it writes into.
     """
     for node in module.graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -38,16 +38,10 @@ NOTHING_TO_FUSE = "one operator: there is nothing to fuse"
 class Part:
     """A part of a function.
 
-    Parameters
-    ----------
-    operators
-        What it calls, in order.
-    kernels
-        What it was optimised to, or None.
-    reason
-        Why not: what of it is outside LAX, or what the search or the lowering says.
-    plan
-        What runs then: `ladder.compile`'s plan, as text.
+    operators: What it calls, in order.
+    kernels: What it was optimised to, or None.
+    reason: Why not: what of it is outside LAX, or what the search or the lowering says.
+    plan: What runs then: `ladder.compile`'s plan, as text.
     """
 
     operators: tuple[str, ...]
@@ -65,16 +59,10 @@ class Part:
 class Partitioned:
     """A function as parts, some of which are fused kernels with certificates.
 
-    Parameters
-    ----------
-    name
-        Of the function.
-    parts
-        In the order in which they run.
-    run
-        All of them, of the function's inputs; None if kernels are for a device that is not here.
-    contract
-        What the function takes and returns.
+    name: Of the function.
+    parts: In the order in which they run.
+    run: All of them, of the function's inputs; None if kernels are for a device that is not here.
+    contract: What the function takes and returns.
     """
 
     name: str
@@ -139,12 +127,8 @@ def partitioned(
 ) -> Partitioned:
     """Superoptimize the parts of a captured function that can be proved; compile the others.
 
-    Parameters
-    ----------
-    inputs, tensors
-        Of the function; and decoded.
-    error
-        Why it is not one program: raised again if no part can be optimised.
+    inputs, tensors: Of the function; and decoded.
+    error: Why it is not one program: raised again if no part can be optimised.
     """
     cut = _Cut(function, inputs, tensors)
     parts = [cut.optimised(nodes, task) for nodes in cut.pieces()]

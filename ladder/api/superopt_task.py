@@ -41,22 +41,13 @@ SECONDS = 600.0
 class Superoptimized:
     """A function as fused kernels.
 
-    Parameters
-    ----------
-    program
-        What was optimised.
-    report
-        Of the search: states, pruned, candidates, verified, rejected.
-    trials
-        What was built, fastest first.
-    fused
-        The fastest, loaded; None if it is for a device that is not here.
-    contract
-        What the function takes and returns; None if these are kernels of a part of one.
-    torch
-        Seconds that the program takes as torch runs it; infinity if that was not timed.
-    unfused
-        The program, if torch runs it faster than any of the kernels.
+    program: What was optimised.
+    report: Of the search: states, pruned, candidates, verified, rejected.
+    trials: What was built, fastest first.
+    fused: The fastest, loaded; None if it is for a device that is not here.
+    contract: What the function takes and returns; None if these are kernels of a part of one.
+    torch: Seconds that the program takes as torch runs it; infinity if that was not timed.
+    unfused: The program, if torch runs it faster than any of the kernels.
     """
 
     program: Program
@@ -70,16 +61,10 @@ class Superoptimized:
     def __call__(self, *inputs: Any) -> Any:
         """Run the fastest kernels; the program itself where torch is faster.
 
-        Parameters
-        ----------
-        *inputs
-            Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is packed
-            once, for as long as it lives.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, ConversionError
-            If an argument is not what the function was optimised for, or gradients are asked for.
+        *inputs: Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is
+            packed once, for as long as it lives.
+        Raises ShapeError, DTypeError, DeviceError, ConversionError if an argument is not what the function
+            was optimised for, or gradients are asked for.
         """
         if self.fused is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
@@ -187,12 +172,8 @@ class Task:
     ) -> Superoptimized:
         """Optimise a program, which a function is of tensors; ``constants`` are some of its own inputs.
 
-        Raises
-        ------
-        ScheduleError
-            If no graph was found, or none can be lowered.
-        VerificationError
-            If no kernel is accurate.
+        Raises ScheduleError if no graph was found, or none can be lowered.
+        Raises VerificationError if no kernel is accurate.
         """
         report = self.searched(program)
         if not report.found:
@@ -289,10 +270,7 @@ def require_type(result: Any, inputs: Sequence[torch.Tensor]) -> None:
 def require_provable(program: Program) -> None:
     """Check that equality with a program can be decided at all.
 
-    Raises
-    ------
-    VerificationError
-        Names what is outside LAX.
+    Raises VerificationError: Names what is outside LAX.
     """
     small = program.graph(dict.fromkeys(program.sizes, 2))
     rows = [get_operator(node.operator) for _, node in small.walk()]

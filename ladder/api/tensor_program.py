@@ -25,16 +25,11 @@ if TYPE_CHECKING:
 class Recorded:
     """A function's graph of tensor operators.
 
-    Parameters
-    ----------
-    name
-        Of the function.
-    module, examples
-        The graph, and what its placeholders stand for.
-    results
-        What the function returned.
-    order
-        For each result, which output of the graph it is; None if the function returns a tensor, not a tuple.
+    name: Of the function.
+    module, examples: The graph, and what its placeholders stand for.
+    results: What the function returned.
+    order: For each result, which output of the graph it is; None if the function returns a tensor, not a
+        tuple.
     """
 
     name: str
@@ -47,10 +42,7 @@ class Recorded:
 def recorded(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Recorded:
     """Return a function's graph of tensor operators.
 
-    Raises
-    ------
-    ConversionError
-        If it is not one graph, or does not return tensors that the graph computes.
+    Raises ConversionError if it is not one graph, or does not return tensors that the graph computes.
     """
     import torch
 
@@ -93,17 +85,9 @@ def name_of(function: Callable[..., Any]) -> str:
 def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Program:
     """Return the program that a function of tensors is.
 
-    Parameters
-    ----------
-    function
-        Takes the inputs, quantized ones as decoded ``[N, K]`` tensors, and returns one tensor.
-    inputs
-        Examples of one floating-point type, and quantized matrices; their shapes are the program's sizes.
-
-    Raises
-    ------
-    ConversionError
-        Names an operator or a use of one that block graphs cannot express.
+    function: Takes the inputs, quantized ones as decoded ``[N, K]`` tensors, and returns one tensor.
+    inputs: Examples of one floating-point type, and quantized matrices; their shapes are the program's sizes.
+    Raises ConversionError: Names an operator or a use of one that block graphs cannot express.
     """
     tensors = decoded(inputs)
     found = recorded(function, tensors)
@@ -130,10 +114,8 @@ def packed_types(inputs: Sequence[Any]) -> dict[int, str]:
 def type_of(weight: QuantizedTensor) -> str:
     """Return the type of a quantized matrix with its scales.
 
-    Raises
-    ------
-    ConversionError
-        If a scale is shared by rows, or there is one of the whole tensor: tiles have none of these.
+    Raises ConversionError if a scale is shared by rows, or there is one of the whole tensor: tiles have none
+        of these.
     """
     unlike = {
         "without scales": weight.scale is None,
@@ -159,19 +141,10 @@ def translated(
 ) -> Program:
     """Return the program of a captured graph.
 
-    Parameters
-    ----------
-    module, examples
-        The graph, and what its placeholders stand for.
-    inputs
-        In the order of the program's.
-    packed
-        Types of the inputs that are quantized ``[N, K]``.
-
-    Raises
-    ------
-    ConversionError
-        Names an operator or a use of one that block graphs cannot express.
+    module, examples: The graph, and what its placeholders stand for.
+    inputs: In the order of the program's.
+    packed: Types of the inputs that are quantized ``[N, K]``.
+    Raises ConversionError: Names an operator or a use of one that block graphs cannot express.
     """
     import torch
 
@@ -207,10 +180,7 @@ def translated(
 def require_precision(what: str, found: torch.dtype, wanted: torch.dtype) -> None:
     """Check that block graphs compute a value as asked: in a program's type, or in float32.
 
-    Raises
-    ------
-    ConversionError
-        If it is rounded to another type, or computed in a finer one.
+    Raises ConversionError if it is rounded to another type, or computed in a finer one.
     """
     import torch
 
@@ -237,10 +207,7 @@ def _require_precisions(name: str, module: Any, examples: Sequence[Any], wanted:
 def step_of(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Any:
     """Translate an operator, and return its value.
 
-    Raises
-    ------
-    ConversionError
-        Names what block graphs cannot express.
+    Raises ConversionError: Names what block graphs cannot express.
     """
     target = target_of(node)
     translate = OPERATORS.get(target)
