@@ -7,14 +7,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import cuda_emulator
+import cuda_text
 import ml_dtypes
 import numpy as np
 import pytest
 
 from ladder.lower.cuda.peer_source import BLOCKS, all_reduce_source
 
-pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
+pytestmark = pytest.mark.skipif(bool(cuda_text.missing_tools()), reason=cuda_text.missing_tools())
 
 THREADS = 4
 """Of a block here."""
@@ -110,7 +110,7 @@ def built(dtype: str, ranks: int, folder: Path, run: str = RUN) -> Any:
         "-shared",
         "-fPIC",
         "-pthread",
-        f"-I{cuda_emulator._cuda_include()}",
+        f"-I{cuda_text.cuda_include()}",
     ]
     subprocess.run([*command, "-o", str(folder / "kernel.so"), str(path)], check=True)
     return ctypes.CDLL(str(folder / "kernel.so")).run

@@ -1,4 +1,4 @@
-"""The problems of the emulated kernels serve here too."""
+"""Helpers of this folder, and the CUDA text of tests/numeric."""
 
 from __future__ import annotations
 

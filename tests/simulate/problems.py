@@ -1,4 +1,4 @@
-"""Runs problems of the emulated kernels on the simulator."""
+"""Runs products on the simulator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from test_cuda_mma_emulated import BOUNDS, NUMPY, Problem
+from gemm_cases import BOUNDS, NUMPY, Problem, gemm, gemv, mma
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
@@ -15,23 +15,10 @@ from ladder.simulate.operator import FAMILIES
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
+__all__ = ["BOUNDS", "NUMPY", "Problem", "gemm", "gemv", "mma"]
+
 ROUNDED = {"float16": 5e-4, "bfloat16": 3e-3}
 """Error that the output type alone may cause."""
-
-
-def gemm(**fields: Any) -> Gemm:
-    """Return a small problem with remainders in every dimension."""
-    return Gemm(**{"n": 67, "k": 200, "weight": "uint4", "scale": False, "output": "float32", **fields})
-
-
-def gemv(**fields: Any) -> GpuSchedule:
-    """Return a small gemv schedule."""
-    return GpuSchedule(**{"pipeline": "gemv", "tile_m": 8, "stages": 2, "warps": 8, "split_k": 2, **fields})
-
-
-def mma(**fields: Any) -> GpuSchedule:
-    """Return a small mma schedule."""
-    return GpuSchedule(**{"pipeline": "mma", "tile_m": 16, "stages": 2, "warps": 4, **fields})
 
 
 def wgmma(**fields: Any) -> GpuSchedule:
@@ -56,7 +43,7 @@ def problem_of(problem: Gemm, m: int) -> Problem:
 
 
 class SimulatedKernel:
-    """Takes the place of `cuda_emulator.Kernel` in its tests: whatever the simulator finds fails them."""
+    """A kernel to call with arrays: whatever the simulator finds is an error."""
 
     def __init__(self, function: Any, outputs: tuple[int, ...] = (-1,), target: str = "cuda/sm_90a") -> None:
         device = get_device(target)

@@ -134,12 +134,12 @@ def _cleared_sums(dtype: str) -> Once:
 
 MUTANTS: dict[str, Mutant] = {
     # ---- barriers ---------------------------------------------------------------------------------
-    "mfma: barrier of a turn removed": Mutant("mfma", lambda: _without_sync("mfma", 0), "race"),
-    "mfma: barrier of every second turn removed": Mutant("mfma", lambda: _without_sync("mfma", 1), "race"),
-    "mfma int8: barrier of a turn removed": Mutant(
+    "mfma: barrier of a step removed": Mutant("mfma", lambda: _without_sync("mfma", 0), "race"),
+    "mfma: barrier of every second step removed": Mutant("mfma", lambda: _without_sync("mfma", 1), "race"),
+    "mfma int8: barrier of a step removed": Mutant(
         "mfma int8", lambda: _without_sync("mfma int8", 0), "race"
     ),
-    "dot: barrier of a turn removed": Mutant("dot", lambda: _without_sync("dot", 0), "race"),
+    "dot: barrier of a step removed": Mutant("dot", lambda: _without_sync("dot", 0), "race"),
     "dot: sums overwrite x without a barrier": Mutant(
         "dot", lambda: _without_sync("dot", -2), "race", "overwrites bytes read by"
     ),
@@ -198,7 +198,7 @@ MUTANTS: dict[str, Mutant] = {
 
 
 def _stage_kept() -> Once:
-    """Return a change that writes x of every turn to the first stage."""
+    """Return a change that writes x of every iteration to the first stage."""
 
     def to_first(e: Any) -> Any:
         return e.b if type(e).__name__ == "Add" and type(e.a).__name__ == "IntImm" else None

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import block_graphs
-import cuda_emulator
+import cuda_text
 import pytest
 import test_attention as attention
+import test_experts as experts
 import test_pipelines as products
 import test_quantize as quantizers
 import test_random_chains as chains
@@ -25,7 +26,7 @@ from ladder.lower.passes import as_generated
 from ladder.simulate import launch, simulate_launch
 from targets import get_device
 
-pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
+pytestmark = pytest.mark.skipif(bool(cuda_text.missing_tools()), reason=cuda_text.missing_tools())
 
 CALCULATES = re.compile(r"(\{\.reg \.b16 h; )?(lop3|prmt|fma|mul|add|sub|cvt|dp4a|mov|mapa|ex2|rcp|shf)\.")
 """Instructions of registers of one thread: the compiler may merge and move them."""
@@ -56,7 +57,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "wgmma": lambda: products.test_chosen_schedules("int4", 64),
     "wgmma, several tiles": _tiles_of_wgmma,
     "tcgen05": lambda: tensor_memory.test_kernels("codebook from shared memory"),
-    "experts": lambda: products.test_experts(next(iter(products.EXPERT_CASES))),
+    "experts": lambda: experts.test_experts(next(iter(experts.CASES))),
     "attention": lambda: attention.test_simulated("cluster"),
     "attention of int8": lambda: attention.test_simulated("int8, bfloat16, mask"),
     "quantizer": lambda: quantizers.test_codes_and_scales("odd K", "cuda/sm_90a"),
@@ -88,7 +89,7 @@ def test_families(family: str, emitted: list[Any]) -> None:
     FAMILIES[family]()
     assert emitted
     for function in emitted[:1]:
-        *_, source = cuda_emulator._lower(function, get_device("cuda/sm_90a"))
+        source = cuda_text.source_of(function, get_device("cuda/sm_90a"))
         assert not list(movable(source))
 
 

@@ -1,7 +1,4 @@
-"""Shipped kernels compute the matmul, with nothing to find: schedules that the policy chooses, and others.
-
-Also every case of the emulated kernels (tests/numeric), which the simulator executes without a C++ compiler.
-"""
+"""Shipped kernels compute the matmul, with nothing to find: schedules that the policy chooses, and others."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gemm_cases import CASES, NUMPY
 from hardware.configurations import Measured, load
-from problems import BOUNDS, SimulatedKernel, bound_of, emitted, gemm, gemv, problem_of, run, wgmma
-from test_cuda_experts_emulated import CASES as EXPERT_CASES
-from test_cuda_experts_emulated import GroupedProblem
-from test_cuda_mma_emulated import CASES, NUMPY
+from problems import SimulatedKernel, bound_of, emitted, gemm, gemv, problem_of, run, wgmma
 
 from ladder.lower.build import emit
 from ladder.simulate.machine import ORDERS
@@ -187,7 +182,7 @@ def _wgmma(name: str) -> Any:
 
 @pytest.mark.daily(5)
 @pytest.mark.parametrize("case", CASES)
-def test_cases_of_the_emulator(case: str) -> None:
+def test_cases(case: str) -> None:
     arch, problem, schedule, sizes = CASES[case]
     kernel = SimulatedKernel(emitted(problem, schedule, arch))
     for m in sizes:
@@ -195,18 +190,10 @@ def test_cases_of_the_emulator(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", list(CASES)[::12])
-def test_cases_of_the_emulator_in_reverse(case: str) -> None:
+def test_cases_in_reverse(case: str) -> None:
     arch, problem, schedule, sizes = CASES[case]
     kernel = SimulatedKernel(emitted(problem, schedule, arch))
     assert problem_of(problem, sizes[0]).run(kernel, reverse=True) <= bound_of(problem)
-
-
-@pytest.mark.parametrize("case", EXPERT_CASES)
-def test_experts(case: str) -> None:
-    arch, problem, schedule, sizes = EXPERT_CASES[case]
-    kernel = SimulatedKernel(emitted(replace(problem, experts=1), schedule, arch))
-    for counts in sizes:
-        assert GroupedProblem(problem, counts).run(kernel) <= BOUNDS[problem.activation]
 
 
 def _agreement(measured: Measured) -> float:

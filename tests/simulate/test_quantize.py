@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import SimulatedKernel
+from problems import NUMPY, SimulatedKernel
 from rewriting import argument, remove, rewrite, stored
-from test_cuda_quantize_emulated import CASES, NUMPY, _expected
 
 from ladder.lower.build import emit_quantizer
 from ladder.lower.gpu.quantize import Quantization, tiled
@@ -18,7 +17,30 @@ from ladder.simulate.machine import ORDERS
 from ladder.simulate.operator import FAMILIES
 from ladder.simulate.tokens import simulate_tokens
 from targets import get_device
-from tile_types.errors import ConversionError, ScheduleError
+from tile_types.errors import ConversionError, DTypeError, ScheduleError
+
+CASES = {
+    "one warp": (Quantization("float16", "int8", threads=32, chunks=1), 64),
+    "rows longer than the registers": (Quantization("bfloat16", "fp8_e4m3", threads=64, chunks=1), 2000),
+    "odd K": (Quantization("float16", "fp8_e5m2", threads=64, chunks=2), 1003),
+    "float32": (Quantization("float32", "int8", threads=96, chunks=2), 1000),
+    "groups of 128": (Quantization("bfloat16", "fp8_e4m3", 128, 64), 1096),
+    "groups of 128, odd K": (Quantization("float32", "int8", 128, 32), 261),
+}
+
+
+def _expected(x: Any, plan: Quantization) -> tuple[Any, Any]:
+    """Return codes as float64 and scales, in float32 arithmetic as the kernel defines it."""
+    wide = x.astype(np.float32)
+    group = plan.group or x.shape[1]
+    padded = np.zeros((x.shape[0], -(-x.shape[1] // group), group), np.float32)
+    padded.reshape(x.shape[0], -1)[:, : x.shape[1]] = wide
+    largest = np.abs(padded).max(axis=2)
+    scale = np.maximum(largest / np.float32(plan.limit), np.float32(2.0**-126))
+    units = padded * (np.float32(1) / scale)[..., None]
+    units = units.reshape(x.shape[0], -1)[:, : x.shape[1]]
+    codes = np.rint(units) if plan.activation == "int8" else units.astype(NUMPY[plan.activation])
+    return codes.astype(np.float64), scale if plan.group else scale[:, 0]
 
 
 def _row(plan: Quantization, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,3 +157,14 @@ def test_stores_beyond_the_row() -> None:
     changed = rewrite(function, argument("tirx.ptx.st_vec", 0, later))
     result = simulate_launch(changed, _row(plan, k), outputs=(1, 2))
     assert {"out of bounds", "unwritten"} <= result.kinds()
+
+
+def test_what_cannot_be_quantized() -> None:
+    with pytest.raises(DTypeError, match="float64"):
+        Quantization("float64", "int8")
+    with pytest.raises(ScheduleError, match="whole warps"):
+        Quantization("float16", "int8", threads=48)
+    with pytest.raises(ScheduleError, match="power of two"):
+        Quantization("float16", "int8", group=96)
+    with pytest.raises(ConversionError, match="fp8_e4m3"):
+        emit_quantizer(Quantization("float16", "fp8_e4m3"), get_device("cuda/sm_80"), "kernel")

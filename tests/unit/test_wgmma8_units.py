@@ -47,7 +47,7 @@ def test_units_cover_a_turn_once_and_alternate(loop: Loop) -> None:
         for k in range(unit.start, unit.end, 16)
         for token in range(unit.first_m, unit.first_m + loop.unit_m)
     ]
-    everything = product(range(0, loop.turn, 16), range(geo.m64), range(geo.schedule.tile_m))
+    everything = product(range(0, loop.iteration, 16), range(geo.m64), range(geo.schedule.tile_m))
     assert sorted(covered) == sorted(everything)
     for before, after in pairwise(units):
         assert loop.banks == 1 or before.bank != after.bank or not before.done
@@ -72,7 +72,7 @@ def test_long_sums_of_fp8_stay_in_the_tensor_core() -> None:
     for tile in ((128, 128, 8), (64, 64, 4)):
         loop = plan(tile, "fp8_e4m3", "fp8_e4m3", 4096)
         assert loop.long
-        assert loop.turns * loop.turn == FP8_INTERVAL
+        assert loop.iterations * loop.iteration == FP8_INTERVAL
         assert loop.geo.register_estimate <= math_registers(tile[2])
     assert not plan((128, 128, 8), "fp8_e4m3", "fp8_e4m3", 128).long
     # Products of two row tiles in turn would need two sets of sums besides the totals.

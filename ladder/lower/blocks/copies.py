@@ -95,13 +95,13 @@ class TileCopy(Copy):
         first, pitch = self.context.place.begin(self.node, step if self.looped else None)
         first = b.bind(first)
         count = self.layout.rows * self.layout.chunks
-        for turn in range(-(-count // self.threads)):
-            piece = b.bind(self._thread + turn * self.threads)
+        for iteration in range(-(-count // self.threads)):
+            piece = b.bind(self._thread + iteration * self.threads)
             row, chunk = b.bind(piece // self.layout.chunks), b.bind(piece % self.layout.chunks)
             place = T.Cast("int32", at) + self.offset + self.layout.byte(row, chunk)
             target = self.context.shared.words.ptr_to([b.bind(place // 4)])
             source = self.source.ptr_to([first + (row * pitch + chunk * ELEMENTS)])
-            if (turn + 1) * self.threads <= count:
+            if (iteration + 1) * self.threads <= count:
                 b.ptx("cp.async.cg.shared.global", target, source, CHUNK_BYTES)
             else:
                 with b.when(piece < count):

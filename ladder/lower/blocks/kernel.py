@@ -223,13 +223,13 @@ class BlockKernel:
         point, threads = self.context.point, self.context.threads
         self._hoist()
         ring = Ring(self.context.schedule.stages)
-        with b.loop(threads.turns, rolled=True) as turn, point.nested():
+        with b.loop(threads.iterations, rolled=True) as iteration, point.nested():
             asynchronous = self.context.schedule.products == "wgmma"
-            self.pipeline.enter_step(ring, turn, refills=not asynchronous)
-            point.step = b.keep(threads.own_step(turn))
+            self.pipeline.enter_step(ring, iteration, refills=not asynchronous)
+            point.step = b.keep(threads.own_step(iteration))
             self._step()
             if asynchronous:
-                self.pipeline.refill(ring, turn)
+                self.pipeline.refill(ring, iteration)
             ring.advance(self.pipeline.tensor)
         point.step = None
         if asynchronous:

@@ -156,7 +156,7 @@ class Estimate:
         return any(tile_bytes(source) >= STREAMED_BYTES for source in sources)
 
     @property
-    def turns(self) -> int:
+    def iterations(self) -> int:
         """Steps of a group, one after the other, over all waves of blocks."""
         return self.waves * (-(-self.program.steps // self.plan.sharers) if self.geo.looped else 1)
 
@@ -191,8 +191,8 @@ class Estimate:
 
     def _moved(self) -> float:
         """Return the bytes that blocks load, all together."""
-        turns = -(-self.program.steps // self.plan.sharers) if self.geo.looped else 1
-        return self.blocks * (turns * self.plan.groups * self.step_bytes + self.whole_bytes)
+        iterations = -(-self.program.steps // self.plan.sharers) if self.geo.looped else 1
+        return self.blocks * (iterations * self.plan.groups * self.step_bytes + self.whole_bytes)
 
     def _under_way(self) -> float:
         ahead = self.plan.groups * (self.plan.stages - 1) * self.step_bytes + self.whole_bytes
@@ -207,7 +207,7 @@ class Estimate:
         work = (
             self._products() + self._elements() * c.element + self._reduced() * c.reduced + chunks * c.chunk
         )
-        return self.turns * (c.step + work * share)
+        return self.iterations * (c.step + work * share)
 
     def _products(self) -> float:
         """Return the microseconds of a warp's matrix instructions in a step."""

@@ -66,10 +66,10 @@ class PackedCopy(Copy):
 
         def move(target: Expr, source: Expr, count: int) -> None:
             chunks = count // CHUNK_BYTES
-            for turn in range(-(-chunks // self.threads)):
-                piece = b.bind(self._thread + turn * self.threads)
+            for iteration in range(-(-chunks // self.threads)):
+                piece = b.bind(self._thread + iteration * self.threads)
                 place = shared.ptr_to([b.bind((target + piece * CHUNK_BYTES) // 4)])
-                whole = (turn + 1) * self.threads <= chunks
+                whole = (iteration + 1) * self.threads <= chunks
                 with b.when(True if whole else piece < chunks):
                     b.ptx("cp.async.cg.shared.global", place, self._further(source, piece), CHUNK_BYTES)
 

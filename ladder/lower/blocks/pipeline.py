@@ -91,13 +91,13 @@ class Pipeline:
         for copy in self.block_copies:
             if copy.is_constant:
                 copy.emit(0, T.uint32(0))
-        for turn in range(self.filled):
-            with self._if_turn(turn), self.context.point.nested():
+        for iteration in range(self.filled):
+            with self._if_iteration(iteration), self.context.point.nested():
                 if self._constant_copies:
-                    self._copy_tiles(turn, turn, self._constant_copies, opens=True)
+                    self._copy_tiles(iteration, iteration, self._constant_copies, opens=True)
                 for copy in self.loop_copies:
                     if copy.is_streamed and not copy.is_constant:
-                        copy.prefetch(self.threads.own_step(turn))
+                        copy.prefetch(self.threads.own_step(iteration))
 
     @property
     def _constant_copies(self) -> list[Copy]:
@@ -111,35 +111,35 @@ class Pipeline:
                 copy.emit(0, T.uint32(0))
         if self.block_copies:
             b.ptx("cp.async.commit_group")
-        for turn in range(self.filled):
-            self._copy_step(turn, turn, left=self._early and bool(self._constant_copies))
-        self.release("asked", self.threads.turns < self.schedule.stages + self.schedule.lead)
+        for iteration in range(self.filled):
+            self._copy_step(iteration, iteration, left=self._early and bool(self._constant_copies))
+        self.release("asked", self.threads.iterations < self.schedule.stages + self.schedule.lead)
         if self.block_copies:
             later = self.loop_copies and not self.tensor
             b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
             b.block_sync()
 
-    def _if_turn(self, turn: Expr) -> Any:
-        """Enter a branch that is taken if there is such a turn."""
-        turns = self.threads.turns
-        known = isinstance(turn, int) and isinstance(turns, int)
-        return nullcontext() if known and turn < turns else b.when(turn < turns)
+    def _if_iteration(self, iteration: Expr) -> Any:
+        """Enter a branch that is taken if there is such an iteration."""
+        iterations = self.threads.iterations
+        known = isinstance(iteration, int) and isinstance(iterations, int)
+        return nullcontext() if known and iteration < iterations else b.when(iteration < iterations)
 
-    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False) -> None:
-        """Copy the tiles of a turn, if there is such a turn, and close the group of copies.
+    def _copy_step(self, iteration: Expr, slot: Expr, left: bool = False) -> None:
+        """Copy the tiles of an iteration, if there is such an iteration, and close the group of copies.
 
         ``left``: only those that were not copied early.
         """
         copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
-        with self._if_turn(turn), self.context.point.nested():
-            self._copy_tiles(turn, slot, copies, opens=not left)
+        with self._if_iteration(iteration), self.context.point.nested():
+            self._copy_tiles(iteration, slot, copies, opens=not left)
         if not self.tensor:
             b.ptx("cp.async.commit_group")
 
-    def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[Copy], opens: bool) -> None:
-        """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
+    def _copy_tiles(self, iteration: Expr, slot: Expr, copies: Sequence[Copy], opens: bool) -> None:
+        """Start copies of an iteration's tiles; ``opens``: the first ones, which say how much will arrive."""
         at = b.bind(T.Cast("uint32", self._slot_byte(slot)))
-        step = b.keep(self.threads.own_step(turn))
+        step = b.keep(self.threads.own_step(iteration))
         if not self.tensor:
             for copy in copies:
                 copy.emit(step, at)
@@ -157,10 +157,10 @@ class Pipeline:
     def _arrival(self, slot: Expr) -> Expr:
         return self.context.shared.arrivals.ptr_to([self.threads.group * self.schedule.stages + slot])
 
-    def enter_step(self, ring: Ring, turn: Expr, refills: bool) -> None:
-        """Wait until this turn's tiles have arrived, and let values read them.
+    def enter_step(self, ring: Ring, iteration: Expr, refills: bool) -> None:
+        """Wait until this iteration's tiles have arrived, and let values read them.
 
-        ``refills``: the place of the last turn's tiles is free already.
+        ``refills``: the place of the last iteration's tiles is free already.
         """
         if not self.loop_copies:
             return
@@ -169,15 +169,17 @@ class Pipeline:
         else:  # for what this thread copied: others are waited for before the refill
             b.ptx("cp.async.wait_group", self.schedule.stages - 2)
         if refills:
-            self.refill(ring, turn)
+            self.refill(ring, iteration)
         shared = self.context.shared
         shared.stage.set(shared.base + T.Cast("uint32", self._slot_byte(ring.slot.value)))
 
-    def refill(self, ring: Ring, turn: Expr) -> None:
-        """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
+    def refill(self, ring: Ring, iteration: Expr) -> None:
+        """Copy a later iteration's tiles over the last iteration's, once the whole group has done that."""
         self.threads.sync_group()
-        self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ring.ahead.value)
-        self.release("asked", turn == self.threads.turns - self.schedule.stages - self.schedule.lead)
+        self._copy_step(b.bind(iteration + (self.schedule.stages - 1)), ring.ahead.value)
+        self.release(
+            "asked", iteration == self.threads.iterations - self.schedule.stages - self.schedule.lead
+        )
 
 
 def _copy_of(context: BlockContext, node: Node, maps: Mapping[str, Expr]) -> Copy:

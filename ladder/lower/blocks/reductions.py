@@ -140,8 +140,8 @@ class SharedRow(Value):
         """Compute this warp's columns and put them where the group reads them, after a barrier."""
         point, threads, columns = self.context.point, self.context.threads, self.shape[1] // FRAGMENT_COLUMNS
         warps = self.context.schedule.row_warps
-        for turn in range(-(-columns // warps)):
-            n = b.keep(turn * warps + threads.row_warp)
+        for iteration in range(-(-columns // warps)):
+            n = b.keep(iteration * warps + threads.row_warp)
             with b.when(n < columns) if columns % warps else point.nested(), point.nested():
                 with point.whole_rows():
                     pair = self.source.fragment(0, n)[:2]

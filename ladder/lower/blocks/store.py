@@ -48,8 +48,8 @@ class Store:
         if columns == span * sharers and self.context.program.stores == (node,):
             self._store_once(node, value, [b.keep(worker * span + i) for i in range(span)])
             return
-        for turn in range(-(-columns // (span * sharers))):
-            first = b.keep((turn * sharers + worker) * span)
+        for iteration in range(-(-columns // (span * sharers))):
+            first = b.keep((iteration * sharers + worker) * span)
             with b.when(first < columns), self.context.point.nested():
                 self._store_columns(node, value, [b.keep(first + i) for i in range(span)])
 

@@ -30,7 +30,7 @@ class Threads:
     group_thread: Thread within the group.
     row_warp, column_warp: Place of the warp among those that split rows, and columns.
     worker: Number of the group among all that share the loop.
-    turns: Steps of the loop that the group takes.
+    iterations: Steps of the loop that the group takes.
     """
 
     plan: BlockSchedule
@@ -44,7 +44,7 @@ class Threads:
     row_warp: Expr
     column_warp: Expr
     worker: Expr
-    turns: Expr
+    iterations: Expr
 
     @staticmethod
     def declare(program: BlockProgram, plan: BlockSchedule) -> Threads:
@@ -62,16 +62,27 @@ class Threads:
         column_warp: Expr = b.keep(within) if plan.column_warps > 1 else 0
         group_thread = b.bind(thread % (plan.group_warps * WARP))
         worker = b.keep(rank * plan.groups + group)
-        turns: Expr = program.steps // plan.sharers
+        iterations: Expr = program.steps // plan.sharers
         if program.steps % plan.sharers:
-            turns = b.keep((program.steps - worker + plan.sharers - 1) // plan.sharers)
+            iterations = b.keep((program.steps - worker + plan.sharers - 1) // plan.sharers)
         return Threads(
-            plan, block, rank, thread, warp, lane, group, group_thread, row_warp, column_warp, worker, turns
+            plan,
+            block,
+            rank,
+            thread,
+            warp,
+            lane,
+            group,
+            group_thread,
+            row_warp,
+            column_warp,
+            worker,
+            iterations,
         )
 
-    def own_step(self, turn: Expr) -> Expr:
-        """Return the step of the loop that the thread's group takes in a turn."""
-        return self.worker + turn * self.plan.sharers
+    def own_step(self, iteration: Expr) -> Expr:
+        """Return the step of the loop that the thread's group takes in an iteration."""
+        return self.worker + iteration * self.plan.sharers
 
     def sync_group(self) -> None:
         """Synchronize the warps of the group."""

@@ -8,7 +8,7 @@ register makes. Nothing passes through shared memory but the sums of the warps a
 Scores stay in float32; sums are rescaled when a larger score comes (online softmax).
 
 Lane ``4 g + c`` has keys ``g`` and ``g + 8`` of a fragment and rows ``2 c`` and ``2 c + 1`` of q, as in the
-accumulators of ``mma.m16n8k16``; ``movmatrix`` turns weights into the B operand of the second product.
+accumulators of ``mma.m16n8k16``; ``movmatrix`` iterations weights into the B operand of the second product.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Walk:
 
     spec, place, limits, queries: The kernel's spec, where this thread works, which keys count, and the
         operands of q.
-    sums, keys: The lane's sums, and the registers of a turn's keys.
+    sums, keys: The lane's sums, and the registers of an iteration's keys.
     """
 
     spec: Spec
@@ -78,32 +78,32 @@ class Walk:
     keys: Keys
 
     def emit(self) -> None:
-        """Emit the loop: the loads of the next turn are in flight while this one is computed."""
+        """Emit the loop: the loads of the next iteration are in flight while this one is computed."""
         worker, workers, span = self.place.worker, self.place.workers, self.spec.span
-        turns = b.keep((self.limits.needed + span - 1) // span)
+        iterations = b.keep((self.limits.needed + span - 1) // span)
         loads: list[Callable[[Expr], None]] = [self.keys.load_keys, self.keys.load_values]
         if self.spec.form.mask:
             loads.insert(0, self.keys.load_mask)
-        with b.when(worker < turns):
+        with b.when(worker < iterations):
             for load in loads:
                 load(worker)
-        count = b.keep(T.max((turns - worker + workers - 1) // workers, 0))
+        count = b.keep(T.max((iterations - worker + workers - 1) // workers, 0))
         with b.loop(count, rolled=True) as index:
-            turn = b.keep(worker + index * workers)
-            following = b.keep(turn + workers)
-            weights = self._weights(turn)
-            with b.when(following < turns):
+            iteration = b.keep(worker + index * workers)
+            following = b.keep(iteration + workers)
+            weights = self._weights(iteration)
+            with b.when(following < iterations):
                 for load in loads[:-1]:
                     load(following)
             self.sums.add(weights, self.keys.values)
-            with b.when(following < turns):
+            with b.when(following < iterations):
                 self.keys.load_values(following)
 
-    def _weights(self, turn: Expr) -> list[list[list[Expr]]]:
-        """Turn the keys of a turn into weights, operands by fragment and part; rescale the sums so far."""
+    def _weights(self, iteration: Expr) -> list[list[list[Expr]]]:
+        """Make weights of an iteration's keys, operands by fragment and part; rescale the sums so far."""
         spec, keys = self.spec, self.keys
         raw = raw_scores(spec, self.queries, keys.keys)
-        scores = seen_scores(spec, keys, self.limits.rows, self.place.g, turn, raw)
+        scores = seen_scores(spec, keys, self.limits.rows, self.place.g, iteration, raw)
         self.sums.weigh(scores)
         return [
             [weight_operands(spec, keys, scores, fragment, part) for part in range(spec.parts)]

@@ -100,8 +100,8 @@ class Join:
     def _each(self, first: Expr, count: int, body: Callable[[Expr, Expr, Expr], None]) -> None:
         """Emit ``body(piece, row, element)`` for pieces of the block's rows, shared among its threads."""
         threads = self.schedule.threads
-        for turn in range(-(-count // threads)):
-            piece = b.bind(self.place.thread + turn * threads)
+        for iteration in range(-(-count // threads)):
+            piece = b.bind(self.place.thread + iteration * threads)
             row = b.bind((first + piece) // self.row_pieces)
             at = b.bind((first + piece) % self.row_pieces * VECTOR)
             with b.when(T.And(piece < count, row < self.place.row_count)):
@@ -125,8 +125,8 @@ class Join:
         """Send this block's largest scores and sums of weights to all."""
         schedule = self.schedule
         count = schedule.rows * schedule.cluster
-        for turn in range(-(-count // schedule.threads)):
-            item = b.bind(self.place.thread + turn * schedule.threads)
+        for iteration in range(-(-count // schedule.threads)):
+            item = b.bind(self.place.thread + iteration * schedule.threads)
             row = b.bind(item // schedule.cluster)
             with b.when(T.And(item < count, row < self.place.row_count)):
                 _, largest, total = _joined(self._warp_states(row), [])

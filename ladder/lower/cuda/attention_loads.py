@@ -1,4 +1,4 @@
-"""Loads of attention: the limits of rows, q, and the keys, values and masks of a turn, in registers."""
+"""Loads of attention: the limits of rows, q, and the keys, values and masks of an iteration, in registers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
 
 
 class Keys:
-    """Registers of the keys, values, scales and masks of a turn, and their loads.
+    """Registers of the keys, values, scales and masks of an iteration, and their loads.
 
     spec, place: The kernel's spec, and where this thread works.
     needed: How many keys the block needs.
@@ -123,12 +123,12 @@ class Keys:
         dtype = "uint32" if form.mask == "bool" else "float32"
         self.masks: Any = b.local(len(spec.scores), dtype) if form.mask else None
 
-    def load_keys(self, turn: Expr) -> None:
-        """Load the keys of a turn: rows ``g`` and ``g + 8`` of each fragment."""
+    def load_keys(self, iteration: Expr) -> None:
+        """Load the keys of an iteration: rows ``g`` and ``g + 8`` of each fragment."""
         spec, place, operands = self.spec, self.place, self.spec.operands
         for fragment in range(spec.schedule.fragments):
             for half in range(2):
-                key = self._key(turn, fragment, place.g + 8 * half)
+                key = self._key(iteration, fragment, place.g + 8 * half)
                 at = b.bind(place.begins["k"] + key * place.inputs.numbers["k_s"])
                 for index in range(operands.key_pieces):
                     from_ = at + (index * 4 + place.c) * operands.key_elements
@@ -137,12 +137,12 @@ class Keys:
                 if operands.scaled:
                     self._load_scale("k_scale", key, self.key_scales, fragment * 2 + half)
 
-    def load_values(self, turn: Expr) -> None:
-        """Load the values of a turn: those of keys ``2 c, 2 c + 1, 2 c + 8, 2 c + 9`` of each fragment."""
+    def load_values(self, iteration: Expr) -> None:
+        """Load an iteration's values: of keys ``2 c, 2 c + 1, 2 c + 8, 2 c + 9`` of each fragment."""
         spec, place, operands = self.spec, self.place, self.spec.operands
         for fragment in range(spec.schedule.fragments):
             for index in range(4):
-                key = self._key(turn, fragment, 2 * place.c + index % 2 + 8 * (index // 2))
+                key = self._key(iteration, fragment, 2 * place.c + index % 2 + 8 * (index // 2))
                 at = b.bind(place.begins["v"] + key * place.inputs.numbers["v_s"])
                 for piece in range(operands.value_pieces):
                     from_ = at + (piece * 8 + place.g) * operands.value_elements
@@ -150,22 +150,22 @@ class Keys:
                     load(spec, place, "v", from_, self.values, first, 4 * operands.value_words)
             if operands.scaled:
                 for half in range(2):
-                    key = self._key(turn, fragment, place.g + 8 * half)
+                    key = self._key(iteration, fragment, place.g + 8 * half)
                     self._load_scale("v_scale", key, self.value_scales, fragment * 2 + half)
 
-    def load_mask(self, turn: Expr) -> None:
+    def load_mask(self, iteration: Expr) -> None:
         """Load what the mask says of the lane's scores."""
         place, n = self.place, self.place.inputs.numbers
         for index, (fragment, part, element) in enumerate(self.spec.scores):
             token, head = place.query(part * STEP_ROWS + 2 * place.c + element % 2)
-            key = self._key(turn, fragment, place.g + 8 * (element // 2))
+            key = self._key(iteration, fragment, place.g + 8 * (element // 2))
             at = place.batch * n["mask_b"] + head * n["mask_h"] + token * n["mask_s"] + key
             mask = place.inputs.tensors["mask"][at]
             b.store(self.masks, T.Cast(str(self.masks.dtype), mask), index)
 
-    def _key(self, turn: Expr, fragment: int, within: Expr) -> Expr:
-        """Return a key of a turn; those beyond the last are the last: their weight is 0."""
-        return b.bind(T.min(turn * self.spec.span + fragment * FRAGMENT + within, self.needed - 1))
+    def _key(self, iteration: Expr, fragment: int, within: Expr) -> Expr:
+        """Return a key of an iteration; those beyond the last are the last: their weight is 0."""
+        return b.bind(T.min(iteration * self.spec.span + fragment * FRAGMENT + within, self.needed - 1))
 
     def _load_scale(self, name: str, key: Expr, scales: Any, index: int) -> None:
         at = self.place.begin(name) + key * self.place.inputs.numbers[f"{name}_s"]

@@ -41,12 +41,12 @@ class Spec:
 
     @property
     def span(self) -> int:
-        """Keys of a warp's turn."""
+        """Keys of a warp's iteration."""
         return FRAGMENT * self.schedule.fragments
 
     @property
     def scores(self) -> list[tuple[int, int, int]]:
-        """(fragment, part, element) of a lane's scores of a turn."""
+        """(fragment, part, element) of a lane's scores of an iteration."""
         fragments = range(self.schedule.fragments)
         return [(f, p, e) for f in fragments for p in range(self.parts) for e in range(4)]
 

@@ -35,7 +35,7 @@ def multiply(spec: Spec, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr
 
 
 def raw_scores(spec: Spec, queries: list[list[Expr]], keys: Any) -> Any:
-    """Return the products of q and the keys of a turn in registers, in the order of `Spec.scores`."""
+    """Return the products of q and the keys of an iteration in registers, in the order of `Spec.scores`."""
     scores = b.local(len(spec.scores), "float32")
     other = b.local(4, "float32")
     for fragment in range(spec.schedule.fragments):
@@ -94,7 +94,7 @@ class Sums:
                 b.store(self.values, self.values[at] * shrink, at)
 
     def add(self, weights: list[list[list[Expr]]], values: Any) -> None:
-        """Add the values of a turn times their weights, operands by fragment and part."""
+        """Add the values of an iteration times their weights, operands by fragment and part."""
         spec = self.spec
         for fragment in range(spec.schedule.fragments):
             for tile, a in enumerate(spec.operands.values(values, fragment)):
@@ -104,13 +104,13 @@ class Sums:
 
 
 def seen_scores(
-    spec: Spec, keys: Keys, limits: list[list[Expr]], g: Expr, turn: Expr, scores: Any
+    spec: Spec, keys: Keys, limits: list[list[Expr]], g: Expr, iteration: Expr, scores: Any
 ) -> list[Expr]:
-    """Return the scaled scores of a turn, in powers of two; minus infinity for keys that are masked."""
+    """Return the scaled scores of an iteration, in powers of two; minus infinity for keys that are masked."""
     form, factor = spec.form, spec.form.scale * LOG2_E * spec.operands.key_gain
     found = []
     for index, (fragment, part, element) in enumerate(spec.scores):
-        key = turn * spec.span + (fragment * FRAGMENT + 8 * (element // 2)) + g
+        key = iteration * spec.span + (fragment * FRAGMENT + 8 * (element // 2)) + g
         value = scores[index] * T.float32(factor)
         if keys.key_scales is not None:
             value = value * keys.key_scales[fragment * 2 + element // 2]

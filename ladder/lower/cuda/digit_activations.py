@@ -67,21 +67,21 @@ class Converter:
         self.words, self.following = (b.local(spec.splitter.words, "uint32") for _ in range(2))
 
     def begin(self, first: Expr, m: Expr, items: Expr) -> None:
-        """Emit the loads of the first two turns of an activation row's conversion."""
-        for turn, words in enumerate((self.words, self.following)):
-            item = self.place.warp.thread + turn * self.spec.geo.threads
+        """Emit the loads of the first two iterations of an activation row's conversion."""
+        for iteration, words in enumerate((self.words, self.following)):
+            item = self.place.warp.thread + iteration * self.spec.geo.threads
             self._read(words, first, m, item, items)
 
     def convert(self, first: Expr, items: Expr) -> None:
         """Write the digits of a chunk of x; whole periods, zero beyond K. The first loads are under way."""
         geo, splitter = self.spec.geo, self.spec.splitter
-        turns = b.keep((items + geo.threads - 1) // geo.threads)
+        iterations = b.keep((items + geo.threads - 1) // geo.threads)
         with b.loop(self.place.m_count, rolled=True) as m:
             total = b.Variable("int32", 0)
             with b.when(m > 0):
                 self.begin(first, m, items)
-            with b.loop(turns, rolled=True) as turn:
-                item = b.bind(turn * geo.threads + self.place.warp.thread)
+            with b.loop(iterations, rolled=True) as iteration:
+                item = b.bind(iteration * geo.threads + self.place.warp.thread)
                 call = self._convert_item(b.bind(item < items), item, m)
                 if geo.lane == 16:
                     b.emit(call)

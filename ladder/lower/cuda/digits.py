@@ -56,7 +56,7 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Iteration:
     """Multiplies ``stages`` tiles of a slice and refills their registers."""
 
     spec: Spec
@@ -68,7 +68,7 @@ class Turn:
     walk: Walk
 
     def emit(self, *, guarded: bool) -> None:
-        """Emit a turn; guards keep both its tiles and its loads within the slice."""
+        """Emit an iteration; guards keep both its tiles and its loads within the slice."""
         geo, stages, walk = self.spec.geo, self.spec.schedule.stages, self.walk
         for first in range(0, stages, geo.period):
             index = first // geo.period
@@ -179,14 +179,14 @@ class Body:
         lane = self.place.warp.lane
         loader = FragmentLoader(spec, self.memory, self.fragments, lane, walk.period.value)
         loader.begin()
-        turn = Turn(spec, self.memory, self.weights, self.sums, self.fragments, loader, walk)
+        iteration = Iteration(spec, self.memory, self.weights, self.sums, self.fragments, loader, walk)
         count = walk.end - walk.tile.value
-        turns = b.keep((count + stages - 1) // stages)
+        iterations = b.keep((count + stages - 1) // stages)
         whole = b.keep(T.max(count // stages - 1, 0))
         with b.loop(whole, rolled=True):
-            turn.emit(guarded=False)
-        with b.loop(turns, whole, rolled=True):
-            turn.emit(guarded=True)
+            iteration.emit(guarded=False)
+        with b.loop(iterations, whole, rolled=True):
+            iteration.emit(guarded=True)
         self.sums.keep_integers()
         b.block_sync()
 

@@ -4,8 +4,8 @@ A block owns 16 or 32 weight rows per row-warp, any number of them, so that a gr
 multiprocessors evenly; its warps split K, and so may the blocks of a cluster: then each needs only
 its share of x. Each thread keeps ``stages`` tiles of words in flight (`gemv_weights`), x passes through
 shared memory in chunks of K (`gemv_activations`), and ``mma`` reduces. Slices are added in shared memory
-at the end (`gemv_sums`). Nothing depends on the size of M, N or K: *turns* of ``stages`` tiles per slice
-run without guards as long as they and the loads they issue stay within K, guarded turns finish, and
+at the end (`gemv_sums`). Nothing depends on the size of M, N or K: *iterations* of ``stages`` tiles per slice
+run without guards as long as they and the loads they issue stay within K, guarded iterations finish, and
 blocks along the second grid axis serve further activation rows.
 """
 
@@ -81,7 +81,7 @@ def allocate(spec: Spec, place: Place, prologue: Prologue | None) -> Memory:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Iteration:
     """Multiplies ``stages`` tiles of a slice of K and refills their registers."""
 
     spec: Spec
@@ -93,13 +93,13 @@ class Turn:
     multiplier: TileMultiplier
 
     def emit(self, *, guarded: bool) -> None:
-        """Emit a turn; guards keep both its tiles and its loads within K."""
+        """Emit an iteration; guards keep both its tiles and its loads within K."""
         geo = self.spec.geo
         for first in range(0, self.spec.schedule.stages, geo.run):
             self.x.ensure()
             for index in range(geo.run):
                 self._multiply(first + index, guarded)
-                self.weights.load(first + index, geo.turn_tiles + index, guarded=guarded)
+                self.weights.load(first + index, geo.iteration_tiles + index, guarded=guarded)
             self.cursor.advance()
             self.x.advance()
 
@@ -177,14 +177,14 @@ class Gemv:
             multiplier: TileMultiplier = WideningMultiplier(spec.decoder, memory.sums, spec.gemm.activation)
         else:
             multiplier = TileMultiplier(spec.decoder, memory.sums, memory.table)
-        turn = Turn(spec, place, memory, cursor, weights, x, multiplier)
-        tiles, own = geo.turn_tiles, place.share
-        # Counted down: ptxas would compute a bound anew in every turn.
+        iteration = Iteration(spec, place, memory, cursor, weights, x, multiplier)
+        tiles, own = geo.iteration_tiles, place.share
+        # Counted down: ptxas would compute a bound anew in every iteration.
         whole = T.max(own.count // tiles - 1, 0)
         for guarded, count in ((False, whole), (True, (own.count + tiles - 1) // tiles - whole)):
             left = b.Variable("int32", count)
             with b.repeat_while(left.value > 0):
-                turn.emit(guarded=guarded)
+                iteration.emit(guarded=guarded)
                 left.set(left.value - 1)
 
 

@@ -23,7 +23,7 @@ from schedules.layouts import TILE
 Expr = Any
 
 COPIED = 4
-"""Chunks of an activation row that a thread copies in one turn."""
+"""Chunks of an activation row that a thread copies in one iteration."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CopyShare:
     """What one thread copies of a buffer.
 
     first_m, m_step: First activation row, and the step to the thread's next one.
-    first_piece, piece_step: First chunk of a row, and the step to the chunks of the next turn.
+    first_piece, piece_step: First chunk of a row, and the step to the chunks of the next iteration.
     """
 
     first_m: Expr
@@ -162,7 +162,7 @@ class Activations:
         """
         m, size, x = self.place.first_m + row, self._chunk_elements, self.place.args.x
         target = b.Variable("uint32", T.cuda.cvta_generic_to_shared(self.shared.ptr_to([word])))
-        # Of 64 bits, so that columns of a turn are immediate offsets of one address.
+        # Of 64 bits, so that columns of an iteration are immediate offsets of one address.
         at, source = b.Variable("int32", self.share.first_piece), b.Variable("int64", T.Cast("int64", column))
         last = b.keep(T.if_then_else(whole, self.row_chunks, 0) - 32 * (COPIED - 1))
         with b.repeat_while(at.value < self.row_chunks):

@@ -157,7 +157,7 @@ class GemvGeometry(Slices):
         return self.run * self.schedule.split_k
 
     @property
-    def turn_tiles(self) -> int:
+    def iteration_tiles(self) -> int:
         """Tiles of K that are in flight together."""
         return self.schedule.stages * self.schedule.split_k
 

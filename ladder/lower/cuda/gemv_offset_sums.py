@@ -45,8 +45,8 @@ class OffsetSums:
         warp, count = b.bind(self.warp.thread // 32), b.bind(tiles * blocks)
         loaded, sums = b.local(4, "uint32"), b.local(4, self.step.carrier)
         one = T.uint32(ONES[operand])
-        with b.loop(b.bind((count - warp + warps - 1) // warps), rolled=True) as turn:
-            unit = b.bind(turn * warps + warp)
+        with b.loop(b.bind((count - warp + warps - 1) // warps), rolled=True) as iteration:
+            unit = b.bind(iteration * warps + warp)
             tile, block = b.bind(unit // blocks), b.bind(unit % blocks)
             for i in range(4):
                 b.store(sums, T.Cast(self.step.carrier, 0), i)

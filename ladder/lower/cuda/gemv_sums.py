@@ -95,8 +95,8 @@ class SliceSums:
         count = b.bind(self.m_count * pieces)
         share = b.bind((count + cluster - 1) // cluster)
         first, own = b.bind(self.rank * share), b.bind(T.min(share, count - self.rank * share))
-        with b.loop(b.bind((own + threads - 1) // threads), rolled=True) as turn:
-            piece = b.bind(turn * threads + self.thread)
+        with b.loop(b.bind((own + threads - 1) // threads), rolled=True) as iteration:
+            piece = b.bind(iteration * threads + self.thread)
             m, row = b.bind((first + piece) // pieces), b.bind((first + piece) % pieces * ROWS)
             with b.when(T.And(piece < own, self.first_row + row < self.halves[0].n)):
                 self._finish(m, row)

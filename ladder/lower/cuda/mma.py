@@ -72,22 +72,22 @@ class Mma:
     ) -> None:
         """Emit the walk over K."""
         spec, count = self.spec, self.spec.schedule.stages
-        turns = b.keep((place.args.k_tiles + spec.geo.stage_tiles - 1) // spec.geo.stage_tiles)
-        for turn in range(count - 1):
-            with b.when(turns > turn):
-                copies.emit(turn, turn)
+        iterations = b.keep((place.args.k_tiles + spec.geo.stage_tiles - 1) // spec.geo.stage_tiles)
+        for iteration in range(count - 1):
+            with b.when(iterations > iteration):
+                copies.emit(iteration, iteration)
             self.copier.commit()
         if stages.table is not None:  # a barrier comes before the first stage is read
             spec.decoder.fill_table(stages.table.buffer, place.thread, spec.geo.threads)
         multiplier = TileMultiplier(spec.decoder, sums, stages.table)
-        with b.loop(turns) as turn:
+        with b.loop(iterations) as iteration:
             self.copier.wait(count - 2)
             b.block_sync()
-            ahead = b.bind(turn + (count - 1))
-            with b.when(ahead < turns):
+            ahead = b.bind(iteration + (count - 1))
+            with b.when(ahead < iterations):
                 copies.emit(b.keep(T.truncmod(ahead, count)), ahead)
             self.copier.commit()
-            operands.multiply(multiplier, b.keep(T.truncmod(turn, count)), turn)
+            operands.multiply(multiplier, b.keep(T.truncmod(iteration, count)), iteration)
         sums.join_lanes()
 
 
@@ -105,7 +105,7 @@ class Operands:
     words: list[Any]
     groups: list[GroupRegisters]
 
-    def multiply(self, multiplier: TileMultiplier, stage: Expr, turn: Expr) -> None:
+    def multiply(self, multiplier: TileMultiplier, stage: Expr, iteration: Expr) -> None:
         """Emit the products of a stage."""
         spec, place, geo, sums = self.spec, self.place, self.spec.geo, multiplier.accumulators
         first_m = b.bind(place.m_warp * geo.warp_m)
@@ -113,13 +113,13 @@ class Operands:
         for step in range(geo.stage_tiles):
             for block in range(geo.row_blocks):
                 self._load(stage, step, block)
-                self.groups[block].tile = step if geo.stage_tiles % 2 == 0 else turn
+                self.groups[block].tile = step if geo.stage_tiles % 2 == 0 else iteration
 
             def load_activations(m_block: int, span: int, out: Any, step: int = step) -> None:
                 chunk = step * geo.tile_chunks + span * SPAN_CHUNKS
                 loader.load(self.stages.x, [stage], first_m + m_block * STEP_COLUMNS, chunk, out)
 
-            tile = b.bind(turn * geo.stage_tiles + step)
+            tile = b.bind(iteration * geo.stage_tiles + step)
             due = sums.flush_due(tile, place.args.k_tiles)
             real = T.min(tile, place.args.k_tiles - 1)
             sums.scale_columns(place.args, place.lane, place.first_m + first_m, real)

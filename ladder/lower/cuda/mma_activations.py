@@ -88,10 +88,10 @@ class ImplicitGemm:
         extents = output_extents(windows, args)
         self.group_channels = b.keep(T.truncdiv(args.image[3], windows.groups))
         channel = first_channel(windows, args, place.row_tile * TILE, self.group_channels)
-        per_turn, tile_m = threads // self.chunks, spec.schedule.tile_m
-        self.even = tile_m % per_turn == 0
-        turns = range(-(-tile_m // per_turn))
-        self.pixels = [self._pixel(turn * per_turn, extents, channel) for turn in turns]
+        per_iteration, tile_m = threads // self.chunks, spec.schedule.tile_m
+        self.even = tile_m % per_iteration == 0
+        iterations = range(-(-tile_m // per_iteration))
+        self.pixels = [self._pixel(iteration * per_iteration, extents, channel) for iteration in iterations]
         first = self.chunk * self.per_chunk
         tap = b.keep(T.truncdiv(first, self.group_channels))
         taps = windows.kernel[1]

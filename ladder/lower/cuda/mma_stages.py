@@ -78,9 +78,9 @@ class StageCopies:
     stages: Stages
     x: ActivationSource
 
-    def emit(self, stage: Expr, turn: Expr) -> None:
-        """Emit the copies of the stage of turn ``turn``."""
-        tile = b.bind(turn * self.spec.geo.stage_tiles)
+    def emit(self, stage: Expr, iteration: Expr) -> None:
+        """Emit the copies of the stage of iteration ``iteration``."""
+        tile = b.bind(iteration * self.spec.geo.stage_tiles)
         self.x.copy(stage, tile)
         self._copy_words(stage, tile)
         self._copy_groups(stage, tile, self.place.args.scales, self.stages.scales, 1)

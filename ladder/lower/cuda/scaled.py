@@ -70,10 +70,10 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
             issuer = Issuer(form, schedule, memory, base)
 
             def multiply() -> None:
-                issuer.multiply(where.turns, where.m_tile)
+                issuer.multiply(where.iterations, where.m_tile)
 
             if schedule.pair:
-                b.either(where.rank == 0, multiply, lambda: issuer.report(where.turns))
+                b.either(where.rank == 0, multiply, lambda: issuer.report(where.iterations))
             else:
                 multiply()
 
@@ -125,8 +125,8 @@ def _produce(
     own_m = first_m + where.rank * schedule.held_m if schedule.pair else first_m
     inside = where.part * schedule.rows
     scales = Scales(form, schedule, args, memory, where, copied)
-    with b.loop(where.turns) as turn:
-        stage, slab = ring.stage.value, b.bind(where.first + turn)
+    with b.loop(where.iterations) as iteration:
+        stage, slab = ring.stage.value, b.bind(where.first + iteration)
         b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
         full = memory.full.ptr_to([stage])
         size = T.Cast("uint32", (copied + schedule.rows) * SLAB + scales.bytes)

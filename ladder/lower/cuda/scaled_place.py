@@ -33,7 +33,7 @@ class Place:
     m_tile: Expr
     rank: Expr
     first: Expr
-    turns: Expr
+    iterations: Expr
 
 
 def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
@@ -52,11 +52,11 @@ def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
     columns = b.bind(T.min(RASTER, n_tiles - column * RASTER))
     slabs = b.bind((args.row_bytes + SLAB - 1) // SLAB)
     first = b.bind(slabs * rank // split) if split > 1 else 0
-    turns = b.bind(slabs * (rank + 1) // split - first) if split > 1 else slabs
+    iterations = b.bind(slabs * (rank + 1) // split - first) if split > 1 else slabs
     n_tile = b.bind(column * RASTER + inside % columns)
     if schedule.pair:
         n_tile = b.bind(n_tile * 2 + rank)
     parts = ROWS // schedule.rows
     part: Expr = b.bind(n_tile % parts) if parts > 1 else 0
     n_tile = b.bind(n_tile // parts) if parts > 1 else n_tile
-    return Place(thread, n_tile, part, b.bind(inside // columns), rank, first, turns)
+    return Place(thread, n_tile, part, b.bind(inside // columns), rank, first, iterations)

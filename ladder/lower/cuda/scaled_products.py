@@ -51,7 +51,7 @@ class Issuer:
     memory: Memory
     base: Expr
 
-    def multiply(self, turns: Expr, m_tile: Expr) -> None:
+    def multiply(self, iterations: Expr, m_tile: Expr) -> None:
         """Start the products of all slabs; ``finished`` completes with the last."""
         memory, ring, tile_m = self.memory, Ring(self.schedule.stages), self.schedule.tile_m
         x, w, scales = (_descriptor_low(part) for part in (memory.x, memory.w, memory.scales))
@@ -60,7 +60,7 @@ class Issuer:
             T.Cast("uint32", m_tile % (ROWS // tile_m) * (tile_m // 32)) if tile_m < ROWS else T.uint32(0)
         )
         offset = b.Variable("uint32", offset).value
-        with b.loop(turns) as turn:
+        with b.loop(iterations) as iteration:
             stage = T.Cast("uint32", ring.stage.value)
             b.emit(T.cuda.mbarrier_wait(memory.full.ptr_to([ring.stage.value]), ring.phase.value))
             if memory.partner is not None:
@@ -76,15 +76,15 @@ class Issuer:
                     | T.uint64(DESCRIPTOR_HIGH << 32)
                     for low, part in ((w, memory.w), (x, memory.x))
                 ]
-                self._product(operands, first, offset, step, turn)
+                self._product(operands, first, offset, step, iteration)
             commit(memory.empty.ptr_to([ring.stage.value]), self.schedule.partners)
             ring.advance()
         commit(memory.finished.ptr_to([0]), self.schedule.partners)
 
-    def report(self, turns: Expr) -> None:
+    def report(self, iterations: Expr) -> None:
         """Tell the first block of a pair, whose thread starts the products of both, of each full stage."""
         memory, ring = self.memory, Ring(self.schedule.stages)
-        with b.loop(turns):
+        with b.loop(iterations):
             full, partner = (part.ptr_to([ring.stage.value]) for part in (memory.full, memory.partner))
             b.emit(T.cuda.mbarrier_wait(full, ring.phase.value))
             b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", partner, 0))
@@ -99,7 +99,7 @@ class Issuer:
             source = T.Cast("uint64", low + T.uint32(atom * ATOM >> 4)) | T.uint64(SCALES_HIGH << 32)
             b.ptx(COPY.format(self.schedule.partners), first + T.uint32(column), source)
 
-    def _product(self, operands: list[Expr], first: Expr, offset: Expr, step: int, turn: Expr) -> None:
+    def _product(self, operands: list[Expr], first: Expr, offset: Expr, step: int, iteration: Expr) -> None:
         """Start the product of a step of a slab; the first one of the tile overwrites the sums."""
         form, wide = self.form, self.schedule.x_atoms
         atom, scale = divmod(step * form.format.scale_vec, 4)
@@ -107,7 +107,7 @@ class Issuer:
         number = T.uint32(instruction_descriptor(form, self.schedule.tile_m, scale, group))
         w_scales = first + T.uint32(4 * atom)
         x_scales = first + T.uint32(4 * (form.slab_atoms + atom * wide)) + offset
-        adds = T.bool(True) if step else turn > 0
+        adds = T.bool(True) if step else iteration > 0
         kind, vector = form.format.kind, form.format.scale_vec
         spelling = f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.scale_vec::{vector}X"
         b.ptx(spelling, self.base, *operands, number, w_scales, x_scales, adds)

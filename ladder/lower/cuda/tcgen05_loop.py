@@ -83,12 +83,12 @@ class DecodeLoop:
         held = self.epilogue.load(piece)
         phase = b.Variable("int32", 0)
         self._fetch(0)
-        with b.loop(piece.turns) as turn:
+        with b.loop(piece.iterations) as iteration:
             for slab in range(spec.geo.body):
                 self._slab(slab, phase.value)
                 if slab % SLOTS == SLOTS - 1:
                     phase.set(phase.value ^ 1)
-                self._fetch_next(turn, piece.turns, slab)
+                self._fetch_next(iteration, piece.iterations, slab)
         b.emit(T.cuda.mbarrier_wait(self.tensor.finished.ptr_to([0]), 0))
         if spec.schedule.pair:  # another block's products arrive here: not after this block has ended
             for slot in range(SLOTS):
@@ -114,16 +114,16 @@ class DecodeLoop:
         with b.when(operands.who.lane == 0):
             self.tensor.arrive_decoded(slot)
 
-    def _fetch_next(self, turn: Expr, turns: Expr, slab: int) -> None:
+    def _fetch_next(self, iteration: Expr, iterations: Expr, slab: int) -> None:
         """Fetch the slab after ``slab``, unless the tile ends."""
         if slab + 1 < self.spec.geo.body:
             self._fetch(slab + 1)
         else:
-            with b.when(turn + 1 < turns):
+            with b.when(iteration + 1 < iterations):
                 self._fetch(0)
 
     def _fetch(self, slab: int) -> None:
-        """Load a turn's slab into registers, and leave the stage after its last one."""
+        """Load an iteration's slab into registers, and leave the stage after its last one."""
         geo, ring = self.spec.geo, self.operands.ring
         if slab % geo.slabs == 0:
             full = self.operands.memory.full.ptr_to([ring.stage.value])

@@ -104,7 +104,7 @@ class Issuer:
         # The low half of x's descriptor: its address in units of 16 bytes, and a leading offset not used.
         address = T.cuda.cvta_generic_to_shared(self.memory.x.ptr_to([0, 0]))
         b.store(start, T.Cast("uint32", address) >> T.uint32(4) | T.uint32(1 << 16), 0)
-        with b.loop(piece.turns) as turn:
+        with b.loop(piece.iterations) as iteration:
             for slab in range(geo.body):
                 if slab % geo.slabs == 0:
                     b.emit(
@@ -114,12 +114,12 @@ class Issuer:
                 b.emit(T.cuda.mbarrier_wait(self.tensor.decoded.ptr_to([slot]), phase.value))
                 after_sync()
                 # Tiles beyond K repeat the last one: infinities times the zeros of x would be NaN.
-                first = piece.first_tile + (turn * geo.body + slab) * geo.tiles_per_slab
+                first = piece.first_tile + (iteration * geo.body + slab) * geo.tiles_per_slab
                 each = STEPS // geo.tiles_per_slab
                 for tile in range(geo.tiles_per_slab):
                     with b.when(first + tile < self.k_tiles):
                         for step in range(tile * each, tile * each + each):
-                            self._product(turn, slab, step, ring.stage.value, start[0])
+                            self._product(iteration, slab, step, ring.stage.value, start[0])
                 commit(self.tensor.free.ptr_to([slot]), geo.partners)
                 if slot == SLOTS - 1:
                     phase.set(phase.value ^ 1)
@@ -134,7 +134,7 @@ class Issuer:
         every = T.Cast("uint16", ((1 << cluster) - 1) << (self.grid.slice * cluster))
         commit(empty, self.tensor.geo.partners, every if cluster > 1 else None)
 
-    def _product(self, turn: Expr, slab: int, step: int, stage: Expr, start: Expr) -> None:
+    def _product(self, iteration: Expr, slab: int, step: int, stage: Expr, start: Expr) -> None:
         """Start the product of a step of a slab; the first one of the tile overwrites the sums."""
         geo, spec = self.spec.geo, self.spec
         tile_m, group = spec.schedule.tile_m, self.tensor.geo.partners
@@ -143,7 +143,7 @@ class Issuer:
         x = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
         weights = self.base + T.uint32(slab % SLOTS * SLAB_COLUMNS + step * SLAB_COLUMNS // STEPS)
         number = instruction_descriptor(spec.decoder.operand, spec.gemm.activation, tile_m, group)
-        adds = T.bool(True) if step or slab else turn > 0
+        adds = T.bool(True) if step or slab else iteration > 0
         spelling = f"tcgen05.mma.cta_group::{group}.{KINDS[spec.gemm.activation].name}"
         masks = [T.uint32(0)] * (MASK_WORDS * group)
         b.ptx(spelling, self.base + T.uint32(SUM_COLUMN), weights, x, T.uint32(number), *masks, adds)

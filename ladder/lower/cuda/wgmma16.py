@@ -54,23 +54,23 @@ class Loop16:
         held = epilogue.load(piece)
         consumer.await_stage()
         self.parts.operands.fetch(0)
-        with b.loop(piece.turns) as turn:
+        with b.loop(piece.iterations) as iteration:
             for slab in range(self.parts.spec.geo.body):
-                self._slab(piece, turn, slab)
+                self._slab(piece, iteration, slab)
         wait_groups(0)
         pin_registers(sums, self.parts.spec.sums)
         consumer.release()
         consumer.ring.advance()
         epilogue.finish(piece, held, lambda register: sums[register], sums)
 
-    def _slab(self, piece: Piece, turn: Expr, slab: int) -> None:
+    def _slab(self, piece: Piece, iteration: Expr, slab: int) -> None:
         """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
         geo, consumer = self.parts.spec.geo, self.parts.consumer
         within = slab % geo.slabs
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
                 self.parts.operands.decode(m, tile, slab % 2)
-        self._start(within, slab % 2, turn > 0 if slab == 0 else True)
+        self._start(within, slab % 2, iteration > 0 if slab == 0 else True)
         last = within == geo.slabs - 1
         if last:
             consumer.finished.set(consumer.ring.stage.value)
@@ -78,29 +78,29 @@ class Loop16:
         # read: ptxas would run all products one by one (C7513).
         early = geo.slabs > 1 and geo.bits < geo.lane
         if early:
-            self._fetch_next(piece, turn, slab)
+            self._fetch_next(piece, iteration, slab)
         wait_groups(1)
         if within == 0:
-            self._release_before(turn, slab)
+            self._release_before(iteration, slab)
         if not early:
             # A ring of two stages can only be filled again once the previous one is free.
-            self._fetch_next(piece, turn, slab)
+            self._fetch_next(piece, iteration, slab)
         if last:
             consumer.previous.set(consumer.finished.value)
 
-    def _release_before(self, turn: Expr, slab: int) -> None:
+    def _release_before(self, iteration: Expr, slab: int) -> None:
         """Free the stage that ended with the slab before: its products are done."""
         if slab > 0:
             self.parts.consumer.release()
         else:
-            with b.when(turn > 0):
+            with b.when(iteration > 0):
                 self.parts.consumer.release()
 
-    def _fetch_next(self, piece: Piece, turn: Expr, slab: int) -> None:
+    def _fetch_next(self, piece: Piece, iteration: Expr, slab: int) -> None:
         """Fetch the slab after ``slab``."""
         geo = self.parts.spec.geo
         if (slab + 1) % geo.slabs == 0:
-            self.parts.consumer.enter_stage(turn, piece.turns, slab + 1)
+            self.parts.consumer.enter_stage(iteration, piece.iterations, slab + 1)
         self.parts.operands.fetch((slab + 1) % geo.body)
 
     def _start(self, within: int, bank: int, accumulate: Expr) -> None:

@@ -148,14 +148,14 @@ class Loop8:
         self.parts.operands.fetch(0)
         self._decode_share(0, range(self._items))
         if loop.long and self.spec.geo.promotes:
-            count = loop.turns
-            with b.loop((piece.turns + count - 1) // count) as interval:
-                self._run(piece, interval * count, T.min(piece.turns - interval * count, count))
+            count = loop.iterations
+            with b.loop((piece.iterations + count - 1) // count) as interval:
+                self._run(piece, interval * count, T.min(piece.iterations - interval * count, count))
                 for index in range(loop.bank_registers):
                     value = state.total[index] + self._sum_in(state.units[-1], index)
                     b.store(state.total, value, index)
         else:
-            self._run(piece, 0, piece.turns)
+            self._run(piece, 0, piece.iterations)
         consumer.ring.advance()
         held = held if early else epilogue.load(piece)
         epilogue.finish(piece, held, self._finished)
@@ -172,20 +172,20 @@ class Loop8:
         for index in range(self.spec.sums if self.spec.geo.promotes else 0):
             b.store(self.state.total, T.float32(0), index)
 
-    # ---- turns ----------------------------------------------------------------------
+    # ---- iterations ----------------------------------------------------------------------
     def _run(self, piece: Piece, first: Expr, count: Expr) -> None:
-        """Run turns ``first .. first+count``; products of one may still run while the next begins."""
+        """Run iterations ``first .. first+count``; products of one may still run while the next begins."""
         with b.loop(count) as number:
-            self._turn(piece, first + number, number)
+            self._iteration(piece, first + number, number)
         if self.state.loop.long:
             self._end_unit(self.state.units[-1])
             for bank in self.state.banks:
                 pin_registers(bank, self.state.loop.bank_registers)
 
-    def _turn(self, piece: Piece, turn: Expr, number: Expr) -> None:
-        """Start all units of a turn, each before the one ahead of it is promoted.
+    def _iteration(self, piece: Piece, iteration: Expr, number: Expr) -> None:
+        """Start all units of an iteration, each before the one ahead of it is promoted.
 
-        ``number`` counts the turns since sums were cleared.
+        ``number`` counts the iterations since sums were cleared.
         """
         loop, units, shares = self.state.loop, self.state.units, self._shares()
         running, late = (units[-1] if loop.long else None), loop.parted
@@ -198,19 +198,19 @@ class Loop8:
                 wait_groups(1)
                 self._release_after(running, True if index else number > 0)
             # The loads' latency hides behind the promotion.
-            fetch = partial(self._fetch_share, piece, turn, unit.slab + 1, share)
+            fetch = partial(self._fetch_share, piece, iteration, unit.slab + 1, share)
             decode = partial(self._decode_share, unit.slab + 1, share)
             if not late:
                 fetch()
             self._remember_scales(unit)
             if running:
                 self._promote(running)
-            self._load_factors(piece, turn, index + 1)
+            self._load_factors(piece, iteration, index + 1)
             if not late:
                 decode()
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
-            # read by ordinary instructions, so each turn finishes what it started.
+            # read by ordinary instructions, so each iteration finishes what it started.
             last = index == len(units) - 1
             if not loop.long and (last or (unit.done and loop.drains)):
                 self._end_unit(unit, (fetch, decode) if late else (_nothing, _nothing))
@@ -257,12 +257,12 @@ class Loop8:
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
 
-    def _fetch_share(self, piece: Piece, turn: Expr, slab: int, share: range) -> None:
+    def _fetch_share(self, piece: Piece, iteration: Expr, slab: int, share: range) -> None:
         if not share:
             return
         geo, operands = self.spec.geo, self.parts.operands
         if share.start == 0 and slab % geo.slabs == 0:
-            self.parts.consumer.enter_stage(turn, piece.turns, slab)
+            self.parts.consumer.enter_stage(iteration, piece.iterations, slab)
         for item in share:
             m, tile = divmod(item, geo.tiles_per_slab)
             operands.load_words(m, tile, slab)
@@ -284,7 +284,7 @@ class Loop8:
 
     # ---- products -------------------------------------------------------------------
     def _start(self, number: Expr, unit: Unit) -> None:
-        """Start a unit's products as one group; ``number`` counts turns since sums were cleared."""
+        """Start a unit's products as one group; ``number`` counts iterations since sums were cleared."""
         loop, bank, turnstile = self.state.loop, self.state.banks[unit.bank], self.state.turnstile
         sums = [bank[i] for i in range(loop.bank_registers)]
         within, stage = unit.slab % self.spec.geo.slabs, self.state.multiplied.value
@@ -324,13 +324,17 @@ class Loop8:
         low = self.parts.operands.first_row(unit.m)
         return self.scales[self.state.multiplied.value, row * self.spec.schedule.tile_n + low + half * 8]
 
-    def _load_factors(self, piece: Piece, turn: Expr, index: int) -> None:
-        """Load the scales of the groups of x of a turn's unit, or of the next turn's first."""
+    def _load_factors(self, piece: Piece, iteration: Expr, index: int) -> None:
+        """Load the scales of the groups of x of an iteration's unit, or of the next iteration's first."""
         state, units = self.state, self.state.units
         if not state.factors:
             return
         unit = units[index % len(units)]
-        k = (turn + index // len(units)) * state.loop.turn + unit.slab * self.spec.geo.slab + unit.start
+        k = (
+            (iteration + index // len(units)) * state.loop.iteration
+            + unit.slab * self.spec.geo.slab
+            + unit.start
+        )
         group = T.truncdiv(piece.first_tile * TILE + k, self.spec.gemm.token_group)
         last = self.args.token_scale.shape[1] - 1
         state.factors[index % 2].load(piece.first_m + unit.first_m, b.keep(T.min(group, last)))

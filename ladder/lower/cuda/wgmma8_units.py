@@ -1,4 +1,4 @@
-"""What a turn of the 8-bit loop does, in plain integers: which products run when, and where.
+"""What an iteration of the 8-bit loop does, in plain integers: which products run when, and where.
 
 A warpgroup's products are cut into *units*, by K and by activation rows. Where they must, sums of K
 move from *partial* accumulators to float32 totals at the end of every interval: because a
@@ -26,12 +26,12 @@ INTEGER_ROWS = 224
 class Unit:
     """Products that one commit group starts.
 
-    slab: Slab within the turn.
+    slab: Slab within the iteration.
     start, extent: Elements of K within the slab.
     m: Row tile of the warpgroup.
     first_m: First activation row.
     bank: Set of partial accumulators.
-    fresh: Whether the first product overwrites the accumulators (without promotion: in the first turn).
+    fresh: Whether the first product overwrites the accumulators (without promotion: in the first iteration).
     done: Whether an interval ends here, so that the sums are promoted.
     """
 
@@ -84,13 +84,13 @@ class Loop:
 
     @property
     def long(self) -> bool:
-        """Whether sums stay in the tensor core's registers over many turns: no scales within K."""
+        """Whether sums stay in the tensor core's registers over many iterations: no scales within K."""
         return not self.geo.promotes or (promotes_rarely(self.geo.gemm) and self.positions == 1)
 
     @property
-    def turns(self) -> int:
-        """Turns between promotions, where they are ``long`` and there are promotions."""
-        return FP8_INTERVAL // self.turn
+    def iterations(self) -> int:
+        """Iterations between promotions, where they are ``long`` and there are promotions."""
+        return FP8_INTERVAL // self.iteration
 
     @property
     def banks(self) -> int:
@@ -118,16 +118,16 @@ class Loop:
         return 1 if self.parted else 2
 
     @property
-    def turn(self) -> int:
-        """Elements of K in one turn of the loop."""
+    def iteration(self) -> int:
+        """Elements of K in one iteration of the loop."""
         return self.geo.body * self.geo.slab
 
     @property
     def interval(self) -> int:
-        """Elements of K that a turn sums on their own; divides a turn, or a slab into units."""
-        interval = gcd(self.geo.group, self.turn, self.geo.gemm.token_group)
+        """Elements of K that an iteration sums on their own; divides an iteration, or a slab into units."""
+        interval = gcd(self.geo.group, self.iteration, self.geo.gemm.token_group)
         if self.long:
-            return self.turn
+            return self.iteration
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)
 
     def _bank(self, interval: int, position: int, unit: int) -> int:
@@ -137,7 +137,7 @@ class Loop:
         return position if self.positions <= self.banks else unit % self.banks
 
     def units(self) -> list[Unit]:
-        """Return the units of one turn in the order in which they start."""
+        """Return the units of one iteration in the order in which they start."""
         geo = self.geo
         extent = min(self.interval, geo.slab)
         found: list[Unit] = []

@@ -95,10 +95,10 @@ class CarryLoop:
         for index in range(self.spec.sums // 2):
             b.store(self.state.heads, T.uint32(0), index)
         whole = CARRY_INTERVAL // (self.spec.geo.body * self.spec.geo.slab)
-        intervals = b.keep((piece.turns + whole - 1) // whole)
+        intervals = b.keep((piece.iterations + whole - 1) // whole)
         with b.loop(intervals) as interval:
             first = b.keep(interval * whole)
-            self._interval(first, b.keep(T.min(piece.turns - first, whole)))
+            self._interval(first, b.keep(T.min(piece.iterations - first, whole)))
             with b.when(interval + 1 < intervals):
                 self._carry()
         # No sooner: there is no register for them.
@@ -122,7 +122,7 @@ class CarryLoop:
         pin_registers(state.sums, count)
 
     def _interval(self, first: Expr, count: Expr) -> None:
-        """Run turns ``first .. first+count`` of a tile and wait for their products."""
+        """Run iterations ``first .. first+count`` of a tile and wait for their products."""
         consumer = self.parts.consumer
         consumer.await_stage()
         for step in range(STEPS - 1):
@@ -136,13 +136,13 @@ class CarryLoop:
         consumer.release()
         consumer.ring.advance()
 
-    def _steps(self, turn: Expr, number: Expr, count: Expr, slab: int) -> None:
+    def _steps(self, iteration: Expr, number: Expr, count: Expr, slab: int) -> None:
         """Start a slab's products step by step, each time loading operands for the step three ahead."""
         consumer, multiplied = self.parts.consumer, self.state.multiplied
         consumer.previous.set(multiplied.value)
         multiplied.set(consumer.ring.stage.value)
         for step in range(STEPS):
-            self._start_step(step, turn > 0 if slab == step == 0 else True)
+            self._start_step(step, iteration > 0 if slab == step == 0 else True)
             wait_groups(1)
             if step == 0:
                 with b.when(True if slab else number > 0):

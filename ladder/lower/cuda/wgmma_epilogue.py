@@ -256,13 +256,13 @@ class _TeamStore:
 
     def _store_vectors(self, row: Expr, first_m: Expr) -> None:
         """Store 16 bytes per thread, of as many activation rows as the team covers, a few times at once."""
-        turns = -(-self.geo.chunk // self._pass)
-        ways = gcd(turns, WAYS)
+        iterations = -(-self.geo.chunk // self._pass)
+        ways = gcd(iterations, WAYS)
         held = [b.local(self.run, self.gemm.output) for _ in range(ways)]
         # Rolled: addresses of all stores at once would not leave registers for the sums.
-        with b.loop(turns // ways, rolled=True) as turn:
+        with b.loop(iterations // ways, rolled=True) as iteration:
             first = self.thread // self.runs
-            places = [b.bind((turn * ways + way) * self._pass + first) for way in range(ways)]
+            places = [b.bind((iteration * ways + way) * self._pass + first) for way in range(ways)]
             for place, values in zip(places, held, strict=True):
                 with b.when(place < self.geo.chunk), b.vector(self.run) as v:
                     b.store(values, self.end.staging[self.slot, self._source(place) + v], v)
@@ -274,8 +274,8 @@ class _TeamStore:
 
     def _store_elements(self, row: Expr, first_m: Expr) -> None:
         """Store what lies within N, element by element."""
-        with b.loop(-(-self.geo.chunk // self._pass), rolled=True) as turn:
-            place = b.bind(turn * self._pass + self.thread // self.runs)
+        with b.loop(-(-self.geo.chunk // self._pass), rolled=True) as iteration:
+            place = b.bind(iteration * self._pass + self.thread // self.runs)
             count = T.min(self.run, self.args.n - row)
             with b.when(self._inside(place, first_m)), b.loop(count, rolled=True) as index:
                 value = self.end.staging[self.slot, self._source(place) + index]

@@ -122,7 +122,7 @@ class WgmmaGeometry:
 
     @property
     def body(self) -> int:
-        """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
+        """Slabs per iteration of the math loop: more where each one ends with a wait for its products."""
         groups = self.group > 0 or self.gemm.token_group > 0
         drains = self.lane == 8 and groups and self.promotion_step == self.slab
         return max(4 if drains else 2, self.slabs)
@@ -201,7 +201,7 @@ class WgmmaGeometry:
 
     @property
     def held_step(self) -> int:
-        """Elements of K for which scale and zero point stay the same, within a turn of the math loop."""
+        """Elements of K within an iteration of the math loop for which scale and zero point stay the same."""
         return math.gcd(self.group, self.body * self.slab)
 
     @property

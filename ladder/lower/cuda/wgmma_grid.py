@@ -21,11 +21,11 @@ class Grid:
 
     thread: The thread in its block.
     first, walkers: First tile of the cluster; clusters of a persistent grid, which walk over the tiles in
-        turn.
+        iteration.
     slice, member: The block's slice of K, and its place among the blocks of the cluster that share activation
         rows.
     n_blocks, m_blocks: Tiles of a cluster along N and along M.
-    turns, first_tile: Turns of the math loop, and the packed tile along K where they begin.
+    iterations, first_tile: Of the math loop, and the packed tile along K where they begin.
     copied_m: Activation rows of a tile that the block copies.
     """
 
@@ -36,7 +36,7 @@ class Grid:
     member: Expr
     n_blocks: Expr
     m_blocks: Expr
-    turns: Expr
+    iterations: Expr
     first_tile: Expr
     copied_m: Expr
 
@@ -46,14 +46,14 @@ class Piece:
     """A tile of the output, or a part of its K.
 
     row_tile, first_m: First packed tile along N, and first activation row.
-    turns, first_tile: Turns of the math loop, and the packed tile along K where they begin.
-    skipped, end: Of stream-K: turns of the tile before the piece; the unit after the tile's last one, counted
-        among those that are shared.
+    iterations, first_tile: Of the math loop, and the packed tile along K where they begin.
+    skipped, end: Of stream-K: iterations of the tile before the piece; the unit after the tile's last one,
+        counted among those that are shared.
     """
 
     row_tile: Expr
     first_m: Expr
-    turns: Expr
+    iterations: Expr
     first_tile: Expr
     skipped: Expr = 0
     end: Expr = None
@@ -84,10 +84,10 @@ def find_grid(spec: Spec, args: Arguments) -> Grid:
     thread = b.thread_index(geo.threads)
     n_blocks, m_blocks = b.bind(n_blocks), b.bind(m_blocks)
     body_tiles = geo.body * geo.tiles_per_slab
-    turns = b.bind((args.k_tiles + body_tiles * split - 1) // (body_tiles * split))
-    first_tile = b.bind(slice_ * turns * body_tiles) if split > 1 else 0
+    iterations = b.bind((args.k_tiles + body_tiles * split - 1) // (body_tiles * split))
+    first_tile = b.bind(slice_ * iterations * body_tiles) if split > 1 else 0
     copied_m = b.bind(rows_per_copy(spec, args))
-    return Grid(thread, first, walkers, slice_, member, n_blocks, m_blocks, turns, first_tile, copied_m)
+    return Grid(thread, first, walkers, slice_, member, n_blocks, m_blocks, iterations, first_tile, copied_m)
 
 
 def cut(spec: Spec, grid: Grid, tile: Expr) -> tuple[Expr, Expr]:

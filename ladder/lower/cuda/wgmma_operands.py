@@ -75,14 +75,14 @@ class Operands:
 
     # ---- loads ----------------------------------------------------------------------
     def fetch(self, slab: int) -> None:
-        """Load packed words, scales and zero points of a turn's slab, which the current stage holds."""
+        """Load packed words, scales and zero points of an iteration's slab, which the current stage holds."""
         for m in range(self.spec.geo.m64):
             for tile in range(self.spec.geo.tiles_per_slab):
                 self.load_words(m, tile, slab)
             self.fetch_rows(m, slab)
 
     def load_words(self, m: int, tile: int, slab: int) -> None:
-        """Load this thread's words of a packed tile of a turn's slab."""
+        """Load this thread's words of a packed tile of an iteration's slab."""
         geo, stage, target = self.spec.geo, self.ring.stage.value, self.registers.words[m]
         place = slab % geo.slabs * geo.tiles_per_slab + tile
         base = (self.row_tile(m) * geo.stage_tiles + place) * geo.tile_words
@@ -97,7 +97,7 @@ class Operands:
             first += width
 
     def fetch_rows(self, m: int, slab: int) -> None:
-        """Load the scales and zero points of a turn's slab, unless those of the slab before still hold."""
+        """Load scales and zero points of an iteration's slab, unless those of the slab before still hold."""
         geo = self.spec.geo
         if slab * geo.slab % geo.held_step == 0:
             if geo.exponents:
@@ -108,7 +108,7 @@ class Operands:
                 self._load_rows(m, first + row, row)
 
     def _load_exponents(self, m: int, slab: int) -> None:
-        """Turn the exponents of a turn's slab into scale operands; turns begin with whole words."""
+        """Make scale operands of an iteration's exponents of a slab; iterations begin with whole words."""
         geo, low = self.spec.geo, self.first_row(m)
         for h in (0, 1):
             row = slab % geo.slabs * geo.slab // geo.row_step

@@ -53,7 +53,7 @@ class Producer:
         share = geo.held_m if self.spec.schedule.pair else grid.copied_m
         own = first_m if self.spec.schedule.cluster == 1 else first_m + grid.member * share
         x = begin_copies(self.spec, self.args, self.x_map, piece, own)
-        with b.loop(piece.turns * (geo.body // geo.slabs)) as step:
+        with b.loop(piece.iterations * (geo.body // geo.slabs)) as step:
             self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
             self.ring.advance()
 

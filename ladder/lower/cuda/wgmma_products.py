@@ -119,8 +119,8 @@ class Consumer:
         full = self.memory.full.ptr_to([self.ring.stage.value])
         b.emit(T.cuda.mbarrier_wait(full, self.ring.phase.value))
 
-    def enter_stage(self, turn: Expr, turns: Expr, slab: int) -> None:
-        """Wait for the stage of a slab of turn ``turn`` of ``turns``, or of the next turn.
+    def enter_stage(self, iteration: Expr, iterations: Expr, slab: int) -> None:
+        """Wait for the stage of a slab of ``iteration``, one of ``iterations``, or of the next one.
 
         Where the tile ends, the stage at hand is entered again and fetched in vain: in a branch
         ptxas would give registers that products in flight still read to other values.
@@ -128,7 +128,7 @@ class Consumer:
         if slab < self.spec.geo.body:
             self.ring.advance()
         else:
-            self.ring.advance_if(turn + 1 < turns)
+            self.ring.advance_if(iteration + 1 < iterations)
         self.await_stage()
 
     def release(self) -> None:

@@ -1,6 +1,6 @@
 """Stream-K: a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
 
-Work is counted in *units*, turns of the math loop, tile after tile. Blocks walk whole tiles, in step so
+Work is counted in *units*, iterations of the math loop, tile after tile. Blocks walk whole tiles, in step so
 that they find each other's operands in L2, until less than two rounds are left; the rest is cut into one
 equal *share* of consecutive units per block. So a share may begin inside a tile: the block hands those
 sums over through a workspace in global memory, as they lie in its registers, and the block that began
@@ -103,7 +103,7 @@ class Stream:
     """One block's share of the units, and its part in the sums of tiles that were cut.
 
     spec, grid, workspace: The kernel's spec, the block's place in the grid, and where sums are handed over.
-    turns: Turns of a whole tile.
+    iterations: Iterations of a whole tile.
     whole, units, offset: Tiles that are not cut; units of the others, and how many come before them.
     share, begin, end: The block's share, and its first unit and the one after its last, counted from
         ``offset``.
@@ -112,7 +112,7 @@ class Stream:
     spec: Spec
     grid: Grid
     workspace: Workspace
-    turns: Expr
+    iterations: Expr
     whole: Expr
     units: Expr
     offset: Expr
@@ -125,30 +125,30 @@ class Stream:
         return self.spec.schedule.warps * 32
 
     @property
-    def _turn_tiles(self) -> int:
+    def _iteration_tiles(self) -> int:
         return self.spec.geo.body * self.spec.geo.tiles_per_slab
 
     def first(self) -> tuple[Expr, Expr]:
         """Return the first tile that this block works on, and the packed tile along K where it begins."""
-        unit = b.keep(T.if_then_else(self.whole > 0, self.grid.first * self.turns, self.begin))
-        tile = b.keep(unit // self.turns)
-        return tile, b.keep((unit - tile * self.turns) * self._turn_tiles)
+        unit = b.keep(T.if_then_else(self.whole > 0, self.grid.first * self.iterations, self.begin))
+        tile = b.keep(unit // self.iterations)
+        return tile, b.keep((unit - tile * self.iterations) * self._iteration_tiles)
 
     def for_each(self, place: Callable[[Expr], tuple[Expr, Expr]], body: Callable[[Piece], None]) -> None:
         """Run ``body`` for whole tiles, then for the pieces of this block's share.
 
         ``place`` returns a tile's first packed tile along N and its first activation row.
         """
-        turns = self.turns
+        iterations = self.iterations
         unit, last = b.Variable("int32", 0), b.Variable("int32", 0)
         following = b.Variable("int32", self.grid.first)
         self._take_run(unit, last, following)
         with b.repeat_while(unit.value < last.value):
-            tile = b.keep(unit.value // turns)
-            skipped = b.keep(unit.value - tile * turns)
-            own = b.keep(T.min(turns - skipped, last.value - unit.value))
-            end = b.keep((tile + 1) * turns - self.offset)
-            body(Piece(*place(tile), own, skipped * self._turn_tiles, skipped, end))
+            tile = b.keep(unit.value // iterations)
+            skipped = b.keep(unit.value - tile * iterations)
+            own = b.keep(T.min(iterations - skipped, last.value - unit.value))
+            end = b.keep((tile + 1) * iterations - self.offset)
+            body(Piece(*place(tile), own, skipped * self._iteration_tiles, skipped, end))
             unit.set(unit.value + own)
             with b.when(unit.value >= last.value):
                 self._take_run(unit, last, following)
@@ -158,8 +158,8 @@ class Stream:
         walkers = self.grid.walkers
 
         def tile() -> None:
-            unit.set(following.value * self.turns)
-            last.set(unit.value + self.turns)
+            unit.set(following.value * self.iterations)
+            last.set(unit.value + self.iterations)
 
         def share() -> None:
             unit.set(self.offset + self.begin)
@@ -173,7 +173,7 @@ class Stream:
         """Hand over the sums of a piece that began inside its tile; else take in the others and store."""
 
         def collect() -> None:
-            with b.when(piece.skipped + piece.turns < self.turns):
+            with b.when(piece.skipped + piece.iterations < self.iterations):
                 self._collect(piece.end, sums)
             store()
 
@@ -186,7 +186,7 @@ class Stream:
         """Raise the flags of what the math warps hand over, so that they need not wait; one warp."""
         text = ANNOUNCE.format(threads=self._threads, raised=hex(RAISED))
         flags, lane = self.workspace.address + self.workspace.flags, self.grid.thread % 32
-        with b.when(T.And(self.begin < self.end, self.begin % self.turns > 0)):
+        with b.when(T.And(self.begin < self.end, self.begin % self.iterations > 0)):
             name = f"ladder_announce_{self._threads}"
             b.emit(b.call_inline(name, text, "void", flags, self.share, lane))
 
@@ -212,11 +212,11 @@ def divide(spec: Spec, grid: Grid, workspace: Workspace) -> Stream:
     """Compute this block's share; in the device part."""
     walkers = grid.walkers
     tiles = b.keep(grid.n_blocks * grid.m_blocks)
-    turns = b.keep(grid.turns)
+    iterations = b.keep(grid.iterations)
     whole = b.keep(whole_tiles(tiles, walkers, T.max))
-    units = b.keep((tiles - whole) * turns)
-    offset = b.keep(whole * turns)
+    units = b.keep((tiles - whole) * iterations)
+    offset = b.keep(whole * iterations)
     share = b.keep(walkers - 1 - grid.first)
     begin = b.keep(share_begin(share, units, walkers))
     end = b.keep(share_begin(share + 1, units, walkers))
-    return Stream(spec, grid, workspace, turns, whole, units, offset, share, begin, end)
+    return Stream(spec, grid, workspace, iterations, whole, units, offset, share, begin, end)

@@ -47,7 +47,7 @@ class Tiles:
             tile.set(tile.value + grid.walkers)
 
     def _whole(self, body: Callable[[Piece], None], tile: Expr) -> None:
-        body(Piece(*self._place(tile), self.grid.turns, self.grid.first_tile))
+        body(Piece(*self._place(tile), self.grid.iterations, self.grid.first_tile))
 
     def _place(self, tile: Expr) -> tuple[Expr, Expr]:
         """Return a tile's first packed tile along N and first activation row.

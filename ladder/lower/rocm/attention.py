@@ -55,7 +55,7 @@ class Walk:
     spec, place, limits, queries
         The kernel's spec, where this lane works, which keys count, and the operands of q.
     sums, keys
-        The lane's sums, and the registers of a turn's keys.
+        The lane's sums, and the registers of an iteration's keys.
     """
 
     spec: Spec
@@ -66,9 +66,9 @@ class Walk:
     keys: Keys
 
     def emit(self) -> None:
-        """Emit the loop: the loads of the next turn are in flight while this one is computed.
+        """Emit the loop: the loads of the next iteration are in flight while this one is computed.
 
-        All waves that share keys take as many turns. Of a turn beyond the last key weights are 0.
+        All waves that share keys take as many iterations. Of an iteration beyond the last key weights are 0.
         """
         plan, keys, sums = self.spec.schedule, self.keys, self.sums
         own = plan.span * plan.key_waves
@@ -80,10 +80,10 @@ class Walk:
             for load in loads:
                 load(self.place.key_wave)
         with b.loop(count, rolled=True) as index:
-            turn = b.keep(index * plan.key_waves + self.place.key_wave)
-            following = b.keep(turn + plan.key_waves)
+            iteration = b.keep(index * plan.key_waves + self.place.key_wave)
+            following = b.keep(iteration + plan.key_waves)
             raw = sums.raw_scores(self.queries, keys)
-            weights = sums.seen_scores(keys, self.limits, turn, raw)
+            weights = sums.seen_scores(keys, self.limits, iteration, raw)
             for load in loads[:-1]:
                 load(following)
             d.schedule_fence()

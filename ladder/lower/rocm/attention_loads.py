@@ -1,4 +1,4 @@
-"""Loads of attention on AMD GPUs: limits of rows, q, and the keys, values and masks of a turn."""
+"""Loads of attention on AMD GPUs: limits of rows, q, and the keys, values and masks of an iteration."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
 
 
 class Keys:
-    """Registers of the keys, values, scales and masks of a turn, and their loads.
+    """Registers of the keys, values, scales and masks of an iteration, and their loads.
 
     Parameters
     ----------
@@ -111,34 +111,34 @@ class Keys:
         n = place.inputs.numbers
         self.steps = {name: aligned(n[f"{name}_s"], operands.width) for name in "kv"}
 
-    def load_keys(self, turn: Expr) -> None:
-        """Load the lane's quarter of key ``c`` of each fragment of a turn, and the scales of its scores."""
+    def load_keys(self, iteration: Expr) -> None:
+        """Load the lane's quarter of key ``c`` of an iteration's fragments, and the scales of its scores."""
         operands, place = self.spec.operands, self.place
         piece = operands.key_elements
         for fragment in range(self.spec.schedule.fragments):
-            at = self._row("k", self._key(turn, fragment, place.c))
+            at = self._row("k", self._key(iteration, fragment, place.c))
             for index in range(operands.key_pieces):
                 column = at + (index * 4 + place.g) * piece
                 found = load(place.inputs.tensors["k"], column, piece, operands.width)
                 self.keys.store(fragment * operands.key_pieces + index, *found)
         if operands.scaled:
-            self._load_scales("k_scale", turn, self.key_scales)
+            self._load_scales("k_scale", iteration, self.key_scales)
 
-    def load_values(self, turn: Expr) -> None:
-        """Load the values of a turn: pieces of those of keys ``4 g`` to ``4 g + 3`` of each fragment."""
+    def load_values(self, iteration: Expr) -> None:
+        """Load an iteration's values: pieces of those of keys ``4 g`` to ``4 g + 3`` of each fragment."""
         operands, place = self.spec.operands, self.place
         piece = operands.value_elements
         for fragment in range(self.spec.schedule.fragments):
             for key in range(RUN):
-                at = self._row("v", self._key(turn, fragment, place.g * RUN + key))
+                at = self._row("v", self._key(iteration, fragment, place.g * RUN + key))
                 for index in range(operands.value_pieces):
                     column = at + (index * FRAGMENT + place.c) * piece
                     found = load(place.inputs.tensors["v"], column, piece, operands.width)
                     self.values.store((fragment * RUN + key) * operands.value_pieces + index, *found)
         if operands.scaled:
-            self._load_scales("v_scale", turn, self.value_scales)
+            self._load_scales("v_scale", iteration, self.value_scales)
 
-    def load_mask(self, turn: Expr) -> None:
+    def load_mask(self, iteration: Expr) -> None:
         """Load what the mask says of the lane's scores."""
         place, n, mask = self.place, self.place.inputs.numbers, self.place.inputs.tensors["mask"]
         rows = []
@@ -146,7 +146,7 @@ class Keys:
             token, head = place.query(row_of(self.spec, place, part))
             rows.append(b.bind(place.batch * n["mask_b"] + head * n["mask_h"] + token * n["mask_s"]))
         for index, (fragment, part, element) in enumerate(self.spec.scores):
-            key = self._key(turn, fragment, place.g * RUN + element)
+            key = self._key(iteration, fragment, place.g * RUN + element)
             self.masks.store(index, _mask_word(mask[rows[part] + key]), 1)
 
     def mask(self, index: int) -> Expr:
@@ -167,15 +167,17 @@ class Keys:
     def _row(self, name: str, key: Expr) -> Expr:
         return self.begins[name] + key * self.steps[name]
 
-    def _key(self, turn: Expr, fragment: int, within: Expr) -> Expr:
-        """Return a key of a turn; those beyond the last are the last: their weight is 0."""
-        return b.bind(T.min(turn * self.spec.schedule.span + (fragment * FRAGMENT + within), self.needed - 1))
+    def _key(self, iteration: Expr, fragment: int, within: Expr) -> Expr:
+        """Return a key of an iteration; those beyond the last are the last: their weight is 0."""
+        return b.bind(
+            T.min(iteration * self.spec.schedule.span + (fragment * FRAGMENT + within), self.needed - 1)
+        )
 
-    def _load_scales(self, name: str, turn: Expr, scales: d.Pieces) -> None:
+    def _load_scales(self, name: str, iteration: Expr, scales: d.Pieces) -> None:
         place, tensor = self.place, self.place.inputs.tensors[name]
         for fragment in range(self.spec.schedule.fragments):
             for element in range(RUN):
-                key = self._key(turn, fragment, place.g * RUN + element)
+                key = self._key(iteration, fragment, place.g * RUN + element)
                 at = place.begin(name) + key * place.inputs.numbers[f"{name}_s"]
                 scales.store(fragment * RUN + element, d.as_type(tensor[at], "uint32"), 1)
 

@@ -38,7 +38,7 @@ class Spec:
 
     @property
     def scores(self) -> list[tuple[int, int, int]]:
-        """(fragment, part, element) of a lane's scores of a turn."""
+        """(fragment, part, element) of a lane's scores of an iteration."""
         plan = self.schedule
         return [(f, p, e) for f in range(plan.fragments) for p in range(plan.parts) for e in range(RUN)]
 

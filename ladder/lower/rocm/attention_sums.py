@@ -61,7 +61,7 @@ class Sums:
         self.lift = LIFT.get((spec.form.ttype, spec.operands.scaled), 0.0)
 
     def raw_scores(self, queries: list[list[Expr]], keys: Keys) -> list[Expr]:
-        """Return the products of q and the keys of a turn, in the order of `Spec.scores`."""
+        """Return the products of q and the keys of an iteration, in the order of `Spec.scores`."""
         spec, found = self.spec, []
         for fragment in range(spec.schedule.fragments):
             words = spec.operands.key_words(keys.key(fragment))
@@ -75,13 +75,13 @@ class Sums:
                 found += [sums[i] for i in range(RUN)]
         return found
 
-    def seen_scores(self, keys: Keys, limits: Limits, turn: Expr, raw: list[Expr]) -> list[Expr]:
-        """Return the scores of a turn in powers of two; minus infinity for keys that are masked."""
+    def seen_scores(self, keys: Keys, limits: Limits, iteration: Expr, raw: list[Expr]) -> list[Expr]:
+        """Return the scores of an iteration in powers of two; minus infinity for keys that are masked."""
         spec, found = self.spec, []
         form, factor = spec.form, spec.form.scale * LOG2_E
         minus = T.reinterpret("float32", T.uint32(0xFF800000))
         for index, (fragment, part, element) in enumerate(spec.scores):
-            key = turn * spec.schedule.span + (fragment * FRAGMENT + element) + self.place.g * RUN
+            key = iteration * spec.schedule.span + (fragment * FRAGMENT + element) + self.place.g * RUN
             value = raw[index] * T.float32(factor)
             if spec.operands.scaled:
                 value = value * d.as_type(keys.key_scales[fragment * RUN + element], "float32")
@@ -118,7 +118,7 @@ class Sums:
                 b.store(sums, sums[i] * shrink, i)
 
     def add(self, weights: list[Expr], keys: Keys) -> None:
-        """Add the values of a turn times their weights."""
+        """Add the values of an iteration times their weights."""
         spec, operands = self.spec, self.spec.operands
         step = operands.instruction(2 * spec.schedule.fragments)
         together = step.words // 2

@@ -86,7 +86,7 @@ class Body:
     def emit(self) -> None:
         """Emit the first stage, the walk over K and the stores."""
         geo, args = self.spec.geo, self.place.args
-        # Two turns at a time: registers and LDS of a stage change places without copies. Were the second
+        # Two iterations at a time: registers and LDS of a stage change places without copies. Were the second
         # conditional, LLVM would sink its loads into it.
         two = 2 * geo.stage_tiles
         pairs = b.keep((args.k_tiles + two - 1) // two)
@@ -97,24 +97,24 @@ class Body:
         with b.loop(pairs, rolled=True) as pair:
             is_last = pair == pairs - 1
             for half in range(2):
-                self._turn(multiplier, b.bind(2 * pair + half), half, is_last)
+                self._iteration(multiplier, b.bind(2 * pair + half), half, is_last)
         if self.sums.periods == {0}:
             multiplier.flush_all(self.weights.first_groups)
         Results(self.spec, self.place, self.shared, self.sums).store()
 
-    def _turn(self, multiplier: TileMultiplier, turn: Expr, half: int, is_last: Expr) -> None:
+    def _iteration(self, multiplier: TileMultiplier, iteration: Expr, half: int, is_last: Expr) -> None:
         """Multiply a stage, which is in set ``half`` of registers and LDS; fetch the next to the other."""
         other = 1 - half
         d.block_sync(WAVE)
-        ahead = b.bind(turn + 1)
+        ahead = b.bind(iteration + 1)
         self.x.fetch(ahead)
         d.schedule_fence()  # x is awaited first: loads return in order
         self.weights.fetch(ahead, other)
         d.schedule_fence()
-        self._multiply(multiplier, turn, half, is_last, lambda: self.x.write(other, ahead))
+        self._multiply(multiplier, iteration, half, is_last, lambda: self.x.write(other, ahead))
 
     def _multiply(
-        self, multiplier: TileMultiplier, turn: Expr, half: int, is_last: Expr, write: Callable[[], None]
+        self, multiplier: TileMultiplier, iteration: Expr, half: int, is_last: Expr, write: Callable[[], None]
     ) -> None:
         """Decode and multiply this wave's tiles of a stage; near its end ``write`` what was fetched."""
         spec, place, geo, sums = self.spec, self.place, self.spec.geo, self.sums
@@ -126,7 +126,7 @@ class Body:
         for step in range(geo.slice_tiles):
             blocks = range(geo.row_blocks)
             registers: list[GroupRegisters] = [self.weights.group(step, block, half) for block in blocks]
-            tile, index, period = self.weights.tile(turn, step), *self._place_in_run(half, step)
+            tile, index, period = self.weights.tile(iteration, step), *self._place_in_run(half, step)
             for each in registers:
                 each.tile = tile if period % 2 else index
 
@@ -140,7 +140,7 @@ class Body:
                     at = (stage + geo.x_tile.place(row, groups[part] + ahead)) * CHUNK_WORDS
                     d.load(out, self.shared, at, width=CHUNK_WORDS, at=part * CHUNK_WORDS)
 
-            due = self._due(turn, half, step, is_last)
+            due = self._due(iteration, half, step, is_last)
             real = T.min(tile, place.args.k_tiles - 1)
             sums.scale_columns(place.args, place.lane, place.first_m + place.wave_m, real)
             multiplier.emit_flushing(self.weights.tile_words(step, half), registers, load_activations, due)
@@ -155,7 +155,7 @@ class Body:
         tiles = self.spec.geo.slice_tiles
         return (half * tiles + step, 2 * tiles) if self.spec.schedule.split_k == 1 else (step, tiles)
 
-    def _due(self, turn: Expr, half: int, step: int, is_last: Expr) -> Expr:
+    def _due(self, iteration: Expr, half: int, step: int, is_last: Expr) -> Expr:
         """Return whether sums must be flushed after a wave's tile ``step`` of a stage.
 
         Tiles beyond K add nothing and have the scales of the last one. Where K is split, a wave's next
@@ -167,7 +167,7 @@ class Body:
             return bool(periods)
         if last and self.spec.schedule.split_k > 1:
             return True
-        tile = self.weights.tile(turn, step)
+        tile = self.weights.tile(iteration, step)
         due = [(tile + 1) % p == 0 for p in periods if run % p and (last or p % tiles)]
         due += [is_last] if last and half else []
         return reduce(T.Or, due) if due else False

@@ -40,19 +40,19 @@ class Activations:
         piece = b.bind(self.place.thread + index * self.spec.geo.threads)
         return b.bind(piece // chunks), b.bind(piece % chunks)
 
-    def fetch(self, turn: Expr) -> None:
+    def fetch(self, iteration: Expr) -> None:
         """Emit the loads of this thread's pieces of a stage of x; whatever lies beyond x is in its place."""
         args, geo, per_chunk = self.place.args, self.spec.geo, CHUNK_BYTES // self.spec.step.element_bytes
         for index in range(geo.pieces):
             row, chunk = self._piece(index)
             m = b.bind(T.min(self.place.first_m + row, args.m - 1))
-            column = b.bind(turn * (geo.stage_tiles * TILE) + chunk * per_chunk)
+            column = b.bind(iteration * (geo.stage_tiles * TILE) + chunk * per_chunk)
             at = d.lanes(T.Select(column < args.k_x, column, 0), per_chunk)
             loaded = d.as_type(args.x[m, at], "uint32x4")
             b.store(self.fetched, loaded, d.lanes(index * CHUNK_WORDS, CHUNK_WORDS))
 
-    def write(self, half: int, turn: Expr) -> None:
-        """Emit the writes of the pieces fetched for a turn to LDS; zeros beyond K.
+    def write(self, half: int, iteration: Expr) -> None:
+        """Emit the writes of the pieces fetched for an iteration to LDS; zeros beyond K.
 
         Word c of chunk i of 64 bytes goes to place 4c + i, so that the lanes of column group c find
         their operands of two steps side by side.
@@ -64,7 +64,9 @@ class Activations:
             row, chunk = self._piece(index)
             span = b.bind(chunk // SPAN_GROUPS * SPAN_GROUPS)
             first = b.bind(geo.x_tile.word(row, span) + chunk % SPAN_GROUPS)
-            column = turn * (geo.stage_tiles * TILE) + chunk * (CHUNK_BYTES // self.spec.step.element_bytes)
+            column = iteration * (geo.stage_tiles * TILE) + chunk * (
+                CHUNK_BYTES // self.spec.step.element_bytes
+            )
             inside = b.bind(column < self.place.args.k_x)
 
             def write(index: int = index, first: Expr = first, inside: Expr = inside) -> None:

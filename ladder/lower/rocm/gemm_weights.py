@@ -82,11 +82,11 @@ class Weights:
         """Scales and zero points of the first tile of a stage, by row block."""
         return [sets[0] for sets in self.groups[: self.spec.geo.row_blocks]]
 
-    def fetch(self, turn: Expr, half: int) -> None:
+    def fetch(self, iteration: Expr, half: int) -> None:
         """Emit the loads of a stage's packed words, scales and zero points of this lane."""
         geo, args = self.spec.geo, self.place.args
         for step in range(geo.slice_tiles):
-            tile = b.bind(T.min(self.tile(turn, step), args.k_tiles - 1))
+            tile = b.bind(T.min(self.tile(iteration, step), args.k_tiles - 1))
             for block in range(geo.row_blocks):
                 for part in range(self.spec.step.parts):
                     self._fetch_words(tile, step, block, part, half)
@@ -98,10 +98,10 @@ class Weights:
         """Return the scales and zero points of a tile of a stage."""
         return self.groups[step // self.share * self.spec.geo.row_blocks + block][half]
 
-    def tile(self, turn: Expr, step: int) -> Expr:
+    def tile(self, iteration: Expr, step: int) -> Expr:
         """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
         geo = self.spec.geo
-        return b.bind(turn * geo.stage_tiles + self.place.slice * geo.slice_tiles + step)
+        return b.bind(iteration * geo.stage_tiles + self.place.slice * geo.slice_tiles + step)
 
     def tile_words(self, step: int, half: int) -> list[d.Pieces]:
         """Return a lane's words of a tile of a stage, by row block and part."""
