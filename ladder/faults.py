@@ -29,19 +29,10 @@ class LadderWarning(UserWarning):
 def tolerated(error: Exception, what: str, place: str = "") -> str:
     """Return the reason to go on without something that failed, after one warning for its place.
 
-    Parameters
-    ----------
-    error
-        What was caught.
-    what
-        What happens instead.
-    place
-        As `place_of_fault` says, where the exception has no traceback any more.
-
-    Raises
-    ------
-    Exception
-        ``error`` itself, under ``LADDER_STRICT``.
+    error: What was caught.
+    what: What happens instead.
+    place: As `place_of_fault` says, where the exception has no traceback any more.
+    Raises Exception: ``error`` itself, under ``LADDER_STRICT``.
     """
     if knobs.settings.strict:
         raise error

@@ -74,10 +74,7 @@ def _candidates() -> list[Path]:
 def find_library(name: str) -> Path:
     """Return the path of one of the runtime's shared libraries.
 
-    Raises
-    ------
-    MissingToolError
-        If it is in none of the known places.
+    Raises MissingToolError if it is in none of the known places.
     """
     folders = _candidates()
     for folder in folders:

@@ -60,14 +60,9 @@ def _path(text: str) -> Path:
 class Knob(Generic[T]):
     """Typed descriptor of one knob.
 
-    Parameters
-    ----------
-    default
-        Value when neither the environment nor an override sets it.
-    parse
-        Turns the environment's text into a value; raises ``ValueError`` with what it expects.
-    doc
-        One line for `describe`.
+    default: Value when neither the environment nor an override sets it.
+    parse: Turns the environment's text into a value; raises ``ValueError`` with what it expects.
+    doc: One line for `describe`.
     """
 
     def __init__(self, default: T, parse: Callable[[str], T], doc: str) -> None:
@@ -97,10 +92,7 @@ class Knob(Generic[T]):
     def read(self, text: str) -> T:
         """Parse text as the environment holds it.
 
-        Raises
-        ------
-        ValueRangeError
-            If the text is no value of this knob.
+        Raises ValueRangeError if the text is no value of this knob.
         """
         try:
             return self.parse(text)
@@ -173,17 +165,9 @@ def on_override(listener: Callable[[], None]) -> None:
 def override(**values: Any) -> Iterator[Settings]:
     """Set knobs for a ``with`` block, in this thread or task only.
 
-    Parameters
-    ----------
-    **values
-        Knob names without the ``LADDER_`` prefix, in lower case.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is no such knob; the nearest name is suggested.
-    ValueRangeError
-        If a value does not fit its knob.
+    **values: Knob names without the ``LADDER_`` prefix, in lower case.
+    Raises UnknownNameError if there is no such knob; the nearest name is suggested.
+    Raises ValueRangeError if a value does not fit its knob.
     """
     knobs = table()
     for name in values:

@@ -30,18 +30,11 @@ CLUSTERS = (1, 2, 4, 8, 16)
 class AttentionSchedule(Schedule):
     """How one launch walks the keys.
 
-    Parameters
-    ----------
-    rows
-        Rows of q that a block has: 8 or 16.
-    warps
-        Warps of a block: they take fragments of keys in turn.
-    cluster
-        Blocks that share the keys of a head, 1 to 16 (more than 8 not on every chip of an architecture).
-    fragments
-        Fragments of keys that a warp takes at a time.
-    resident
-        Blocks that a multiprocessor must be able to hold: limits registers.
+    rows: Rows of q that a block has: 8 or 16.
+    warps: Warps of a block: they take fragments of keys in turn.
+    cluster: Blocks that share the keys of a head, 1 to 16 (more than 8 not on every chip of an architecture).
+    fragments: Fragments of keys that a warp takes at a time.
+    resident: Blocks that a multiprocessor must be able to hold: limits registers.
     """
 
     rows: int = 8

@@ -24,16 +24,10 @@ OUTPUT_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 class Cost:
     """A prediction.
 
-    Parameters
-    ----------
-    seconds
-        Predicted time of one call.
-    bound
-        Name of the largest part.
-    parts
-        ``(name, seconds)`` of every part of the model.
-    bytes, flops
-        Bytes that must cross DRAM once, and useful operations.
+    seconds: Predicted time of one call.
+    bound: Name of the largest part.
+    parts: ``(name, seconds)`` of every part of the model.
+    bytes, flops: Bytes that must cross DRAM once, and useful operations.
     """
 
     seconds: float

@@ -100,14 +100,9 @@ def _norm(parts: Iterable[float], exponent: float) -> float:
 def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> Cost:
     """Predict the time of one call.
 
-    Parameters
-    ----------
-    gemm, device, schedule
-        What runs where and how.
-    m
-        Rows of x; those of each expert, if there are any.
-    resident
-        Blocks that fit on a compute unit at once.
+    gemm, device, schedule: What runs where and how.
+    m: Rows of x; those of each expert, if there are any.
+    resident: Blocks that fit on a compute unit at once.
     """
     gemm = _all_experts(gemm)
     stage = stage_clocks(gemm, device, schedule)

@@ -18,10 +18,7 @@ START_SECONDS = 3e-6
 def predict_cpu(gemm: Gemm, device: TileDevice, schedule: TransformList, m: int) -> Cost:
     """Predict the time of one call.
 
-    Raises
-    ------
-    ScheduleError
-        If a transform may not be applied on the device.
+    Raises ScheduleError if a transform may not be applied on the device.
     """
     program = tile_program(gemm, device, schedule)
     counts = count(program, m, gemm.n, gemm.k)

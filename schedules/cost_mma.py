@@ -29,14 +29,9 @@ def predict_mma(
 ) -> Cost:
     """Predict the time of one call.
 
-    Parameters
-    ----------
-    gemm, device, schedule, m
-        As of `schedules.cost_model.predict`.
-    grid
-        The blocks of the launch.
-    memory
-        Layer of memory -> seconds to move its bytes; and ``"launch"``, those of an empty launch.
+    gemm, device, schedule, m: As of `schedules.cost_model.predict`.
+    grid: The blocks of the launch.
+    memory: Layer of memory -> seconds to move its bytes; and ``"launch"``, those of an empty launch.
     """
     core = device.core_for(gemm.activation, schedule.pipeline)
     compute, decode = _compute_seconds(gemm, device, schedule, core, grid)

@@ -204,17 +204,9 @@ DIGIT_BLOCK_CYCLES = 3.57e03
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """Predict the time of one call.
 
-    Parameters
-    ----------
-    gemm, device, schedule
-        What runs where and how.
-    m
-        Rows of A.
-
-    Raises
-    ------
-    ScheduleError
-        If the schedule is of a kind that this device does not run.
+    gemm, device, schedule: What runs where and how.
+    m: Rows of A.
+    Raises ScheduleError if the schedule is of a kind that this device does not run.
     """
     if isinstance(schedule, GpuSchedule) and device.is_gpu:
         return _predict_gpu(gemm, device, schedule, m)
@@ -242,20 +234,12 @@ def forget() -> None:
 class Work:
     """What the blocks of a launch cost a multiprocessor, in seconds.
 
-    Parameters
-    ----------
-    chain
-        Serial latency of one block, were it alone, that other work hides.
-    edge
-        Start and end of one block, that nothing hides.
-    issue, tensor
-        Time of the issue slots and of the tensor cores that one block takes from its neighbours.
-    power
-        How chain and shared units add up: 1 in sequence, 2 partly overlapped.
-    fills
-        Latency of loading all stages of a block, one after the other.
-    stages
-        Buffers among which the loads rotate.
+    chain: Serial latency of one block, were it alone, that other work hides.
+    edge: Start and end of one block, that nothing hides.
+    issue, tensor: Time of the issue slots and of the tensor cores that one block takes from its neighbours.
+    power: How chain and shared units add up: 1 in sequence, 2 partly overlapped.
+    fills: Latency of loading all stages of a block, one after the other.
+    stages: Buffers among which the loads rotate.
     """
 
     chain: float

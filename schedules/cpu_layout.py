@@ -34,14 +34,9 @@ LANES = 16
 class Plane:
     """Bits ``[shift, shift + width)`` of every code, stored together.
 
-    Parameters
-    ----------
-    width, shift
-        Which bits of the code.
-    slots
-        Codes per element of a word.
-    start
-        First word of the plane within a unit, in 16-word vectors.
+    width, shift: Which bits of the code.
+    slots: Codes per element of a word.
+    start: First word of the plane within a unit, in 16-word vectors.
     """
 
     width: int
@@ -54,14 +49,9 @@ class Plane:
 class CpuLayout:
     """Where each code of B[N,K] lies.
 
-    Parameters
-    ----------
-    bits
-        Bits of a code.
-    lane
-        Bits L of one element: 16 or 8.
-    group
-        Columns that share a scale; 0 when one scale serves a row.
+    bits: Bits of a code.
+    lane: Bits L of one element: 16 or 8.
+    group: Columns that share a scale; 0 when one scale serves a row.
     """
 
     bits: int

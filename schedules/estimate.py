@@ -91,14 +91,9 @@ def transferred(row: Measurement, gemm: Gemm, device: TileDevice) -> Measurement
 class Correction:
     """Measured over predicted time of one schedule, at some M.
 
-    Parameters
-    ----------
-    logs
-        Logarithms of the M, ascending.
-    ratios
-        Logarithms of the ratios.
-    least
-        The smallest M at which the schedule was timed; below it the ratios are only bounds.
+    logs: Logarithms of the M, ascending.
+    ratios: Logarithms of the ratios.
+    least: The smallest M at which the schedule was timed; below it the ratios are only bounds.
     """
 
     logs: tuple[float, ...]
@@ -120,10 +115,7 @@ class Correction:
 class Levels:
     """How far the model is off at a shape, by pipeline and M: the median of what was timed nearby.
 
-    Parameters
-    ----------
-    timed
-        Pipeline, logarithm of M, logarithm of the measured over the predicted time.
+    timed: Pipeline, logarithm of M, logarithm of the measured over the predicted time.
     """
 
     timed: tuple[tuple[str, float, float], ...] = ()
@@ -142,15 +134,10 @@ class Levels:
 class Estimator:
     """Estimates of one problem on one device.
 
-    Parameters
-    ----------
-    gemm, device
-        The problem and where it runs.
-    rows
-        Measurements of the problem's class.
-    akin
-        Those of other classes, and the problem of that class, the most alike first: they serve for few
-        rows of x where the own class has none at a near shape.
+    gemm, device: The problem and where it runs.
+    rows: Measurements of the problem's class.
+    akin: Those of other classes, and the problem of that class, the most alike first: they serve for few rows
+        of x where the own class has none at a near shape.
     """
 
     def __init__(

@@ -89,18 +89,11 @@ PROMOTED_COLUMNS = 128
 class Resources:
     """What one block takes.
 
-    Parameters
-    ----------
-    shared
-        Bytes of shared memory.
-    stage
-        Bytes of one pipeline stage, in flight while another is consumed.
-    registers
-        Estimated 32-bit registers per computing thread.
-    threads
-        Threads, producers included.
-    blocks_per_unit
-        Blocks that fit on one SM at once.
+    shared: Bytes of shared memory.
+    stage: Bytes of one pipeline stage, in flight while another is consumed.
+    registers: Estimated 32-bit registers per computing thread.
+    threads: Threads, producers included.
+    blocks_per_unit: Blocks that fit on one SM at once.
     """
 
     shared: int

@@ -31,14 +31,9 @@ class FragmentLayout:
     plane is ``[ceil(p/4)][128 threads][min(p,4)]`` words of 32 bits; code ``(R, e)`` of
     a thread is in word ``R // (lane/p)`` at bit ``lane*e + p*(R % (lane/p))`` (order ``lanes``).
 
-    Parameters
-    ----------
-    bits
-        Width of a code: 1 to 8, or 16.
-    lane
-        Bits of one operand element of the tensor core: 16 or 8.
-    order
-        One of `ORDERS`.
+    bits: Width of a code: 1 to 8, or 16.
+    lane: Bits of one operand element of the tensor core: 16 or 8.
+    order: One of `ORDERS`.
     """
 
     bits: int
@@ -81,23 +76,11 @@ class FragmentLayout:
     def pack(self, codes: Any, pad_code: int = 0) -> torch.Tensor:
         """Arrange codes for the tensor core.
 
-        Parameters
-        ----------
-        codes
-            ``[N, K]`` unsigned codes, torch (any device) or numpy, uint8 (any integer type for 16 bits).
-        pad_code
-            Code that fills the padding of N and K to multiples of 64; the one whose value is nearest 0.
-
-        Returns
-        -------
-        uint32 ``[n_pad/64 * k_pad/64 * 128 * bits]`` on the device of ``codes``.
-
-        Raises
-        ------
-        ShapeError
-            If ``codes`` is not a matrix.
-        ValueRangeError
-            If a code needs more than ``bits`` bits.
+        codes: ``[N, K]`` unsigned codes, torch (any device) or numpy, uint8 (any integer type for 16 bits).
+        pad_code: Code that fills the padding of N and K to multiples of 64; the one whose value is nearest 0.
+        Returns: uint32 ``[n_pad/64 * k_pad/64 * 128 * bits]`` on the device of ``codes``.
+        Raises ShapeError if ``codes`` is not a matrix.
+        Raises ValueRangeError if a code needs more than ``bits`` bits.
         """
         import torch
 
@@ -117,16 +100,9 @@ class FragmentLayout:
     def unpack(self, words: torch.Tensor, n: int, k: int) -> torch.Tensor:
         """Invert `pack`.
 
-        Parameters
-        ----------
-        words
-            uint32 or int32 words as `pack` made them, of any shape.
-        n, k
-            Extents of the matrix, without padding.
-
-        Returns
-        -------
-        ``[n, k]`` codes, uint8 (int32 for 16-bit codes).
+        words: uint32 or int32 words as `pack` made them, of any shape.
+        n, k: Extents of the matrix, without padding.
+        Returns: ``[n, k]`` codes, uint8 (int32 for 16-bit codes).
         """
         import torch
 

@@ -28,10 +28,7 @@ class Hint:
     def align(self, rows: int, row_bytes: int) -> tuple[int, int]:
         """Round a tile of ``rows`` rows of ``row_bytes`` up to whole granules and whole hint rows.
 
-        Raises
-        ------
-        ShapeError
-            If the hint is not a matrix.
+        Raises ShapeError if the hint is not a matrix.
         """
         if len(self.shape) != 2:
             raise ShapeError(f"a hint of rank {len(self.shape)} does not align a matrix")
@@ -59,17 +56,9 @@ def _in_granules(granule: int, shape: tuple[int, ...], granularity: int) -> tupl
 def device_hint(device: TileDevice, core: Core) -> Hint:
     """Return the hint of ``device`` for one of its cores (GetDeviceHint).
 
-    Parameters
-    ----------
-    device
-        Layers from DRAM to register.
-    core
-        The innermost layer: its operand granule and lanes.
-
-    Returns
-    -------
-    Hint
-        On A100 with FP16 tensor cores: 16 B, [4, 8].
+    device: Layers from DRAM to register.
+    core: The innermost layer: its operand granule and lanes.
+    Returns Hint: On A100 with FP16 tensor cores: 16 B, [4, 8].
     """
     tiles = [(layer.granule, layer.shape) for layer in device.layers]
     tiles.append((core.lane_bytes, core.lanes))

@@ -10,19 +10,12 @@ from dataclasses import dataclass
 class Instruction:
     """``acc[m, n] += x[m, k] · w[n, k]`` on one register tile.
 
-    Parameters
-    ----------
-    operand, weight, accumulator
-        Types of x, w and the sum.
-    rows, columns, depth
-        Extents m, n and k of one instruction.
-    nest
-        Axes of the slices around it, outermost first.
-    tiles
-        Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
+    operand, weight, accumulator: Types of x, w and the sum.
+    rows, columns, depth: Extents m, n and k of one instruction.
+    nest: Axes of the slices around it, outermost first.
+    tiles: Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
         registers, of which the device says how many bytes there are.
-    skeleton
-        What emits its nest (`ladder.lower.build.SKELETONS`).
+    skeleton: What emits its nest (`ladder.lower.build.SKELETONS`).
     """
 
     operand: str
@@ -55,18 +48,11 @@ SUM_TILES, OPERAND_TILES = 4, 2
 class Recipe:
     """How codes become values.
 
-    Parameters
-    ----------
-    results
-        Types that it makes.
-    most_bits
-        Widest code that it takes.
-    lanes
-        Bits of an element of the packed layout that it reads.
-    features
-        What the device must have.
-    cost
-        Vector operations per 32-bit word of operands, besides extracting each plane of bits.
+    results: Types that it makes.
+    most_bits: Widest code that it takes.
+    lanes: Bits of an element of the packed layout that it reads.
+    features: What the device must have.
+    cost: Vector operations per 32-bit word of operands, besides extracting each plane of bits.
     """
 
     results: tuple[str, ...]

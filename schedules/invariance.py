@@ -16,9 +16,7 @@ def order_of_sums(gemm: Gemm, schedule: Schedule) -> Order | None:
     and the way through the grid are no part of it, but where fp8 products leave the tensor core for wider
     sums depends on the tile.
 
-    Returns
-    -------
-    None where the order depends on the number of rows: a stream-K grid cuts K wherever a share ends.
+    Returns: None where the order depends on the number of rows: a stream-K grid cuts K wherever a share ends.
     """
     if isinstance(schedule, TransformList):
         return ("cpu", schedule.instruction)

@@ -101,14 +101,10 @@ EXPONENTS = 4
 class Exponents:
     """How a byte stands for a power of two: ``byte`` is the exponent field of ``scale * 2**raised``.
 
-    Parameters
-    ----------
-    bias, mantissa_bits
-        Of the 16-bit type whose exponent field it is.
-    raised
-        The largest scale that packing leaves, 2**-9, becomes nearly the largest number.
-    lowest
-        Smaller scales become this one, so that products with powers of two of decoders stay normal numbers.
+    bias, mantissa_bits: Of the 16-bit type whose exponent field it is.
+    raised: The largest scale that packing leaves, 2**-9, becomes nearly the largest number.
+    lowest: Smaller scales become this one, so that products with powers of two of decoders stay normal
+        numbers.
     """
 
     bias: int
@@ -129,10 +125,7 @@ EXPONENT_FORMS = {"float16": Exponents(15, 10, 24, 13), "bfloat16": Exponents(12
 def lane_of(core: str) -> int:
     """Return the bits of one operand element of ``core``.
 
-    Raises
-    ------
-    DTypeError
-        If GPU tensor cores have no such operand type.
+    Raises DTypeError if GPU tensor cores have no such operand type.
     """
     if core not in LANES:
         raise DTypeError(
@@ -150,9 +143,7 @@ def padded(extent: int) -> int:
 def planes(bits: int) -> tuple[tuple[int, int], ...]:
     """Split a ``bits``-wide code into planes of power-of-two width.
 
-    Returns
-    -------
-    ``(width, shift)`` of each plane, widest first; ``shift`` is the plane's lowest bit in the code.
+    Returns: ``(width, shift)`` of each plane, widest first; ``shift`` is the plane's lowest bit in the code.
     """
     result, shift = [], 0
     for width in (16, 8, 4, 2, 1):
@@ -304,10 +295,7 @@ def packed_group(group_size: int, k: int) -> int:
     Multiples of 64 stay; smaller groups become 32 or 16 (their scales are repeated);
     a group that covers all of K becomes the padded K.
 
-    Raises
-    ------
-    ShapeError
-        If the group is not a multiple of 16 and does not cover K.
+    Raises ShapeError if the group is not a multiple of 16 and does not cover K.
     """
     if group_size >= k:
         return padded(k)

@@ -80,17 +80,9 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
 def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
     """Check that ``device`` can run ``schedule`` for ``gemm``.
 
-    Returns
-    -------
-    Resources
-        What one block takes.
-
-    Raises
-    ------
-    ScheduleError
-        Naming the first rule that is broken.
-    ConversionError
-        If the device has no core for the activation type.
+    Returns Resources: What one block takes.
+    Raises ScheduleError: Naming the first rule that is broken.
+    Raises ConversionError if the device has no core for the activation type.
     """
     violation = next(violations(gemm, device, schedule), None)
     if violation is not None:

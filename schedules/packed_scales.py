@@ -82,18 +82,12 @@ class ScaledCodes(Protocol):
 class PackedScales:
     """Scales and zero points as GPU kernels read them.
 
-    Parameters
-    ----------
-    group
-        Elements along K that one row of ``scales`` and ``zeros`` serves.
-    scales
-        ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None;
-        uint32 ``[ceil(k_pad/128), n_pad]`` of four exponents each (`Exponents`) where kernels read those.
-    zeros
-        ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
+    group: Elements along K that one row of ``scales`` and ``zeros`` serves.
+    scales: ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None; uint32
+        ``[ceil(k_pad/128), n_pad]`` of four exponents each (`Exponents`) where kernels read those.
+    zeros: ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
         (coarse part, remainder) for real zero points, or None.
-    row_scale
-        float32 ``[n_pad]``.
+    row_scale: float32 ``[n_pad]``.
     """
 
     group: int
@@ -112,28 +106,14 @@ def normalise_scales(
     scales, even times 2**24, nor scaled weights overflow in float16. Without group scales,
     ``row_scale`` holds the whole float32 scale.
 
-    Parameters
-    ----------
-    weight
-        A quantized matrix ``[N, K]``; its arrays may be numpy or torch, on any device.
-    core
-        Operand type of the tensor core.
-    grouped, exponents
-        Whether to keep scales per group, by default if a row has several; whether to keep exponents of
-        them, of groups of `EXPONENT_GROUP`: NaN goes to ``row_scale``.
-
-    Returns
-    -------
-    PackedScales
-        With N and K padded; padded scales and zeros are 0.
-
-    Raises
-    ------
-    ConversionError
-        If 8-bit cores meet real zero points, or integer zero points beyond int8; if a scale of which
-        the exponent is wanted is no power of two, or above 2**118.
-    ShapeError
-        If the group size does not fit, or a row has several scales but ``grouped`` is False.
+    weight: A quantized matrix ``[N, K]``; its arrays may be numpy or torch, on any device.
+    core: Operand type of the tensor core.
+    grouped, exponents: Whether to keep scales per group, by default if a row has several; whether to keep
+        exponents of them, of groups of `EXPONENT_GROUP`: NaN goes to ``row_scale``.
+    Returns PackedScales: With N and K padded; padded scales and zeros are 0.
+    Raises ConversionError if 8-bit cores meet real zero points, or integer zero points beyond int8; if a
+        scale of which the exponent is wanted is no power of two, or above 2**118.
+    Raises ShapeError if the group size does not fit, or a row has several scales but ``grouped`` is False.
     """
     import torch
 

@@ -12,16 +12,10 @@ from targets import TileDevice
 class Registers:
     """The vector registers of a CPU.
 
-    Parameters
-    ----------
-    lanes
-        Elements of float32 in one.
-    rows
-        Vectors of a panel -> rows of a block: registers hold their products, and a row of the panel.
-    slower
-        Vectors of a panel -> time of one vector's products: narrow panels load more per product.
-    sums
-        Registers that are summed side by side where each is read once: enough to hide the latency.
+    lanes: Elements of float32 in one.
+    rows: Vectors of a panel -> rows of a block: registers hold their products, and a row of the panel.
+    slower: Vectors of a panel -> time of one vector's products: narrow panels load more per product.
+    sums: Registers that are summed side by side where each is read once: enough to hide the latency.
     """
 
     lanes: int

@@ -51,20 +51,13 @@ LANE_SCALES = 16
 class ScaledSchedule(Schedule):
     """How blocks of 128 weight rows multiply.
 
-    Parameters
-    ----------
-    tile_m
-        Activation rows of a block.
-    stages
-        Slabs of 128 bytes of K in flight, each with a place for its scales in tensor memory.
-    split_k
-        Blocks of a cluster that share K and add up through distributed shared memory.
-    pair
-        Whether two blocks of neighbouring weight rows multiply together, each with half of the activation
+    tile_m: Activation rows of a block.
+    stages: Slabs of 128 bytes of K in flight, each with a place for its scales in tensor memory.
+    split_k: Blocks of a cluster that share K and add up through distributed shared memory.
+    pair: Whether two blocks of neighbouring weight rows multiply together, each with half of the activation
         rows in its shared memory (``cta_group::2``).
-    rows
-        Weight rows of a block: 128, or for few activation rows 64, so that twice as many multiprocessors read
-        weights; the other half of the instruction's rows then multiplies what is never stored.
+    rows: Weight rows of a block: 128, or for few activation rows 64, so that twice as many multiprocessors
+        read weights; the other half of the instruction's rows then multiplies what is never stored.
     """
 
     tile_m: int = 128
@@ -149,12 +142,8 @@ def tensor_columns(form: ScaledGemm, schedule: ScaledSchedule) -> int:
 def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> None:
     """Raise unless the device runs the schedule.
 
-    Raises
-    ------
-    DeviceError
-        If it has no cores that scale blocks.
-    ScheduleError
-        If the schedule does not fit; names the rule.
+    Raises DeviceError if it has no cores that scale blocks.
+    Raises ScheduleError if the schedule does not fit; names the rule.
     """
     if "block.scale" not in device.features:
         raise DeviceError(
@@ -253,10 +242,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
 def choose(form: ScaledGemm, device: TileDevice, m: int) -> ScaledSchedule:
     """Return the schedule that is predicted to be fastest.
 
-    Raises
-    ------
-    DeviceError
-        If the device has no cores that scale blocks.
+    Raises DeviceError if the device has no cores that scale blocks.
     """
     check_legal(form, device, ScaledSchedule(32, 2))
     return min(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds)

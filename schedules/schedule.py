@@ -38,34 +38,20 @@ class Schedule:
 class GpuSchedule(Schedule):
     """How a GPU kernel walks ``out[M,N] = A[M,K] · B[N,K]ᵀ``.
 
-    Parameters
-    ----------
-    pipeline
-        The skeleton that hosts the kernel, one of `GPU_PIPELINES`.
-    tile_m, tile_n, tile_k
-        Activation rows, weight rows and K elements that one block handles per step.
-    stages
-        Shared-memory buffers in flight.
-    warps
-        Warps that compute (a wgmma warpgroup is four); of ``tcgen05``, those that decode.
-    split_k
-        Slices of K that different blocks (or, for ``gemv`` and ``digits``, warps of one block) sum.
-    persistent
-        Whether a fixed grid walks all tiles.
-    raster
-        Tiles of N visited before M advances (L2 reuse).
-    placement
-        Where scales apply: on the decoded ``"operand"`` or on the ``"accumulator"``.
-    warp_rows
-        Weight rows of a ``gemv``, ``digits`` or ``dot`` warp: 16, or 32 or 64 that share the fragments of A.
-        With 32, an ``mfma`` block has so many for each wave of a slice of K, in place of ``tile_n``.
-    cluster
-        Blocks of a cluster: along N, that load each tile of A once between them (TMA multicast, ``wgmma``),
-        or that split K (``gemv``).
-    stream_k
-        Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
-    pair
-        Whether the two blocks of a cluster multiply together, each with half of the activation rows in its
+    pipeline: The skeleton that hosts the kernel, one of `GPU_PIPELINES`.
+    tile_m, tile_n, tile_k: Activation rows, weight rows and K elements that one block handles per step.
+    stages: Shared-memory buffers in flight.
+    warps: Warps that compute (a wgmma warpgroup is four); of ``tcgen05``, those that decode.
+    split_k: Slices of K that different blocks (or, for ``gemv`` and ``digits``, warps of one block) sum.
+    persistent: Whether a fixed grid walks all tiles.
+    raster: Tiles of N visited before M advances (L2 reuse).
+    placement: Where scales apply: on the decoded ``"operand"`` or on the ``"accumulator"``.
+    warp_rows: Weight rows of a ``gemv``, ``digits`` or ``dot`` warp: 16, or 32 or 64 that share the fragments
+        of A. With 32, an ``mfma`` block has so many for each wave of a slice of K, in place of ``tile_n``.
+    cluster: Blocks of a cluster: along N, that load each tile of A once between them (TMA multicast,
+        ``wgmma``), or that split K (``gemv``).
+    stream_k: Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
+    pair: Whether the two blocks of a cluster multiply together, each with half of the activation rows in its
         shared memory (``tcgen05``, ``cta_group::2``).
     """
 
@@ -104,10 +90,7 @@ class GpuSchedule(Schedule):
 class TransformList(Schedule):
     """A schedule that is nothing but its transforms: one line each, applied in order.
 
-    Parameters
-    ----------
-    transforms
-        What `schedules.transforms.apply_all` applies to a block graph.
+    transforms: What `schedules.transforms.apply_all` applies to a block graph.
     """
 
     transforms: tuple[Transform, ...]
@@ -124,10 +107,7 @@ class TransformList(Schedule):
     def pipeline(self) -> str:
         """The skeleton that emits the instruction's nest.
 
-        Raises
-        ------
-        ScheduleError
-            If no instruction is used, or an unknown one.
+        Raises ScheduleError if no instruction is used, or an unknown one.
         """
         check(self.instruction in INSTRUCTIONS, f"use one of {', '.join(INSTRUCTIONS)} for matmul")
         return INSTRUCTIONS[self.instruction].skeleton
@@ -171,10 +151,7 @@ def _indented(text: str) -> str:
 def parse_schedule(text: str) -> Schedule:
     """Read back what ``str(schedule)`` printed: ``GpuSchedule(...)``, or a transform a line.
 
-    Raises
-    ------
-    ParseError
-        If the text is neither.
+    Raises ParseError if the text is neither.
     """
     match = re.fullmatch(r"\s*GpuSchedule\((.*)\)\s*", text, re.DOTALL)
     if match is None:
@@ -194,10 +171,7 @@ def parse_schedule(text: str) -> Schedule:
 def parse_plan(text: str) -> Plan:
     """Read back what ``str(plan)`` printed.
 
-    Raises
-    ------
-    ParseError
-        If the text is no plan.
+    Raises ParseError if the text is no plan.
     """
     parts = re.split(r"^m<=(\d+):", text.strip(), flags=re.MULTILINE)
     if parts[0].strip() or len(parts) < 3:

@@ -27,12 +27,8 @@ MOST_KINDS = 12
 class Piece(NamedTuple):
     """Bits of a code that one rotation brings to their places.
 
-    Parameters
-    ----------
-    bits
-        Bits of the code.
-    turn
-        By how many slots a word is rotated to the left.
+    bits: Bits of the code.
+    turn: By how many slots a word is rotated to the left.
     """
 
     bits: tuple[int, ...]

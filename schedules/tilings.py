@@ -94,17 +94,11 @@ def tilings(
 ) -> Iterator[GpuSchedule]:
     """Yield legal schedules of ``pipeline``, grown from the core's tile to the block's.
 
-    Parameters
-    ----------
-    gemm, device
-        The problem and where it runs.
-    pipeline
-        A key of `schedules.rules.RULES`.
-    m
-        Rows of A: tiles of M beyond the next size up only add padding.
-    full
-        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
-        of K that still find idle multiprocessors and tiles that leave ptxas some registers.
+    gemm, device: The problem and where it runs.
+    pipeline: A key of `schedules.rules.RULES`.
+    m: Rows of A: tiles of M beyond the next size up only add padding.
+    full: Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits of K
+        that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
     column = _column(gemm, pipeline)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)

@@ -44,16 +44,10 @@ CLASS_FIELDS = ("weight", "activation", "group_size", "scale", "zero", "power_sc
 class Measurement:
     """One schedule at one shape.
 
-    Parameters
-    ----------
-    n, k, m
-        The shape.
-    schedule
-        What ran.
-    seconds
-        Median time of one call.
-    device
-        Name of the device where it was measured; empty: the one that was asked for.
+    n, k, m: The shape.
+    schedule: What ran.
+    seconds: Median time of one call.
+    device: Name of the device where it was measured; empty: the one that was asked for.
     """
 
     n: int
@@ -107,12 +101,8 @@ def _digest(text: str) -> str:
 class TuningDatabase:
     """Shipped measurements overlaid by the user's.
 
-    Parameters
-    ----------
-    directory
-        Where the user's entries live; None: shipped ones only, `record` keeps in memory.
-    shipped
-        Folder of shipped databases.
+    directory: Where the user's entries live; None: shipped ones only, `record` keeps in memory.
+    shipped: Folder of shipped databases.
     """
 
     directory: Path | None = None
@@ -168,10 +158,7 @@ class TuningDatabase:
     def record(self, device: TileDevice, gemm: Gemm, m: int, schedule: Schedule, seconds: float) -> None:
         """Store the winner at one shape and M, replacing an older one.
 
-        Raises
-        ------
-        CacheError
-            If the user's directory cannot be written.
+        Raises CacheError if the user's directory cannot be written.
         """
         key, row = class_key(device, gemm), Measurement(gemm.n, gemm.k, m, schedule, seconds)
         self._memory.setdefault(key, []).append(row)
@@ -202,14 +189,9 @@ def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Itera
 
     Points (N, K, M) of the file that were not measured now stay as they are.
 
-    Parameters
-    ----------
-    path
-        The file; made or changed.
-    device
-        Where they were measured.
-    measured
-        Rows by problem; only the class of each problem counts.
+    path: The file; made or changed.
+    device: Where they were measured.
+    measured: Rows by problem; only the class of each problem counts.
     """
     classes: dict[str, list[Measurement]] = {}
     for gemm, rows in measured.items():
@@ -304,10 +286,7 @@ def best_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` so that readers see the old file or the new one, never a part.
 
-    Raises
-    ------
-    CacheError
-        If the folder cannot be written.
+    Raises CacheError if the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

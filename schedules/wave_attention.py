@@ -29,16 +29,10 @@ largest score and sum of weights."""
 class WaveAttentionSchedule(Schedule):
     """How one launch walks the keys.
 
-    Parameters
-    ----------
-    parts
-        Fragments of 16 rows of q (tokens times heads of a group) of a wave: 1 or 2.
-    row_waves
-        Waves of a block that have rows of their own.
-    key_waves
-        Waves of a block that take the keys of the same rows in turn.
-    fragments
-        Fragments of 16 keys that a wave takes at a time.
+    parts: Fragments of 16 rows of q (tokens times heads of a group) of a wave: 1 or 2.
+    row_waves: Waves of a block that have rows of their own.
+    key_waves: Waves of a block that take the keys of the same rows in turn.
+    fragments: Fragments of 16 keys that a wave takes at a time.
     """
 
     parts: int = 1
@@ -88,10 +82,8 @@ def shared_words(form: Attention, plan: WaveAttentionSchedule) -> int:
 def check_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> None:
     """Check that a kernel can be emitted.
 
-    Raises
-    ------
-    ScheduleError
-        If the device has no matrix cores, heads do not divide into fragments, or sums do not fit LDS.
+    Raises ScheduleError if the device has no matrix cores, heads do not divide into fragments, or sums do not
+        fit LDS.
     """
     check("mfma" in device.features, f"{device.name} has no matrix cores that attention is written for")
     check(

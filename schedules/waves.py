@@ -68,11 +68,8 @@ def step_columns(schedule: GpuSchedule) -> int:
 class Division:
     """The division of a block's tile among the waves of one slice of K.
 
-    Parameters
-    ----------
-    row_waves, m_waves
-        Waves along weight rows and along activation rows: each of the latter decodes the same weights again,
-        each of the former reads x again.
+    row_waves, m_waves: Waves along weight rows and along activation rows: each of the latter decodes the same
+        weights again, each of the former reads x again.
     """
 
     row_waves: int
@@ -96,10 +93,7 @@ def divisions(schedule: GpuSchedule) -> list[Division]:
 def division(schedule: GpuSchedule) -> Division:
     """Return the division in which a wave's tile is as square as it can be, rather longer along M.
 
-    Raises
-    ------
-    ValueError
-        If the waves divide the tile in no way.
+    Raises ValueError if the waves divide the tile in no way.
     """
     found = divisions(schedule)
     if not found:

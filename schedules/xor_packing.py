@@ -16,12 +16,8 @@ from itertools import product
 class XorPacking:
     """How registers come from words: the exclusive or of shifted words, masked.
 
-    Parameters
-    ----------
-    place, sign
-        Bits of a lane to which the lower three bits of a code and its top bit come.
-    shifts
-        Of each of a word's four registers: the distances of one or two copies, shifted to the left or,
+    place, sign: Bits of a lane to which the lower three bits of a code and its top bit come.
+    shifts: Of each of a word's four registers: the distances of one or two copies, shifted to the left or,
         where negative, rotated to the right.
     """
 

@@ -279,10 +279,7 @@ def as_torch(x: Array) -> torch.Tensor:
 def arrays_of(x: Array) -> Arrays:
     """Return the operations for the library that ``x`` belongs to.
 
-    Raises
-    ------
-    DTypeError
-        If ``x`` is neither a numpy array nor a torch tensor.
+    Raises DTypeError if ``x`` is neither a numpy array nor a torch tensor.
     """
     if not is_torch(x) and not isinstance(x, (np.ndarray, np.generic)):
         raise DTypeError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")

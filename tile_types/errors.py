@@ -87,14 +87,9 @@ class MissingToolError(LadderError, RuntimeError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that is not in a table.
 
-    Parameters
-    ----------
-    kind
-        What was looked up, e.g. ``"type"``.
-    name
-        The name that was asked for.
-    known
-        All valid names; the nearest ones are suggested.
+    kind: What was looked up, e.g. ``"type"``.
+    name: The name that was asked for.
+    known: All valid names; the nearest ones are suggested.
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)

@@ -21,14 +21,10 @@ INFINITY = 0x7F800000
 class FloatFormat:
     """A binary floating-point format with subnormals.
 
-    Parameters
-    ----------
-    exponent_bits, mantissa_bits
-        Field widths; the sign takes one more bit.
-    specials
-        ``"none"``: every code is a number (fp4, fp6). ``"ieee"``: the top exponent holds
-        infinity and NaN. ``"fn"``: only magnitude all-ones is NaN. ``"fnuz"``: the code of
-        -0 is the one NaN, and the bias is one higher.
+    exponent_bits, mantissa_bits: Field widths; the sign takes one more bit.
+    specials: ``"none"``: every code is a number (fp4, fp6). ``"ieee"``: the top exponent holds infinity and
+        NaN. ``"fn"``: only magnitude all-ones is NaN. ``"fnuz"``: the code of -0 is the one NaN, and the bias
+        is one higher.
     """
 
     exponent_bits: int

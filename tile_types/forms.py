@@ -56,14 +56,9 @@ def affine_forms(ttype: TType) -> Iterator[Affine]:
 class Wiring:
     """Bits of a 16-bit float that are bits of a code or constants; ``gain`` times the float is the value.
 
-    Parameters
-    ----------
-    wires
-        ``(bit of the float, bit of the code)``, ascending.
-    base
-        Bits of the float to invert, after the wires are laid: constants, and inverted bits of the code.
-    gain
-        What remains to multiply by.
+    wires: ``(bit of the float, bit of the code)``, ascending.
+    base: Bits of the float to invert, after the wires are laid: constants, and inverted bits of the code.
+    gain: What remains to multiply by.
     """
 
     wires: tuple[tuple[int, int], ...]
@@ -78,12 +73,8 @@ def wirings(ttype: TType, core: str) -> tuple[Wiring, ...]:
     in the wiring, not in the method: each power of two is tried as the gain, and each bit of the
     floats must then be a constant, or one bit of the code or its inverse.
 
-    Parameters
-    ----------
-    ttype
-        An element type; of more than 8 bits none is found.
-    core
-        float16 or bfloat16.
+    ttype: An element type; of more than 8 bits none is found.
+    core: float16 or bfloat16.
     """
     if ttype.elem_bits > MOST_BITS or core not in HALVES:
         return ()

@@ -38,16 +38,10 @@ def storage_bytes(count: int, bits: int) -> int:
 def pack_codes(codes: Array, bits: int) -> Array:
     """Pack codes along the last axis.
 
-    Parameters
-    ----------
-    codes
-        Integer array [..., K] with values below ``2**bits``; higher bits are ignored.
-    bits
-        Width of a code, 1 to 32.
-
-    Returns
-    -------
-    uint8 [..., ceil(K * bits / 8)] if ``bits`` divides 32, else uint32 [..., ceil(K / (32 // bits))].
+    codes: Integer array [..., K] with values below ``2**bits``; higher bits are ignored.
+    bits: Width of a code, 1 to 32.
+    Returns: uint8 [..., ceil(K * bits / 8)] if ``bits`` divides 32, else uint32 [..., ceil(K / (32 //
+        bits))].
     """
     xp = _checked(codes, bits)
     if is_dense(bits) and bits >= 8:
@@ -69,23 +63,11 @@ def pack_codes(codes: Array, bits: int) -> Array:
 def unpack_codes(storage: Array, bits: int, count: int) -> Array:
     """Invert `pack_codes`.
 
-    Parameters
-    ----------
-    storage
-        What `pack_codes` returned.
-    bits
-        Width of a code.
-    count
-        Codes along the last axis.
-
-    Returns
-    -------
-    Codes [..., count]: uint8, or uint16 / uint32 for wider codes.
-
-    Raises
-    ------
-    ShapeError
-        If the storage cannot hold exactly ``count`` codes.
+    storage: What `pack_codes` returned.
+    bits: Width of a code.
+    count: Codes along the last axis.
+    Returns: Codes [..., count]: uint8, or uint16 / uint32 for wider codes.
+    Raises ShapeError if the storage cannot hold exactly ``count`` codes.
     """
     xp = _checked(storage, bits)
     if storage.shape[-1] != storage_extent(count, bits):

@@ -38,21 +38,12 @@ def core_values(ttype: TType | str, core: str) -> npt.NDArray[np.float64]:
 def representable(ttype: TType | str, core: str, zero: str = "none") -> bool:
     """Tell whether a conversion of ``ttype`` to ``core`` keeps every value.
 
-    Parameters
-    ----------
-    ttype
-        Weight type; of a block type the element counts (scales are applied separately).
-    core
-        One of `CORES`.
-    zero
-        ``"integer"``: every difference of two values must survive, since a zero point may be
-        any of the type's integers. ``"float"``: the zero point is subtracted in the core's
-        own rounding, so the core must keep at least bfloat16's precision and hold the codes' values.
-
-    Raises
-    ------
-    UnknownNameError
-        If the type, the core or the kind of zero point does not exist.
+    ttype: Weight type; of a block type the element counts (scales are applied separately).
+    core: One of `CORES`.
+    zero: ``"integer"``: every difference of two values must survive, since a zero point may be any of the
+        type's integers. ``"float"``: the zero point is subtracted in the core's own rounding, so the core
+        must keep at least bfloat16's precision and hold the codes' values.
+    Raises UnknownNameError if the type, the core or the kind of zero point does not exist.
     """
     if zero not in ZERO_KINDS:
         raise unknown_name("kind of zero point", zero, ZERO_KINDS)
@@ -67,10 +58,7 @@ def representable_cores(ttype: TType | str, zero: str = "none") -> tuple[str, ..
 def require_representable(ttype: TType | str, core: str, zero: str = "none") -> None:
     """Raise unless `representable`.
 
-    Raises
-    ------
-    ConversionError
-        Names a core that can hold the type.
+    Raises ConversionError: Names a core that can hold the type.
     """
     if representable(ttype, core, zero):
         return

@@ -165,23 +165,11 @@ SCALINGS: dict[str, Callable[[Statistics, TType, str], Array]] = {
 def round_scale(scale: Array, empty: Array, scale_type: str) -> Array:
     """Round scales to their storage type; never to 0.
 
-    Parameters
-    ----------
-    scale
-        float64, >= 0.
-    empty
-        Where a block is all zero: it gets `ZERO_BLOCK_SCALE` (or the type's smallest above).
-    scale_type
-        Name of the storage type.
-
-    Returns
-    -------
-    Array of the native dtype of ``scale_type``.
-
-    Raises
-    ------
-    ValueRangeError
-        If a scale is beyond the type's largest value.
+    scale: float64, >= 0.
+    empty: Where a block is all zero: it gets `ZERO_BLOCK_SCALE` (or the type's smallest above).
+    scale_type: Name of the storage type.
+    Returns: Array of the native dtype of ``scale_type``.
+    Raises ValueRangeError if a scale is beyond the type's largest value.
     """
     xp = arrays_of(scale)
     ttype = get_type(scale_type)
@@ -256,20 +244,11 @@ def refine_zero(units: Array, mask: Array, zero: Array, element: TType, scale_ty
     scale, so it does not depend on the weights' magnitude, and keeps the best zero point
     seen, so it never ends worse than it began.
 
-    Parameters
-    ----------
-    units
-        float64 [r, G, g]: weights / scale.
-    mask
-        float64 [G, g]: 1 on real columns.
-    zero
-        float64 [r, G]: start, as rounded to storage.
-    element, scale_type
-        Types of the codes and of the zero points.
-
-    Returns
-    -------
-    float64 [r, G], representable in ``scale_type``.
+    units: float64 [r, G, g]: weights / scale.
+    mask: float64 [G, g]: 1 on real columns.
+    zero: float64 [r, G]: start, as rounded to storage.
+    element, scale_type: Types of the codes and of the zero points.
+    Returns: float64 [r, G], representable in ``scale_type``.
     """
     xp = arrays_of(units)
     count = xp.sum(mask, 1)

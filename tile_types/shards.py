@@ -21,10 +21,7 @@ NARROWEST = 16
 def borders(extent: int, index: int, count: int) -> tuple[int, int]:
     """Return where shard ``index`` of ``count`` begins and ends, as `torch.chunk` cuts.
 
-    Raises
-    ------
-    ShapeError
-        If there is no such shard, or nothing is left for the last.
+    Raises ShapeError if there is no such shard, or nothing is left for the last.
     """
     if not 0 <= index < count:
         raise ShapeError(f"shard {index} of {count} does not exist")
@@ -39,28 +36,15 @@ def shard(
 ) -> QuantizedTensor:
     """Return what device ``index`` of ``count`` holds of a matrix [N, K].
 
-    Parameters
-    ----------
-    weight
-        The whole.
-    axis
-        `ROWS` (0) or `COLUMNS` (1).
-    index, count
-        Which shard of how many.
-    parts
-        Rows of the matrices that are joined in the whole, such as queries, keys and values: of each the
+    weight: The whole.
+    axis: `ROWS` (0) or `COLUMNS` (1).
+    index, count: Which shard of how many.
+    parts: Rows of the matrices that are joined in the whole, such as queries, keys and values: of each the
         device holds its shard. By default one matrix. Only for rows.
-
-    Returns
-    -------
-    The shard, with the values of the whole there. Groups that a border cuts become narrower ones with the
-    same scale, equally wide on every device.
-
-    Raises
-    ------
-    ShapeError
-        If the whole cannot be cut so: a border leaves groups narrower than `NARROWEST` columns, columns
-        have an order of their own, or parts do not add up.
+    Returns: The shard, with the values of the whole there. Groups that a border cuts become narrower ones
+        with the same scale, equally wide on every device.
+    Raises ShapeError if the whole cannot be cut so: a border leaves groups narrower than `NARROWEST` columns,
+        columns have an order of their own, or parts do not add up.
     """
     if axis == COLUMNS:
         if parts is not None:
@@ -154,10 +138,7 @@ def joined(weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
 
     Blocks that reach over the end of a matrix become lower ones with the same scale.
 
-    Raises
-    ------
-    ShapeError
-        If types or what the matrices carry differ, or columns have an order of their own.
+    Raises ShapeError if types or what the matrices carry differ, or columns have an order of their own.
     """
     first, *rest = weights
     if not rest:

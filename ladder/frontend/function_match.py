@@ -36,14 +36,9 @@ REACH = 8
 class Form:
     """An activation function as arithmetic around an inner function.
 
-    Parameters
-    ----------
-    inner
-        What the inner function is applied to, a polynomial in x.
-    outer
-        What the function is, in x and the inner function.
-    target, options
-        The operator.
+    inner: What the inner function is applied to, a polynomial in x.
+    outer: What the function is, in x and the inner function.
+    target, options: The operator.
     """
 
     inner: Polynomial

@@ -110,10 +110,7 @@ def is_whole(value: torch.Tensor) -> bool:
 def type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
     """Return the name of a tensor's type, and its extents.
 
-    Raises
-    ------
-    DTypeError
-        If tile graphs have no such type.
+    Raises DTypeError if tile graphs have no such type.
     """
     name = TYPES.get(value.dtype) or CARRIED.get(value.dtype)
     if name is None or value.layout is not torch.strided:
@@ -133,10 +130,7 @@ def size_of(size: Any) -> Extent:
 def extent_of(expression: Any) -> Extent:
     """Return an expression of sympy as an extent.
 
-    Raises
-    ------
-    ImportRefused
-        If it is no polynomial of sizes and `ladder.ir.extents.FUNCTIONS` of them.
+    Raises ImportRefused if it is no polynomial of sizes and `ladder.ir.extents.FUNCTIONS` of them.
     """
     import sympy  # type: ignore[import-untyped, unused-ignore]
 

@@ -19,10 +19,8 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
 
     NaN counts as the largest, as torch has it; of equal ones the first comes first, which torch leaves open.
 
-    Returns
-    -------
-    (values, indices); NotImplemented, on which torch's operator stays, on CPUs, for many or long rows and for
-    open extents.
+    Returns: (values, indices); NotImplemented, on which torch's operator stays, on CPUs, for many or long
+        rows and for open extents.
     """
     known = all(isinstance(extent, int) for extent in (*x.shape, k))
     if x.device.type == "cpu" or x.dtype.is_complex or not (known and x.dim()):

@@ -76,27 +76,15 @@ def import_fx(
 ) -> Program:
     """Import a graph.
 
-    Parameters
-    ----------
-    module
-        The graph; it is not changed.
-    examples
-        One argument per placeholder: tensors (fake ones may have symbolic sizes) and numbers.
-    name
-        Of the tile graph.
-    join
-        Whether products of one value become one product of their weights side by side.
-    packed_for
-        Target whose kernels compute products of plain halves, on packed copies, where `schedules.dense`
-        finds that they serve; empty: none.
-    precise
-        Whether each operator's result is rounded as torch does, and operators stay those of the graph.
-
-    Raises
-    ------
-    ImportRefused
-        If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
-        lack; the message says which.
+    module: The graph; it is not changed.
+    examples: One argument per placeholder: tensors (fake ones may have symbolic sizes) and numbers.
+    name: Of the tile graph.
+    join: Whether products of one value become one product of their weights side by side.
+    packed_for: Target whose kernels compute products of plain halves, on packed copies, where
+        `schedules.dense` finds that they serve; empty: none.
+    precise: Whether each operator's result is rounded as torch does, and operators stay those of the graph.
+    Raises ImportRefused if it changes torch's state, or its shapes depend on values, or it computes in types
+        that tile graphs lack; the message says which.
     """
     traced = to_aten(module, examples, precise)
     arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
@@ -237,10 +225,7 @@ class _Walk:
     def _is_as_stated(self, node: torch.fx.Node, found: Any) -> bool:
         """Tell whether what the rows infer is what torch infers; open sizes may be written otherwise.
 
-        Raises
-        ------
-        ShapeError
-            If known sizes, or types, differ.
+        Raises ShapeError if known sizes, or types, differ.
         """
         values = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else (node.meta["val"],)
         for value, stated in zip(found if isinstance(found, tuple) else (found,), values, strict=False):
@@ -267,10 +252,7 @@ class _Walk:
     def extent(self, value: Any) -> Any:
         """Return a number; a symbolic one as an extent.
 
-        Raises
-        ------
-        ImportRefused
-            If it is no extent but depends on open sizes.
+        Raises ImportRefused if it is no extent but depends on open sizes.
         """
         if isinstance(value, torch.fx.Node):
             return self.values[value] if value in self.values else self.extent(value.meta["val"])

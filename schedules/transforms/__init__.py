@@ -59,10 +59,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def parse_transform(line: str) -> Transform:
     """Read back what ``str(transform)`` printed.
 
-    Raises
-    ------
-    ParseError
-        If the line is no transform.
+    Raises ParseError if the line is no transform.
     """
     for pattern, make in _LINES:
         found = re.fullmatch(pattern, line.strip())
@@ -74,10 +71,7 @@ def parse_transform(line: str) -> Transform:
 def apply_all(program: TileProgram, transforms: Sequence[Transform], device: TileDevice) -> TileProgram:
     """Apply a schedule to a block graph; returns the tile program.
 
-    Raises
-    ------
-    ScheduleError
-        If a transform may not be applied; the message begins with it.
+    Raises ScheduleError if a transform may not be applied; the message begins with it.
     """
     for transform in transforms:
         program = transform.apply(program, device)

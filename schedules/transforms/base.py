@@ -23,10 +23,7 @@ class Transform:
     def apply(self, program: TileProgram, device: TileDevice) -> TileProgram:
         """Return the rewritten program.
 
-        Raises
-        ------
-        ScheduleError
-            If it may not be applied; the message begins with the transform.
+        Raises ScheduleError if it may not be applied; the message begins with the transform.
         """
         raise NotImplementedError
 

@@ -31,10 +31,7 @@ Expr = Any
 def emit(form: Attention, device: TileDevice, schedule: WaveAttentionSchedule, name: str) -> Any:
     """Emit one kernel: ``(numbers..., tensors...)`` as the form names them; tensors have one axis.
 
-    Raises
-    ------
-    ScheduleError
-        As `schedules.wave_attention.check_legal`.
+    Raises ScheduleError as `schedules.wave_attention.check_legal`.
     """
     with b.function(name) as result:
         spec = choose_spec(form, device, schedule)
@@ -50,12 +47,9 @@ def emit(form: Attention, device: TileDevice, schedule: WaveAttentionSchedule, n
 class Walk:
     """Emits the loop over a wave's keys.
 
-    Parameters
-    ----------
-    spec, place, limits, queries
-        The kernel's spec, where this lane works, which keys count, and the operands of q.
-    sums, keys
-        The lane's sums, and the registers of an iteration's keys.
+    spec, place, limits, queries: The kernel's spec, where this lane works, which keys count, and the operands
+        of q.
+    sums, keys: The lane's sums, and the registers of an iteration's keys.
     """
 
     spec: Spec

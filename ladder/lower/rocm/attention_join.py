@@ -30,12 +30,8 @@ MOST = 8
 class Join:
     """Finishes and stores sums.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this lane works.
-    sums
-        What the lane summed up.
+    spec, place: The kernel's spec, and where this lane works.
+    sums: What the lane summed up.
     """
 
     spec: Spec

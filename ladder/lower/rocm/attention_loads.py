@@ -89,12 +89,8 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
 class Keys:
     """Registers of the keys, values, scales and masks of an iteration, and their loads.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this lane works.
-    needed
-        How many keys the wave needs.
+    spec, place: The kernel's spec, and where this lane works.
+    needed: How many keys the wave needs.
     """
 
     def __init__(self, spec: Spec, place: Place, needed: Expr) -> None:

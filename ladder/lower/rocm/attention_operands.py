@@ -43,14 +43,9 @@ LOW_HALVES, HIGH_HALVES = 0x05040100, 0x07060302
 class Instruction:
     """An MFMA of 16 rows and columns.
 
-    Parameters
-    ----------
-    name
-        Of LLVM's intrinsic.
-    operand
-        LLVM's type of an operand.
-    words
-        Registers of an operand: two elements each.
+    name: Of LLVM's intrinsic.
+    operand: LLVM's type of an operand.
+    words: Registers of an operand: two elements each.
     """
 
     name: str
@@ -81,10 +76,7 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
     Second comes whether its float32 results need no rounding. It leaves no factor: values that CDNA2 takes
     for 0 would be the smallest codes.
 
-    Raises
-    ------
-    ScheduleError
-        If the type has none.
+    Raises ScheduleError if the type has none.
     """
     conversion = Conversion(get_type(stored), operand, raw=True)
     found = [
@@ -102,12 +94,8 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
 class Operands:
     """How the lanes of a wave divide K, V and q.
 
-    Parameters
-    ----------
-    form
-        The problem.
-    device
-        The GPU.
+    form: The problem.
+    device: The GPU.
     """
 
     def __init__(self, form: Attention, device: TileDevice) -> None:

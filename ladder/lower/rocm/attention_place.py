@@ -46,10 +46,7 @@ class Spec:
 def choose_spec(form: Attention, device: TileDevice, schedule: WaveAttentionSchedule) -> Spec:
     """Return the operands of a kernel.
 
-    Raises
-    ------
-    ScheduleError
-        As `schedules.wave_attention.check_legal`.
+    Raises ScheduleError as `schedules.wave_attention.check_legal`.
     """
     check_legal(form, device, schedule)
     return Spec(form, device, schedule, Operands(form, device))
@@ -59,20 +56,12 @@ def choose_spec(form: Attention, device: TileDevice, schedule: WaveAttentionSche
 class Place:
     """Where a lane works.
 
-    Parameters
-    ----------
-    inputs, group
-        The arguments, and the heads of q that share keys.
-    head, batch
-        Head of keys, and batch, of the block.
-    first_row, row_count
-        First row of q (tokens times heads of the group) of the block, and how many it has.
-    thread, lane
-        The thread in its block, and the lane in its wave.
-    row_wave, key_wave
-        The wave among those that have other rows, and other keys.
-    g, c
-        Which 16 lanes of the wave the lane is of, and which of them it is.
+    inputs, group: The arguments, and the heads of q that share keys.
+    head, batch: Head of keys, and batch, of the block.
+    first_row, row_count: First row of q (tokens times heads of the group) of the block, and how many it has.
+    thread, lane: The thread in its block, and the lane in its wave.
+    row_wave, key_wave: The wave among those that have other rows, and other keys.
+    g, c: Which 16 lanes of the wave the lane is of, and which of them it is.
     """
 
     inputs: Inputs

@@ -46,10 +46,7 @@ def _registers(words: list[Expr], step: Instruction, index: int) -> list[Expr]:
 class Sums:
     """What a lane sums up.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this lane works.
+    spec, place: The kernel's spec, and where this lane works.
     """
 
     def __init__(self, spec: Spec, place: Place) -> None:

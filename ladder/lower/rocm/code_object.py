@@ -64,10 +64,7 @@ def code_object_version(binary: bytes) -> int:
 def require_loadable(binary: bytes, arch: str, version: int) -> None:
     """Check what ROCm's loader checks of a code object.
 
-    Raises
-    ------
-    CompilerError
-        Names the first thing that a GPU of this architecture would be refused for.
+    Raises CompilerError: Names the first thing that a GPU of this architecture would be refused for.
     """
     fields = {
         name: (*struct.unpack_from(form, binary, at), want) for name, (at, form, want) in ELF_HEADER.items()
@@ -90,10 +87,7 @@ def require_loadable(binary: bytes, arch: str, version: int) -> None:
 def read_resources(binary: bytes) -> dict[str, dict[str, int]]:
     """Return function -> resource -> number for every kernel of a code object.
 
-    Raises
-    ------
-    CompilerError
-        If the file has no AMDGPU metadata.
+    Raises CompilerError if the file has no AMDGPU metadata.
     """
     for kernels in (note.get("amdhsa.kernels") for note in _metadata(binary)):
         if kernels:
@@ -117,10 +111,7 @@ SYMBOL_BYTES = 24
 def code_bytes(binary: bytes, kernel: str) -> int:
     """Return the size of a kernel's machine code in a linked code object.
 
-    Raises
-    ------
-    CompilerError
-        If the file has no such symbol.
+    Raises CompilerError if the file has no such symbol.
     """
     (sections,) = struct.unpack_from("<Q", binary, 0x28)
     size, count = struct.unpack_from("<HH", binary, 0x3A)
@@ -158,10 +149,7 @@ def _metadata(binary: bytes) -> Iterator[Mapping[str, Any]]:
 class Reader:
     """Reads MessagePack as far as metadata uses it.
 
-    Parameters
-    ----------
-    data, at
-        Bytes, and where the next value begins.
+    data, at: Bytes, and where the next value begins.
     """
 
     data: bytes

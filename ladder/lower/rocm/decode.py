@@ -41,10 +41,7 @@ FNUZ_LEFT = Leftover(gains=(4.0, 4.0))
 class WaveDecoder(Decoder):
     """A decoder whose instructions are those of AMD GPUs.
 
-    Parameters
-    ----------
-    fnuz
-        Whether registers hold fnuz codes.
+    fnuz: Whether registers hold fnuz codes.
     """
 
     fnuz: bool = False
@@ -75,10 +72,7 @@ class WaveDecoder(Decoder):
 def wave_decoder(gemm: Gemm, device: TileDevice, *, raw: bool = False) -> WaveDecoder:
     """Return the decoder of a problem: registers hold values less their zero points, or ``raw`` numbers.
 
-    Raises
-    ------
-    ConversionError, VerificationError
-        As `ladder.lower.gpu.decode.make_decoder` does.
+    Raises ConversionError, VerificationError as `ladder.lower.gpu.decode.make_decoder` does.
     """
     plain = make_decoder(gemm, device, "accumulator" if raw else "operand")
     parts = {field.name: getattr(plain, field.name) for field in fields(plain)}

@@ -121,10 +121,7 @@ class Pieces:
     LLVM keeps a buffer in one vector: of words that arrive at different times it would wait for the
     last, and copy, where the loop begins anew.
 
-    Parameters
-    ----------
-    widths
-        Words of each buffer.
+    widths: Words of each buffer.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:

@@ -66,14 +66,9 @@ def _accumulators(spec: Spec) -> Accumulators:
 class Body:
     """Emits what a block does once it knows its tile.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this lane works.
-    shared
-        LDS, as uint32 words.
-    sums, x, weights
-        The lane's accumulators, its copies of x and its weights.
+    spec, place: The kernel's spec, and where this lane works.
+    shared: LDS, as uint32 words.
+    sums, x, weights: The lane's accumulators, its copies of x and its weights.
     """
 
     spec: Spec

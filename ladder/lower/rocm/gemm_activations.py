@@ -22,12 +22,8 @@ SPAN_GROUPS = 4
 class Activations:
     """Registers of a thread's pieces of a stage, their loads and their writes.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this lane works.
-    shared
-        LDS, as uint32 words.
+    spec, place: The kernel's spec, and where this lane works.
+    shared: LDS, as uint32 words.
     """
 
     def __init__(self, spec: Spec, place: Place, shared: Any) -> None:

@@ -51,12 +51,8 @@ class Spec:
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the instruction, the sizes and the decoder of a kernel.
 
-    Raises
-    ------
-    DeviceError
-        If the device has no instruction for the activations.
-    ScheduleError
-        If the schedule does not fit the device.
+    Raises DeviceError if the device has no instruction for the activations.
+    Raises ScheduleError if the schedule does not fit the device.
     """
     step, groups = STEPS_OF[schedule.pipeline](device, gemm.activation), Groups(gemm, schedule.placement)
     geo, raw = WaveGeometry(groups, step, device, schedule), leaves_offsets(gemm, schedule)
@@ -67,24 +63,14 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
 class Place:
     """Where a lane works.
 
-    Parameters
-    ----------
-    args
-        The arguments as the product of this block's activation rows sees them.
-    thread, lane
-        The thread in its block, and the lane in its wave.
-    first_m, wave_m
-        First activation row of the block, and of the wave within the block.
-    exists
-        Whether there are such activation rows.
-    slice
-        The wave's slice of K.
-    all_blocks
-        32-row blocks of the whole weight.
-    first_block, row_block
-        First 32-row block of the block, and of the wave.
-    holders
-        Whose packed words the lane takes: which 32-row block of a step, and which thread; by part.
+    args: The arguments as the product of this block's activation rows sees them.
+    thread, lane: The thread in its block, and the lane in its wave.
+    first_m, wave_m: First activation row of the block, and of the wave within the block.
+    exists: Whether there are such activation rows.
+    slice: The wave's slice of K.
+    all_blocks: 32-row blocks of the whole weight.
+    first_block, row_block: First 32-row block of the block, and of the wave.
+    holders: Whose packed words the lane takes: which 32-row block of a step, and which thread; by part.
     """
 
     args: Arguments

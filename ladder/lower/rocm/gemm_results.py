@@ -26,12 +26,8 @@ Expr = Any
 class Results:
     """Stores the sums of a block.
 
-    Parameters
-    ----------
-    spec, place, sums
-        The kernel's spec, where this lane works, and its accumulators.
-    shared
-        LDS, as uint32 words.
+    spec, place, sums: The kernel's spec, where this lane works, and its accumulators.
+    shared: LDS, as uint32 words.
     """
 
     spec: Spec

@@ -25,12 +25,8 @@ Expr = Any
 class GroupReader:
     """Loads the scales and zero points of a 32-row block for a K tile, as words.
 
-    Parameters
-    ----------
-    groups, args
-        Where they lie.
-    tile, row
-        The K tile, and the block.
+    groups, args: Where they lie.
+    tile, row: The K tile, and the block.
     """
 
     groups: Groups
@@ -57,10 +53,7 @@ class GroupReader:
 class Weights:
     """Two sets of registers of a stage's weights, and the loads into them.
 
-    Parameters
-    ----------
-    spec, place
-        The kernel's spec, and where this lane works.
+    spec, place: The kernel's spec, and where this lane works.
     """
 
     def __init__(self, spec: Spec, place: Place) -> None:

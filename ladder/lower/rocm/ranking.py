@@ -141,10 +141,7 @@ def vector_instructions(recipe: Recipe, conversion: Conversion) -> int:
 def best_recipe(conversion: Conversion) -> Proven:
     """Return the recipe that takes the fewest vector instructions, proven for float32 arithmetic too.
 
-    Raises
-    ------
-    VerificationError
-        If none passes.
+    Raises VerificationError if none passes.
     """
     choices = [
         as_wave

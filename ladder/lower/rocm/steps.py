@@ -112,16 +112,10 @@ ROW_PAIRS = (Issue((0, 2), (0, 1), (0,)), Issue((1, 3), (0, 1), (1,)))
 class WaveStep(MatrixStep):
     """A step that AMD GPUs run.
 
-    Parameters
-    ----------
-    feature
-        What the device must have.
-    operand
-        LLVM's type of an operand: a vector that registers are joined to.
-    run
-        Sums of a lane that follow each other and are of neighbouring rows.
-    rows
-        Weight rows.
+    feature: What the device must have.
+    operand: LLVM's type of an operand: a vector that registers are joined to.
+    run: Sums of a lane that follow each other and are of neighbouring rows.
+    rows: Weight rows.
     """
 
     feature: str = "mfma"
@@ -269,10 +263,7 @@ DOTS: tuple[DotStep, ...] = (
 def select_step(device: TileDevice, activation: str) -> WaveStep:
     """Return the best matrix step of a device for activations of type ``activation``.
 
-    Raises
-    ------
-    DeviceError
-        If the device has none; the message names what it has.
+    Raises DeviceError if the device has none; the message names what it has.
     """
     return _best(STEPS, device, activation)
 

@@ -39,18 +39,11 @@ LINKERS = ("ld.lld", *(f"ld.lld-{release}" for release in range(30, OLDEST_LLD -
 class Compilation:
     """What one compilation left behind.
 
-    Parameters
-    ----------
-    source
-        Assembly.
-    binary
-        The linked code object.
-    log
-        What TVM and LLVM printed.
-    resources
-        Function -> what its metadata says; see `ladder.lower.rocm.code_object.RESOURCES`.
-    language
-        Name of the stage that ``source`` is.
+    source: Assembly.
+    binary: The linked code object.
+    log: What TVM and LLVM printed.
+    resources: Function -> what its metadata says; see `ladder.lower.rocm.code_object.RESOURCES`.
+    language: Name of the stage that ``source`` is.
     """
 
     source: str = ""
@@ -64,10 +57,7 @@ class Compilation:
 def linker() -> tuple[str, ...]:
     """Return the command that links AMD code objects: the packaged lld, else one on PATH.
 
-    Raises
-    ------
-    MissingToolError
-        If there is none, or all are too old.
+    Raises MissingToolError if there is none, or all are too old.
     """
     if importlib.util.find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "ld.lld")
@@ -121,10 +111,7 @@ class Worker:
     def ask(self, request: Mapping[str, Any]) -> str:
         """Have a module compiled and return what was printed meanwhile.
 
-        Raises
-        ------
-        CompilerError
-            If the module is rejected, or the process dies of it.
+        Raises CompilerError if the module is rejected, or the process dies of it.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -180,21 +167,11 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
 
     If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it while the worker compiles.
 
-    Parameters
-    ----------
-    functions
-        TIRx PrimFuncs by name.
-    device
-        An AMD device.
-    library
-        Path of the ``.so`` to write.
-
-    Raises
-    ------
-    MissingToolError
-        If there is no linker.
-    CompilerError
-        If TVM, LLVM or the linker rejects the kernel, or ROCm's loader would.
+    functions: TIRx PrimFuncs by name.
+    device: An AMD device.
+    library: Path of the ``.so`` to write.
+    Raises MissingToolError if there is no linker.
+    Raises CompilerError if TVM, LLVM or the linker rejects the kernel, or ROCm's loader would.
     """
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         raise MissingToolError("exporting a kernel needs a C compiler to link it; install gcc")
@@ -213,10 +190,7 @@ def resources_of(functions: Mapping[str, Any], device: TileDevice) -> dict[str, 
 
     It needs no linker, and what it makes cannot be loaded.
 
-    Raises
-    ------
-    CompilerError
-        If TVM or LLVM rejects a kernel.
+    Raises CompilerError if TVM or LLVM rejects a kernel.
     """
     return read_resources(_compiled(functions, device, {"linker": ()})[0])
 
