@@ -73,10 +73,10 @@ static u32 narrow_single(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 
 RUN = r"""
 // Calls one after the other on each rank; the ranks only know of each other what the kernel tells them.
-extern "C" void run(u32 calls, u32 ranks, const u32* counts, Item** x, Item** y, u64* buffers, u32** epochs,
-                    u32* stop) {
+extern "C" void run(u32 running, u32 calls, u32 ranks, const u32* counts, Item** x, Item** y, u64* buffers,
+                    u32** epochs, u32* stop) {
   std::vector<std::thread> gpus;
-  for (u32 rank = 0; rank < ranks; rank++) gpus.emplace_back([=] {
+  for (u32 rank = 0; rank < running; rank++) gpus.emplace_back([=] {
     for (u32 call = 0; call < calls; call++) {
       const u32 bytes = counts[call] * sizeof(Item), blocks = (bytes + 8 * THREADS - 1) / (8 * THREADS);
       Peers peers;
@@ -97,23 +97,21 @@ extern "C" void run(u32 calls, u32 ranks, const u32* counts, Item** x, Item** y,
 """
 
 
-def built(dtype: str, ranks: int, folder: Path, run: str = RUN) -> Any:
-    """Return the compiled source."""
-    source = all_reduce_source(dtype, ranks, PRIMITIVES, THREADS)
-    path = folder / "kernel.cpp"
-    path.write_text(MACHINE + source + run)
-    command = [
-        "g++",
-        "-O1",
-        "-std=c++20",
-        "-w",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        f"-I{cuda_text.cuda_include()}",
-    ]
-    subprocess.run([*command, "-o", str(folder / "kernel.so"), str(path)], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so")).run
+CASES = pytest.mark.parametrize(("dtype", "ranks"), [("float16", 2), ("bfloat16", 3), ("float32", 4)])
+"""A day's tests are of one case, which is compiled once."""
+
+_BUILT: dict[tuple[str, int], Any] = {}
+
+
+def built(dtype: str, ranks: int, folder: Path) -> Any:
+    """Return the compiled source: ``run``, whose first argument says how many ranks' GPUs are there."""
+    if (dtype, ranks) not in _BUILT:
+        path = folder / "kernel.cpp"
+        path.write_text(MACHINE + all_reduce_source(dtype, ranks, PRIMITIVES, THREADS) + RUN)
+        options = ["-O1", "-std=c++20", "-w", "-shared", "-fPIC", "-pthread", f"-I{cuda_text.cuda_include()}"]
+        subprocess.run(["g++", *options, "-o", str(folder / "kernel.so"), str(path)], check=True)
+        _BUILT[dtype, ranks] = ctypes.CDLL(str(folder / "kernel.so")).run
+    return _BUILT[dtype, ranks]
 
 
 def pointers(arrays: list[Any]) -> Any:
@@ -130,7 +128,7 @@ def carried_out(dtype: str, given: list[list[Any]], folder: Path, epoch: int = 0
     epochs = [np.full(BLOCKS, epoch, np.uint32) for _ in range(ranks)]
     counts, stopped = np.array([call[0].size for call in given], np.uint32), np.zeros(1, np.uint32)
     built(dtype, ranks, folder)(
-        len(given), ranks, counts.ctypes.data_as(ctypes.c_void_p),
+        ranks, len(given), ranks, counts.ctypes.data_as(ctypes.c_void_p),
         pointers([x for call in given for x in call]), pointers([y for call in found for y in call]),
         aligned, pointers(epochs), stopped.ctypes.data_as(ctypes.c_void_p),
     )  # fmt: skip
@@ -148,7 +146,7 @@ def summed(call: list[Any]) -> Any:
 
 
 @pytest.mark.daily(1)
-@pytest.mark.parametrize(("dtype", "ranks"), [("float16", 2), ("bfloat16", 3), ("float32", 4)])
+@CASES
 def test_every_rank_has_the_sum_in_the_order_of_ranks(dtype: str, ranks: int, tmp_path: Path) -> None:
     """Calls of changing sizes follow each other through the same memory; the number of calls begins anew."""
     rng = np.random.default_rng(0)
@@ -164,26 +162,26 @@ def test_every_rank_has_the_sum_in_the_order_of_ranks(dtype: str, ranks: int, tm
                 assert y.tobytes() == results[0].tobytes()
 
 
-def test_an_input_at_an_odd_address_is_read(tmp_path: Path) -> None:
-    rooms = [np.arange(21, dtype=np.float16) * (rank + 1) for rank in range(2)]
+@pytest.mark.daily(1)
+@CASES
+def test_an_input_at_an_odd_address_is_read(dtype: str, ranks: int, tmp_path: Path) -> None:
+    rooms = [np.arange(21).astype(NUMPY[dtype]) * NUMPY[dtype](rank + 1) for rank in range(ranks)]
     given = [[room[1:] for room in rooms]]
-    for y in carried_out("float16", given, tmp_path)[0]:
-        np.testing.assert_array_equal(y, np.arange(1, 21) * 3)
+    for y in carried_out(dtype, given, tmp_path)[0]:
+        np.testing.assert_array_equal(y.astype(np.float32), np.arange(1, 21) * sum(range(1, ranks + 1)))
 
 
-def test_who_is_told_to_stop_waits_no_longer(tmp_path: Path) -> None:
-    """The other GPU never sends: without being told, the kernel would wait."""
-    run = built("float32", 2, tmp_path, RUN.replace("rank < ranks", "rank < 1"))
-    memory, x, y = (
-        np.zeros(2 * 2 * BLOCKS * THREADS * 2 + 2, np.uint64),
-        np.ones(3, np.float32),
-        np.ones(4, np.float32),
-    )
+@pytest.mark.daily(1)
+@CASES
+def test_who_is_told_to_stop_waits_no_longer(dtype: str, ranks: int, tmp_path: Path) -> None:
+    """The other GPUs never send: without being told, the kernel would wait."""
+    x, y = np.ones(3, NUMPY[dtype]), np.ones(4, NUMPY[dtype])
+    memory = np.zeros(2 * ranks * BLOCKS * THREADS * 2 + 2, np.uint64)
     address = -(-memory.ctypes.data // 16) * 16
     epochs, stop, counts = np.zeros(BLOCKS, np.uint32), np.ones(1, np.uint32), np.array([3], np.uint32)
-    run(
-        1, 2, ctypes.c_void_p(counts.ctypes.data), pointers([x, x]), pointers([y, y]),
-        (ctypes.c_void_p * 2)(address, address), pointers([epochs, epochs]),
+    built(dtype, ranks, tmp_path)(
+        1, 1, ranks, ctypes.c_void_p(counts.ctypes.data), pointers([x] * ranks), pointers([y] * ranks),
+        (ctypes.c_void_p * ranks)(*[address] * ranks), pointers([epochs] * ranks),
         ctypes.c_void_p(stop.ctypes.data),
     )  # fmt: skip
     assert epochs[0] == 1
