@@ -56,27 +56,13 @@ def find_limits(spec: Spec, place: Place) -> Limits:
     for part in range(spec.parts):
         rows.append([])
         for row in range(2):
-            rows[part].append(_limit(spec, place, part * STEP_ROWS + 2 * place.c + row))
+            rows[part].append(place.seen_keys(form, part * STEP_ROWS + 2 * place.c + row))
             most = T.max(most, rows[part][row])
     for distance in (1, 2):
         most = b.bind(most)
         other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), most, distance, WARP, WARP)
         most = T.max(most, other)
     return Limits(rows, b.keep(most))
-
-
-def _limit(spec: Spec, place: Place, row: Expr) -> Expr:
-    """Return how many keys a row of q sees."""
-    form, n = spec.form, place.inputs.numbers
-    token, _ = place.query(row)
-    limit = n["keys"]
-    if form.causal:
-        limit = T.min(limit, token + 1)
-    if form.position:
-        at = place.batch * n["position_b"] + token * n["position_s"]
-        seen = T.Cast("int32", place.inputs.tensors["position"][at]) + form.reach
-        limit = T.max(T.min(limit, seen), 0)
-    return b.keep(limit)
 
 
 def load(spec: Spec, place: Place, tensor: str, at: Expr, words: Any, first: int, nbytes: int) -> None:

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from ladder.ir.attention import Attention
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_operands import Operands
-from ladder.lower.gpu.attention import Inputs
+from ladder.lower.gpu.attention import HeadPlace, Inputs, first_of_head
 from ladder.lower.gpu.instructions import MatrixStep, select_step
 from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
 from schedules.schedule import check
@@ -62,47 +62,20 @@ def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(HeadPlace):
     """Where a thread works.
 
-    inputs, group: The arguments, and the heads of q that share keys.
     rank: The block's place in its cluster.
-    head, batch: Head of keys, and batch, of the block.
-    first_row, row_count: First row of q (tokens times heads of the group) of the block, and how many it has.
-    thread, warp, lane: The thread in its block, its warp, and the lane in the warp.
-    g, c: Row and column group of the lane in a fragment.
+    warp: The thread's warp.
     worker, workers: The warp among those that share the keys of a head, and how many those are.
     begins: First element of the head of ``"k"`` and ``"v"``.
     """
 
-    inputs: Inputs
-    group: int
     rank: Expr
-    head: Expr
-    batch: Expr
-    first_row: Expr
-    row_count: Expr
-    thread: Expr
     warp: Expr
-    lane: Expr
-    g: Expr
-    c: Expr
     worker: Expr
     workers: int
     begins: Mapping[str, Expr]
-
-    def begin(self, name: str) -> Expr:
-        """Return the first element of this block's head of keys or what belongs to them."""
-        return _begin(self.inputs, self.batch, self.head, name)
-
-    def query(self, row: Expr) -> tuple[Expr, Expr]:
-        """Return token and head of q of a row of the block; rows beyond the last are the last."""
-        row = b.bind(T.min(row, self.row_count - 1) + self.first_row)
-        return b.bind(row // self.group), b.bind(self.head * self.group + row % self.group)
-
-
-def _begin(inputs: Inputs, batch: Expr, head: Expr, name: str) -> Expr:
-    return batch * inputs.numbers[f"{name}_b"] + head * inputs.numbers[f"{name}_h"]
 
 
 def find_place(spec: Spec, inputs: Inputs) -> Place:
@@ -120,8 +93,8 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     lane = b.bind(thread % WARP)
     warp, g, c = b.keep(thread // WARP), b.keep(lane // 4), b.keep(lane % 4)
     worker = b.keep(rank * schedule.warps + warp)
-    begins = {name: b.keep(_begin(inputs, batch, head, name)) for name in ("k", "v")}
+    begins = {name: b.keep(first_of_head(inputs, batch, head, name)) for name in ("k", "v")}
     return Place(
-        inputs, form.group, rank, head, batch, first_row, row_count, thread, warp, lane, g, c, worker,
+        inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, rank, warp, worker,
         schedule.warps * schedule.cluster, begins,
     )  # fmt: skip

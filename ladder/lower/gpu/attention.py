@@ -1,4 +1,4 @@
-"""Arguments of attention kernels, the same for all GPUs: extents, strides, and tensors of one axis."""
+"""What attention kernels of all GPUs share: arguments, and which rows and keys a thread works on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.attention import Attention
@@ -39,3 +40,54 @@ def declare_inputs(form: Attention) -> Inputs:
 def _tir(ttype: str) -> str:
     """Return the TIR type of a tensor; truth values are bytes."""
     return "uint8" if ttype == "bool" else tir_name(ttype)
+
+
+@dataclass(frozen=True)
+class HeadPlace:
+    """Where a thread works.
+
+    inputs, group: The arguments, and the heads of q that share keys.
+    head, batch: Head of keys, and batch, of the block.
+    first_row, row_count: First row of q (tokens times heads of the group) of the block, and how many it has.
+    thread, lane: The thread in its block, and the lane in its warp.
+    g, c: Row and column group of the lane in a fragment; on AMD GPUs which 16 lanes of the wave the lane is
+        of, and which of them it is.
+    """
+
+    inputs: Inputs
+    group: int
+    head: Expr
+    batch: Expr
+    first_row: Expr
+    row_count: Expr
+    thread: Expr
+    lane: Expr
+    g: Expr
+    c: Expr
+
+    def begin(self, name: str) -> Expr:
+        """Return the first element of this block's head of keys or what belongs to them."""
+        return first_of_head(self.inputs, self.batch, self.head, name)
+
+    def query(self, row: Expr) -> tuple[Expr, Expr]:
+        """Return token and head of q of a row of the block; rows beyond the last are the last."""
+        row = b.bind(T.min(row, self.row_count - 1) + self.first_row)
+        return b.bind(row // self.group), b.bind(self.head * self.group + row % self.group)
+
+    def seen_keys(self, form: Attention, row: Expr) -> Expr:
+        """Return how many keys a row of q sees."""
+        n = self.inputs.numbers
+        token, _ = self.query(row)
+        limit = n["keys"]
+        if form.causal:
+            limit = T.min(limit, token + 1)
+        if form.position:
+            at = self.batch * n["position_b"] + token * n["position_s"]
+            seen = T.Cast("int32", self.inputs.tensors["position"][at]) + form.reach
+            limit = T.max(T.min(limit, seen), 0)
+        return b.keep(limit)
+
+
+def first_of_head(inputs: Inputs, batch: Expr, head: Expr, name: str) -> Expr:
+    """Return the first element of a head of keys or what belongs to them."""
+    return batch * inputs.numbers[f"{name}_b"] + head * inputs.numbers[f"{name}_h"]

@@ -30,7 +30,7 @@ def find_limits(spec: Spec, place: Place) -> Limits:
     parts = range(spec.schedule.parts)
     if not (form.causal or form.position):
         return Limits([keys for _ in parts], keys)
-    rows = [_limit(spec, place, row_of(spec, place, part)) for part in parts]
+    rows = [place.seen_keys(form, row_of(spec, place, part)) for part in parts]
     most = rows[0] if len(rows) == 1 else b.keep(T.max(*rows))
     lanes = WaveLanes(place.lane)
     for distance in (1, 2, 4, 8):
@@ -41,20 +41,6 @@ def find_limits(spec: Spec, place: Place) -> Limits:
 def row_of(spec: Spec, place: Place, part: int) -> Expr:
     """Return the row of the block that a lane has in a part of its scores."""
     return place.row_wave * spec.schedule.wave_rows + part * FRAGMENT + place.c
-
-
-def _limit(spec: Spec, place: Place, row: Expr) -> Expr:
-    """Return how many keys a row of q sees."""
-    form, n = spec.form, place.inputs.numbers
-    token, _ = place.query(row)
-    limit = n["keys"]
-    if form.causal:
-        limit = T.min(limit, token + 1)
-    if form.position:
-        at = place.batch * n["position_b"] + token * n["position_s"]
-        seen = T.Cast("int32", place.inputs.tensors["position"][at]) + form.reach
-        limit = T.max(T.min(limit, seen), 0)
-    return b.keep(limit)
 
 
 def load(tensor: Any, at: Expr, elements: int, width: int) -> tuple[Expr, int]:

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.attention import Attention
 from ladder.lower import builder as b
-from ladder.lower.gpu.attention import Inputs
+from ladder.lower.gpu.attention import HeadPlace, Inputs
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_operands import Operands
 from ladder.lower.rocm.gemm_place import together
@@ -53,39 +53,14 @@ def choose_spec(form: Attention, device: TileDevice, schedule: WaveAttentionSche
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(HeadPlace):
     """Where a lane works.
 
-    inputs, group: The arguments, and the heads of q that share keys.
-    head, batch: Head of keys, and batch, of the block.
-    first_row, row_count: First row of q (tokens times heads of the group) of the block, and how many it has.
-    thread, lane: The thread in its block, and the lane in its wave.
     row_wave, key_wave: The wave among those that have other rows, and other keys.
-    g, c: Which 16 lanes of the wave the lane is of, and which of them it is.
     """
 
-    inputs: Inputs
-    group: int
-    head: Expr
-    batch: Expr
-    first_row: Expr
-    row_count: Expr
-    thread: Expr
-    lane: Expr
     row_wave: Expr
     key_wave: Expr
-    g: Expr
-    c: Expr
-
-    def begin(self, name: str) -> Expr:
-        """Return the first element of this block's head of keys or what belongs to them."""
-        n = self.inputs.numbers
-        return self.batch * n[f"{name}_b"] + self.head * n[f"{name}_h"]
-
-    def query(self, row: Expr) -> tuple[Expr, Expr]:
-        """Return token and head of q of a row of the block; rows beyond the last are the last."""
-        row = b.bind(T.min(row, self.row_count - 1) + self.first_row)
-        return b.bind(row // self.group), b.bind(self.head * self.group + row % self.group)
 
 
 def aligned(at: Expr, width: int) -> Expr:
@@ -112,5 +87,5 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     key_wave, row_wave = (wave % plan.key_waves, wave // plan.key_waves) if plan.waves > 1 else (0, 0)
     g, c = b.keep(lane // FRAGMENT), b.keep(lane % FRAGMENT)
     return Place(
-        inputs, form.group, head, batch, first_row, row_count, thread, lane, row_wave, key_wave, g, c
+        inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, row_wave, key_wave
     )  # fmt: skip
