@@ -301,9 +301,7 @@ def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> tuple[Schedule, ...]:
 
     def over_all_m(pool: Iterable[Schedule]) -> float:
         tried = list(dict.fromkeys(pool))
-        return sum(
-            math.log(min(_predicted(gemm, device, s, m) for s in tried)) for m in GPU_BUCKETS[:-1]
-        )
+        return sum(math.log(min(_predicted(gemm, device, s, m) for s in tried)) for m in GPU_BUCKETS[:-1])
 
     check(bool(pools), f"no kernels for {gemm} on {device.name} add in one order for every M")
     return tuple(dict.fromkeys(min(pools.values(), key=over_all_m)))

@@ -124,11 +124,11 @@ def _attempt(r: random.Random, device: TileDevice, pipeline: str) -> Drawn | Non
     return Drawn(gemm, schedule, m, device.name)
 
 
-def draw(count: int, seed: int, target: str = "cuda/sm_90a") -> Iterator[Drawn]:
-    """Yield ``count`` legal problems of all pipelines in turn, the same for the same seed."""
+def draw(count: int, seed: int, target: str = "cuda/sm_90a", begin: int = 0) -> Iterator[Drawn]:
+    """Yield ``count`` legal problems of all pipelines in turn, from the one numbered ``begin`` on."""
     r, device = random.Random(seed), get_device(target)
     names, seen = pipelines_of(device), set[tuple[Any, ...]]()
-    for turn in range(count):
+    for turn in range(begin, begin + count):
         found: list[Drawn] = []
         while len(found) < CHOICES:
             drawn = _attempt(r, device, names[turn % len(names)])
