@@ -126,6 +126,62 @@ def test_a_name_that_was_missing_is_missed(home: Callable[[Any], Any]) -> None:
     assert table.recheck() == 1
 
 
+KINDS_OF_CHANGE: dict[str, Callable[[dict[str, int]], Any]] = {
+    "set": lambda d: operator.setitem(d, "later", 1),
+    "update": lambda d: d.update({"other": 1, "later": 2}),
+    "in place": lambda d: operator.ior(d, {"later": 1}),
+    "made anew": lambda d: d.__init__({"later": 1}),  # type: ignore[misc]
+    "default": lambda d: d.setdefault("later", 1),
+    "emptied and filled": lambda d: (d.clear(), d.update({"later": 1})),
+}
+
+
+@pytest.mark.parametrize("held", [{}, {"there": 0}], ids=["empty", "filled"])
+@pytest.mark.parametrize("how", KINDS_OF_CHANGE)
+def test_any_kind_of_change_is_noticed(how: str, held: dict[str, int]) -> None:
+    """Also the one of which torch is told nothing on Python 3.12: an empty dictionary takes another whole."""
+    home, beside = dict(held), {"x": 1}
+    table = Table()
+    table.add(home, "later", ABSENT, "home")
+    table.add(beside, "x", 1, "beside")
+    table.finish(1)
+    for _ in range(3):
+        assert table.unchanged()
+    KINDS_OF_CHANGE[how](home)
+    assert not table.unchanged()
+    assert table.recheck() == 1
+    del home["later"]
+    assert table.unchanged()
+    home.clear()
+    assert table.unchanged()
+    home.update(later=5)
+    assert not table.unchanged()
+
+
+def test_what_a_record_changes_itself_is_compared_each_time() -> None:
+    home = {"there": 0}
+    table = Table()
+    table.add(home, "there", 0, "home")
+    table.finish(1, restless=[id(home)])
+    assert table.unchanged()
+    assert not table.homes
+    home["there"] = 1
+    assert not table.unchanged()
+
+
+def test_a_change_of_one_table_leaves_others_right() -> None:
+    homes = [{"at": number} for number in range(3)]
+    tables = [Table() for _ in homes]
+    for table, home in zip(tables, homes, strict=True):
+        table.add(home, "at", home["at"], "home")
+        table.finish(1)
+    for turn in range(3):
+        assert all(table.unchanged() for table in tables)
+        homes[turn]["at"] = 9
+        assert [table.unchanged() for table in tables] == [at != turn for at in range(3)]
+        homes[turn]["at"] = turn
+
+
 def table_of(*functions: Any) -> Table:
     """Return a table of all fields of functions, as they are."""
     table = Table()

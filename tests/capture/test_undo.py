@@ -169,3 +169,12 @@ def test_memory_of_all_kinds_is_put_back_and_no_version_grows() -> None:
     for tensor, value in zip(written, before, strict=True):
         torch.testing.assert_close(tensor.detach(), value, rtol=0, atol=0)
     assert [tensor._version for tensor in written] == versions
+
+
+@pytest.mark.parametrize(("probability", "draws"), [(0.0, False), (0.5, True)])
+def test_random_states_are_kept_only_where_numbers_are_drawn(probability: float, draws: bool) -> None:
+    """Attention has the tag of operators that draw, whatever it drops."""
+    x = torch.ones(1, 1, 4, 4)
+    captured = capture(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q, None, probability))
+    captured(x)
+    assert ("states = " in captured.records[0].source) == draws

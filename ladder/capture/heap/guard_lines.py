@@ -104,7 +104,8 @@ def guard_lines(heap: Heap, asking: list[str], learning: list[str]) -> tuple[lis
             goes_on = check.number and not heap.guard.calls_cached  # the program may count such calls
             noted = f"missed.append({number})" if goes_on else f"return missed, {number}, ()"
             learned.append(f"    if not ({check.text}): {noted}")
-    facts = heap.guard.table.finish(len(heap.guard.checks) + 1)
+    restless = (id(node.obj) for node in heap.nodes.values() if node.mutated)
+    facts = heap.guard.table.finish(len(heap.guard.checks) + 1, restless)
     if len(heap.guard.checks) + len(facts) > MAX_CHECKS:
         raise CaptureError(f"a guard of more than {MAX_CHECKS} conditions")
     table = heap.guard.table.lines(heap.constant)

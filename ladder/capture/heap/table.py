@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter, contains, eq, getitem, is_
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +48,60 @@ def _instances_count() -> bool:
 
 
 INSTANCES_COUNT = _instances_count()
+
+
+class Changes:
+    """Tells at the cost of one question whether any dictionary that counts its changes was changed.
+
+    Where the interpreter tells torch of changes (Python 3.12 on), these of all dictionaries are numbered in
+    one sequence, in which one that is asked for the first time takes the next number. If a new one takes the
+    number behind that of the last question, nothing was changed in between. Where threads ask at once,
+    the worst is that something counts as changed which was not.
+    """
+
+    def __init__(self) -> None:
+        self._last = UNKNOWN
+        self._state = object()
+
+    def state(self) -> object:
+        """Return an object that is the same as long as nothing is changed."""
+        assert dict_version is not None
+        number = dict_version({})
+        if number != self._last + 1:
+            self._state = object()
+        self._last = number  # behind the state, which a thread that reads this number then finds
+        return self._state
+
+
+def _are_in_one_sequence() -> bool:
+    """Tell whether changes are numbered as `Changes` takes them to be."""
+    if dict_version is None:
+        return False
+    asked, other = dict[int, int](), dict[int, int]()
+    first, _ = dict_version({}), dict_version(asked)
+    other[0] = other[1] = asked[0] = 0  # changes of one that was not asked for have no numbers
+    return dict_version({}) == first + 3
+
+
+def _clones_count() -> bool:
+    """Tell whether a dictionary counts that an empty one took the entries of another as a whole.
+
+    Where the interpreter tells torch of changes, torch does not count this one.
+    """
+    if dict_version is None:
+        return False
+    empty = dict[int, int]()
+    before = dict_version(empty)
+    empty.update({0: 0})
+    return dict_version(empty) != before
+
+
+CLONES_COUNT = _clones_count()
+
+UNKNOWN = -1
+"""No version."""
+
+changes = Changes() if _are_in_one_sequence() else None
 
 
 def counted_dict(home: Any) -> dict[Any, Any] | None:
@@ -139,9 +193,6 @@ class Functions:
         )
 
 
-UNKNOWN = -1
-"""No version."""
-
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
 
@@ -169,15 +220,21 @@ class Table:
         self.within: list[list[Entry]] = []
         """the facts about each,"""
         self.versions: list[int] = []
-        """and the versions at which these held."""
+        """the versions at which these held,"""
+        self.state: object = None
+        """what `changes` gave then,"""
+        self.vacant: tuple[dict[Any, Any], ...] = ()
+        """and those that were empty then, where they do not count that they take all entries of another."""
+        self.restless: frozenset[int] = frozenset()
+        """Ids of the objects that the record itself changes: their changes are not counted."""
 
     def add(self, home: Any, key: Any, value: Any, path: str) -> None:
         """Add a fact."""
         self.facts.append(Entry(home, key, value, path))
 
-    def finish(self, first: int) -> list[Entry]:
-        """Prepare for use; `first` is the number of the first fact. Returns all facts."""
-        self.first = first
+    def finish(self, first: int, restless: Iterable[int] = ()) -> list[Entry]:
+        """Prepare for use; `first`: the number of the first fact. Returns all facts."""
+        self.first, self.restless = first, frozenset(restless)
         self._arrange()
         return self.facts
 
@@ -189,7 +246,8 @@ class Table:
         functions: dict[int, types.FunctionType] = {}
         self.others = []
         for entry in self.facts:
-            behind = counted_dict(entry.home) if type(entry.key) is not Field else None
+            counts = type(entry.key) is not Field and id(entry.home) not in self.restless
+            behind = counted_dict(entry.home) if counts else None
             if behind is not None:
                 counted.setdefault(id(behind), (behind, []))[1].append(entry)
             elif entry.key is WHOLE:
@@ -212,7 +270,7 @@ class Table:
         self.fields = [(attrgetter(name), *columns) for name, columns in fields.items()]
         self.within = [entries for _, entries in counted.values()]
         self.homes = [behind for behind, _ in counted.values()]
-        self.versions = [UNKNOWN] * len(self.homes)
+        self.versions, self.state, self.vacant = [UNKNOWN] * len(self.homes), None, ()
 
     def unchanged(self) -> bool:
         """Say quickly whether every value is what it was."""
@@ -232,13 +290,18 @@ class Table:
         """Look into the dictionaries that changed since all facts about them held."""
         if dict_version is None:
             return True
-        versions = [*map(dict_version, self.homes)]
-        if versions == self.versions:
+        if any(self.vacant):
+            self.versions, self.state = [UNKNOWN] * len(self.homes), None
+        state = changes.state() if changes is not None else None
+        if state is not None and state is self.state:
             return True
-        changed = [at for at, same in enumerate(map(eq, versions, self.versions)) if not same]
-        if not all(entry.holds() for at in changed for entry in self.within[at]):
-            return False
-        self.versions = versions
+        versions = [*map(dict_version, self.homes)]
+        if versions != self.versions:
+            changed = [at for at, same in enumerate(map(eq, versions, self.versions)) if not same]
+            if not all(entry.holds() for at in changed for entry in self.within[at]):
+                return False
+            self.vacant = () if CLONES_COUNT else tuple(home for home in self.homes if not home)
+        self.versions, self.state = versions, state
         return True
 
     def recheck(self) -> int:

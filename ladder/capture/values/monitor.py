@@ -52,7 +52,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.read.append(args[0])
         else:
             self.shape_depends |= depends and not _takes_numbers(name, args)
-        self.random |= torch.Tag.nondeterministic_seeded in tags
+        self.random |= torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(func, args, kwargs)
         if may_raise(func, args):
             self.risks.append(uses(name, args))
         written_to: list[torch.Tensor] = []
@@ -83,6 +83,15 @@ Place = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
 def place_of(tensor: torch.Tensor) -> Place:
     """Return where the elements of a tensor lie in its memory."""
     return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Say whether an operator, as of attention, is given a probability of dropping elements that is 0."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given == 0)
+    return False
 
 
 def _takes_numbers(name: str, args: Sequence[Any]) -> bool:

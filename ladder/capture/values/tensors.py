@@ -175,8 +175,12 @@ def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
         else:
             others.append(storage)
     with torch.no_grad():
-        copies = [(group, torch.cat([each.view(-1) for each in group])) for group in joined.values()]
+        copies = [(group, torch.cat([*map(_in_one_row, group)])) for group in joined.values()]
     return Memory(copies, [(each, each.clone()) for each in others])  # type: ignore[no-untyped-call]
+
+
+def _in_one_row(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 1 else tensor.view(-1)  # a view takes as long as a copy of little
 
 
 def restore_memory(saved: Memory) -> None:
