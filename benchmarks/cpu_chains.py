@@ -1,7 +1,8 @@
-"""Times memory-bound chains that turn their input on this CPU, beside torch.
+"""Times memory-bound chains that turn their input on this CPU, and rows of open length, beside torch.
 
-``python -m benchmarks.cpu_chains --threads 1``: microseconds of the kernel of each chain and of eager torch,
-which take turns; the least and the median of all rounds. Torch allocates its results, as it does in a model;
+``python -m benchmarks.cpu_chains --threads 1 [--rows]``: microseconds of each chain's kernel and of eager
+torch, which take turns; the least and the median of all rounds. With ``--rows`` one kernel of softmax for all
+sizes serves rows of 16 to 65,536 elements. Torch allocates its results, as it does in a model;
 plans of Ladder have their memory before. No GPU is needed.
 """
 
@@ -13,7 +14,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks.chain_programs import PROGRAMS
 from benchmarks.harness import command
 from ladder.frontend.torch_fx import import_fx
+from ladder.ir import GraphBuilder
 from ladder.partition import simplify
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
@@ -30,6 +33,13 @@ from ladder.runtime.model.chains import chain_job
 from targets import get_device
 
 Function = Callable[..., Any]
+
+
+LENGTHS = (16, 32, 64, 100, 256, 1000, 4096, 16384, 65536)
+"""Elements of a row."""
+
+ELEMENTS = 1 << 17
+"""Of all rows."""
 
 
 def channels_first(x: Any) -> Any:
@@ -52,9 +62,30 @@ def measured(function: Function, arguments: list[Any], rounds: int) -> dict[str,
     """Return microseconds of the kernel and of torch (least, median), and the kernel's error."""
     graph = simplify(import_fx(make_fx(function)(*arguments), arguments).graph)
     (kernel,) = find_or_build([chain_job(graph, get_device(target_of(torch.device("cpu"))))])
-    entry = load_entry(kernel, "cpu")
     (output,) = graph.outputs
     result = torch.empty(graph.tile(output).known_shape, dtype=arguments[0].dtype)
+    return beside(load_entry(kernel, "cpu"), function, arguments, result, rounds)
+
+
+def softmax_rows(dtype: torch.dtype, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield what one kernel for rows of any length takes."""
+    graph, kind = GraphBuilder("softmax"), str(dtype).removeprefix("torch.")
+    exact = graph.add("convert", graph.input("x", kind, ("M", "N")), type="float32")
+    powers = graph.add("exp", graph.add("sub", exact, graph.add("reduce_max", exact, axis=1)))
+    y = graph.add("div", powers, graph.add("reduce_sum", powers, axis=1))
+    chain = graph.finish(graph.add("convert", y, type=kind))
+    (built,) = find_or_build([chain_job(chain, get_device(target_of(torch.device("cpu"))))])
+    entry = load_entry(built, "cpu")
+    for length in LENGTHS:
+        x = torch.randn(ELEMENTS // length, length).to(dtype)
+        kernel, eager = partial(entry, *x.shape), partial(torch.softmax, dim=-1)
+        yield {"rows": [*x.shape], **beside(kernel, eager, [x], torch.empty_like(x), rounds)}
+
+
+def beside(
+    entry: Function, function: Function, arguments: list[Any], result: torch.Tensor, rounds: int
+) -> dict[str, Any]:
+    """Return microseconds of a kernel and of torch, which take turns, and the kernel's error."""
     calls: dict[str, Callable[[], Any]] = {
         "ladder": lambda: entry(*arguments, result),
         "torch": lambda: function(*arguments),
@@ -75,12 +106,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--rows", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     torch.set_num_threads(options.threads)
     rows = []
-    for name, (function, shapes) in CASES.items():
+    for dtype in (torch.float32, torch.bfloat16) if options.rows else ():
+        for found in softmax_rows(dtype, options.rounds):
+            rows.append({"chain": "softmax", "type": str(dtype).removeprefix("torch."), **found})
+            print(json.dumps(rows[-1]), flush=True)
+    for name, (function, shapes) in {}.items() if options.rows else CASES.items():
         for dtype in (torch.float32, torch.bfloat16):
             arguments = [torch.randn(shape).to(dtype) for shape in shapes]
             row = {"chain": name, "type": str(dtype).removeprefix("torch.")}

@@ -1,6 +1,7 @@
 """Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
 
-``python -m benchmarks.zoo [NAME ...] [--graphs-only | --both] [--threads N] [--output FILE]``
+``python -m benchmarks.zoo [NAME ...] [--table MODULE] [--graphs-only | --both] [--generate] [--steps N]
+[--rounds N] [--threads N] [--output FILE]``
 
 A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
 ``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
@@ -8,19 +9,23 @@ weights, and called with inputs that repeat and change; every call is compared w
 a call once everything has settled beside eager's (in turns, the least of each), the CPU seconds of all calls
 that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts time of the process alone.
 ``--graphs-only`` runs captured graphs operator by operator, which tests capture alone; ``--both`` makes the
-same calls by ``torch.compile(backend="ladder")`` too. The libraries come with the extra ``zoo``.
+same calls by ``torch.compile(backend="ladder")`` too; ``--generate`` continues prompts by models that can;
+``--steps`` lists the dearest steps beside torch. ``--table`` takes the models of a module's ``ZOO`` instead:
+name -> what makes a model and its inputs. `benchmarks.zoo_many` runs many at once. The libraries are the
+extra ``zoo``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import importlib.util
 import inspect
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +34,9 @@ import torch
 
 import ladder
 from benchmarks.harness import command, compact
-from benchmarks.zoo_speed import beside, microseconds_by_kind, shares, summary
+from benchmarks.zoo_compare import difference
+from benchmarks.zoo_generate import generated
+from benchmarks.zoo_speed import beside, dearest, microseconds_by_kind, shares, summary
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
 from ladder.capture.python.words import words
@@ -38,6 +45,7 @@ from ladder.integrations import dynamo
 
 Inputs = dict[str, torch.Tensor]
 Made = tuple[torch.nn.Module, list[Inputs]]
+Make = Callable[[str], Made]
 
 SMALL: dict[str, Any] = {
     "vocab_size": 128,
@@ -335,35 +343,6 @@ MADE: dict[str, Callable[[Any, torch.Generator, int, int], torch.Tensor]] = {
 """Name of an argument of a model -> what makes one."""
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield the tensors in a result, and in what it holds."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from leaves(item)
-    elif type(value).__module__.startswith("transformers.cache_utils"):
-        yield from leaves(vars(value))
-    elif hasattr(value, "keys") and isinstance(getattr(value, "keys", None), torch.Tensor):
-        yield from (value.keys, value.values)
-
-
-def difference(expected: Any, found: Any) -> float:
-    """Return the greatest difference of two results relative to the expected one's greatest magnitude."""
-    pairs = list(zip(leaves(expected), leaves(found), strict=True))
-    worst = 0.0
-    for left, right in pairs:
-        if left.shape != right.shape or left.dtype is not right.dtype:
-            return float("inf")
-        if left.numel():
-            off = (left.double() - right.double()).abs().max() / left.double().abs().max().clamp_min(1e-12)
-            worst = max(worst, float(off.nan_to_num(0.0 if left.isnan().equal(right.isnan()) else torch.inf)))
-    return worst
-
-
 def called(eager: Any, fast: Any, inputs: list[Inputs], recorded: Callable[[], int]) -> dict[str, Any]:
     """Make all calls beside eager; return the worst difference, and how long calls and records took."""
     worst, seconds, spent = 0.0, [], 0.0
@@ -380,10 +359,9 @@ def called(eager: Any, fast: Any, inputs: list[Inputs], recorded: Callable[[], i
     return {"right": worst <= TOLERANCE, "worst": worst, "seconds": seconds, "compile_s": round(spent, 2)}
 
 
-def by_dynamo(name: str) -> dict[str, Any]:
+def by_dynamo(model: Any, inputs: list[Inputs]) -> dict[str, Any]:
     """Return what the same calls give through torch's own capture; an error is a part of the result."""
     torch._dynamo.reset()
-    model, inputs = made(name)
     eager = copy.deepcopy(model)
     frames = torch._dynamo.utils.counters["frames"]
     fast = torch.compile(model, backend=dynamo.backend)
@@ -394,15 +372,25 @@ def by_dynamo(name: str) -> dict[str, Any]:
         return {"right": False, "error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def run(name: str, *, graphs_only: bool, both: bool = False, rounds: int = ROUNDS) -> dict[str, Any]:
+def run(
+    name: str,
+    *,
+    graphs_only: bool,
+    both: bool = False,
+    rounds: int = ROUNDS,
+    make: Make = made,
+    generate: bool = False,
+    steps: int = 0,
+) -> dict[str, Any]:
     """Run one model; return its outcome, the worst difference, splits and times."""
-    model, inputs = made(name)
+    model, inputs = make(name)
     eager = copy.deepcopy(model)
     fast: Captured = capture(model, backend=AsIs()) if graphs_only else ladder.compile(model)
     with torch.no_grad():
         calls = called(eager, fast, inputs, lambda: fast.calls["recorded"])
         times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], rounds), strict=True))
         us = {} if graphs_only else microseconds_by_kind(fast, inputs[0])
+        top = dearest(fast, inputs[0], steps) if steps else []
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
     refused = list(getattr(fast, "refused", []))
     return {
@@ -414,8 +402,16 @@ def run(name: str, *, graphs_only: bool, both: bool = False, rounds: int = ROUND
         "ratio": times["ladder_ms"] / times["eager_ms"],
         **times,
         **({"us": us, **shares(us)} if us else {}),
-        **({"dynamo": by_dynamo(name)} if both else {}),
+        **({"steps": top} if steps else {}),
+        **({"dynamo": by_dynamo(*make(name))} if both else {}),
+        **({"generate": found} if generate and (found := generated(make(name), rounds)) else {}),
     }
+
+
+def tabled(module: str) -> dict[str, Callable[[], Any]]:
+    """Return the models of another module: name -> what makes a model and its inputs."""
+    found: dict[str, Callable[[], Any]] = importlib.import_module(module).ZOO
+    return found
 
 
 def versions_of(rows: list[dict[str, Any]]) -> dict[str, str]:
@@ -432,15 +428,22 @@ def main() -> None:
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--graphs-only", action="store_true")
     ways.add_argument("--both", action="store_true")
+    parser.add_argument("--generate", action="store_true")
+    parser.add_argument("--table")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    table = tabled(arguments.table) if arguments.table else {}
+    make: Make = (lambda name: table[name]()[:2]) if table else made
+    options = {key: getattr(arguments, key) for key in ("graphs_only", "both", "rounds", "generate", "steps")}
     rows = []
-    for name in arguments.names or all_names():
+    for name in arguments.names or list(table) or all_names():
         try:
-            row = run(name, graphs_only=arguments.graphs_only, both=arguments.both)
+            row = run(name, make=make, **options)
         except Exception as error:
             row = {
                 "name": name,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ladder.runtime.model.profile import step_times
+from ladder.runtime.model.profile import step_times, torch_times
 
 Inputs = Mapping[str, Any]
 
@@ -54,6 +54,32 @@ def microseconds_by_kind(fast: Any, inputs: Inputs, rounds: int = 5) -> dict[str
             kind = built.plan.steps[at].part.kind
             found[kind] = found.get(kind, 0.0) + us
     return {kind: round(us, 1) for kind, us in found.items()}
+
+
+def dearest(fast: Any, inputs: Inputs, count: int, rounds: int = 5) -> list[dict[str, Any]]:
+    """Return the steps of a call that take the most time, ours with what torch takes operator by operator."""
+    found = []
+    for built, values in _run_by(fast, inputs):
+        times = step_times(built.executable, values, rounds)
+        top = sorted(times, key=lambda at: -times[at])[:count]
+        ours = [at for at in top if built.plan.steps[at].part.kind in OURS]
+        beside = torch_times(built.executable, values, ours, rounds)
+        found += [_step(built.plan, at, times[at], beside.get(at)) for at in top]
+    return sorted(found, key=lambda row: -row["us"])[:count]
+
+
+def _step(plan: Any, at: int, us: float, by_torch: float | None) -> dict[str, Any]:
+    kind, executor, operators, reason = plan.table()[at]
+    part = plan.steps[at].part
+    return {
+        "us": round(us, 1),
+        **({} if by_torch is None else {"torch_us": round(by_torch, 1)}),
+        "kind": kind,
+        "by": executor[:60],
+        "operators": operators[:200],
+        "reason": reason[:150],
+        "tiles": [str(plan.tiles[value]) for value in (*part.inputs, *part.outputs)][:8],
+    }
 
 
 def _run_by(fast: Any, inputs: Inputs) -> list[tuple[Any, Sequence[Any]]]:

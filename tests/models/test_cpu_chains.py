@@ -145,3 +145,25 @@ def test_joins_of_joins_are_several_kernels() -> None:
     with torch.no_grad():
         assert torch.equal(compiled(x), x.cumsum(0))
     assert "joins of joins" in compiled.plan()
+
+
+def test_rows_of_open_length_are_kept() -> None:
+    """One kernel for rows of any length, one or several of a block, by one thread or several."""
+    g = GraphBuilder("rows")
+    x = g.input("x", "float32", ("M", "N"))
+    powers = g.add("exp", g.add("sub", x, g.add("reduce_max", x, axis=1)))
+    part = g.add("div", powers, g.add("reduce_sum", powers, axis=1))
+    square = g.add("square", part)
+    graph = g.finish(part, g.add("sub", square, g.add("reduce_sum", square, axis=1)))
+    source = str(emit_chain(graph, get_device(target_of(torch.device("cpu"))), "chain"))
+    assert source.count("alloc_buffer((N,)") == 4  # two rows, for one thread and for several
+    (kernel,) = find_or_build([chain_job(graph, get_device(target_of(torch.device("cpu"))))])
+    entry = load_entry(kernel, "cpu")
+    for shape in ((1, 1), (3, 7), (2, 20), (2100, 17), (70, 1000), (3, 20_001)):
+        x = torch.randn(shape)
+        found = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        entry(*shape, x, *found)
+        exact = torch.softmax(x.double(), -1)
+        torch.testing.assert_close(found[0].double(), exact, rtol=1e-5, atol=1e-9)
+        rest = exact.square() - exact.square().sum(-1, keepdim=True)
+        torch.testing.assert_close(found[1].double(), rest, rtol=1e-5, atol=1e-9)

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks.zoo import HF, AsIs, made, run
+from benchmarks.zoo_speed import OURS
 from ladder.capture import capture
 
 GRAPHS_ONLY = [
@@ -27,12 +28,15 @@ def test_one_graph(name: str) -> None:
 
 @pytest.mark.daily(1, among="whole models of transformers")
 def test_plan() -> None:
-    row = run("hf/qwen2", graphs_only=False, rounds=1)
+    row = run("hf/qwen2", graphs_only=False, rounds=1, steps=40, generate=True)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
     assert "chain" in row["us"]
     assert {"product", "rows"} & row["us"].keys()
     assert 0 < row["ours"] < row["ours_where_any"] <= 1
     assert row["compile_s"] > 0
+    assert all(("torch_us" in step) == (step["kind"] in OURS) for step in row["steps"])
+    generated = row["generate"]
+    assert (generated["equal"], generated["recorded"][1:]) == (generated["of"], [0, 0, 0]), generated
 
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from tvm import tirx
@@ -19,6 +20,9 @@ from ladder.partition.rows import REDUCTIONS
 from tile_types.tile import Extent
 
 Expr = Any
+
+BLOCK = 1 << 13
+"""Elements of a block of rows at least, where rows are kept on the heap: a thread allocates once for all."""
 
 ROW = 256
 """Elements of a row below which more axes are taken together."""
@@ -86,8 +90,28 @@ class CpuChain(CpuNest):
         if self.beside and extents:
             self.emit_lines(extents, serial)
             return
+        long = self.long_rows()
+        if long and not serial:
+            self.emit_blocks(count, extents, long)
+            return
+        self.keep_rows(long)
         with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
             self.emit_row(self.unravelled(row, extents))
+        self.values.cells.clear()
+
+    def keep_rows(self, long: Mapping[tuple[str, str], Expr]) -> None:
+        """Emit the memory of rows that are no arrays on the stack."""
+        self.memory_of_rows = {key: v.heap(length, key[1]) for key, length in long.items()}
+
+    def emit_blocks(self, count: Expr, extents: Sequence[Expr], long: Mapping[tuple[str, str], Expr]) -> None:
+        """Emit blocks of rows over threads: the rows of a block are kept in the same memory."""
+        size = self.held(tirx.max(1, tirx.floordiv(BLOCK, reduce(tirx.max, long.values()))))
+        with v.parallel(self.held(tirx.floordiv(count + size - 1, size))) as block:
+            self.keep_rows(long)
+            with b.loop(self.held(tirx.min(size, count - block * size))) as at:
+                row = b.bind(block * size + at)
+                with self.ranged(row, count):
+                    self.emit_row(self.unravelled(row, extents))
         self.values.cells.clear()
 
     def emit_lines(self, extents: Sequence[Expr], serial: bool) -> None:

@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.scalars import opaque
 from ladder.lower import builder as b
@@ -28,6 +29,7 @@ from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping
 from ladder.movement.model import held
 from ladder.movement.rewrite import rewrite
+from ladder.partition.rows import REDUCTIONS
 
 Expr = Any
 
@@ -35,7 +37,7 @@ LANES, NARROW = 16, 4
 """Elements of a vector, and of those that what is left of a row is taken in."""
 
 LONGEST = 1 << 13
-"""Elements of a row that are kept between its reductions and its results: half of the first-level cache."""
+"""Elements of a row that are kept on the stack between its reductions and its results; others on the heap."""
 
 
 class CpuNest(Nest):
@@ -54,11 +56,39 @@ class CpuNest(Nest):
         """Which lane of how many is being emitted."""
         self.turned: dict[Any, Expr] = {}
         """Bits of elements that lie turned in a scratch, by input and address."""
+        self.memory_of_rows: dict[tuple[str, str], Any] = {}
+        """What keeps rows that are long or of open length, by value and type: one row after the other."""
 
     @cached_property
     def kept(self) -> frozenset[str]:
         """Values whose rows stay in memory between a reduction over them and what reads them after it."""
         return held(rewrite(instantiate(bound(self.graph), Mapping(LANES))))
+
+    def long_rows(self) -> dict[tuple[str, str], Expr]:
+        """Return (value, type) -> the length of its rows, of those that are kept, but not on the stack."""
+        found = {}
+        for node in self.graph.nodes:
+            if node.operator in REDUCTIONS and node.inputs[0] in self.kept and self.is_along_rows(node):
+                length = self.extent(self.graph.tile(node.inputs[0]).shape[-1])
+                if not is_short(length):
+                    found[node.inputs[0], computed_type(node.tile.ttype.name)] = length
+        return found
+
+    def is_along_rows(self, node: Node) -> bool:
+        """Tell whether a reduction goes along the last axis."""
+        rank = len(self.graph.tile(node.inputs[0]).shape)
+        return int(node_attributes(node)["axis"]) % rank == rank - 1
+
+    def held(self, value: Expr, whole: Expr = None) -> Expr:
+        """Return an open number in memory: TVM would put what it is made of in every place where it is read.
+
+        whole: What makes it open, by default itself.
+        """
+        if isinstance(value if whole is None else whole, int):
+            return value
+        cell = v.scratch(1, "int32")
+        b.store(cell, value, 0)
+        return cell[0]
 
     def register(self, value: Expr) -> Expr:
         """Return a value that is computed once, in memory that LLVM makes a register of.
@@ -168,9 +198,9 @@ class CpuNest(Nest):
         sums = v.scratch(lanes, it.dtype)
         b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
 
-        last = it.axis == len(self.graph.tile(it.operand).shape) - 1
-        keeps = it.operand in self.kept and last and isinstance(it.extent, int) and it.extent <= LONGEST
-        row = v.scratch(it.extent, it.dtype) if keeps else None
+        row = self.memory_of_rows.get((it.operand, it.dtype))
+        if it.operand in self.kept and self.is_along_rows(node) and is_short(it.extent):
+            row = v.scratch(it.extent, it.dtype)
 
         def add(position: Expr, lane: Expr) -> None:
             self.prepare(it.operand, it.at(position), ())
@@ -185,10 +215,16 @@ class CpuNest(Nest):
         if row is not None:
             place = tuple(map(self.values.simplified, it.at(0)[:-1]))
             self.values.rows[it.operand] = self.values.key(it.operand, place), row
-        total = sums[0]
-        for lane in range(1, lanes):
-            total = b.bind(it.combine(total, sums[lane]))
-        self.keep_cell(node, index, b.bind(total))
+        while lanes > 1:
+            lanes //= 2
+            with b.vector(lanes) as lane, self.in_lane(lane, lanes):
+                b.store(sums, it.combine(sums[lane], sums[lane + lanes]), lane)
+        self.keep_cell(node, index, b.bind(sums[0]))
+
+
+def is_short(length: Expr) -> bool:
+    """Tell whether a row is kept on the stack."""
+    return isinstance(length, int) and length <= LONGEST
 
 
 def from_bits(bits: Expr, kind: str) -> Expr:

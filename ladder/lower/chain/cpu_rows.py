@@ -105,17 +105,6 @@ class RowNest(CpuNest):
             panel, at = self.unravelled(number, (self.panels, blocks))
             self.block_of(rows, self.held(at * size, rows), self.held(panel, rows), steps)
 
-    def held(self, value: Expr, whole: Expr = None) -> Expr:
-        """Return an open number in memory: TVM would put what it is made of in every place where it is read.
-
-        whole: What makes it open, by default itself.
-        """
-        if isinstance(value if whole is None else whole, int):
-            return value
-        cell = v.scratch(1, "int32")
-        b.store(cell, value, 0)
-        return cell[0]
-
     def steps(self, first: Expr, rows: int, step: Step) -> None:
         """Emit ``step(number, one element per row)`` for every element of the rows."""
         with b.loop(self.depth) as number:

@@ -53,6 +53,11 @@ def scratch(count: Expr, dtype: str) -> Any:
     if isinstance(count, int):
         # Without the annotation TVM calls its workspace allocator in the loop.
         return I.alloc_buffer((count,), dtype, scope="global", annotations={"disable_lower_builtin": True})
+    return heap(count, dtype)
+
+
+def heap(count: Expr, dtype: str) -> Any:
+    """Allocate memory by TVM's workspace allocator, which keeps it for the thread."""
     return I.alloc_buffer((count,), dtype, scope="global")
 
 
