@@ -259,7 +259,8 @@ def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> di
         return {**row, "result": "refused", "why": str(problem)[:300]}
     except Exception as problem:
         return {**row, "result": "unclear", "why": f"{type(problem).__name__}: {problem}"[:300]}
-    row |= {"stages": len(fast.staged.stages), "seconds to the first result": time.perf_counter() - begin}
+    row |= {"stages": len(fast.staged.stages), "plan for these shapes": "inputs [" in fast.plan()}
+    row["seconds to the first result"] = time.perf_counter() - begin
     row["processor seconds to it"] = processor_seconds() - spent
     results = found if isinstance(found, tuple) else (found,)
     row |= judged(path, given, results, wanted)

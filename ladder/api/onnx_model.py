@@ -12,17 +12,20 @@ import torch
 
 from ladder.api.problem import gemm_for
 from ladder.frontend.onnx_branches import BRANCHES, BranchedStage, graph_model, outside, unchanged
-from ladder.frontend.onnx_import import import_stages
+from ladder.frontend.onnx_file import OnnxFile, open_onnx
+from ladder.frontend.onnx_import import import_stages, one_error
 from ladder.frontend.onnx_late import shape_of
 from ladder.frontend.onnx_stages import Imported, NodeStage, Staged
+from ladder.ir.extents import show_shape
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import build_model
 from ladder.runtime.model.program import Program, Source
-from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel, TorchStage, Wanted
-from ladder.runtime.model.whole import WholeModel
+from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel, TorchStage, Wanted, require_wanted
+from ladder.runtime.model.whole import WholeModel, by_name
 from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.onnx_ops.specialized import Specialized
+from ladder.runtime.onnx_ops.values import given_value
 from ladder.runtime.packed import pack
 from tile_types.errors import LadderError
 
@@ -55,8 +58,14 @@ class OnnxModel:
         precise: bool = False,
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        self.staged = import_stages(source, gemm_for, precise, shapes)
+        with one_error(source):
+            file = open_onnx(source)
+        self.staged = import_stages(file, gemm_for, precise, shapes)
         self._built: dict[torch.device, WholeModel | StagedModel] = {}
+        self._special: dict[torch.device, Sequence[Specialized]] = {}
+        """Device -> what makes models for shapes of calls, if there are several stages for all shapes."""
+        self._file = None if self.staged.single else kept(file, source)
+        self._precise = precise
 
     @property
     def imported(self) -> Imported:
@@ -101,7 +110,21 @@ class OnnxModel:
             if isinstance(value, torch.Tensor):
                 where = value.device
                 break
+        if self._file is not None:
+            given = by_name(self.inputs, arguments, named)
+            values = {name: given_value(value) for name, value in given.items()}
+            model = next(filter(None, (each.of(values) for each in self._of_shapes(where))), None)
+            if model is not None:
+                return model(*values.values())
         return (self._built.get(where) or self.on(where))(*arguments, **named)
+
+    def _of_shapes(self, where: torch.device) -> Sequence[Specialized]:
+        """Return what makes models for shapes of calls on a device."""
+        if self._file is None:
+            return ()
+        if where not in self._special:
+            self._special[where] = of_shapes(self._file, self._precise, self.staged, where)
+        return self._special[where]
 
     def on(self, device: torch.device | str) -> WholeModel | StagedModel:
         """Return the model built for a device, building it on first use.
@@ -131,8 +154,19 @@ class OnnxModel:
         return found
 
     def plan(self, device: torch.device | str = "cpu") -> str:
-        """Return the plan for a device as text: one line per step, with what executes it."""
-        return self.on(device).plan()
+        """Return the plan for a device as text: one line per step, with what executes it.
+
+        If calls brought shapes that have plans of their own, these.
+        """
+        where = torch.empty(0, device=device).device
+        found = [each.models for each in self._of_shapes(where)]
+        texts = [
+            f"inputs {', '.join(show_shape(shape) for _, shape in form)}:\n{model.plan()}"
+            for models in found
+            for form, model in models.items()
+            if model is not None
+        ]
+        return "\n".join(texts) or self.on(device).plan()
 
     def export(
         self, path: str | os.PathLike[str], device: torch.device | str = "cpu", *, sign: Any = None
@@ -168,6 +202,41 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
         for name, value in staged.stored.items()
     }
     return StagedModel(inputs, staged.outputs, stages, stored, where, staged.title)
+
+
+MOST_SHAPES = 4
+"""Sets of shapes for which a model has plans of its own."""
+
+
+def kept(file: OnnxFile, source: Any) -> OnnxFile:
+    """Return a file that stays what it is, whatever the caller does with a model in memory."""
+    if isinstance(source, str | os.PathLike):
+        return file
+    model = type(file.model)()
+    model.CopyFrom(file.model)
+    return replace(file, model=model)
+
+
+def of_shapes(
+    file: OnnxFile, precise: bool, general: Staged, where: torch.device
+) -> tuple[Specialized, Specialized]:
+    """Return what makes models for the shapes of calls: of the first at once, of others that come again.
+
+    Where shapes are known, more becomes one plan; if it does not, there is no such model.
+    """
+    wanted = {name: wanted_of(info) for name, info in general.inputs.items()}
+
+    def make(given: Mapping[str, torch.Tensor]) -> WholeModel | StagedModel | None:
+        require_wanted(wanted, given)
+        shapes = {name: tuple(value.shape) for name, value in given.items()}
+        try:
+            found = import_stages(file, gemm_for, precise, shapes)
+        except LadderError:
+            return None  # the model for all shapes runs, or says what is wrong
+        return build_staged(found, where) if len(found.stages) < len(general.stages) else None
+
+    names = tuple(general.inputs)
+    return Specialized(names, make, patience=1), Specialized(names, make, patience=2, most=MOST_SHAPES - 1)
 
 
 def node_stage(stage: NodeStage, staged: Staged, where: torch.device) -> TorchStage:

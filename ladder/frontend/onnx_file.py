@@ -75,7 +75,7 @@ def open_onnx(source: str | os.PathLike[str] | Any) -> OnnxFile:
     Parameters
     ----------
     source
-        Path, or `onnx.ModelProto`.
+        Path, `onnx.ModelProto`, or what this returned.
 
     Raises
     ------
@@ -84,6 +84,8 @@ def open_onnx(source: str | os.PathLike[str] | Any) -> OnnxFile:
     ImportRefused
         If it uses versions of operators that are not known here.
     """
+    if isinstance(source, OnnxFile):
+        return source
     if isinstance(source, onnx.ModelProto):
         return _checked(OnnxFile(source, "", "the model"))
     path = Path(os.fspath(source))

@@ -9,7 +9,9 @@ from those of its operands, and between two plans if they do not.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -91,16 +93,23 @@ def import_stages(
     Parameters
     ----------
     source, problem, precise
-        As in `import_onnx`.
+        As in `import_onnx`; or an `OnnxFile`.
     shapes
         Input -> the shape that it has in every call, in place of what the file states.
     """
-    try:
+    with one_error(source):
         return Walk(open_onnx(source), problem, precise, shapes or {}).imported()
+
+
+@contextmanager
+def one_error(source: Any) -> Iterator[None]:
+    """Make whatever the file, which is others', makes fail one class of error."""
+    try:
+        yield
     except LadderError:
         raise
-    except Exception as error:  # the file is others': whatever it makes fail is one class of error
-        what = "the model" if isinstance(source, onnx.ModelProto) else str(source)
+    except Exception as error:
+        what = str(source) if isinstance(source, str | os.PathLike) else "the model"
         raise ImportRefused(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
 
 

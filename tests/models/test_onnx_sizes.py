@@ -165,3 +165,44 @@ def test_sizes_as_floats_are_counted_to_and_computed_with() -> None:
         assert (h.dtype, h.item()) == (torch.float32, rows / 2)
         assert torch.equal(z, x * rows)
         assert torch.equal(back, torch.tensor([rows]))
+
+
+def _same_upper() -> onnx.ModelProto:
+    """Return a model of three stages for all sizes, and of one for known ones."""
+    weight = onnx.numpy_helper.from_array(
+        np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("f4"), "w"
+    )
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Conv", ["a", "w"], ["c"], auto_pad="SAME_UPPER", strides=[2, 2]),
+        helper.make_node("Sigmoid", ["c"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w_"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "same", [x], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def test_shapes_that_calls_bring_have_plans_of_their_own() -> None:
+    model = _same_upper()
+    fast = ladder.compile(model)
+    assert len(fast.staged.stages) == 3
+    weight = torch.as_tensor(onnx.numpy_helper.to_array(model.graph.initializer[0]).copy())
+    model.graph.initializer[0].raw_data = bytes(len(model.graph.initializer[0].raw_data))  # the caller's own
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = (max(-(-e // 2) * 2 + 1 - e, 0) for e in x.shape[2:])
+        border = (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
+        padded = torch.nn.functional.pad(x.relu(), border)
+        return torch.nn.functional.conv2d(padded, weight, stride=2).sigmoid()
+
+    seen = []
+    for shape in ((1, 3, 8, 8), (1, 3, 9, 6), (1, 3, 9, 6), (2, 3, 5, 5), (1, 3, 8, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), expected(x), rtol=1e-5, atol=1e-5)
+        seen.append(fast.plan().count("inputs ["))
+    assert seen == [1, 1, 2, 2, 2]  # the first at once, others when they come again
+    with pytest.raises(ladder.DTypeError, match="'x' must have ONNX's type"):
+        fast(torch.zeros(1, 3, 7, 7, dtype=torch.int64))
+    with pytest.raises(ladder.ShapeError):
+        fast(torch.zeros(1, 4, 7, 7))

@@ -168,25 +168,10 @@ class StagedModel:
         seen = tuple(_form(values[name]) for name in self.names)
         if seen in self._fitting:
             return
-        self._compare(values)
+        require_wanted(self.inputs, values)
         if len(self._fitting) >= MOST_FITTING:
             self._fitting.clear()
         self._fitting.add(seen)
-
-    def _compare(self, values: Mapping[str, Any]) -> None:
-        sizes: dict[str, int] = {}
-        for name, wanted in self.inputs.items():
-            value = values[name]
-            if wanted.kind != "tensor":
-                if wanted.kind == "sequence" and not isinstance(value, list):
-                    raise ShapeError(f"input {name!r} must be a sequence, got {type(value).__name__}")
-                continue
-            if not hasattr(value, "dtype"):
-                raise ShapeError(f"input {name!r} must be a tensor, got {type(value).__name__}")
-            if wanted.code and code_of(value) != wanted.code:
-                raise DTypeError(f"input {name!r} must have ONNX's type {wanted.code}, got {value.dtype}")
-            if wanted.shape is not None:
-                match_shape(wanted.shape, value.shape, f"input {name!r}", sizes)
 
     @property
     def graph(self) -> Graph:
@@ -207,6 +192,29 @@ class StagedModel:
                     f"{'node':8} {'torch, with the shapes of a call':44} {stage.node.title}  [{stage.why}]"
                 )
         return "\n".join(parts)
+
+
+def require_wanted(inputs: Mapping[str, Wanted], values: Mapping[str, Any]) -> None:
+    """Raise unless values of a call are what a model takes.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If one does not fit; the message names it.
+    """
+    sizes: dict[str, int] = {}
+    for name, wanted in inputs.items():
+        value = values[name]
+        if wanted.kind != "tensor":
+            if wanted.kind == "sequence" and not isinstance(value, list):
+                raise ShapeError(f"input {name!r} must be a sequence, got {type(value).__name__}")
+            continue
+        if not hasattr(value, "dtype"):
+            raise ShapeError(f"input {name!r} must be a tensor, got {type(value).__name__}")
+        if wanted.code and code_of(value) != wanted.code:
+            raise DTypeError(f"input {name!r} must have ONNX's type {wanted.code}, got {value.dtype}")
+        if wanted.shape is not None:
+            match_shape(wanted.shape, value.shape, f"input {name!r}", sizes)
 
 
 def _form(value: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 A graph whose operands have no known rank at import runs node by node, or as many stages. What it is given in
 a call has all of that, so it becomes a model then: of what is given first, since most programs give the same.
+A whole model of several stages, most of which often are for open sizes alone, becomes one likewise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Model = Callable[..., Any]
 
 
 class Specialized:
-    """A graph as a model for one set of types and shapes.
+    """A graph as a model for types and shapes that come again.
 
     Parameters
     ----------
@@ -26,32 +27,36 @@ class Specialized:
         Name -> value of a call, to the model; None if it can be none.
     patience
         Calls in a row with the same types and shapes until it is made.
+    most
+        Sets of types and shapes that have models; others have none.
     """
 
     def __init__(
-        self, names: Sequence[str], make: Callable[[Mapping[str, torch.Tensor]], Model | None], patience: int
+        self,
+        names: Sequence[str],
+        make: Callable[[Mapping[str, torch.Tensor]], Model | None],
+        patience: int,
+        most: int = 1,
     ) -> None:
-        self.names, self.make, self.patience = tuple(names), make, patience
+        self.names, self.make, self.patience, self.most = tuple(names), make, patience, most
         self.form: tuple[Any, ...] = ()
         self.calls = 0
         """In a row, with `form`."""
-        self.model: Model | None = None
+        self.models: dict[tuple[Any, ...], Model | None] = {}
 
     def of(self, values: Mapping[str, Any]) -> Model | None:
         """Return the model for values; None where there is none for theirs."""
         form = tuple([_form(values[name]) for name in self.names])
-        if form == self.form and self.calls >= self.patience:
-            return self.model
-        if self.calls >= self.patience:
-            return None
+        if form in self.models or len(self.models) >= self.most:
+            return self.models.get(form)
         self.calls = self.calls + 1 if form == self.form else 1
         self.form = form
         if self.calls < self.patience:
             return None
         given = {name: values[name] for name in self.names}
-        if all(isinstance(value, torch.Tensor) for value in given.values()):
-            self.model = self.make(given)
-        return self.model
+        are_tensors = all(isinstance(value, torch.Tensor) for value in given.values())
+        self.models[form] = self.make(given) if are_tensors else None
+        return self.models[form]
 
 
 def _form(value: Any) -> tuple[Any, ...]:
