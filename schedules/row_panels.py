@@ -16,12 +16,17 @@ class Registers:
     rows: Vectors of a panel -> rows of a block: registers hold their products, and a row of the panel.
     slower: Vectors of a panel -> time of one vector's products: narrow panels load more per product.
     sums: Registers that are summed side by side where each is read once: enough to hide the latency.
+    deepest: Products per element up to which a panel of the matrix stays in the second-level cache.
+    most: Products of a convolution up to which what follows, and a short call, outweigh that oneDNN
+        multiplies faster; None where it does not.
     """
 
     lanes: int
     rows: Mapping[int, int]
     slower: Mapping[int, float]
     sums: int
+    deepest: int
+    most: int | None
 
     def panel_vectors(self, columns: int) -> int:
         """Return the vectors of a panel of a matrix: so many that least is computed beyond its end."""
@@ -32,8 +37,8 @@ class Registers:
         return min(self.rows, key=cost)
 
 
-WIDE = Registers(16, {4: 6, 3: 8, 2: 12, 1: 14}, {4: 1.0, 3: 1.0, 2: 1.1, 1: 1.3}, 8)
-NARROW = Registers(8, {3: 4, 2: 6, 1: 12}, {3: 1.0, 2: 1.0, 1: 1.1}, 12)
+WIDE = Registers(16, {4: 6, 3: 8, 2: 12, 1: 14}, {4: 1.0, 3: 1.0, 2: 1.1, 1: 1.3}, 8, 2304, 12_000_000)
+NARROW = Registers(8, {3: 4, 2: 6, 1: 12}, {3: 1.0, 2: 1.0, 1: 1.1}, 12, 4608, None)
 
 REGISTERS: Mapping[frozenset[str], Registers] = {
     frozenset({"avx512f"}): WIDE,

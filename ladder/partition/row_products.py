@@ -7,18 +7,12 @@ from collections.abc import Iterable
 from ladder.ir.graph import Graph
 from ladder.ir.row_product import RowProduct, as_row_product
 from ladder.partition.subgraphs import Subgraph
-from schedules.row_panels import registers_of
+from schedules.row_panels import Registers, registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
 MOST = 4_000_000
 """Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
-
-DEEPEST = 2304
-"""Products per element up to which a panel of the matrix stays in the second-level cache."""
-
-MOST_PRODUCTS = 12_000_000
-"""Of a convolution up to which what follows, and a short call, outweigh that oneDNN multiplies faster."""
 
 
 def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | None) -> Subgraph | None:
@@ -28,11 +22,12 @@ def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | No
     regions: A product, then with more and more of what follows it: of kind ``product``.
     device: What runs it.
     """
-    if registers_of(device) is None:
+    registers = registers_of(device)
+    if registers is None:
         return None
     found: Subgraph | None = None
     for region in regions:
-        form = _form(region)
+        form = _form(region, registers)
         if form is None and found is None:
             break
         if form is None:
@@ -44,12 +39,12 @@ def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | No
     return found
 
 
-def _form(region: Subgraph) -> RowProduct | None:
+def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
     try:
         form = as_row_product(region.graph)
     except ShapeError:
         return None
-    fits = form.depth <= DEEPEST and form.depth * form.columns <= MOST
-    known = isinstance(form.rows, int) and form.windows is not None
-    many = known and int(form.rows) * form.depth * form.columns > MOST_PRODUCTS
-    return form if fits and not many else None
+    fits = form.depth <= registers.deepest and form.depth * form.columns <= MOST
+    if isinstance(form.rows, int) and form.windows is not None and registers.most is not None:
+        fits = fits and form.rows * form.depth * form.columns <= registers.most
+    return form if fits else None

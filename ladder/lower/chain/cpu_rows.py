@@ -7,7 +7,7 @@ the product itself never lies in memory. Panels lie one after the other, as `pan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,9 @@ Steps = Callable[[Expr, int, Step], None]
 
 MOST_WINDOWS = 8
 """Rows of a block whose elements do not lie at equal distances: each has an address of its own."""
+
+UNROLLED = 4
+"""Products of each element that a step of a whole block's loop adds."""
 
 SERIAL = 1 << 20
 """Products of a kernel below which one thread does all: starting threads costs more."""
@@ -107,8 +110,19 @@ class RowNest(CpuNest):
 
     def steps(self, first: Expr, rows: int, step: Step) -> None:
         """Emit ``step(number, one element per row)`` for every element of the rows."""
-        with b.loop(self.depth) as number:
+        for number in self.unrolled(self.depth, rows):
             step(number, [self.x[first + row, number] for row in range(rows)])
+
+    def unrolled(self, extent: int, rows: int) -> Iterator[Expr]:
+        """Emit a loop over products: of a whole block, several in a row, so that they share addresses."""
+        count = UNROLLED if rows == self.size else 1
+        whole = extent // count
+        if whole:
+            with b.loop(whole) as number:
+                for at in range(count):
+                    yield number * count + at
+        for at in range(whole * count, extent):
+            yield tirx.const(at, "int32")
 
     def block_of(self, rows: Expr, first: Expr, panel: Expr, steps: Steps) -> None:
         """Emit one block: its products, then what is made of them, row by row."""
@@ -235,10 +249,12 @@ class Gather:
         for row in range(rows):
             b.store(begins, self.begin(first + row), row)
         (taps_down, taps_across), (down, across) = self.windows.kernel, self.windows.dilation
-        with b.loop(taps_down) as r, b.loop(taps_across) as s, b.loop(self.channels) as c:
-            place = r * (down * self.line) + s * (across * self.channels) + c
-            number = (r * taps_across + s) * self.channels + c
-            step(number, [self.x[begins[row] + place] for row in range(rows)])
+        with b.loop(taps_down) as r, b.loop(taps_across) as s:
+            tap = b.bind(r * (down * self.line) + s * (across * self.channels))
+            begin = [b.bind(begins[row] + tap) for row in range(rows)]
+            first_number = b.bind((r * taps_across + s) * self.channels)
+            for c in self.nest.unrolled(self.channels, rows):
+                step(first_number + c, [self.x[at + c] for at in begin])
 
     def begin(self, number: Expr) -> Expr:
         """Return where the window of a row begins."""
