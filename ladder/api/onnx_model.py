@@ -164,7 +164,7 @@ class OnnxModel:
             f"inputs {', '.join(show_shape(shape) for _, shape in form)}:\n{model.plan()}"
             for models in found
             for form, model in models.items()
-            if model is not None
+            if isinstance(model, WholeModel | StagedModel)
         ]
         return "\n".join(texts) or self.on(device).plan()
 

@@ -40,6 +40,17 @@ MOST_WINDOWS = 8
 UNROLLED = 4
 """Products of each element that a step of a whole block's loop adds."""
 
+MOST_OPERATORS = 128
+"""Operators on vectors of a block that are emitted one by one."""
+
+LIGHT = frozenset(
+    {
+        *("add", "sub", "mul", "div", "maximum", "minimum", "relu", "neg", "abs", "square"),
+        *("select", "less", "less_equal", "convert"),
+    }
+)
+"""Operators of one or two instructions."""
+
 SERIAL = 1 << 20
 """Products of a kernel below which one thread does all: starting threads costs more."""
 
@@ -131,18 +142,46 @@ class RowNest(CpuNest):
         count = self.held(tirx.min(size, rows - first), rows)
         tails = [1 << bit for bit in reversed(range((size - 1).bit_length()))]
 
+        def each_row() -> None:
+            with b.loop(count) as row, self.ranged(row, size):
+                self.row_of(block, first, row, panel)
+
+        def whole() -> None:
+            sums = self.products(size, first, panel, steps)
+            if not self.is_short:
+                self.kept(block, sums, size, 0)
+                return
+            for row in range(size):
+                self.row_of(sums, first, row, panel)
+
         def rest() -> None:
             for tail in tails:
                 done = tirx.floordiv(count, 2 * tail) * (2 * tail)
                 with b.when(tirx.floormod(tirx.floordiv(count, tail), 2) == 1):
-                    self.products(block, tail, first, b.bind(done), panel, steps)
+                    begin = b.bind(done)
+                    self.kept(block, self.products(tail, first + begin, panel, steps), tail, begin)
+            if self.is_short:
+                each_row()
 
-        b.either(count == size, lambda: self.products(block, size, first, 0, panel, steps), rest)
-        with b.loop(count) as row, self.ranged(row, size):
-            self.row_of(block, first, row, panel)
+        b.either(count == size, whole, rest)
+        if not self.is_short:
+            each_row()
 
-    def products(self, block: Any, rows: int, first: Expr, done: Expr, panel: Expr, steps: Steps) -> None:
-        """Emit the products of some rows of a block with a panel."""
+    @property
+    def is_short(self) -> bool:
+        """Whether the chain is emitted for each vector of a block: it then reads products in registers."""
+        found = [n.operator for n in self.graph.nodes if n.operator not in ("input", "constant")]
+        return LIGHT.issuperset(found) and len(found) * self.size * self.vectors <= MOST_OPERATORS
+
+    def kept(self, block: Any, sums: Any, rows: int, done: Expr) -> None:
+        """Emit the move of products of some rows into the block, from a row on."""
+        for number in range(rows * self.vectors):
+            at = number * self.lanes
+            here = v.lanes(done * (self.vectors * self.lanes) + at, self.lanes)
+            b.store(block, sums[v.lanes(at, self.lanes)], here)
+
+    def products(self, rows: int, first: Expr, panel: Expr, steps: Steps) -> Any:
+        """Emit the products of some rows with a panel; returns them, row by row."""
         lanes = self.lanes
         sums = v.scratch(rows * self.vectors * lanes, "float32")
         places = [number * lanes for number in range(rows * self.vectors)]
@@ -159,10 +198,8 @@ class RowNest(CpuNest):
                     at = v.lanes((row * self.vectors + vector) * lanes, lanes)
                     b.store(sums, v.fma(x, weight, sums[at], lanes), at)
 
-        steps(first + done, rows, step)
-        for at in places:
-            here = v.lanes(done * (self.vectors * lanes) + at, lanes)
-            b.store(block, sums[v.lanes(at, lanes)], here)
+        steps(first, rows, step)
+        return sums
 
     def row_of(self, block: Any, first: Expr, row: Expr, panel: Expr) -> None:
         """Emit the results of one row of a block: whole vectors, and what is left of the last."""
