@@ -149,7 +149,7 @@ class RowNest(CpuNest):
         def whole() -> None:
             sums = self.products(size, first, panel, steps)
             if not self.is_short:
-                self.kept(block, sums, size, 0)
+                self.put_into(block, sums, size, 0)
                 return
             for row in range(size):
                 self.row_of(sums, first, row, panel)
@@ -159,7 +159,7 @@ class RowNest(CpuNest):
                 done = tirx.floordiv(count, 2 * tail) * (2 * tail)
                 with b.when(tirx.floormod(tirx.floordiv(count, tail), 2) == 1):
                     begin = b.bind(done)
-                    self.kept(block, self.products(tail, first + begin, panel, steps), tail, begin)
+                    self.put_into(block, self.products(tail, first + begin, panel, steps), tail, begin)
             if self.is_short:
                 each_row()
 
@@ -173,7 +173,7 @@ class RowNest(CpuNest):
         found = [n.operator for n in self.graph.nodes if n.operator not in ("input", "constant")]
         return LIGHT.issuperset(found) and len(found) * self.size * self.vectors <= MOST_OPERATORS
 
-    def kept(self, block: Any, sums: Any, rows: int, done: Expr) -> None:
+    def put_into(self, block: Any, sums: Any, rows: int, done: Expr) -> None:
         """Emit the move of products of some rows into the block, from a row on."""
         for number in range(rows * self.vectors):
             at = number * self.lanes

@@ -33,7 +33,7 @@ from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
 from ladder.runtime.model.prologues import prologue_jobs
-from ladder.runtime.model.recurrent import recurrent_job
+from ladder.runtime.model.recurrent import recurrent_jobs
 from ladder.runtime.model.rows import rows_job
 from ladder.runtime.model.sequences import sequence_jobs
 from schedules.schedule import Plan as SchedulePlan
@@ -55,7 +55,7 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "chain": lambda part, device: [chain_job(part.graph, device)],
     "rows": lambda part, device: [rows_job(part.graph, device)],
     "attention": lambda part, device: attention_jobs(part.graph, device),
-    "recurrent": lambda part, device: [recurrent_job(part.graph, device)],
+    "recurrent": lambda part, device: recurrent_jobs(part.graph, device),
     "found": found_jobs,
     "prologue": prologue_jobs,
     "sequence": sequence_jobs,

@@ -52,7 +52,7 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bind_entry(
-    memory: Workspace, entry: Any, first: Sequence[Any], operands: Sequence[Any], out: Sequence[Operand]
+    memory: Workspace, entry: Any, first: Sequence[Any], operands: Sequence[Any], out: Sequence[Any]
 ) -> Bound:
     """Return the call of a kernel.
 
@@ -60,7 +60,7 @@ def bind_entry(
     entry: The kernel.
     first: Numbers that it takes first.
     operands: What it reads: an `Operand`, or a tensor that stays.
-    out: What it writes: buffers of the plan or new tensors, none of them empty.
+    out: What it writes: buffers of the plan, new tensors, or a tensor that stays; none of them empty.
     """
     arguments: list[Any] = [*first]
     moving: list[tuple[int, int, Operand]] = []

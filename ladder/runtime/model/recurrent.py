@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ladder.ir.build import GraphBuilder
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
+from ladder.lower.chain.panels import panels
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
-from ladder.runtime.model.entry_calls import ready
+from ladder.runtime.compile import target_of
+from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import Step
-from ladder.runtime.model.rows import known_registers
+from ladder.runtime.model.rows import known_registers, rows_job
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
+from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph, Node
@@ -54,10 +58,35 @@ def recurrent_job(graph: Graph, device: TileDevice) -> Job:
     return Job({"recurrent": repr(form)}, Identity.of(None, device), device, make)
 
 
+def recurrent_jobs(graph: Graph, device: TileDevice) -> list[Job]:
+    """Return the kernels that a layer wants: of its steps and, of float32, of what inputs give to gates."""
+    form, node = layer_of(graph)
+    own = recurrent_job(graph, device)
+    if form.codes:
+        return [own]
+    inputs = graph.tile(operands_of(node)["x"]).shape[2]
+    return [own, rows_job(gates_graph(form, int(str(inputs))), device)]
+
+
+def gates_graph(form: Recurrent, inputs: int) -> Graph:
+    """Return what inputs give to all gates: their product with the weight, and the bias."""
+    wide = len(form.backward) * form.gates * padded(form.hidden)
+    g = GraphBuilder("gates")
+    x = g.input("x", "float32", ("rows", inputs))
+    weight = g.input("weight", "float32", (wide, inputs))
+    bias = g.input("bias", "float32", (wide,))
+    return g.finish(g.add("add", g.add("matmul", x, weight, transpose_b=True, type="float32"), bias))
+
+
+def padded(hidden: int) -> int:
+    """Return the elements of a gate in memory: whole vectors."""
+    return -(-hidden // LANES) * LANES
+
+
 def by_gates(form: Recurrent, weight: torch.Tensor) -> torch.Tensor:
     """Return ``[directions, gates, padded, ...]`` of ``[directions, gates * hidden, ...]``: zeros beyond."""
     shape = (len(form.backward), form.gates, form.hidden, *weight.shape[2:])
-    found = weight.new_zeros(*shape[:2], -(-form.hidden // LANES) * LANES, *shape[3:])
+    found = weight.new_zeros(*shape[:2], padded(form.hidden), *shape[3:])
     found[:, :, : form.hidden] = weight.reshape(shape)
     return found
 
@@ -99,7 +128,8 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
     """Return the call of a layer; weights that stay are packed once, for all frames of the plan."""
     from tvm_ffi import from_dlpack
 
-    graph, entry, known = step.part.graph, memory.owner.kernels[step.entry], memory.owner.layers
+    entries = [memory.owner.kernels[name] for name in step.entry.split()]
+    graph, entry, known = step.part.graph, entries[0], memory.owner.layers
     form, node = layer_of(graph)
     outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
     values = {role: outside[name] for role, name in operands_of(node).items()}
@@ -111,6 +141,10 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
     if len(stays) == len(weights) and values["r"] not in known:
         known[values["r"]] = pack(form, stays)
     whole: Any = known.get(values["r"])
+    if len(entries) > 1 and whole is not None and "lengths" not in values and memory.settles(step):
+        bound = _of_known_sizes(memory, step, entries, whole, values)
+        if bound is not None:
+            return bound
     held = None if whole is None else tuple(map(from_dlpack, whole.state))
     outputs = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
 
@@ -121,6 +155,39 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
         _layer(form, entry, lambda: (gates(form, made, given["x"]), *(held or made.state)), given, found)
         for (place, _), value in zip(outputs, found, strict=True):
             slots[place] = value
+
+    return run
+
+
+def _of_known_sizes(
+    memory: Workspace, step: Step, entries: Sequence[Any], made: Packed, values: Mapping[str, str]
+) -> Bound | None:
+    """Return the calls of both kernels of a layer whose weights stay; None where there are no steps."""
+    form, _ = layer_of(step.part.graph)
+    count, kept = len(form.backward), memory.owner.in_order
+    steps, batch, inputs = memory.now.numbers(memory.owner.plan.tiles[values["x"]].shape)()
+    if not steps or not batch:
+        return None
+    key = f"gates of {values['w']}"
+    if key not in kept:
+        kept[key] = panels(made.matrix.t(), known_registers(get_device(target_of(memory.owner.where))))
+    gates = torch.empty(steps * batch, made.matrix.shape[1])
+    x = Operand(values["x"], (steps * batch, inputs))
+    first = bind_entry(memory, entries[1], (steps * batch,), (x, kept[key], made.bias), (gates,))
+
+    def state() -> torch.Tensor:
+        return torch.zeros(count, batch, form.hidden)
+
+    roles = ("h", "c") if form.cell == "LSTM" else ("h",)
+    begins = [Operand(values[role]) if role in values else state() for role in roles]
+    shown = [*map(Operand, step.part.outputs)]
+    ends = [state() for _ in range(len(roles) + 1 - len(shown))]
+    lengths = torch.full((batch,), steps, dtype=torch.int32)
+    then = bind_entry(memory, entries[0], (), (gates, *made.state, lengths, *begins), (*shown, *ends))
+
+    def run(slots: Slots) -> None:
+        first(slots)
+        then(slots)
 
     return run
 
