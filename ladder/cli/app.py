@@ -413,6 +413,24 @@ def write_page(path: Path, text: str) -> None:
         raise ArtifactError(f"cannot write {path}: {error}") from error
 
 
+@app.command("first-run")
+def first_run(
+    output: Annotated[Path, typer.Argument(help="The file to write, a .json.")],
+    target: Annotated[str, typer.Option(help="Device of this machine. [its first GPU]")] = "",
+    n: Annotated[int, typer.Option(help="Rows of the weights.")] = 4096,
+    k: Annotated[int, typer.Option(help="Columns of the weights.")] = 4096,
+) -> None:
+    """Run a product of every kind on a GPU that nobody has tried, and write what came of it to one file."""
+    from ladder.cli.first_run import run_first, summary
+
+    with console.progress() as step:
+        found = run_first(output, target, (n, k), step)
+    console.print_fields(dict(summary(found)))
+    if not all(row["passed"] for row in found["results"]):
+        console.error(f"some failed; {output} has the details, please send it with an issue")
+        raise typer.Exit(FAILED)
+
+
 for command in (types, devices, doctor):
     app.command()(command)
 app.add_typer(cache, name="cache")

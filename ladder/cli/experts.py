@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,9 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
     from ladder.cli.gemm import compiled_report
 
     step(f"compiling for {problem.device.name}")
+    start = time.perf_counter()
     lowered = operator_of(problem).lower(problem.device).serving(problem.m)
-    report = replace(compiled_report(problem, lowered), experts=problem.experts)
+    report = replace(compiled_report(problem, lowered, start), experts=problem.experts)
     report = replace(report, flops=report.flops * problem.experts, bytes=report.bytes * problem.experts)
     if check and problem.device.is_gpu:
         step("looking at the code and simulating the kernel")

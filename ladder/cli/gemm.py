@@ -43,14 +43,19 @@ exact and only float32 sums of groups round; fp8 products round in the core's ac
 
 
 def run_gemm(
-    problem: Problem, *, check: bool = True, timed: bool = True, step: Progress = silent
+    problem: Problem,
+    *,
+    check: bool = True,
+    timed: bool = True,
+    simulated: bool = True,
+    step: Progress = silent,
 ) -> GemmReport:
     """Compile a product and, where its target is here, run, check and time it.
 
     problem: What to multiply, and for which target.
-    check: Whether to compare with float64; for a GPU also to simulate the kernel on the CPU, and to look at
-        its code.
-    timed: Whether to time it beside torch.
+    check: Whether to compare with float64; for a GPU also to look at its code.
+    timed: Whether to time it; but on AMD GPUs beside torch.
+    simulated: Whether a check of a GPU's kernel also simulates it on the CPU.
     step: Called with what is being done.
     Raises LadderError if the problem cannot be, or a compiler is missing or fails.
     """
@@ -60,18 +65,24 @@ def run_gemm(
         return run_experts(problem, check=check, step=step)
     step(f"compiling for {problem.device.name}")
     operator, reason = problem.operator(), why_not_here(problem.device)
-    lowered = operator.lower(problem.device)
-    if reason:  # only the kernel that serves this M is of interest
+    lowered, start = operator.lower(problem.device), time.perf_counter()
+    if reason or problem.device.kind == "rocm":  # only the kernel that serves this M is of interest
         lowered = lowered.serving(problem.m)
-    report = compiled_report(problem, lowered)
+    report = compiled_report(problem, lowered, start)
     if check and problem.device.is_gpu:
-        step("looking at the code and simulating the kernel")
-        report = with_evidence(report, problem, lowered)
+        step(f"looking at the code{' and simulating the kernel' if simulated else ''}")
+        report = with_evidence(report, problem, lowered, simulated)
     if reason:
         done = "compiled and simulated, but not timed" if report.simulated else "compiled, but not run"
         return replace(report, not_run=f"{reason}; the kernel was {done}")
     step("drawing and packing operands")
     operands = make_operands(problem, operator.gemm)
+    if problem.device.kind == "rocm":
+        from ladder.cli.amd_gpu import with_run
+
+        step("running on the GPU")
+        packed = operator.pack(operands.weight)
+        return with_run(report, lowered, operands, packed, check=check, timed=timed)
     place = "cuda" if problem.device.is_gpu else "cpu"
     packed, operands = operator.pack(operands.weight, place), operands.to(place)
     if check:
@@ -83,10 +94,9 @@ def run_gemm(
     return report
 
 
-def compiled_report(problem: Problem, lowered: Lowered) -> GemmReport:
-    """Compile for the target and report what is known without running."""
+def compiled_report(problem: Problem, lowered: Lowered, start: float) -> GemmReport:
+    """Compile for the target, which began at ``start``, and report what is known without running."""
     gemm = lowered.request.gemm
-    start = time.perf_counter()
     kernels = lowered.kernels
     seconds = time.perf_counter() - start
     return GemmReport(
@@ -112,20 +122,22 @@ def compiled_report(problem: Problem, lowered: Lowered) -> GemmReport:
     )
 
 
-def with_evidence(report: GemmReport, problem: Problem, lowered: Lowered) -> GemmReport:
-    """Add what the code of the kernel says, and what it does on the simulator if there are any rows."""
+def with_evidence(
+    report: GemmReport, problem: Problem, lowered: Lowered, simulated: bool = True
+) -> GemmReport:
+    """Add what the code of the kernel says, and if asked what it does on the simulator with any rows."""
     from ladder.cli.check import simulated_check, token_check
 
     report = replace(report, evidence=lowered.evidence(max(problem.m, 1)))
-    if not problem.m:
+    if not problem.m or not simulated:
         return report
-    simulated, tokens = simulated_check(problem, lowered), token_check(problem, lowered.request.gemm)
+    found, tokens = simulated_check(problem, lowered), token_check(problem, lowered.request.gemm)
     return replace(
         report,
-        simulated=simulated,
+        simulated=found,
         tokens=tokens,
-        relative_error=simulated.relative_error,
-        passed=not simulated.findings and not (tokens and tokens.findings),
+        relative_error=found.relative_error,
+        passed=not found.findings and not (tokens and tokens.findings),
     )
 
 

@@ -11,7 +11,7 @@ from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.ir import Compute, Gemm, apply, compute, sum_, tensor
 from ladder.ir.expr import Scalar
-from targets import TileDevice, get_device, host_cpu, visible_gpus
+from targets import TileDevice, get_device, host_cpu, rocm_architectures, visible_gpus
 from tile_types import TType, get_type
 from tile_types.errors import ConversionError, VerificationError
 
@@ -145,8 +145,13 @@ def why_not_here(device: TileDevice) -> str:
         missing = sorted(device.features - host_cpu().features)
         return f"this CPU lacks {', '.join(missing)}" if missing else ""
     shown = [gpu.device or f"sm_{gpu.capability[0]}{gpu.capability[1]}" for gpu in visible_gpus()]
+    shown += [f"rocm/{arch}" for arch in rocm_architectures()]
     if device.row not in {name.partition(":")[0] for name in shown}:
         return f"no {device.name} GPU is visible here (visible: {', '.join(shown) or 'none'})"
+    if device.kind == "rocm":
+        from ladder.cli.amd_gpu import why_not
+
+        return why_not()
     return _why_torch_cannot()
 
 

@@ -89,7 +89,8 @@ def context(target: Any) -> Any:
 
 
 def _running(module: Any) -> Any:
-    return _sequence(NARROWING)(_sequence(LOWERING, offsets_in_indices(), registers_per_lane())(module))
+    whole = _sequence(LOWERING, offsets_in_indices(), registers_per_lane(), bfloat16_in_bindings())(module)
+    return _sequence(NARROWING)(whole)
 
 
 def _stages() -> tuple[Any, Any, Any]:
@@ -175,6 +176,54 @@ def _with_registers(loop: Any) -> Any:
     outside = [tirx.AllocBuffer(lanes[s.buffer], s.annotations) for s in found]
     whole = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
     return tirx.SeqStmt([*outside, whole])
+
+
+def bfloat16_in_bindings() -> Any:
+    """Return the pass that spells out conversions of bfloat16 in what variables are bound to.
+
+    TVM's `BF16ComputeLegalize` leaves them out, so that LLVM would convert the bits as an integer.
+    """
+    import tvm
+
+    def changed(function: Any, module: Any, context: Any) -> Any:
+        if function.attrs["target"].kind.name == "cuda":  # it has the type
+            return function
+        from tvm import tirx
+        from tvm_ffi import structural_map
+
+        def spelled(statement: Any) -> Any:
+            value = structural_map(statement.value, (tirx.Cast, _spelled_out))
+            return tirx.Bind(statement.var, value)
+
+        return function.with_body(structural_map(function.body, (tirx.Bind, spelled)))
+
+    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.BFloat16InBindings")
+
+
+def _spelled_out(cast: Any) -> Any:
+    """Return a conversion from or to bfloat16 (rounded to nearest even) in shifts; others as they are."""
+    from tvm.script import tirx as T
+
+    source, result = str(cast.value.ty.dtype), str(cast.ty.dtype)
+    lanes = "x" + source.rpartition("x")[2] if "x" in source else ""
+    if source.startswith("bfloat16"):
+        bits = T.Cast(f"uint32{lanes}", T.reinterpret(f"uint16{lanes}", cast.value))
+        return T.Cast(result, T.reinterpret(f"float32{lanes}", bits << _like(bits, 16)))
+    if result.startswith("bfloat16"):
+        bits = T.reinterpret(f"uint32{lanes}", T.Cast(f"float32{lanes}", cast.value))
+        odd = (bits >> _like(bits, 16)) & _like(bits, 1)
+        rounded = (bits + odd + _like(bits, 0x7FFF)) >> _like(bits, 16)
+        return T.reinterpret(result, T.Cast(f"uint16{lanes}", rounded))
+    return cast
+
+
+def _like(bits: Any, number: int) -> Any:
+    """Return a number in the type of some words."""
+    from tvm.script import tirx as T
+
+    kind = str(bits.ty.dtype)
+    lanes = int(kind.rpartition("x")[2]) if "x" in kind else 1
+    return T.uint32(number) if lanes == 1 else T.Broadcast(T.uint32(number), lanes)
 
 
 def _allocated(buffer: Any, count: Any) -> Any:

@@ -1,8 +1,9 @@
 """Load kernels with TVM's runtime alone: no compiler, and no ``import tvm``.
 
 A built kernel needs ``tvm_ffi``, ``libtvm_runtime.so`` and, on NVIDIA GPUs,
-``libtvm_runtime_cuda.so``. The two libraries are taken from `LADDER_RUNTIME_DIR` or
-from the installed TVM distribution, whose Python package stays unimported.
+``libtvm_runtime_cuda.so`` (on AMD's, `ladder.runtime.hip` does what TVM's wheel lacks). The two
+libraries are taken from `LADDER_RUNTIME_DIR` or from the installed TVM distribution, whose Python
+package stays unimported.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from ladder import knobs
 from ladder.forks import renewed
 from ladder.installation import cache_root, find_library
-from ladder.runtime import tensor_map, threads, workspace
+from ladder.runtime import hip, tensor_map, threads, workspace
 from tile_types.errors import ArtifactError, MissingToolError
 
 RUNTIME = "libtvm_runtime.so"
@@ -62,11 +63,11 @@ def load_foreign_interface() -> None:
 def load_runtime(family: str = "cpu") -> None:
     """Load what kernels of a device family need; later calls return at once.
 
-    family: ``"cpu"`` or ``"cuda"``.
-    Raises MissingToolError if ``tvm_ffi`` or a library is not there, or cannot be loaded (no GPU driver).
+    family: ``"cpu"``, ``"cuda"`` or ``"rocm"``.
+    Raises MissingToolError if ``tvm_ffi`` or a library is not there, or cannot be loaded (no GPU driver, no HIP).
     """
     needed = RUNTIME_FOR.get(family, RUNTIME)
-    if needed in _loaded:
+    if needed in _loaded and family != "rocm":
         return
     with _lock:
         load_foreign_interface()
@@ -75,6 +76,8 @@ def load_runtime(family: str = "cpu") -> None:
             _open(find_library(RUNTIME))
             threads.runtime_is_loaded()
             knobs.on_override(apply_threads)
+        if family == "rocm":
+            hip.register()
         if needed != RUNTIME:
             _open(find_library(needed))
             workspace.register()

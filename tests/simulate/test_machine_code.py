@@ -62,13 +62,24 @@ PRODUCTS = {
     "bfloat16": ("gfx942", "int4", "bfloat16", "bfloat16", 9, OPERAND),
 }
 
+VECTORS = ("gfx950", "nf4", "bfloat16", "bfloat16", 5, MFMA)
+"""Its rows of results are stored as vectors, with a bias of bfloat16."""
+
 
 @pytest.mark.daily(3, among="machine code of products")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, machine_code: None) -> None:
-    arch, weight, activation, output, m, schedule = PRODUCTS[name]
+    check_product(*PRODUCTS[name], 83, 264)
+
+
+def test_results_stored_as_vectors(machine_code: None) -> None:
+    check_product(*VECTORS, 40, 64)
+
+
+def check_product(
+    arch: str, weight: str, activation: str, output: str, m: int, schedule: GpuSchedule, n: int, k: int
+) -> None:
     torch.manual_seed(7)
-    n, k = 83, 264
     op = ladder.Matmul(
         n, k, weight, activation, group_size=32, output=output, bias=True, target=f"rocm/{arch}",
         plan=Plan(((ANY_M, schedule),)),

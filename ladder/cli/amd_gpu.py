@@ -1,0 +1,121 @@
+"""Products on an AMD GPU of this machine, through `ladder.runtime.hip`: results, and times of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ladder.cli.measure import ceiling, copies_for
+from ladder.runtime import hip
+from tile_types.errors import LadderError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.api.lowered import Lowered
+    from ladder.cli.operands import Operands
+    from ladder.cli.report import GemmReport
+    from ladder.runtime.packed import PackedWeight
+    from targets import TileDevice
+
+ROUNDS = 20
+"""Launches per copy of the weight that are timed together."""
+
+
+def why_not() -> str:
+    """Return why the HIP runtime cannot be used; empty if it can."""
+    try:
+        hip.runtime()
+    except LadderError as error:
+        return str(error)
+    return ""
+
+
+class HostLaunch:
+    """A kernel that is called with tensors on the CPU: their copies on the GPU are its arguments.
+
+    Parameters
+    ----------
+    entry
+        The host part of the kernel; its last argument is the result.
+    copies
+        Copies of the arguments that a timed run takes in turn, 0 for no timing.
+    """
+
+    def __init__(self, entry: Any, copies: int = 0) -> None:
+        self.entry, self.copies, self.microseconds = entry, copies, 0.0
+
+    def __call__(self, *tensors: Any) -> None:
+        from ladder.simulate.operator import numpy_of
+
+        arrays = [numpy_of(tensor) for tensor in tensors]
+        with hip.on_device(hip.runtime(), arrays) as (held, given):
+            self.entry(*given)
+            arrays[-1][...] = held[-1].fetch()
+        if self.copies:
+            self._time(arrays)
+
+    def _time(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Note the mean time of a launch, each with arguments that the caches have lost."""
+        device = hip.runtime()
+        with hip.on_device(device, [*arrays] * self.copies) as (_, given):
+            count = len(arrays)
+            calls = [given[at : at + count] for at in range(0, len(given), count)]
+
+            def work() -> None:
+                for _ in range(ROUNDS):
+                    for arguments in calls:
+                        self.entry(*arguments)
+
+            work()
+            self.microseconds = device.milliseconds(work) * 1e3 / (ROUNDS * len(calls))
+
+
+def multiply(
+    lowered: Lowered, operands: Operands, packed: PackedWeight, copies: int
+) -> tuple[torch.Tensor, float]:
+    """Run the kernel that serves the operands' rows; return its result, on the CPU, and its µs (or 0).
+
+    Raises
+    ------
+    DeviceError
+        If the runtime refuses anything; in its words.
+    """
+    from ladder.runtime.compile import load_entry
+    from ladder.runtime.kernel import CompiledGemm
+
+    m = len(operands.x)
+    kernel = lowered.kernel(m)
+    launch = HostLaunch(load_entry(kernel, "rocm"), copies)
+    called = CompiledGemm(lowered.request.gemm, "cuda", [m], [launch], [kernel.entry])
+    result = called(operands.x, packed, operands.bias, operands.token_scale)
+    return result, launch.microseconds
+
+
+def with_run(
+    report: GemmReport,
+    lowered: Lowered,
+    operands: Operands,
+    packed: PackedWeight,
+    *,
+    check: bool,
+    timed: bool,
+) -> GemmReport:
+    """Add what a run on the GPU gives: its error against float64, its time, its share of the roofline."""
+    from ladder.cli.gemm import checked
+
+    device: TileDevice = lowered.request.target
+    copies = copies_for(packed.nbytes, device) if timed and len(operands.x) else 0
+    result, microseconds = multiply(lowered, operands, packed, copies)
+    if check:
+        report = checked(report, operands, lowered.request.gemm, result)
+    if not copies:
+        return report
+    limit = ceiling(device, report.activation)
+    share = limit.seconds(report.bytes, report.flops) * 1e6 / microseconds
+    return replace(
+        report, time_us=round(microseconds, 3), roofline_fraction=round(share, 6), roofline=limit.source
+    )
