@@ -82,6 +82,12 @@ class ScaledSchedule(Schedule):
         )
 
     @property
+    def title(self) -> str:
+        """Its part of a kernel's name."""
+        tiles = f"{self.tile_m}_{self.stages}_{self.split_k}" + "_pair" * self.pair
+        return tiles + f"_{self.rows}" * (self.rows < ROWS)
+
+    @property
     def partners(self) -> int:
         """Blocks that multiply together: what ``cta_group`` says."""
         return 1 + self.pair

@@ -11,7 +11,8 @@ import torch
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.runtime.scaled import ScaledOperand, kernel_for, multiply, operand_of, quantize_rows
-from schedules.scaled import ScaledCost, ScaledSchedule, choose, predict
+from schedules.scaled import ScaledCost
+from schedules.scaled_choice import AnyScaled, choose, predict
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, get_type
 from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind, unknown_name
@@ -47,7 +48,7 @@ class ScaledMatmul:
     bias
         Whether calls pass a bias.
     target
-        Device, ``"cuda/sm_100a"``; by default the one that x is on.
+        Device, ``"cuda/sm_100a"``, or ``"rocm/gfx950"`` for mxfp4; by default the one that x is on.
     options
         Others of `ladder.Matmul`, which must ask for nothing.
 
@@ -174,7 +175,7 @@ class ScaledLowered:
         """The target."""
         return get_device(self.target)
 
-    def schedule(self, m: int = 1) -> ScaledSchedule:
+    def schedule(self, m: int = 1) -> AnyScaled:
         """Return the schedule that serves M = ``m``."""
         return choose(self.form, self.device, m)
 

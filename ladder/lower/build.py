@@ -54,6 +54,12 @@ ATTENTION = {
 }
 """TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a kernel of attention."""
 
+SCALED = {
+    "cuda": "ladder.lower.cuda.scaled:emit",
+    "rocm": "ladder.lower.rocm.scaled:emit",
+}
+"""TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a block-scaled product."""
+
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
     "rocm": "ladder.lower.rocm.toolchain:compile_functions",

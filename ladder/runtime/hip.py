@@ -308,6 +308,7 @@ def register() -> None:
     import tvm_ffi
 
     hip = runtime()
+    tvm_ffi.register_error("DeviceError", DeviceError)
     tvm_ffi.register_global_func("ffi.Module.load_from_bytes.hip", load_code_object)
     before = tvm_ffi.get_global_func("__tvm_set_device", allow_missing=True)
 

@@ -64,7 +64,7 @@ def load_runtime(family: str = "cpu") -> None:
     """Load what kernels of a device family need; later calls return at once.
 
     family: ``"cpu"``, ``"cuda"`` or ``"rocm"``.
-    Raises MissingToolError if ``tvm_ffi`` or a library is not there, or cannot be loaded (no GPU driver, no HIP).
+    Raises MissingToolError if ``tvm_ffi`` or a library is not there, or cannot be loaded (no driver, no HIP).
     """
     needed = RUNTIME_FOR.get(family, RUNTIME)
     if needed in _loaded and family != "rocm":

@@ -14,7 +14,8 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import torch_dtype
-from schedules.scaled import ROWS, ScaledSchedule, choose, place_scales
+from schedules.scaled import place_scales
+from schedules.scaled_choice import AnyScaled, choose
 from targets import TileDevice, get_device
 from tile_types import get_type
 from tile_types.errors import DeviceError, DTypeError, ShapeError
@@ -160,21 +161,19 @@ ZERO_EXPONENT = -14
 """Exponent of the scale of a block of zeros (`tile_types.scaling.ZERO_BLOCK_SCALE`)."""
 
 
-def kernel_for(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Kernel:
+def kernel_for(form: ScaledGemm, device: TileDevice, schedule: AnyScaled) -> Kernel:
     """Find or build the kernel of a schedule; the device need not be here.
 
     Raises DeviceError, ScheduleError if the device has no such cores, or the schedule does not fit.
     Raises MissingToolError, CompilerError if it cannot be compiled.
     """
     shapeless = {name: value for name, value in asdict(form).items() if name not in ("n", "k")}
-    tiles = f"{schedule.tile_m}_{schedule.stages}_{schedule.split_k}" + "_pair" * schedule.pair
-    tiles += f"_{schedule.rows}" * (schedule.rows < ROWS)
-    name = f"ladder_scaled_{form.weight}_{form.activation}_{tiles}"
+    name = f"ladder_scaled_{form.weight}_{form.activation}_{schedule.title}"
 
     def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-        from ladder.lower.cuda.scaled import emit
+        from ladder.lower.build import SCALED, build_function, resolve
 
+        emit = resolve(SCALED, "target kind", device.kind)
         return build_function(lambda symbol: emit(form, device, schedule, symbol), name, device, folder)
 
     facts = {"scaled": shapeless, "schedule": str(schedule)}
@@ -182,7 +181,7 @@ def kernel_for(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -
 
 
 @cache
-def _entry(form: ScaledGemm, target: str, schedule: ScaledSchedule) -> Any:
+def _entry(form: ScaledGemm, target: str, schedule: AnyScaled) -> Any:
     return load_entry(kernel_for(form, get_device(target), schedule), "cuda")
 
 

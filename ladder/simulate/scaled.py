@@ -41,12 +41,11 @@ def simulate_scaled(
     import torch
 
     from ladder.api.scaled import ScaledLowered, ScaledMatmul
-    from ladder.lower.cuda.scaled import emit
+    from ladder.lower.build import SCALED, resolve
     from ladder.lower.tvm_lock import tvm_lock
     from ladder.runtime.kernel import torch_dtype
     from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
-    from ladder.simulate.nvidia import CALLS
-    from ladder.simulate.operator import numpy_of
+    from ladder.simulate.operator import FAMILIES, numpy_of
 
     if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
         raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(lowered).__name__}")
@@ -62,8 +61,10 @@ def simulate_scaled(
     arrays = [numpy_of(array) for array in arguments(operand, weight, bias, y)]
     names = ("x", "x_scales", "w", "w_scales", "factor", *(["bias"] if form.bias else []), "y")
     with tvm_lock():
+        emit = resolve(SCALED, "target kind", lowered.device.kind)
         function = emit(form, lowered.device, lowered.schedule(operand.shape[0]), "simulated")
-    result = simulate_launch(function, arrays, names=names, calls=CALLS, **options)
+    calls = FAMILIES[lowered.device.kind](lowered.device.arch)
+    result = simulate_launch(function, arrays, names=names, calls=calls, **options)
     if expected is None:
         return result
     exact = np.asarray(expected, np.float64).reshape(result.y.shape)

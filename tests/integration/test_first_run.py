@@ -117,5 +117,3 @@ def test_without_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip, "LIBRARIES", ("libno_such_hip.so",))
     with pytest.raises(MissingToolError, match="HIP runtime"):
         hip.Hip()
-    with pytest.raises(DeviceError, match="no GPU is visible here"):
-        first_run.target_here()

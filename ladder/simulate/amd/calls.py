@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ladder.simulate.amd import arithmetic, lanes, mfma
+from ladder.simulate.amd import arithmetic, lanes, mfma, scaled
 from ladder.simulate.banks import Banks
 from ladder.simulate.barriers import GroupWait
 from ladder.simulate.cohort import Cohort, Wait
@@ -89,6 +89,7 @@ def calls_for(arch: str) -> Calls:
     if arch in CORES:
         core = CORES[arch]
         reads |= {**arithmetic.rows_of(core.bytes_as, core.flushes), **mfma.rows(core)}
+        reads |= {scaled.NAME: scaled.translate} if core is mfma.CDNA4 else {}
     return Calls(
         reads=reads,
         steps=dict.fromkeys(HINTS, _nothing),

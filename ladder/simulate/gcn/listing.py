@@ -115,6 +115,8 @@ def encoded_bytes(i: Instruction) -> int:
     """Return the bytes of an instruction's encoding (CDNA3 ISA, "Microcode Formats")."""
     if i.op.startswith(LONG):
         return 8
+    if i.op.startswith("v_mfma_scale"):  # the scales are an instruction of their own
+        return 16
     if i.op.startswith(SHORT):
         return 4
     if i.op.startswith("v_") and i.form != "e32" and i.op not in ALONE:

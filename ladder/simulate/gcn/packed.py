@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.amd import mfma
+from ladder.simulate.amd import mfma, scaled
 from ladder.simulate.amd.arithmetic import LEAST_SUM, SMALLEST, flushed
 from ladder.simulate.gcn import floats as f
 from ladder.simulate.gcn.listing import GcnError, Instruction, Operand
@@ -289,6 +289,32 @@ def matrix(i: Instruction, name: str) -> Step:
     return step
 
 
+SCALED = "mfma_scale_f32_16x16x128_f8f6f4"
+
+
+def scaled_matrix(i: Instruction) -> Step:
+    """``v_mfma_scale_*`` of 4-bit floats whose scales lie in byte 0."""
+    _no_modifiers(i, "op_sel", "op_sel_hi", "cbsz", "blgp")
+    kinds = i.number("cbsz"), i.number("blgp")
+    chosen = (*i.bits("op_sel", (0, 0, 0)), *i.bits("op_sel_hi", (1, 1, 1)))
+    to, *given = i.operands
+    registers = all(operand.kind in ("v", "a") for operand in (*given[:2], *given[3:5]))
+    if kinds != (scaled.FP4, scaled.FP4) or any(chosen) or not registers:
+        raise GcnError(f"the emulator does not know {i.text}")
+    if given[2].kind == "literal" and given[2].text != "0":
+        raise GcnError(f"the emulator knows no constant sums but 0: {i.text}")
+
+    def step(w: Wave) -> None:
+        require_whole(w, i)
+        a, b = (_file(w, operand).view(np.uint8)[None] for operand in given[:2])
+        scales = [_file(w, operand)[None, :, 0] for operand in given[3:5]]
+        c = np.zeros((LANES, to.count), U) if given[2].kind == "literal" else _file(w, given[2])
+        sums = scaled.multiply(a, b, c.view(np.float32)[None], (scales[0], scales[1]))[0]
+        getattr(w, to.kind)[to.index : to.index + to.count] = sums.view(U).T
+
+    return step
+
+
 def _product(spelled: str, core: mfma.Core, i: Instruction) -> mfma.Product:
     """Return the shape of a matrix instruction; CDNA3 calls bfloat16 what CDNA2 calls ``bf16_1k``."""
     for name in (spelled, f"{spelled}.1k"):
@@ -322,6 +348,8 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
 def translate(i: Instruction) -> Step | None:
     """Return the closure of such an instruction; None if it is none that is known."""
     name = i.op.removeprefix("v_")
+    if name == SCALED:
+        return scaled_matrix(i)
     if name.startswith("mfma_"):
         return matrix(i, name)
     return next((make(i, name) for names, make in ROWS if name in names), None)
