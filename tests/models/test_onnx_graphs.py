@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx
+import onnx.reference
 import pytest
 import torch
 
@@ -170,3 +171,23 @@ def test_floats_of_8_bits_have_no_chains(node: str, result: str) -> None:
     want = torch.nn.functional.pad(x.float(), (1, 2)) if "Pad" in node else x.float()
     want = want.int() if result == "int32" else want
     assert torch.equal(fast(x).to(want.dtype), want)
+
+
+MIRRORED = {
+    "Pad": """<ir_version: 8, opset_import: ["" : 18]> mirrored (float[3, 7, 5] x) => (y)
+        <int64[6] p = {0, 2, 4, 1, 6, 0}> { z = Relu(x)  y = Pad <mode = "reflect"> (z, p) }""",
+    "Slice": """<ir_version: 8, opset_import: ["" : 18]> mirrored (float[3, 7, 5] x) => (y)
+        <int64[2] s = {-1, 5}, int64[2] e = {-99, 0}, int64[2] a = {1, 2}, int64[2] t = {-2, -1}>
+        { z = Relu(x)  q = Slice(z, s, e, a, t)  y = Neg(q) }""",
+}
+
+
+@pytest.mark.parametrize("operator", MIRRORED)
+def test_axes_that_kernels_read_backward(operator: str) -> None:
+    model = onnx.parser.parse_model(MIRRORED[operator])
+    x = torch.randn(3, 7, 5)
+    x[0, 1, 2] = float("nan")
+    (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    fast = ladder.compile(model)
+    torch.testing.assert_close(fast(x), torch.from_numpy(expected), rtol=0, atol=0, equal_nan=True)
+    assert operator not in fast.plan()
