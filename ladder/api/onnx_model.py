@@ -111,11 +111,14 @@ class OnnxModel:
                 where = value.device
                 break
         if self._file is not None:
-            given = by_name(self.inputs, arguments, named)
-            values = {name: given_value(value) for name, value in given.items()}
-            model = next(filter(None, (each.of(values) for each in self._of_shapes(where))), None)
-            if model is not None:
-                return model(*values.values())
+            inputs = self.staged.inputs
+            ordered = arguments if not named and len(arguments) == len(inputs) else None
+            given = ordered or by_name(self.inputs, arguments, named).values()
+            values = dict(zip(inputs, map(given_value, given), strict=True))
+            for special in self._of_shapes(where):
+                model = special.of(values)
+                if model is not None:
+                    return model(*values.values())
         return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def _of_shapes(self, where: torch.device) -> Sequence[Specialized]:

@@ -46,18 +46,14 @@ class Specialized:
 
     def of(self, values: Mapping[str, Any]) -> Model | None:
         """Return the model for values; None where there is none for theirs."""
-        form = tuple([_form(values[name]) for name in self.names])
+        given = [values[name] for name in self.names]
+        form = tuple([(v.dtype, v.shape) if isinstance(v, torch.Tensor) else (type(v),) for v in given])
         if form in self.models or len(self.models) >= self.most:
             return self.models.get(form)
         self.calls = self.calls + 1 if form == self.form else 1
         self.form = form
         if self.calls < self.patience:
             return None
-        given = {name: values[name] for name in self.names}
-        are_tensors = all(isinstance(value, torch.Tensor) for value in given.values())
-        self.models[form] = self.make(given) if are_tensors else None
+        are_tensors = all(isinstance(value, torch.Tensor) for value in given)
+        self.models[form] = self.make(dict(zip(self.names, given, strict=True))) if are_tensors else None
         return self.models[form]
-
-
-def _form(value: Any) -> tuple[Any, ...]:
-    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else (type(value),)
