@@ -141,11 +141,11 @@ class Lowered:
         return "\n".join(lines)
 
     def _measured(self) -> dict[Schedule, dict[int, float]]:
-        """Return seconds by schedule and M, as the tuning database has them of this very shape."""
+        """Return seconds by schedule and M, as the tuning database has them of this very shape and device."""
         gemm = self.request.gemm
         found: dict[Schedule, dict[int, float]] = {}
         for row in tuning_database().measurements(self.request.target, gemm):
-            if (row.n, row.k) == (gemm.n, gemm.k):
+            if (row.n, row.k) == (gemm.n, gemm.k) and not row.device:
                 found.setdefault(row.schedule, {})[row.m] = row.seconds
         return found
 

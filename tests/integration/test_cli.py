@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ladder.api.matmul import Matmul
 from ladder.cli import console, doctor
 from ladder.cli.app import FAILED, OK, USAGE, command_names, run
 from ladder.cli.problem import Problem
@@ -323,6 +324,12 @@ def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
     done = ladder("explain", "--target", "cuda/sm_90a", "--json")
     assert done.json["target"] == "cuda/sm_90a"
     assert "wgmma" in done.json["text"]
+
+
+@pytest.mark.parametrize(("target", "measured"), [("cuda/sm_90a", True), ("cuda/sm_90a:h100", False)])
+def test_explain_shows_what_was_measured_on_this_product(target: str, measured: bool) -> None:
+    operator = Matmul(4096, 4096, "int4", "float16", group_size=128)
+    assert ("measured" in operator.lower(target).explain()) == measured
 
 
 @pytest.mark.daily(2, among="commands for absent GPUs")
