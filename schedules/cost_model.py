@@ -33,6 +33,7 @@ from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, TO_FP8
 from schedules.cost_cpu import predict_cpu
+from schedules.cost_dram import moved_bytes
 from schedules.cost_grid import Grid, grid_of
 from schedules.cost_mma import predict_mma
 from schedules.footprint import (
@@ -440,18 +441,9 @@ def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
 
 def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
-    dram, l2 = device.layer("dram"), device.layer("l2")
+    dram = device.layer("dram")
     bandwidth = dram.bandwidth * dram.sustained
-    once = minimum_bytes(gemm, m)
-    moved = once
-    if once > l2.capacity:  # a wave covers raster tiles of N by the rest along M and keeps only them in L2
-        wave = min(grid.blocks, device.units * grid.resident)
-        rows = min(schedule.raster, grid.along_n)
-        columns = min(grid.along_m, -(-wave // rows))
-        share = rows / grid.along_n * weight_bytes(gemm)
-        share += columns / grid.along_m * m * gemm.k * operand_bytes(gemm)
-        waves = grid.along_m * grid.along_n / (rows * columns)
-        moved = max(once, int(waves * share))
+    moved = moved_bytes(gemm, device, schedule, m, grid)
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
         share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
         return moved / bandwidth * max(1.0, share)

@@ -54,12 +54,19 @@ FAR_BEHIND = 3.0
 """How much slower than the fastest at some M a kernel is that need not compete for serving every M."""
 
 EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
-    4: (GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),),
+    1: (
+        GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
+        GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
+    ),
+    4: (
+        GpuSchedule("gemv", 8, stages=4, warps=8),
+        GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
+    ),
     16: (
         GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
     ),
-    32: (
+    24: (
         GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
     ),
@@ -69,15 +76,17 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
 }
-"""By tokens per expert, the fastest of those measured on an H200, of which the first legal one serves."""
+"""By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
+serves that is legal and was not seen to spill. Tokens are not spread evenly: a tile has room for more than
+the mean."""
 
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
-MOST_SCHEDULES, MOST_CLOSE = 10, 18
+MOST_SCHEDULES, MOST_CLOSE = 10, 20
 """Kernels of a plan, and of one whose tiles follow M by sixteens: each takes seconds to compile."""
 
-CLOSE_GAIN = 0.0007
+CLOSE_GAIN = 0.0004
 """What a kernel of such a plan must gain, as `schedules.segments.GAIN` says of others."""
 
 
@@ -243,8 +252,10 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
     """Return the schedule for up to ``m`` tokens per expert: as measured, else predicted to be fastest."""
     tiles = next((tiles for limit, tiles in EXPERT_TILES.items() if m <= limit), ())
+    spilling = seen_spilling(gemm, device)
     for tile in (replace(tile, placement=placement_for(gemm)) for tile in tiles):
-        if is_legal(gemm, device, tile):
+        seen = any(spills_like(gemm, device, tile, other) for other in spilling)
+        if is_legal(gemm, device, tile) and not seen:
             return tile
     return rank(gemm, device, min(m, TYPICAL_LARGE_M))[0].schedule
 

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
     "gemv exponents of MX scales": (
         "sm_90a",
         gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, k=330),
-        gemv(),
+        gemv(split_k=4, warp_rows=32),
         ((3, 0, 9, 1),),
     ),
     "mma many experts": (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
+from schedules import spilling
 from schedules.legal import is_legal
-from schedules.policy import make_plan
+from schedules.policy import avoid, make_plan
 from schedules.rules import serves
 from schedules.schedule import GpuSchedule
 from targets import get_device
@@ -47,3 +48,25 @@ def test_kernels_depend_on_how_tokens_are_found_but_not_on_how_many_experts() ->
     grouped = Gemm(8, 8, "int4", experts=3), Gemm(16, 8, "int4", experts=64)
     assert grouped[0].shape_free() == grouped[1].shape_free() != plain.shape_free()
     assert Gemm(8, 8, "int4", experts=3, masked=True).shape_free() != grouped[0].shape_free()
+
+
+def test_a_tile_of_experts_that_was_seen_to_spill_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spilling, "_seen", {})
+    gemm, device = Gemm(2880, 2880, "fp8_e4m3", "bfloat16", experts=32), get_device("cuda/sm_90a")
+    first = make_plan(gemm, device).schedule_for(1)
+    assert avoid(gemm, device, first)
+    second = make_plan(gemm, device).schedule_for(1)
+    assert second != first
+    assert not spilling.spills_like(gemm, device, second, first)
+
+
+def test_tiles_have_room_for_more_tokens_than_the_mean() -> None:
+    gemm, device = (
+        Gemm(1536, 2048, "int4", "bfloat16", group_size=128, experts=128),
+        get_device("cuda/sm_90a"),
+    )
+    plan = make_plan(gemm, device)
+    for mean in (1, 2, 4, 8, 16, 24, 32):
+        schedule = plan.schedule_for(mean)
+        assert isinstance(schedule, GpuSchedule)
+        assert schedule.tile_m >= 1.25 * mean

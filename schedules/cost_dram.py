@@ -1,0 +1,62 @@
+"""Bytes that a product brings from DRAM: what L2 holds is not read again.
+
+Blocks that begin together take the same step of K at about the same time, so that what a wave of them
+shares is read once. The tiles that stream-K cuts begin anywhere in K: there a line is found in L2 only if it
+has not been replaced since its last use, which Che's approximation of an LRU cache tells (Che, Tung and
+Wang 2002, "Hierarchical Web caching systems"): uses of a line are taken to be independent.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from ladder.ir.gemm import Gemm
+from schedules.cost import minimum_bytes, weight_bytes
+from schedules.cost_grid import Grid
+from schedules.footprint import operand_bytes
+from schedules.schedule import GpuSchedule
+from schedules.shares import whole_tiles
+from targets import TileDevice
+
+STEPS = 24
+"""Halvings of the interval in which the age of what L2 replaces is sought."""
+
+
+def moved_bytes(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> int:
+    """Return the bytes that cross DRAM, at least all operands and results once."""
+    once, capacity = minimum_bytes(gemm, m), device.layer("l2").capacity
+    if once <= capacity:
+        return once
+    weights, activations = weight_bytes(gemm), m * gemm.k * operand_bytes(gemm)
+    tiles = grid.along_m * grid.along_n
+    whole = int(whole_tiles(tiles, device.units)) if schedule.stream_k else tiles
+    in_step = _in_step(device, schedule, grid, weights, activations) * whole / tiles
+    cut = tiles - whole
+    rows, columns = min(grid.along_m, cut), cut / grid.along_m  # the last ones: all along M of few along N
+    parts = (weights * max(1.0, columns) / grid.along_n, rows), (activations * rows / grid.along_m, columns)
+    return max(once, int(in_step + (_out_of_step(parts, capacity) if cut else 0.0)))
+
+
+def _in_step(
+    device: TileDevice, schedule: GpuSchedule, grid: Grid, weights: float, activations: float
+) -> float:
+    """Return the bytes that waves of blocks read: each covers raster tiles of N by the rest along M."""
+    wave = min(grid.blocks, device.units * grid.resident)
+    rows = min(schedule.raster, grid.along_n)
+    columns = min(grid.along_m, -(-wave // rows))
+    share = rows / grid.along_n * weights + columns / grid.along_m * activations
+    return grid.along_m * grid.along_n / (rows * columns) * share
+
+
+def _out_of_step(parts: tuple[tuple[float, float], ...], capacity: int) -> float:
+    """Return the bytes read of parts (bytes, uses of each) that are used at random times of one run."""
+
+    def misses(uses: float, age: float) -> float:
+        return max(1.0, uses * exp(-uses * age))
+
+    low, high = 0.0, 1.0  # the age of a line that is replaced, as a share of the run
+    for _ in range(STEPS):
+        age = (low + high) / 2
+        held = sum(nbytes * (1 - exp(-uses * age)) for nbytes, uses in parts)
+        low, high = (age, high) if held < capacity else (low, age)
+    return sum(nbytes * misses(uses, low) for nbytes, uses in parts)
