@@ -12,7 +12,7 @@ from superopt_programs import OTHER_OPERATOR, Pair, _map_mutations, differ, muta
 from ladder.ir import Graph
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
-from ladder.superopt.generator import Mapping, Program, Step, Structure, get_program, instantiate
+from ladder.superopt.generator import GraphStep, Mapping, Program, Structure, get_program, instantiate
 from ladder.superopt.generator.structure import Prefix
 from tile_types.errors import LadderError
 
@@ -27,7 +27,7 @@ def mapping(grid: str, loop: str | None, split: str | None) -> Mapping:
     return Mapping(tuple(grid), tuple(loop or ()), imap, fmap, ("H",), split)
 
 
-def steps(looped: bool, split: bool) -> tuple[Step, ...]:
+def steps(looped: bool, split: bool) -> tuple[GraphStep, ...]:
     """Scores, exponentials, their sums over keys, products with V; accumulated, combined, divided."""
     rows: list[tuple[str, tuple[int, ...], Any]] = [
         ("matmul", (0, 1), ()), ("exp", (3,), ()), ("reduce_sum", (4,), (("axis", 2),)),
@@ -43,7 +43,7 @@ def steps(looped: bool, split: bool) -> tuple[Step, ...]:
             rows += [(operator, (value,), attributes) for value in pair]
             pair = (first, first + 1)
     rows.append(("div", pair[::-1], ()))
-    return tuple(Step(tuple(sorted(ops, reverse=True)), name, ops, given) for name, ops, given in rows)
+    return tuple(GraphStep(tuple(sorted(ops, reverse=True)), name, ops, given) for name, ops, given in rows)
 
 
 KINDS = {

@@ -22,7 +22,7 @@ from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseErro
 
 if TYPE_CHECKING:
     from ladder.runtime.model.executable import Executable
-    from ladder.runtime.model.plan import Plan
+    from ladder.runtime.model.plan import ModelPlan
     from ladder.runtime.model.program import Program
     from ladder.runtime.model.whole import WholeModel
     from targets import TileDevice
@@ -276,7 +276,7 @@ def _absent(
     return _report(name, device, peaks, found, plan_costs(plan, found, peaks), reason, None, stored, {})
 
 
-def plan_for_device(program: Program, device: TileDevice) -> Plan:
+def plan_for_device(program: Program, device: TileDevice) -> ModelPlan:
     """Return the plan of a program for any device; nothing is compiled."""
     from ladder.runtime.model.plan import make_plan
     from ladder.runtime.model.prepared import prepare
@@ -285,7 +285,7 @@ def plan_for_device(program: Program, device: TileDevice) -> Plan:
     return make_plan(prepared.program.graph, prepared.parts, {}, family_of(device))
 
 
-def _symbols(plan: Plan) -> list[str]:
+def _symbols(plan: ModelPlan) -> list[str]:
     """Return the names of a plan's symbolic sizes."""
     return sorted(size_names(extent for tile in plan.tiles.values() for extent in tile.shape))
 

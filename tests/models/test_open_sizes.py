@@ -15,7 +15,7 @@ import ladder
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.memory import Block, Result, rounded_up
-from ladder.runtime.model.plan import Plan
+from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.sizes import Now, evaluator
 from tile_types.errors import LadderError, ShapeError
 
@@ -235,7 +235,7 @@ def test_what_no_argument_shows_is_refused() -> None:
     with pytest.raises(ShapeError, match="no argument shows the size b"):
         Now(("a",)).numbers(("a + b",))
     with pytest.raises(ShapeError, match="no argument shows the size n"):
-        Executable(BoundPlan(Plan((), {}, ()), {}, {}, {}, [("2*n",)], (), {}, CPU))
+        Executable(BoundPlan(ModelPlan((), {}, ()), {}, {}, {}, [("2*n",)], (), {}, CPU))
 
 
 def test_a_write_to_all_of_an_open_axis_copies_nothing() -> None:

@@ -14,14 +14,14 @@ from ladder.api.by_sizes import BySizes
 from ladder.capture.values.aliasing import aliasing_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model import build
-from ladder.runtime.model.arguments import Arguments
+from ladder.runtime.model.arguments import CallArguments
 from ladder.runtime.model.memory import Block, Result, rounded_up
 from ladder.runtime.model.sizes import NUMBER, reader
 
 CPU = torch.device("cpu")
 
 
-def looks(arguments: Arguments, *values: Any, times: int = 3) -> list[bool]:
+def looks(arguments: CallArguments, *values: Any, times: int = 3) -> list[bool]:
     return [arguments.look(values).apart for _ in range(times)]
 
 
@@ -31,21 +31,21 @@ def test_what_is_read_and_what_is_written_meet_whichever_begins_first(
 ) -> None:
     memory = torch.zeros(32)
     values = (memory[slice(*read)], memory[slice(*write)])
-    assert looks(Arguments([1]), *values) == [False] * 3
-    assert looks(Arguments([1]), memory[20:], memory[:20]) == [True] * 3
+    assert looks(CallArguments([1]), *values) == [False] * 3
+    assert looks(CallArguments([1]), memory[20:], memory[:20]) == [True] * 3
 
 
 def test_a_tensor_with_gaps_reaches_to_its_last_element() -> None:
     memory = torch.zeros(40)
     gaps = memory.view(4, 10)[:, :2]
-    assert looks(Arguments([1]), gaps, memory[20:25]) == [False] * 3
-    assert looks(Arguments([1]), gaps, memory[32:]) == [True] * 3
+    assert looks(CallArguments([1]), gaps, memory[20:25]) == [False] * 3
+    assert looks(CallArguments([1]), gaps, memory[32:]) == [True] * 3
 
 
 def test_an_argument_that_grew_in_place_is_another() -> None:
     memory = torch.zeros(32)
     grows, written = torch.empty(0).set_(memory.untyped_storage(), 0, (5,)), memory[10:20]
-    arguments = Arguments([1], are_open=True)
+    arguments = CallArguments([1], are_open=True)
     assert looks(arguments, grows, written) == [True] * 3
     before = arguments.look((grows, written)).generation
     grows.set_(memory.untyped_storage(), 0, (15,))

@@ -19,7 +19,7 @@ from ladder.ir import GraphBuilder
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
 from ladder.partition.horizontal_fusion import MOST_INPUTS
-from ladder.runtime.model.arguments import Arguments
+from ladder.runtime.model.arguments import CallArguments
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.prepared import updated_inputs
 from targets import TileDevice
@@ -305,7 +305,7 @@ def test_an_index_out_of_range_is_told() -> None:
 def test_arguments_that_grow_into_what_is_written_are_noticed() -> None:
     """Plans of open sizes get tensors that begin where they did and end elsewhere."""
     memory = torch.zeros(40)
-    arguments, written = Arguments([1]), memory[10:20]
+    arguments, written = CallArguments([1]), memory[10:20]
     for count, expected in ((10, True), (10, True), (15, False), (10, True)):
         assert arguments.look([memory[:count], written]).apart is expected
     assert arguments.look([memory[:5], memory[10:20]]).apart
@@ -315,7 +315,7 @@ def test_arguments_that_grow_into_what_is_written_are_noticed() -> None:
 def test_arguments_that_stay_are_told_from_those_that_move() -> None:
     """A generation lasts while tensors that stayed lie where they lay; those that move are named."""
     weight, state = torch.zeros(4), torch.zeros(4)
-    arguments = Arguments([1])
+    arguments = CallArguments([1])
     seen = [arguments.look([weight, state, torch.zeros(4), 5]).generation for _ in range(4)]
     assert arguments.moving == {2}
     assert arguments.look([weight, state, torch.zeros(4), 5]).generation == seen[-1]

@@ -18,7 +18,7 @@ from ladder.ir.scaled import ScaledGemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scaled_epilogue import Epilogue
-from ladder.lower.cuda.scaled_memory import Arguments, Memory, Ring, declare, encode_map, place
+from ladder.lower.cuda.scaled_memory import Memory, Ring, ScaledArguments, declare, encode_map, place
 from ladder.lower.cuda.scaled_place import WARPS, Place, find_place
 from ladder.lower.cuda.scaled_products import Issuer
 from ladder.lower.cuda.tcgen05_memory import after_sync, before_sync
@@ -113,7 +113,7 @@ def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: P
 def _produce(
     form: ScaledGemm,
     schedule: ScaledSchedule,
-    args: Arguments,
+    args: ScaledArguments,
     memory: Memory,
     where: Place,
     maps: tuple[Expr, Expr],
@@ -153,7 +153,7 @@ class Scales:
 
     form: ScaledGemm
     schedule: ScaledSchedule
-    args: Arguments
+    args: ScaledArguments
     memory: Memory
     where: Place
     copied: Expr

@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.scaled import ScaledGemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.scaled_memory import Arguments, Memory
+from ladder.lower.cuda.scaled_memory import Memory, ScaledArguments
 from ladder.lower.cuda.scaled_place import Place
 from ladder.lower.cuda.tcgen05_memory import LANE, WARP_LANES, after_sync, before_sync
 from ladder.lower.cuda.wgmma_cluster_sums import SEND
@@ -33,7 +33,7 @@ class Epilogue:
 
     form: ScaledGemm
     schedule: ScaledSchedule
-    args: Arguments
+    args: ScaledArguments
     memory: Memory
     base: Expr
 

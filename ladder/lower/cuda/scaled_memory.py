@@ -14,13 +14,13 @@ from ladder.lower.cuda.wgmma_activations import SWIZZLE_128
 from ladder.lower.cuda.wgmma_memory import Ring
 from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, exchange_bytes
 
-__all__ = ["Arguments", "Memory", "Ring", "declare", "encode_map", "place"]
+__all__ = ["Memory", "Ring", "ScaledArguments", "declare", "encode_map", "place"]
 
 Expr = Any
 
 
 @dataclass(frozen=True)
-class Arguments:
+class ScaledArguments:
     """Tensors and extents; the bias may be None.
 
     m, n, row_bytes: Extents of the result, and bytes of a row of codes.
@@ -42,7 +42,7 @@ class Arguments:
     y: Any
 
 
-def declare(form: ScaledGemm) -> Arguments:
+def declare(form: ScaledGemm) -> ScaledArguments:
     """Declare the kernel's arguments."""
     m, n, row_bytes, x_atoms, w_atoms, groups = (
         b.symbol(name) for name in ("M", "N", "row_bytes", "x_atoms", "w_atoms", "groups")
@@ -54,7 +54,7 @@ def declare(form: ScaledGemm) -> Arguments:
     factor = b.tensor("factor", (1,), "float32", align=4)
     bias = b.tensor("bias", (n,), form.output, align=4) if form.bias else None
     y = b.tensor("y", (m, n), form.output, align=4)
-    return Arguments(m, n, row_bytes, x_atoms, w_atoms, x, x_scales, w, w_scales, factor, bias, y)
+    return ScaledArguments(m, n, row_bytes, x_atoms, w_atoms, x, x_scales, w, w_scales, factor, bias, y)
 
 
 def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:

@@ -8,7 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.scaled_memory import Arguments
+from ladder.lower.cuda.scaled_memory import ScaledArguments
 from schedules.scaled import ROWS, SLAB, ScaledSchedule
 
 Expr = Any
@@ -36,7 +36,7 @@ class Place:
     iterations: Expr
 
 
-def find_place(args: Arguments, schedule: ScaledSchedule) -> Place:
+def find_place(args: ScaledArguments, schedule: ScaledSchedule) -> Place:
     """Place blocks: slices of K, or a pair, are a cluster; columns of `RASTER` tiles along N walk along M."""
     split, cluster = schedule.split_k, schedule.cluster
     rows = schedule.rows * schedule.partners

@@ -38,7 +38,7 @@ UNKNOWN = Look(0, True)
 """The answer where nothing is written and nothing recorded."""
 
 
-class Arguments:
+class CallArguments:
     """Compares the arguments of calls; not for use by two threads at a time.
 
     written: Positions of the arguments that are written.

@@ -16,7 +16,7 @@ from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Keep, Ordered
-from ladder.runtime.model.plan import Step
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.prologues import bind_prologue
 from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
@@ -26,7 +26,7 @@ from ladder.runtime.stored_codes import stays
 from targets import get_device
 
 
-def _bind_gemm(memory: Workspace, step: Step) -> Bound:
+def _bind_gemm(memory: Workspace, step: PlanStep) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
     if "contract" in step.part.operators:
@@ -52,7 +52,7 @@ def _bind_gemm(memory: Workspace, step: Step) -> Bound:
     return run
 
 
-def _bind_convolution(memory: Workspace, step: Step) -> Bound:
+def _bind_convolution(memory: Workspace, step: PlanStep) -> Bound:
     kernel = memory.owner.operator(step.entry)
     outside = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     values = {role: outside[name] for role, name in step.part.roles}
@@ -80,7 +80,7 @@ def _image(tensor: Any, rank: int) -> Any:
     return tensor.unsqueeze(1) if tensor is not None and rank == 3 else tensor
 
 
-def _bind_rows(memory: Workspace, step: Step) -> Bound:
+def _bind_rows(memory: Workspace, step: PlanStep) -> Bound:
     """Multiply by the matrix in panels, as long as it is the one that was put in order; else by torch."""
     graph, entry = step.part.graph, memory.owner.kernels.get(step.entry)
     rows = Rows(graph, memory.now, memory.owner.where)
@@ -133,7 +133,7 @@ def _rows_of_constants(
     return bind_entry(memory, entry, rows.numbers(), (x, kept[name], *beside), (out,))
 
 
-def _bind_attention(memory: Workspace, step: Step) -> Bound:
+def _bind_attention(memory: Workspace, step: PlanStep) -> Bound:
     entries = [memory.owner.kernels[name] for name in step.entry.split()]
     call = attention_call(entries, step.part.graph, get_device(target_of(memory.owner.where)))
     reads, value = memory.reads(step), step.part.outputs[0]
@@ -145,7 +145,7 @@ def _bind_attention(memory: Workspace, step: Step) -> Bound:
     return run
 
 
-def _bind_product(memory: Workspace, step: Step) -> Bound:
+def _bind_product(memory: Workspace, step: PlanStep) -> Bound:
     lasting = memory.lasting_inputs(step)
     run_product = product_run(step.part, memory.now, lasting)
     in_place = product_takes_out(step.part.graph, lasting)
@@ -159,18 +159,18 @@ def _bind_product(memory: Workspace, step: Step) -> Bound:
     return run
 
 
-def _bind_library(memory: Workspace, step: Step) -> Bound:
+def _bind_library(memory: Workspace, step: PlanStep) -> Bound:
     for value in step.part.inputs:
         if (tensor := memory.known(value)) is not None:
             stays(tensor)
     return _bind_call(memory, step, library_run(step.part.graph, memory.now))
 
 
-def _bind_nodes(memory: Workspace, step: Step) -> Bound:
+def _bind_nodes(memory: Workspace, step: PlanStep) -> Bound:
     return _bind_call(memory, step, graph_run(step.part.graph, memory.now, memory.owner.where))
 
 
-def _bind_call(memory: Workspace, step: Step, call: Callable[..., Any]) -> Bound:
+def _bind_call(memory: Workspace, step: PlanStep, call: Callable[..., Any]) -> Bound:
     reads = memory.reads(step)
     places = tuple(memory.slot[value] for value in step.part.outputs)
 
@@ -182,7 +182,7 @@ def _bind_call(memory: Workspace, step: Step, call: Callable[..., Any]) -> Bound
     return run
 
 
-def _bind_view(memory: Workspace, step: Step) -> Bound | None:
+def _bind_view(memory: Workspace, step: PlanStep) -> Bound | None:
     view, (source,) = view_run(step.part.graph, memory.now), memory.reads(step)
     value = step.part.outputs[0]
     place, shown = memory.slot[value], memory.known(step.part.inputs[0])
@@ -218,7 +218,7 @@ def _kept_view(memory: Workspace, view: Callable[[Any], Any], source: int, place
     return run
 
 
-BINDERS: Mapping[str, Callable[[Workspace, Step], Bound | None]] = {
+BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "chain": bind_chain,
     "gemm": _bind_gemm,
     "found": bind_found,

@@ -9,9 +9,9 @@ import torch
 
 from ladder.runtime.compile import compiled
 from ladder.runtime.kernel import CompiledGemm
-from ladder.runtime.model.arguments import Arguments
+from ladder.runtime.model.arguments import CallArguments
 from ladder.runtime.model.joined import Joined
-from ladder.runtime.model.plan import Plan
+from ladder.runtime.model.plan import ModelPlan
 
 
 class BoundPlan:
@@ -32,7 +32,7 @@ class BoundPlan:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ModelPlan,
         bindings: Mapping[str, int],
         packs: Mapping[str, tuple[int, ...]],
         held: Mapping[str, torch.Tensor],
@@ -65,7 +65,7 @@ class BoundPlan:
         """Arguments that take outputs once all steps have run."""
         self.changed = sorted({*self.written.values(), *(at for at, _ in self.copied)})
         """Arguments that are written."""
-        self.arguments = Arguments(self.changed, are_open=bool(self.names))
+        self.arguments = CallArguments(self.changed, are_open=bool(self.names))
         self.owned: dict[str, torch.Tensor] = {}
         """Input of the graph -> tensor that every call brings, as `own` was told."""
         self.in_order: dict[str, torch.Tensor] = {}
@@ -101,7 +101,7 @@ class BoundPlan:
         return len(values) - (len(self.joined.arrays) if self.joined is not None else 0)
 
 
-def places_of(plan: Plan, bindings: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def places_of(plan: ModelPlan, bindings: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Return symbolic size -> (argument, axis) that shows it, from the shapes of a plan's inputs."""
     found: dict[str, tuple[int, int]] = {}
     for name, at in bindings.items():

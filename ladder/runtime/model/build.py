@@ -30,13 +30,13 @@ from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.found import found_jobs
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
-from ladder.runtime.model.plan import Plan, make_plan
+from ladder.runtime.model.plan import ModelPlan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
 from ladder.runtime.model.prologues import prologue_jobs
 from ladder.runtime.model.recurrent import recurrent_jobs
 from ladder.runtime.model.rows import rows_job
 from ladder.runtime.model.sequences import sequence_jobs
-from schedules.schedule import Plan as SchedulePlan
+from schedules.schedule import Plan
 from schedules.spilling import TRIES
 from tile_types.errors import MissingToolError, ScheduleError
 
@@ -74,7 +74,7 @@ class Built:
     """
 
     program: Program
-    plan: Plan
+    plan: ModelPlan
     kernels: dict[str, Kernel]
     executable: Executable
 
@@ -152,7 +152,7 @@ def _request(part: Subgraph, device: TileDevice, rows: int | str) -> Request:
     if "contract" not in part.operators:
         return request_for(part.gemm, device, rows)
     chosen = candidate_for(plain_problem(part.gemm), device, int(rows))
-    return Request(part.gemm, device.name, SchedulePlan(((ANY_M, chosen.schedule),)))
+    return Request(part.gemm, device.name, Plan(((ANY_M, chosen.schedule),)))
 
 
 def build_kernels(
@@ -209,7 +209,9 @@ def is_empty(part: Subgraph) -> bool:
     return all(0 in part.graph.tile(value).shape for value in part.graph.outputs)
 
 
-def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
+def bind_program(
+    program: Program, plan: ModelPlan, kernels: dict[str, Any], where: torch.device
+) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
     joins: list[Join | Pack | Made] = []

@@ -11,7 +11,7 @@ import torch
 from ladder.ir.build import bind
 from ladder.partition.scatter import numbered, written
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
-from ladder.runtime.model.plan import Step
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import evaluator
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tile_types.tile import Extent
 
 
-def bind_chain(memory: Workspace, step: Step) -> Bound:
+def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a chain."""
     entry: Any = memory.owner.kernels.get(step.entry)  # none where every result is known to be empty
     numbers = memory.now.numbers(step.sizes)
@@ -94,7 +94,9 @@ def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequen
         result.copy_(torch.from_numpy(np.array(value)))
 
 
-def _rows_to_check(memory: Workspace, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]], bool]]:
+def _rows_to_check(
+    memory: Workspace, step: PlanStep
+) -> list[tuple[int, Callable[[], tuple[int, ...]], bool]]:
     """Return (slot, extent, from_end) of what places rows; GPUs leave out rows beyond the end."""
     if memory.owner.where.type != "cpu":
         return []

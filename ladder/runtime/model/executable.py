@@ -13,7 +13,7 @@ from ladder.ir.extents import match_shape
 from ladder.runtime.model.arguments import UNKNOWN, Look
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.frame import Frame
-from ladder.runtime.model.plan import Plan
+from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.results import Part, result_of
 from ladder.runtime.model.sizes import facts_of, reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
@@ -41,7 +41,7 @@ class Executable:
         self._lock = renewed(threading.Lock())
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ModelPlan:
         """The steps."""
         return self.bound.plan
 

@@ -38,7 +38,7 @@ from tile_types.tile import Tile
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from ladder.partition import Subgraph
-    from ladder.runtime.model.plan import Step
+    from ladder.runtime.model.plan import PlanStep
     from ladder.runtime.model.program import Source
     from ladder.runtime.model.workspace import Bound, Slots, Workspace
     from targets import TileDevice
@@ -223,7 +223,7 @@ def found_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     return Lowering.parse(part.found).jobs(device)
 
 
-def bind_found(memory: Workspace, step: Step) -> Bound:
+def bind_found(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a step's kernels: what they leave for each other lies in memory of its own."""
     lowering = Lowering.parse(step.part.found)
     kernels = [memory.owner.kernels[name] for name in step.entry.split()]

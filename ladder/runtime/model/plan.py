@@ -22,7 +22,7 @@ COMPUTES = ("aten.", "ladder.")
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """One part with what executes it.
 
     part: The part.
@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelPlan:
     """Steps in order.
 
     steps: All of them.
@@ -50,7 +50,7 @@ class Plan:
     in_place: Value that a step writes into an input -> that input.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     tiles: Mapping[str, Tile]
     outputs: tuple[str, ...]
     last_use: Mapping[str, int] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str], family: str) -> Plan:
+def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str], family: str) -> ModelPlan:
     """Return the plan of parts.
 
     graph: The whole model.
     parts: In order.
-    entries: Number of a chain or quantized product among the parts -> its `Step.entry`.
+    entries: Number of a chain or quantized product among the parts -> its `PlanStep.entry`.
     family: ``"cpu"`` or ``"cuda"``.
     """
     constant: set[str] = set()
@@ -92,9 +92,11 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
         )
         constant |= set(part.outputs) if fixed else set()
         entry = entries.get(number, "")
-        steps.append(Step(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))
+        steps.append(PlanStep(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))
     in_place = {value: base for part in parts for value, base in written(part).items()}
-    return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place)
+    return ModelPlan(
+        tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place
+    )
 
 
 def _prologue_title(part: Subgraph, entry: str, family: str) -> str:
@@ -130,7 +132,7 @@ def _tiles(graph: Graph, parts: Sequence[Subgraph]) -> dict[str, Tile]:
     return {value: replace(graph.tile(value), layout=None) for value in wanted}
 
 
-def _last_uses(steps: Sequence[Step], outputs: Sequence[str]) -> dict[str, int]:
+def _last_uses(steps: Sequence[PlanStep], outputs: Sequence[str]) -> dict[str, int]:
     """Return when each value is read last; what a view shows lives as long as the view."""
     last: dict[str, int] = dict.fromkeys(outputs, len(steps))
     for number in reversed(range(len(steps))):

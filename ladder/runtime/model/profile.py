@@ -21,7 +21,7 @@ from ladder.partition.subgraphs import Subgraph, engine
 from ladder.runtime.model.binders import BINDERS
 from ladder.runtime.model.build import demoted
 from ladder.runtime.model.frame import Frame
-from ladder.runtime.model.plan import Plan, Step
+from ladder.runtime.model.plan import ModelPlan, PlanStep
 from ladder.runtime.model.steps import Steps
 from ladder.runtime.model.workspace import Bound
 from tile_types.errors import ConversionError, LadderError
@@ -40,7 +40,7 @@ class StepCost:
     """One step of a plan.
 
     number: From 0, in order.
-    kind, executor, operators, reason: As `Plan.table` has them; the operators joined by spaces.
+    kind, executor, operators, reason: As `ModelPlan.table` has them; the operators joined by spaces.
     inputs, outputs: Values that it reads and makes.
     bytes: Of its operands and results, each once; 0 for views.
     flops: Operations of its product, else of all its operators.
@@ -115,17 +115,17 @@ def peaks_of(device: TileDevice, cores: Sequence[str], bandwidth: float | None =
     return Peaks(stated, vector, found, f"{device.title}: {source}")
 
 
-def plan_costs(plan: Plan, sizes: Mapping[str, int], peaks: Peaks) -> list[StepCost]:
+def plan_costs(plan: ModelPlan, sizes: Mapping[str, int], peaks: Peaks) -> list[StepCost]:
     """Return what every step costs at best, for given symbolic sizes."""
     return [_cost(number, step, sizes, peaks) for number, step in enumerate(plan.steps)]
 
 
-def cores_of(plan: Plan) -> list[str]:
+def cores_of(plan: ModelPlan) -> list[str]:
     """Return the types that a plan's products compute in."""
     return list(dict.fromkeys(filter(None, (_core(step.part) for step in plan.steps))))
 
 
-def _cost(number: int, step: Step, sizes: Mapping[str, int], peaks: Peaks) -> StepCost:
+def _cost(number: int, step: PlanStep, sizes: Mapping[str, int], peaks: Peaks) -> StepCost:
     part, graph = step.part, bind(step.part.graph, sizes)
     nbytes = 0 if part.kind == "view" else _bytes(graph)
     flops, core = _flops(graph), _core(part)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from ladder.lower.build import BuiltModule
     from ladder.partition import Subgraph
-    from ladder.runtime.model.plan import Step
+    from ladder.runtime.model.plan import PlanStep
     from ladder.runtime.model.workspace import Bound, Slots, Workspace
     from targets import TileDevice
 
@@ -106,7 +106,7 @@ def prologue_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     return [Job(facts, Identity.of(gemm, device), device, make)]
 
 
-def bind_prologue(memory: Workspace, step: Step) -> Bound:
+def bind_prologue(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call: the chain's inputs, its other results, what is packed, the bias, and the product."""
     part, entry = step.part, memory.owner.kernels[step.entry]
     assert part.gemm is not None

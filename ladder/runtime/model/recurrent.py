@@ -18,7 +18,7 @@ from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
-from ladder.runtime.model.plan import Step
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.rows import known_registers, rows_job
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from targets import get_device
@@ -124,7 +124,7 @@ def gates_of(form: Recurrent, made: Packed, x: torch.Tensor) -> torch.Tensor:
     return torch.addmm(made.bias, x.reshape(-1, x.shape[2]), made.matrix)
 
 
-def bind_recurrent(memory: Workspace, step: Step) -> Bound:
+def bind_recurrent(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a layer; weights that stay are packed once, for all frames of the plan."""
     from tvm_ffi import from_dlpack
 
@@ -160,7 +160,7 @@ def bind_recurrent(memory: Workspace, step: Step) -> Bound:
 
 
 def _of_known_sizes(
-    memory: Workspace, step: Step, entries: Sequence[Any], made: Packed, values: Mapping[str, str]
+    memory: Workspace, step: PlanStep, entries: Sequence[Any], made: Packed, values: Mapping[str, str]
 ) -> Bound | None:
     """Return the calls of both kernels of a layer whose weights stay; None where there are no steps."""
     form, _ = layer_of(step.part.graph)

@@ -27,7 +27,7 @@ from ladder.runtime.compile import Request, obtain, target_of
 from ladder.runtime.fields import EXTENT, NUMBER, OneOf, require
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
-from ladder.runtime.model.plan import Plan, make_plan
+from ladder.runtime.model.plan import ModelPlan, make_plan
 from ladder.runtime.model.structure import require_structure, tensor_positions, tensors_taken
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.packed import gemm_from_dict
@@ -108,7 +108,7 @@ def _kernels(
     return found, gemms, rows
 
 
-def _requests(plan: Plan) -> list[str]:
+def _requests(plan: ModelPlan) -> list[str]:
     """Return what a plan's quantized products ask for, each once."""
     products = [step for step in plan.steps if step.part.kind == "gemm"]
     return list(
@@ -116,7 +116,7 @@ def _requests(plan: Plan) -> list[str]:
     )
 
 
-def _token_calls(plan: Plan) -> list[tuple[str, str, int, int]]:
+def _token_calls(plan: ModelPlan) -> list[tuple[str, str, int, int]]:
     """Return (type, activation, group, K) of the tokens that a plan quantizes."""
     found = []
     for step in plan.steps:
@@ -212,7 +212,7 @@ def load_model(
     return model
 
 
-def _plan(manifest: Mapping[str, Any]) -> tuple[Graph, Plan]:
+def _plan(manifest: Mapping[str, Any]) -> tuple[Graph, ModelPlan]:
     """Return the graph and the plan of its parts."""
     graph = parse(manifest["graph"])
     verify(graph)
@@ -245,7 +245,7 @@ def _check_part(graph: Graph, part: Subgraph, known: Collection[str], where: str
 
 
 def _check_positions(
-    manifest: Mapping[str, Any], graph: Graph, plan: Plan, stored: Sequence[torch.Tensor | None]
+    manifest: Mapping[str, Any], graph: Graph, plan: ModelPlan, stored: Sequence[torch.Tensor | None]
 ) -> None:
     """Check that every position names an argument, a stored tensor or a result that there is."""
     for name, form in {**manifest["parameters"], "what it returns": manifest["returns"]}.items():
@@ -278,7 +278,7 @@ def _check_positions(
 
 
 def _executable(
-    manifest: Mapping[str, Any], plan: Plan, members: Mapping[str, bytes], where: torch.device
+    manifest: Mapping[str, Any], plan: ModelPlan, members: Mapping[str, bytes], where: torch.device
 ) -> Executable:
     load_entry = artifact.loader(members, manifest["family"])
     bound = BoundPlan(

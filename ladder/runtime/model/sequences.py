@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ladder.lower.build import BuiltModule
     from ladder.lower.chain.sequence import Stage
     from ladder.partition import Subgraph
-    from ladder.runtime.model.plan import Step
+    from ladder.runtime.model.plan import PlanStep
     from ladder.runtime.model.workspace import Bound, Slots, Workspace
     from targets import TileDevice
 
@@ -78,7 +78,7 @@ def sequence_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     return [Job(facts, Identity.of(None, device), device, make)]
 
 
-def bind_sequence(memory: Workspace, step: Step) -> Bound:
+def bind_sequence(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call: what no chain makes, then what chains make."""
     from ladder.lower.chain.sequence import arguments_of
 

@@ -14,7 +14,7 @@ from ladder.ir.extents import size_names
 from ladder.ir.graph import Graph
 from ladder.runtime.fields import refuse_contradiction
 from ladder.runtime.model.executable import Executable
-from ladder.runtime.model.plan import Plan
+from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.sizes import Sizes, evaluator
 from ladder.runtime.model.structure import Structure, build, collect, tensors_taken
 from tile_types.errors import ShapeError, unknown_name
@@ -82,7 +82,7 @@ class WholeModel:
         return self.executable.where
 
     @property
-    def steps(self) -> Plan:
+    def steps(self) -> ModelPlan:
         """The plan itself."""
         return self.executable.plan
 

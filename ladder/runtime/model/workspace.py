@@ -13,7 +13,7 @@ from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.library import product_takes_out, torch_type
 from ladder.runtime.model.memory import Block, Result, contiguous, divided
 from ladder.runtime.model.ordered import Keep, Ordered, Watch
-from ladder.runtime.model.plan import Step
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import Now, Settled, Sizes, is_fixed
 
 OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "sequence", "attention", "recurrent")
@@ -140,19 +140,19 @@ class Workspace:
             return True
         return value in self.shown_by and self.lies_still(self.shown_by[value])
 
-    def knows(self, step: Step) -> bool:
+    def knows(self, step: PlanStep) -> bool:
         """Tell whether the extents of a step are the same in every call."""
         return not step.sizes or isinstance(self.now, Settled)
 
-    def settles(self, step: Step) -> bool:
+    def settles(self, step: PlanStep) -> bool:
         """Tell whether a kernel on a CPU, whose results are new or in buffers, is always called alike."""
         return self.owner.where.type == "cpu" and self.knows(step)
 
-    def reads(self, step: Step) -> tuple[int, ...]:
+    def reads(self, step: PlanStep) -> tuple[int, ...]:
         """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
-    def lasting_inputs(self, step: Step) -> dict[str, Keep]:
+    def lasting_inputs(self, step: PlanStep) -> dict[str, Keep]:
         """Return the inputs of a step's graph, on a CPU, that no step writes -> what keeps them in order."""
         if self.owner.where.type != "cpu":
             return {}
@@ -165,7 +165,7 @@ class Workspace:
             if value in self.constants or (value in bindings and bindings[value] not in changed)
         }
 
-    def _writes_in_place(self, step: Step) -> bool:
+    def _writes_in_place(self, step: PlanStep) -> bool:
         """Tell whether a step writes into memory that it is given."""
         if step.part.kind == "product":
             return product_takes_out(step.part.graph, self.lasting_inputs(step))

@@ -13,17 +13,17 @@ from ladder.superopt.generator.program import PROGRAMS, Program, get_program
 from ladder.superopt.generator.report import Found, Limits, Report
 from ladder.superopt.generator.search import search
 from ladder.superopt.generator.stored import Database
-from ladder.superopt.generator.structure import Mapping, Step, Structure
+from ladder.superopt.generator.structure import GraphStep, Mapping, Structure
 
 __all__ = [
     "PROGRAMS",
     "Database",
     "Found",
+    "GraphStep",
     "Limits",
     "Mapping",
     "Program",
     "Report",
-    "Step",
     "Structure",
     "get_program",
     "instantiate",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.build import GraphBuilder
-from ladder.superopt.generator.structure import CONSTANT, DECODE, Step
+from ladder.superopt.generator.structure import CONSTANT, DECODE, GraphStep
 from tile_types.errors import ScheduleError
 
 ACCUMULATOR = "float32"
@@ -50,7 +50,7 @@ class Emitter:
             self._converted[key] = self.builder.add("convert", value, type=ttype)
         return self._converted[key]
 
-    def add(self, number: int, step: Step) -> None:
+    def add(self, number: int, step: GraphStep) -> None:
         """Add a step as value ``number``.
 
         Raises ScheduleError if a running maximum cannot be carried through it.

@@ -15,7 +15,7 @@ from ladder.superopt.generator.alphabet import numbers_of
 from ladder.superopt.generator.emitter import Emitter, Shift
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.space import replayed
-from ladder.superopt.generator.structure import FINAL, UNIT_AXIS, WHOLE, Mapping, Prefix, Step, Structure
+from ladder.superopt.generator.structure import FINAL, UNIT_AXIS, WHOLE, GraphStep, Mapping, Prefix, Structure
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent
 
@@ -131,7 +131,7 @@ class _Builder:
                 emitter.add(number, step)
         return b, emitter
 
-    def _steps(self) -> list[tuple[int, Step]]:
+    def _steps(self) -> list[tuple[int, GraphStep]]:
         return list(enumerate(self.structure.steps, self.own))
 
     def _whole(self, kernel: GraphBuilder, operands: Sequence[str], softmax_axis: int | None) -> Graph:

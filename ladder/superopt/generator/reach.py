@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from ladder.superopt.generator.structure import Step
+from ladder.superopt.generator.structure import GraphStep
 
 V = TypeVar("V")
 
@@ -25,8 +25,8 @@ FAR = 1 << 30
 
 def distances(
     start: Sequence[V],
-    steps_with: Callable[[Sequence[V], int], Iterable[Step]],
-    result: Callable[[Step, tuple[V, ...]], V | None],
+    steps_with: Callable[[Sequence[V], int], Iterable[GraphStep]],
+    result: Callable[[GraphStep, tuple[V, ...]], V | None],
     is_goal: Callable[[V], bool],
 ) -> dict[V, int] | None:
     """Return the fewest steps from each value to a goal; values that reach none are left out.

@@ -17,7 +17,16 @@ from ladder.ir.ops import get_operator
 from ladder.superopt.expressions import Normal, Pruner
 from ladder.superopt.generator.alphabet import Alphabet, chains_of, link_of, operands_of, without_maxima
 from ladder.superopt.generator.reach import distances
-from ladder.superopt.generator.structure import AFTER, CONSTANT, DECODE, FINAL, LOOPED, Links, Mapping, Step
+from ladder.superopt.generator.structure import (
+    AFTER,
+    CONSTANT,
+    DECODE,
+    FINAL,
+    LOOPED,
+    GraphStep,
+    Links,
+    Mapping,
+)
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -69,11 +78,11 @@ class Partial:
     __slots__ = ("bytes", "steps", "unused", "values")
 
     def __init__(
-        self, values: tuple[Value, ...], steps: tuple[Step, ...], unused: frozenset[int], bytes_: int
+        self, values: tuple[Value, ...], steps: tuple[GraphStep, ...], unused: frozenset[int], bytes_: int
     ) -> None:
         self.values, self.steps, self.unused, self.bytes = values, steps, unused, bytes_
 
-    def with_step(self, step: Step, value: Value) -> Partial:
+    def with_step(self, step: GraphStep, value: Value) -> Partial:
         """Return the graph with one step more."""
         unused = (self.unused - frozenset(step.operands)) | {len(self.values)}
         return Partial((*self.values, value), (*self.steps, step), unused, self.bytes + value.cost)
@@ -118,7 +127,7 @@ class Space:
         self.inputs, self.packed = inputs, packed
         self._values: dict[Any, Value] = {}
         self._results: dict[Any, Value | None] = {}
-        self._templates: dict[Any, tuple[list[tuple[Step, Value]], int]] = {}
+        self._templates: dict[Any, tuple[list[tuple[GraphStep, Value]], int]] = {}
         self.output = tuple(product(mapping.left(dimension)) for dimension in output)
 
     def start(self) -> Partial | None:
@@ -148,7 +157,7 @@ class Space:
 
     def moves(
         self, partial: Partial, allows: Callable[[Value], bool]
-    ) -> tuple[list[tuple[Step, Value]], int]:
+    ) -> tuple[list[tuple[GraphStep, Value]], int]:
         """Return the steps after the last one in canonical order, with results that are allowed and fit.
 
         Parameters
@@ -164,7 +173,7 @@ class Space:
             How many more steps there would be if all results were allowed.
         """
         last = partial.steps[-1] if partial.steps else None
-        found: list[tuple[Step, Value]] = []
+        found: list[tuple[GraphStep, Value]] = []
         dropped = 0
         for top in range(last.newest[0] if last else 0, len(partial.values)):
             for below in self._operands_with(partial.values, top):
@@ -185,7 +194,7 @@ class Space:
 
     def _offers(
         self, operands: tuple[int, ...], values: Sequence[Value], allows: Callable[[Value], bool]
-    ) -> tuple[list[tuple[Step, Value]], int]:
+    ) -> tuple[list[tuple[GraphStep, Value]], int]:
         """Return the allowed steps of some operands; those of one or two are looked up by the values."""
         if operands[1:] == ALL:
             return self._judged(self._concat_steps(values, operands[0]), values, allows)
@@ -200,8 +209,8 @@ class Space:
         return [(step.renumbered(numbers), value) for step, value in templates], dropped
 
     def _judged(
-        self, steps: Iterator[Step], values: Sequence[Value], allows: Callable[[Value], bool]
-    ) -> tuple[list[tuple[Step, Value]], int]:
+        self, steps: Iterator[GraphStep], values: Sequence[Value], allows: Callable[[Value], bool]
+    ) -> tuple[list[tuple[GraphStep, Value]], int]:
         found, dropped = [], 0
         for step in steps:
             value = self._result_of(step, tuple(values[i] for i in step.operands))
@@ -211,12 +220,14 @@ class Space:
                 dropped += 1
         return found, dropped
 
-    def _steps_of(self, operands: tuple[int, ...], values: Sequence[Value]) -> Iterator[Step]:
+    def _steps_of(self, operands: tuple[int, ...], values: Sequence[Value]) -> Iterator[GraphStep]:
         """Yield the steps of one operand, or of two, without looking at shapes."""
         packed = [values[i].packed for i in operands]
         if len(operands) == 1:
             one = (operands[0],)
-            yield from [Step(one, DECODE, one)] if packed[0] else self._unary_steps(values[one[0]], one[0])
+            yield from (
+                [GraphStep(one, DECODE, one)] if packed[0] else self._unary_steps(values[one[0]], one[0])
+            )
             return
         if any(packed):
             return
@@ -224,17 +235,17 @@ class Space:
         alphabet, pair = self.alphabet, (top, other)
         for name in alphabet.commutative:
             if other != top or name != "mul" or "square" not in alphabet.unary:
-                yield Step(pair, name, pair[::-1])
+                yield GraphStep(pair, name, pair[::-1])
         orders = [pair, pair[::-1]] if other != top else []
         for name in alphabet.ordered:
-            yield from (Step(pair, name, order) for order in orders)
+            yield from (GraphStep(pair, name, order) for order in orders)
         if alphabet.matmul:
-            yield from (Step(pair, "matmul", order) for order in orders or [pair])
+            yield from (GraphStep(pair, "matmul", order) for order in orders or [pair])
         if alphabet.transposed:
             turned = (("transpose_b", True),)
-            yield from (Step(pair, "matmul", order, turned) for order in orders or [pair])
+            yield from (GraphStep(pair, "matmul", order, turned) for order in orders or [pair])
 
-    def _steps_with(self, values: Sequence[Value], top: int) -> Iterator[Step]:
+    def _steps_with(self, values: Sequence[Value], top: int) -> Iterator[GraphStep]:
         """Yield all steps whose newest operand is ``top``, without looking at shapes."""
         for below in self._operands_with(values, top):
             if below == ALL:
@@ -242,26 +253,26 @@ class Space:
             else:
                 yield from self._steps_of((top, *below), values)
 
-    def _unary_steps(self, value: Value, top: int) -> Iterator[Step]:
+    def _unary_steps(self, value: Value, top: int) -> Iterator[GraphStep]:
         one = (top,)
         for name in self.alphabet.unary:
-            yield Step(one, name, one)
+            yield GraphStep(one, name, one)
         for links in self.alphabet.chains:
-            yield Step(one, "chain", one, (("links", links),))
+            yield GraphStep(one, "chain", one, (("links", links),))
         for constant in self.alphabet.constants:
-            yield Step(one, "scale", one, (("value", constant),))
+            yield GraphStep(one, "scale", one, (("value", constant),))
         for constant in self.alphabet.offsets:
-            yield Step(one, "offset", one, (("value", constant),))
+            yield GraphStep(one, "offset", one, (("value", constant),))
         if self.alphabet.reduce_sum:
             for axis, extent in enumerate(value.tile.shape):
                 if extent != 1:
-                    yield Step(one, "reduce_sum", one, (("axis", axis),))
+                    yield GraphStep(one, "reduce_sum", one, (("axis", axis),))
         if value.stage == LOOPED:
-            yield Step(one, "accumulate", one, (("kind", "sum" if value.varies else "last"),))
+            yield GraphStep(one, "accumulate", one, (("kind", "sum" if value.varies else "last"),))
         if value.stage == AFTER and value.spread:
-            yield Step(one, "combine", one)
+            yield GraphStep(one, "combine", one)
 
-    def _concat_steps(self, values: Sequence[Value], top: int) -> Iterator[Step]:
+    def _concat_steps(self, values: Sequence[Value], top: int) -> Iterator[GraphStep]:
         """Yield ``concat(a, b) · concat(c, d)`` of matrices whose shapes can be: a · c + b · d."""
         stage = values[top].stage
         same = [i for i in range(top + 1) if values[i].stage == stage and not values[i].packed]
@@ -269,9 +280,9 @@ class Space:
         for (a, c), (b, d) in itertools.combinations(products, 2):
             four = (a, b, c, d)
             if top in four and len(set(four)) == 4:
-                yield Step(tuple(sorted(four, reverse=True)), "concat_matmul", four)
+                yield GraphStep(tuple(sorted(four, reverse=True)), "concat_matmul", four)
 
-    def _result_of(self, step: Step, operands: tuple[Value, ...]) -> Value | None:
+    def _result_of(self, step: GraphStep, operands: tuple[Value, ...]) -> Value | None:
         """Return the step's result, or None if shapes forbid it."""
         key = (step.operator, step.attributes, operands)
         if key not in self._results:
@@ -283,7 +294,7 @@ class Space:
         if not self.pruner.enabled:
             return None
 
-        def result(step: Step, operands: tuple[Value, ...]) -> Value | None:
+        def result(step: GraphStep, operands: tuple[Value, ...]) -> Value | None:
             value = self._result_of(step, operands)
             small = value is not None and value.cost <= self.capacity
             return value if value is not None and small and self.pruner.keeps(value.expression) else None
@@ -294,7 +305,7 @@ class Space:
         """Whether a value has the result's stage and shape."""
         return value.stage == self.last and value.tile.shape == self.output
 
-    def _value(self, step: Step, operands: tuple[Value, ...]) -> Value | None:
+    def _value(self, step: GraphStep, operands: tuple[Value, ...]) -> Value | None:
         try:
             shape, expression = _result(step, operands, self.extents, self.pruner)
         except ShapeError:
@@ -343,7 +354,7 @@ def _multiply(a: Value, b: Value) -> bool:
 
 
 def _result(
-    step: Step, operands: Sequence[Value], extents: Any, pruner: Pruner
+    step: GraphStep, operands: Sequence[Value], extents: Any, pruner: Pruner
 ) -> tuple[tuple[Extent, ...], Normal | None]:
     tiles = [operand.tile for operand in operands]
     arguments: list[Any] = [operand.expression for operand in operands]
@@ -443,7 +454,7 @@ def _contraction(graph: Graph, chain: Sequence[Node]) -> tuple[str, Any]:
 
 
 def replayed(
-    steps: Sequence[Step], inputs: Sequence[tuple[Sequence[str], Any]], mapping: Mapping, pruner: Pruner
+    steps: Sequence[GraphStep], inputs: Sequence[tuple[Sequence[str], Any]], mapping: Mapping, pruner: Pruner
 ) -> list[tuple[tuple[Extent, ...], Any]]:
     """Return shape and expression of inputs and steps as whole tensors, in the factors of a mapping."""
     values = [

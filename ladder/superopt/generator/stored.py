@@ -25,7 +25,7 @@ from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.report import Counts, Found, Limits, Report
-from ladder.superopt.generator.structure import Prefix, Step, Structure
+from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
 from tile_types.errors import LadderError
@@ -46,8 +46,8 @@ def structure_of(value: dict[str, Any]) -> Structure:
     )
 
 
-def _steps(values: list[dict[str, Any]]) -> tuple[Step, ...]:
-    return tuple(Step(**{name: _tuple(entry) for name, entry in value.items()}) for value in values)
+def _steps(values: list[dict[str, Any]]) -> tuple[GraphStep, ...]:
+    return tuple(GraphStep(**{name: _tuple(entry) for name, entry in value.items()}) for value in values)
 
 
 def _tuple(value: Any) -> Any:

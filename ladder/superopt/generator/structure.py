@@ -86,7 +86,7 @@ WHOLE = Mapping((), (), (), ())
 
 
 @dataclass(frozen=True, order=True)
-class Step:
+class GraphStep:
     """One operator of a block graph; steps of a graph increase in this order (canonical form).
 
     newest: Indices of the operands, largest first: what the order compares first, so that a step that does
@@ -115,12 +115,12 @@ class Step:
         """For tables."""
         return "·".join(name for name, _ in self.links)
 
-    def renumbered(self, numbers: Sequence[int]) -> Step:
+    def renumbered(self, numbers: Sequence[int]) -> GraphStep:
         """Return the step with operand ``numbers[i]`` for i."""
         newest, operands = (tuple(numbers[i] for i in which) for which in (self.newest, self.operands))
-        return Step(newest, self.operator, operands, self.attributes)
+        return GraphStep(newest, self.operator, operands, self.attributes)
 
-    def with_links(self, links: Links) -> Step:
+    def with_links(self, links: Links) -> GraphStep:
         """Return the step with other links of the same operators."""
         attributes = (("links", links),) if self.operator == "chain" else links[0][1]
         return replace(self, attributes=attributes)
@@ -134,7 +134,7 @@ class Prefix:
     operands: Which values (inputs, then results) the block graph takes.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[GraphStep, ...]
     operands: tuple[int, ...]
 
 
@@ -147,7 +147,7 @@ class Structure:
 
     prefix: Prefix
     mapping: Mapping
-    steps: tuple[Step, ...]
+    steps: tuple[GraphStep, ...]
     shifted: bool = False
 
     def with_constants(self, constants: Any) -> Structure:

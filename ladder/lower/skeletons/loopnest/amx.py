@@ -18,7 +18,7 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.decode import Unit
-from ladder.lower.skeletons.loopnest.nest import At, Kernel, Nest
+from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel
 from schedules.cpu_layout import LANES, ROWS
 
 Expr = Any
@@ -84,7 +84,7 @@ class Instructions:
 class TileNest(Nest):
     """A kernel on tile registers."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: NestKernel) -> None:
         super().__init__(kernel)
         product, loops = self.program.product
         elements, padded = kernel.layout.elements, kernel.layout.padded_group

@@ -20,7 +20,7 @@ NAMES = {"w": "words", "scale": "scales", "zero": "zeros"}
 
 
 @dataclass(frozen=True)
-class Arguments:
+class OperandTensors:
     """Tensors and extents of one kernel.
 
     m, n, k: Rows of x, columns of the output, row pitch of x.
@@ -40,7 +40,7 @@ class Arguments:
         return self.tensors[name]
 
 
-def declare_arguments(program: TileProgram) -> Arguments:
+def declare_arguments(program: TileProgram) -> OperandTensors:
     """Declare the arguments in calling order; every extent is symbolic."""
     m, n, k = b.symbol("M"), b.symbol("N"), b.symbol("K")
     blocks, units, n_pad, groups = (
@@ -63,7 +63,7 @@ def declare_arguments(program: TileProgram) -> Arguments:
     tensors = {operand.name: _tensor(operand, shapes[operand.name]) for operand in program.arguments}
     if not {"scale", "zero"} & tensors.keys():
         groups = 1
-    return Arguments(m, n, k, blocks, units, groups, tensors)
+    return OperandTensors(m, n, k, blocks, units, groups, tensors)
 
 
 def _tensor(operand: Operand, shape: tuple[Expr, ...]) -> Any:

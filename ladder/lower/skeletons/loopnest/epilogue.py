@@ -9,14 +9,14 @@ from tvm.script import tirx as T
 from ladder.ir.ops import get_operator
 from ladder.ir.program import Store, TileProgram
 from ladder.lower import builder as b
-from ladder.lower.skeletons.loopnest.arguments import Arguments
+from ladder.lower.skeletons.loopnest.arguments import OperandTensors
 from schedules.cpu_layout import LANES, ROWS
 
 Expr = Any
 
 
 def store_rows(
-    program: TileProgram, store: Store, args: Arguments, totals: Any, local: Expr, row: Expr, tile: Expr
+    program: TileProgram, store: Store, args: OperandTensors, totals: Any, local: Expr, row: Expr, tile: Expr
 ) -> None:
     """Emit the output of one row of a tile.
 
@@ -47,7 +47,9 @@ def store_rows(
         b.either(start + ROWS <= args.n, whole, partial)
 
 
-def finish(program: TileProgram, store: Store, args: Arguments, value: Expr, row: Expr, column: Expr) -> Expr:
+def finish(
+    program: TileProgram, store: Store, args: OperandTensors, value: Expr, row: Expr, column: Expr
+) -> Expr:
     """Return one element of the output."""
     for name, operand in store.operators:
         if not operand:

@@ -30,7 +30,7 @@ from ladder.ir.program.model import made_by, walk
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
-from ladder.lower.skeletons.loopnest.arguments import Arguments
+from ladder.lower.skeletons.loopnest.arguments import OperandTensors
 from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
 from ladder.lower.skeletons.loopnest.epilogue import store_rows
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout
@@ -39,7 +39,7 @@ Expr = Any
 
 
 @dataclass(frozen=True)
-class Kernel:
+class NestKernel:
     """What is emitted, as values that every part of a nest reads.
 
     program: The tile program.
@@ -53,7 +53,7 @@ class Kernel:
 
     program: TileProgram
     layout: CpuLayout
-    args: Arguments
+    args: OperandTensors
     rows: int
     panels: int
     blocks: Expr
@@ -70,7 +70,7 @@ class Kernel:
         return Unit(self.layout, self.args["w"], tile * self.panels + panel, unit, units_ahead(self.program))
 
 
-def kernel_of(program: TileProgram, args: Arguments) -> Kernel:
+def kernel_of(program: TileProgram, args: OperandTensors) -> NestKernel:
     """Read from a program what its parts share, and allocate prepared activations."""
     product, loops = program.product
     rows = [loop.step for loop in loops if loop.axis == "m"]
@@ -84,11 +84,13 @@ def kernel_of(program: TileProgram, args: Arguments) -> Kernel:
     blocks = b.bind(tiles * (rows[-1] // words))
     prepared = _activations(program, layout, args, words, b.bind(tirx.min(blocks, rows[0] // words)))
     columns = program.operand(product.total).fixed("n") // ROWS
-    return Kernel(program, layout, args, rows[-1], columns, blocks, prepared, decoder_for(program, layout))
+    return NestKernel(
+        program, layout, args, rows[-1], columns, blocks, prepared, decoder_for(program, layout)
+    )
 
 
 def _activations(
-    program: TileProgram, layout: CpuLayout, args: Arguments, words: int, blocks: Expr
+    program: TileProgram, layout: CpuLayout, args: OperandTensors, words: int, blocks: Expr
 ) -> Activations:
     """Allocate the prepared activations of ``blocks`` blocks of ``words`` rows."""
     x = program.operand(program.product[0].left)
@@ -136,7 +138,7 @@ class Nest(ABC):
     kernel: What to emit.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: NestKernel) -> None:
         self.kernel, self.program, self.args = kernel, kernel.program, kernel.args
 
     def emit(self) -> None:
