@@ -78,10 +78,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Refuse to divide a model over devices.
 
-        Raises
-        ------
-        DeviceError
-            If a map names several.
+        Raises DeviceError if a map names several.
         """
         if isinstance(device_map, dict) and len(set(map(str, device_map.values()))) > 1:
             raise DeviceError(
@@ -117,10 +114,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _take_stored(self, model: torch.nn.Module, checkpoint: Checkpoint) -> None:
         """Read the quantized layers of a checkpoint.
 
-        Raises
-        ------
-        CheckpointError
-            If one has no place in the model.
+        Raises CheckpointError if one has no place in the model.
         """
         for stored in checkpoint.layers:
             name = stored.removesuffix(".weight")
@@ -149,10 +143,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     ) -> None:
         """Quantize a layer's weight.
 
-        Raises
-        ------
-        LadderError
-            If it cannot be quantized so; the layer is named.
+        Raises LadderError if it cannot be quantized so; the layer is named.
         """
         options, _ = self.quantization_config.split()
         name = param_name.rpartition(".")[0]

@@ -38,14 +38,10 @@ FEATURES = Shard(-1)
 class Between:
     """Turns a tensor that lies over a mesh in one way into one that lies in another.
 
-    Parameters
-    ----------
-    mesh
-        Of one axis.
-    source, wanted
-        How it lies, and how it shall: `Replicate`, `Shard` or, of the source, `Partial` (summands).
-    local
-        Whether the result is this process's tensor, not a `DTensor`.
+    mesh: Of one axis.
+    source, wanted: How it lies, and how it shall: `Replicate`, `Shard` or, of the source, `Partial`
+        (summands).
+    local: Whether the result is this process's tensor, not a `DTensor`.
     """
 
     def __init__(self, mesh: DeviceMesh, source: Placement, wanted: Placement, local: bool = True) -> None:
@@ -102,10 +98,7 @@ def _awaited(begun: torch.Tensor) -> torch.Tensor:
 def steps(source: Placement, wanted: Placement) -> list[Step]:
     """Return what turns a tensor that lies as ``source`` into one as ``wanted``.
 
-    Raises
-    ------
-    ShapeError
-        If nothing does.
+    Raises ShapeError if nothing does.
     """
     if source == wanted:
         return []
@@ -128,12 +121,8 @@ class ColwiseLinear(ColwiseParallel):
 
     Every process holds the whole layer before, and its shard after.
 
-    Parameters
-    ----------
-    parts
-        Outputs of the layers that are joined in one, such as queries, keys and values; each is cut.
-    **layouts
-        ``input_layouts``, ``output_layouts`` and ``use_local_output``, as in torch's style.
+    parts: Outputs of the layers that are joined in one, such as queries, keys and values; each is cut.
+    **layouts: ``input_layouts``, ``output_layouts`` and ``use_local_output``, as in torch's style.
     """
 
     def __init__(self, *, parts: Sequence[int] | None = None, **layouts: Any) -> None:
@@ -168,10 +157,7 @@ def connected(
 ) -> torch.nn.Module:
     """Let a layer that holds a shard take its input, and give its result, as a style says.
 
-    Parameters
-    ----------
-    axis
-        Of the weight, along which it is cut: `ROWS` (0) or `COLUMNS` (1).
+    axis: Of the weight, along which it is cut: `ROWS` (0) or `COLUMNS` (1).
     """
     (given,), (wanted,) = style.input_layouts, style.output_layouts
     takes, makes = (Replicate(), FEATURES) if axis == ROWS else (FEATURES, Partial())
@@ -183,12 +169,8 @@ def connected(
 class VocabularyShard(torch.nn.Module):
     """A process's rows of an embedding: it looks up its tokens, and the sum over all processes is the result.
 
-    Parameters
-    ----------
-    weight
-        Its rows, as `torch.chunk` cuts the whole.
-    extent
-        Rows of the whole.
+    weight: Its rows, as `torch.chunk` cuts the whole.
+    extent: Rows of the whole.
     """
 
     def __init__(self, weight: torch.Tensor, extent: int, mesh: DeviceMesh) -> None:
@@ -209,17 +191,9 @@ def shard_experts(
 ) -> list[QuantizedTensor]:
     """Return what device ``index`` of ``count`` holds of all experts' matrices, for `ladder.GroupedMatmul`.
 
-    Parameters
-    ----------
-    weights
-        One matrix [N, K] per expert.
-    by
-        ``"experts"``: whole matrices of its experts; ``"rows"`` or ``"columns"``: its shard of every matrix.
-
-    Raises
-    ------
-    ShapeError
-        If they cannot be cut so.
+    weights: One matrix [N, K] per expert.
+    by: ``"experts"``: whole matrices of its experts; ``"rows"`` or ``"columns"``: its shard of every matrix.
+    Raises ShapeError if they cannot be cut so.
     """
     if by == "experts":
         first, last = borders(len(weights), index, count)

@@ -57,10 +57,7 @@ def fix_floats(module: torch.fx.GraphModule) -> None:
     They arrive as numbers, or as tensors that the graph asks for their item. Floats that are computed of
     sizes stay: `BySizes` has a plan for each.
 
-    Raises
-    ------
-    TensorifyScalarRestartAnalysis
-        If there are any: that is how torch is asked to.
+    Raises TensorifyScalarRestartAnalysis if there are any: that is how torch is asked to.
     """
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState

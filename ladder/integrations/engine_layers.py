@@ -40,20 +40,12 @@ FLOATS = (torch.float16, torch.bfloat16)
 class Configuration:
     """How an engine serves a model with Ladder.
 
-    Parameters
-    ----------
-    config
-        A ``quantization_config``: of `LadderConfig`, of a GPTQ checkpoint, or options of `ladder.quantize`
-        with ``"online": True`` for a model that is quantized while it is loaded; by default `DEFAULTS`.
-    engine
-        Its name, for errors.
-    forms
-        Names of the forms of checkpoints that are served.
-
-    Raises
-    ------
-    CheckpointError
-        If the form is none of these.
+    config: A ``quantization_config``: of `LadderConfig`, of a GPTQ checkpoint, or options of
+        `ladder.quantize` with ``"online": True`` for a model that is quantized while it is loaded; by default
+        `DEFAULTS`.
+    engine: Its name, for errors.
+    forms: Names of the forms of checkpoints that are served.
+    Raises CheckpointError if the form is none of these.
     """
 
     def __init__(self, config: dict[str, Any] | None, engine: str, forms: Mapping[str, Any]) -> None:
@@ -308,10 +300,7 @@ class ExpertsLayer:
 def gate_of(activation: Any) -> Any:
     """Return the function of gates and ups that lie side by side.
 
-    Raises
-    ------
-    LadderError
-        If it is none that is served.
+    Raises LadderError if it is none that is served.
     """
     name = getattr(activation, "value", activation)
     functions: dict[Any, Any] = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}

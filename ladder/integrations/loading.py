@@ -25,14 +25,9 @@ MOST_NAMED = 8
 class Settings:
     """How to quantize a model while it is loaded.
 
-    Parameters
-    ----------
-    weight
-        Type of the weights, or its name.
-    modules_to_not_convert
-        Names of modules that stay as they are.
-    **options
-        For `ladder.quantize` (``group_size``, ``zero``, ``scaling``, ...) and `ladder.Linear`
+    weight: Type of the weights, or its name.
+    modules_to_not_convert: Names of modules that stay as they are.
+    **options: For `ladder.quantize` (``group_size``, ``zero``, ``scaling``, ...) and `ladder.Linear`
         (``activation``).
     """
 
@@ -71,17 +66,10 @@ def is_within(name: str, modules: Iterable[str]) -> bool:
 def opened(files: list[Path], folder: str = "") -> Checkpoint:
     """Open the files that a loader found for a model, by the index that names them if there are several.
 
-    Parameters
-    ----------
-    files
-        The files.
-    folder
-        Where the model lies, if it is a folder.
-
-    Raises
-    ------
-    CheckpointError
-        If there are none, one lies outside of the folder, no index names just them, or they cannot be read.
+    files: The files.
+    folder: Where the model lies, if it is a folder.
+    Raises CheckpointError if there are none, one lies outside of the folder, no index names just them, or
+        they cannot be read.
     """
     if not files:
         raise CheckpointError("a quantized model is loaded from files, none was found")
@@ -116,14 +104,10 @@ def require_shape(layer: Any, name: str, matrix: QuantizedTensor | torch.Tensor)
 def require_whole(where: str, model: torch.nn.Module, missing: Iterable[str]) -> None:
     """Raise `CheckpointError` that names the tensors of a model which its checkpoint lacks.
 
-    Parameters
-    ----------
-    where
-        The checkpoint.
-    model
-        What was to be loaded.
-    missing
-        Names of tensors that were neither found nor tied to one that was; they would hold random numbers.
+    where: The checkpoint.
+    model: What was to be loaded.
+    missing: Names of tensors that were neither found nor tied to one that was; they would hold random
+        numbers.
     """
     names = sorted(missing)
     if names:

@@ -34,17 +34,9 @@ class RankFailedError(LadderError):
 class Together:
     """A block of code that the processes of the default group carry out together: ``with together(): ...``.
 
-    Parameters
-    ----------
-    silence
-        Seconds without a sign of life after which a process counts as failed.
-    grace
-        Seconds that a process has to leave the block, once another has failed; then it exits.
-
-    Raises
-    ------
-    RankFailedError
-        In every process but the one that failed, which raises its own error.
+    silence: Seconds without a sign of life after which a process counts as failed.
+    grace: Seconds that a process has to leave the block, once another has failed; then it exits.
+    Raises RankFailedError in every process but the one that failed, which raises its own error.
     """
 
     def __init__(self, silence: float = 20.0, grace: float = 5.0) -> None:

@@ -171,10 +171,7 @@ class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
     def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: Any) -> None:
         """Check that these experts are of the kind that is served.
 
-        Raises
-        ------
-        LadderError
-            If they scale, clamp or combine in a way of their own.
+        Raises LadderError if they scale, clamp or combine in a way of their own.
         """
         other = [name for name, value in PLAIN.items() if getattr(moe_runner_config, name) != value]
         if other or moe_runner_config.routed_scaling_factor not in (None, 1.0):

@@ -55,10 +55,7 @@ class LadderWeightOnlyConfig(AOBaseConfig):  # type: ignore[misc]
 class LadderStoredConfig(AOBaseConfig):  # type: ignore[misc]
     """Run linear layers whose weights torchao has quantized on Ladder's kernels.
 
-    Parameters
-    ----------
-    activation
-        Type that products are computed in; by default that of the layer's results.
+    activation: Type that products are computed in; by default that of the layer's results.
     """
 
     activation: str | None = None
@@ -68,10 +65,7 @@ class LadderStoredConfig(AOBaseConfig):  # type: ignore[misc]
 def quantized(module: torch.nn.Module, config: LadderWeightOnlyConfig) -> Linear:
     """Return a linear layer, quantized.
 
-    Raises
-    ------
-    LadderError
-        If it is no plain linear layer, has been quantized before, or cannot be quantized so.
+    Raises LadderError if it is no plain linear layer, has been quantized before, or cannot be quantized so.
     """
     linear = _linear(module)
     if isinstance(linear.weight, TorchAOBaseTensor):
@@ -87,10 +81,8 @@ def quantized(module: torch.nn.Module, config: LadderWeightOnlyConfig) -> Linear
 def taken(module: torch.nn.Module, config: LadderStoredConfig) -> Linear:
     """Return a linear layer on the weight that torchao has quantized.
 
-    Raises
-    ------
-    LadderError
-        If it is no plain linear layer, or its weight none of torchao's that `ladder.formats.torchao` reads.
+    Raises LadderError if it is no plain linear layer, or its weight none of torchao's that
+        `ladder.formats.torchao` reads.
     """
     linear = _linear(module)
     weight = linear.weight
@@ -101,12 +93,8 @@ def taken(module: torch.nn.Module, config: LadderStoredConfig) -> Linear:
 def from_torchao(weight: torch.Tensor) -> QuantizedTensor:
     """Return the bits of one of torchao's tensors as a tensor of ours.
 
-    Raises
-    ------
-    CheckpointError
-        If its class is none of `ladder.formats.torchao.READERS`.
-    LadderError
-        If torchao has not quantized it.
+    Raises CheckpointError if its class is none of `ladder.formats.torchao.READERS`.
+    Raises LadderError if torchao has not quantized it.
     """
     plain = weight.data if isinstance(weight, torch.nn.Parameter) else weight
     if not isinstance(plain, TorchAOBaseTensor):

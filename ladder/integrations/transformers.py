@@ -120,10 +120,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def take(self, model: torch.nn.Module, name: str, weight: torch.Tensor) -> None:
         """Quantize a layer's weight; the layer keeps its bias alone until loading has ended.
 
-        Raises
-        ------
-        LadderError
-            If it cannot be quantized so; the layer is named.
+        Raises LadderError if it cannot be quantized so; the layer is named.
         """
         options, _ = self.quantization_config.split()
         path, plan = name.rpartition(".")[0], self.plan
@@ -293,19 +290,10 @@ def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:
 def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: Any) -> Any:
     """Load a model that another tool quantized, with Ladder's layers in place of the tool's.
 
-    Parameters
-    ----------
-    model_class
-        A class with ``from_pretrained``, such as ``AutoModelForCausalLM``.
-    path
-        Folder, or name on the hub, of a model in a format that `ladder.load_checkpoint` reads.
-    **kwargs
-        For ``from_pretrained``. ``activation`` is for `ladder.Linear`.
-
-    Raises
-    ------
-    CheckpointError
-        If the format is not known, or a quantized tensor is no layer of the model.
+    model_class: A class with ``from_pretrained``, such as ``AutoModelForCausalLM``.
+    path: Folder, or name on the hub, of a model in a format that `ladder.load_checkpoint` reads.
+    **kwargs: For ``from_pretrained``. ``activation`` is for `ladder.Linear`.
+    Raises CheckpointError if the format is not known, or a quantized tensor is no layer of the model.
     """
     options = {name: kwargs.pop(name) for name in LINEAR_OPTIONS if name in kwargs}
     config = AutoConfig.from_pretrained(path)

@@ -20,20 +20,11 @@ MEMBERS = {
 def sources(stack: str, experts: int, prefix: str, known: Container[str]) -> list[str]:
     """Return the names that a checkpoint has a stacked weight by: one, or one per part of each expert.
 
-    Parameters
-    ----------
-    stack
-        `GATED`, `UP` or `DOWN`.
-    experts
-        E.
-    prefix
-        Name of the module.
-    known
-        Names in the checkpoint.
-
-    Returns
-    -------
-    Empty if it has none, or not all of them.
+    stack: `GATED`, `UP` or `DOWN`.
+    experts: E.
+    prefix: Name of the module.
+    known: Names in the checkpoint.
+    Returns: Empty if it has none, or not all of them.
     """
     whole = [
         name

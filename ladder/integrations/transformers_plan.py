@@ -60,13 +60,8 @@ def wildcard(name: str) -> str:
 class LayerPlan:
     """The rules for quantized layers of one model.
 
-    Parameters
-    ----------
-    model
-        The model that is loaded.
-    layers
-        Names of its layers that will be quantized; their rules are taken out of the model's plan.
-
+    model: The model that is loaded.
+    layers: Names of its layers that will be quantized; their rules are taken out of the model's plan.
     """
 
     def __init__(self, model: Any, layers: Iterable[str]) -> None:
@@ -112,12 +107,8 @@ class LayerPlan:
     def cut(self, name: str) -> Cut | None:
         """Return how a layer is cut; None if it is whole.
 
-        Raises
-        ------
-        UnknownNameError
-            If its style is none of `STYLES`.
-        LadderError
-            If its rule is for layers that are not quantized, too.
+        Raises UnknownNameError if its style is none of `STYLES`.
+        Raises LadderError if its rule is for layers that are not quantized, too.
         """
         style = self.styles.get(name) if self.mesh is not None else None
         if style is not None and wildcard(name) in self.mixed:

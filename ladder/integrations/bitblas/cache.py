@@ -72,10 +72,7 @@ class OperatorCache:
     def load_from_database(self, database_path: str, target: Any = None) -> None:
         """Add an operator for each configuration of a folder.
 
-        Raises
-        ------
-        ArtifactError
-            If its file is damaged.
+        Raises ArtifactError if its file is damaged.
         """
         with self._lock:
             for config in _read(Path(database_path)):

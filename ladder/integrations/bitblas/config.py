@@ -35,14 +35,9 @@ class OptimizeStrategy(IntEnum):
 class Element:
     """A type of BitBLAS.
 
-    Parameters
-    ----------
-    source, bits
-        BitBLAS's ``source_format`` and width.
-    name
-        The type here; ``""`` if products of it are not computed.
-    dtype
-        What torch holds values in, None below 8 bits.
+    source, bits: BitBLAS's ``source_format`` and width.
+    name: The type here; ``""`` if products of it are not computed.
+    dtype: What torch holds values in, None below 8 bits.
     """
 
     source: str
@@ -95,40 +90,24 @@ DYNAMIC_M = (1, 16, 32, 64, 128, 256, 512, 1024)
 class MatmulConfig:
     """``C[M, N] = A[M, K] · decode(W)ᵀ``, as BitBLAS's class of this name.
 
-    Parameters
-    ----------
-    M
-        Rows: a number or several. Kernels here take any; it decides the defaults below.
-    N, K
-        Outputs and inputs.
-    A_dtype, W_dtype, out_dtype
-        See `ELEMENTS`; 4-bit activations come two in a byte.
-    accum_dtype
-        Kept; sums are float32, of integers int32.
-    layout
-        Whether A and W are as in the formula (``"nt"``) or transposed; quantized W: ``"nt"`` and ``"tt"``.
-    with_scaling, with_zeros, with_bias
-        Which operands follow W, in this order: scale ``[N, K / group_size]``, zeros, bias ``[N]``.
-    group_size
-        Elements along K that share a scale; -1: K.
-    zeros_mode
-        ``"original"``: ``(w - zero) * scale``; ``"rescale"``: ``w * scale - zero``; ``"quantized"``: as the
-        first, with zeros packed like W along N, ``[K / group_size, N * bits / 8]``.
-    storage_dtype
-        ``"int8"``: what packed weights lie in.
-    fast_decoding
-        Whether codes are interleaved in 32-bit words; by default those of integers below 8 bits are.
-    propagate_a
-        Kept; activations are read as they are.
-    propagate_b
-        Layout of the weight's tiles; by default of tensor cores if M is one number over 1.
-    optimize_stratety
-        See `OptimizeStrategy` (the name is BitBLAS's).
-
-    Raises
-    ------
-    LadderError
-        If a type, layout, mode or group size is none that there is.
+    M: Rows: a number or several. Kernels here take any; it decides the defaults below.
+    N, K: Outputs and inputs.
+    A_dtype, W_dtype, out_dtype: See `ELEMENTS`; 4-bit activations come two in a byte.
+    accum_dtype: Kept; sums are float32, of integers int32.
+    layout: Whether A and W are as in the formula (``"nt"``) or transposed; quantized W: ``"nt"`` and
+        ``"tt"``.
+    with_scaling, with_zeros, with_bias: Which operands follow W, in this order: scale ``[N, K /
+        group_size]``, zeros, bias ``[N]``.
+    group_size: Elements along K that share a scale; -1: K.
+    zeros_mode: ``"original"``: ``(w - zero) * scale``; ``"rescale"``: ``w * scale - zero``; ``"quantized"``:
+        as the first, with zeros packed like W along N, ``[K / group_size, N * bits / 8]``.
+    storage_dtype: ``"int8"``: what packed weights lie in.
+    fast_decoding: Whether codes are interleaved in 32-bit words; by default those of integers below 8 bits
+        are.
+    propagate_a: Kept; activations are read as they are.
+    propagate_b: Layout of the weight's tiles; by default of tensor cores if M is one number over 1.
+    optimize_stratety: See `OptimizeStrategy` (the name is BitBLAS's).
+    Raises LadderError if a type, layout, mode or group size is none that there is.
     """
 
     M: int | tuple[int, ...] | list[int] | None = None

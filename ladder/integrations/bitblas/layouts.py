@@ -28,14 +28,9 @@ MOVED = {
 def interleaving(bits: int, activation: str, width: int) -> tuple[int, ...]:
     """Return where each code of a word goes, so that a mask and a shift give two or four codes at once.
 
-    Parameters
-    ----------
-    bits
-        Width of a code.
-    activation
-        BitBLAS's name of the activations' type.
-    width
-        Its bits.
+    bits: Width of a code.
+    activation: BitBLAS's name of the activations' type.
+    width: Its bits.
     """
     lanes, per_lane = WORD // width, width // bits
     slots = [(code % lanes) * per_lane + code // lanes for code in range(WORD // bits)]
@@ -48,16 +43,10 @@ def interleaving(bits: int, activation: str, width: int) -> tuple[int, ...]:
 def tile_order(columns: int, kind: int, transposed: bool = True, scaled: int = 1) -> torch.Tensor:
     """Return which element of a tile of 16 rows each stored place holds, int64 ``[16 * columns / scaled]``.
 
-    Parameters
-    ----------
-    columns
-        Elements in a row of the tile: 16 of 16 bits or 32 of 8 bits.
-    kind
-        A `TransformKind`: 1 leaves a tile by rows, 2 orders it for ldmatrix, 3 for the registers of mma.
-    transposed
-        Whether it is the operand that ldmatrix takes transposed.
-    scaled
-        Elements that share a unit of storage and move together.
+    columns: Elements in a row of the tile: 16 of 16 bits or 32 of 8 bits.
+    kind: A `TransformKind`: 1 leaves a tile by rows, 2 orders it for ldmatrix, 3 for the registers of mma.
+    transposed: Whether it is the operand that ldmatrix takes transposed.
+    scaled: Elements that share a unit of storage and move together.
     """
     half = columns // 2
     place = torch.arange(16 * columns)
@@ -101,16 +90,10 @@ def out_of_tiles(tiles: torch.Tensor, columns: int, order: torch.Tensor) -> torc
 class Layout:
     """How a weight is stored.
 
-    Parameters
-    ----------
-    n, k
-        Extents of the weight matrix.
-    bits
-        Width of a code or value.
-    interleaved
-        Type of activations that the codes are interleaved for, and its bits; None: in their order.
-    kind, columns, unit
-        See `tile_order`; ``columns`` in units, each of ``unit`` codes.
+    n, k: Extents of the weight matrix.
+    bits: Width of a code or value.
+    interleaved: Type of activations that the codes are interleaved for, and its bits; None: in their order.
+    kind, columns, unit: See `tile_order`; ``columns`` in units, each of ``unit`` codes.
     """
 
     n: int
@@ -151,10 +134,7 @@ class Layout:
     def codes(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the codes ``[N, K]`` of a stored weight of any shape with as many bytes.
 
-        Raises
-        ------
-        ShapeError
-            If it has more or fewer.
+        Raises ShapeError if it has more or fewer.
         """
         wanted = self.n * self.k * self.bits // max(self.bits, 8)
         if stored.numel() != wanted:

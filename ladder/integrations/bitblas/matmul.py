@@ -35,12 +35,8 @@ def auto_detect_nvidia_target(gpu_id: int = 0) -> str:
 class Part:
     """Some columns of a weight, packed.
 
-    Parameters
-    ----------
-    columns
-        Which.
-    product, packed
-        Their product with as many activations, and the weight as its kernels read it.
+    columns: Which.
+    product, packed: Their product with as many activations, and the weight as its kernels read it.
     """
 
     columns: slice

@@ -19,10 +19,8 @@ def gen_quant4(
 ) -> tuple[torch.Tensor, torch.nn.Linear, torch.Tensor, torch.Tensor]:
     """Return a random weight quantized to 4 bits.
 
-    Returns
-    -------
-    The float16 weight ``[k, n]``, a layer of the quantized values, the scales ``[k / groupsize, n]``, and the
-    integers from -8 to 8 ``[k, n]``.
+    Returns: The float16 weight ``[k, n]``, a layer of the quantized values, the scales ``[k / groupsize,
+        n]``, and the integers from -8 to 8 ``[k, n]``.
     """
     group = k if groupsize == -1 else groupsize
     weight = torch.randn(k, n, dtype=torch.float16)
@@ -37,10 +35,7 @@ def gen_quant4(
 def general_compress(lowprecision_weight: Any, source_bits: int = 4, storage_dtype: Any = np.int8) -> Any:
     """Pack codes along the last axis of an array, lowest bits first.
 
-    Raises
-    ------
-    ShapeError
-        If a row of codes does not fill bytes.
+    Raises ShapeError if a row of codes does not fill bytes.
     """
     codes = lowprecision_weight.astype(np.int64).astype(np.uint8) & ((1 << source_bits) - 1)
     if codes.shape[-1] * source_bits % 8:

@@ -15,12 +15,8 @@ REPEATS = 10
 def milliseconds(call: Callable[[], Any], where: str) -> float:
     """Return the median milliseconds of a call, after one that warms up.
 
-    Parameters
-    ----------
-    call
-        What to time; on a GPU, what it launches.
-    where
-        Type of the device: ``"cuda"`` or ``"cpu"``.
+    call: What to time; on a GPU, what it launches.
+    where: Type of the device: ``"cuda"`` or ``"cpu"``.
     """
     call()
     times = []
