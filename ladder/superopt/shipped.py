@@ -1,6 +1,6 @@
 """The shipped database of proven graphs: by the canonical form of a program, for any sizes and numbers.
 
-``shipped.json`` holds what `ladder.superopt.ship` found. An entry's structures have the numbers that they
+``shipped.json`` holds what `benchmarks.ship_graphs` found. An entry's structures have the numbers that they
 were found with; at use they take those of the program at hand, for which equality is proved again.
 """
 
@@ -38,7 +38,7 @@ PATH = Path(__file__).with_name("shipped.json")
 class Entry:
     """What was found for a program.
 
-    pattern, weights: Of `ladder.superopt.patterns`.
+    pattern, weights: Of `benchmarks.graph_patterns`.
     numbers: Of the program, in order.
     found: Per graph its structure, its printed form over symbols, its certificate, extents and stability.
     """

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder.superopt import ship
+from benchmarks import ship_graphs
+from benchmarks.graph_patterns import PATTERNS, WEIGHTS, get_pattern
 from ladder.superopt.canonical import Canonical, canonical
 from ladder.superopt.generator import Found, Limits, instantiate
 from ladder.superopt.generator.instantiate import symbolic_program
@@ -17,7 +18,6 @@ from ladder.superopt.generator.search import proved
 from ladder.superopt.generator.stored import certificate_of
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.operators import OPERATORS
-from ladder.superopt.patterns import PATTERNS, WEIGHTS, get_pattern
 from ladder.superopt.shipped import entries
 from ladder.superopt.tracer import Tracer
 from ladder.superopt.verifier import DELTA, verify_for_all_extents
@@ -85,8 +85,8 @@ def test_a_graph_with_another_number_is_refused() -> None:
 
 
 def test_what_is_shipped_is_what_the_search_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ship, "PATH", tmp_path / "shipped.json")
-    assert ship.main(["product, residual", "--weights", "rows", "columns"]) == 0
+    monkeypatch.setattr(ship_graphs, "PATH", tmp_path / "shipped.json")
+    assert ship_graphs.main(["product, residual", "--weights", "rows", "columns"]) == 0
     made = json.loads((tmp_path / "shipped.json").read_text("utf-8"))
     for key, entry in made.items():
         again = json.loads(json.dumps([found["structure"] for found in entry["found"]]))

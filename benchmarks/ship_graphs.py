@@ -1,4 +1,4 @@
-"""``python -m ladder.superopt.ship``: search the patterns and write the database that is shipped.
+"""``python -m benchmarks.ship_graphs``: search the patterns and write the database that is shipped.
 
 Every pattern is searched for each kind of weights; what is found replaces its entry, others stay.
 """
@@ -10,8 +10,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+from benchmarks.graph_patterns import PATTERNS, WEIGHTS, get_pattern
 from ladder.superopt.generator import Limits, search
-from ladder.superopt.patterns import PATTERNS, WEIGHTS, get_pattern
 from ladder.superopt.shipped import PATH, entry_of
 
 TARGET = "cuda/sm_90a"
@@ -20,7 +20,7 @@ TARGET = "cuda/sm_90a"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search and write; returns the exit status: 1 if nothing was found for some pattern."""
-    parser = argparse.ArgumentParser(prog="python -m ladder.superopt.ship", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ship_graphs", description=__doc__)
     parser.add_argument("patterns", nargs="*", default=list(PATTERNS), help="names; all by default")
     parser.add_argument("--weights", choices=WEIGHTS, nargs="*", default=WEIGHTS)
     parser.add_argument("--seconds", type=float, default=600.0, help="budget of each search")
