@@ -118,7 +118,7 @@ def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: i
 
 
 PROBES = (1, 8, 64, 512, 2048, 8192)
-"""What an open size is taken for where schedules are chosen before it is known."""
+"""Value of an open size where schedules are chosen before it is known."""
 
 SERVING = 4
 """Kernels of one attention of open sizes at most."""

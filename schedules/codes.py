@@ -1,4 +1,4 @@
-"""What the values of a weight type allow: arithmetic on codes, or a table of them in shared memory."""
+"""Ways to decode a weight type: arithmetic on codes, or a table of values in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prediction says, and what every product costs on any device: bytes to move, weights to decode."""
+"""Predictions of time, and costs of products on any device: bytes to move, weights to decode."""
 
 from __future__ import annotations
 

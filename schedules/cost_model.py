@@ -233,7 +233,7 @@ def forget() -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What the blocks of a launch cost a multiprocessor, in seconds.
+    """Seconds that a multiprocessor spends on the blocks of a launch, by cause.
 
     chain: Serial latency of one block, were it alone, that other work hides.
     edge: Start and end of one block, that nothing hides.

@@ -1,4 +1,4 @@
-"""What a block of a GPU kernel takes: rows, bytes of shared memory, registers and threads."""
+"""Resources of a block of a GPU kernel: rows, bytes of shared memory, registers and threads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ PROMOTED_COLUMNS = 128
 
 @dataclass(frozen=True)
 class Resources:
-    """What one block takes.
+    """Resources of one block.
 
     shared: Bytes of shared memory.
     stage: Bytes of one pipeline stage, in flight while another is consumed.

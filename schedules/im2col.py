@@ -1,4 +1,4 @@
-"""What lowering and runtime agree on about convolutions."""
+"""Name and signature of the host function that encodes tensor maps of convolutions."""
 
 IM2COL = "ladder.encode_windows"
 """Host function that encodes a tensor map in im2col mode; `ladder.runtime.tensor_map` registers it.

@@ -215,7 +215,7 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 PAIR_COLUMNS = 32
-"""What the columns of a product of two blocks are a multiple of (PTX ISA, "tcgen05.mma", "Matrix shape")."""
+"""Granularity of the columns of a product of two blocks (PTX ISA, "tcgen05.mma", "Matrix shape")."""
 
 
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What each pipeline supports: extents of a schedule, the device feature it needs, extras of a problem."""
+"""Rules of each pipeline: extents of a schedule, the device feature it needs, features of a problem."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ SERVES: Mapping[str, frozenset[str]] = {
     "dot": frozenset({"experts", "token_group"}),
     "cpu": frozenset(),
 }
-"""What each pipeline can of `Gemm.extras`."""
+"""Which of `Gemm.extras` each pipeline supports."""
 
 
 def serves(gemm: Gemm, pipeline: str) -> bool:

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a register takes from a word: ``rotate_left(word, turn) & mask`` in each lane."""
+    """Bits that a register takes from a word: ``rotate_left(word, turn) & mask`` in each lane."""
 
     word: int
     turn: int

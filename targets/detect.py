@@ -1,4 +1,4 @@
-"""What this machine is: the host CPU by its feature flags, GPUs by compute capability."""
+"""Detection of this machine: the host CPU by its feature flags, GPUs by compute capability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device is: layers from DRAM to core, and the cores themselves, all as data."""
+"""Devices as data: layers from DRAM to core, and the cores themselves."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SAME = 0.05
 
 @dataclass(frozen=True)
 class Numbers:
-    """What tells products of one architecture apart.
+    """Numbers that tell products of one architecture apart.
 
     Parameters
     ----------

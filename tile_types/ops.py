@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Ops(Protocol):
-    """What a decode expression can call besides ordinary operators."""
+    """Functions that a decode expression can call besides ordinary operators."""
 
     def constant(self, value: float, dtype: str) -> Any:
         """Return ``value`` as a scalar of ``dtype``."""

@@ -1,4 +1,4 @@
-"""What users call: `Matmul`, `Linear`, `quantize_`, expressions.
+"""The public API: `Matmul`, `Linear`, `quantize_`, expressions.
 
 May import everything below; ``ladder`` re-exports the public names.
 """

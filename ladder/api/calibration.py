@@ -136,7 +136,7 @@ def calibrated(weight: torch.Tensor, moments: Moments, ttype: str, **options: An
 
 @dataclass(frozen=True)
 class Grid:
-    """What the elements of a matrix can become: ``(value - zero) * scale`` for every value of the type.
+    """Values that the elements of a matrix can take: ``(value - zero) * scale`` for every value of the type.
 
     values, codes: Of the type, finite, in ascending order of the values; float64 and int64.
     block, columns: Rows and columns that share a scale; K.

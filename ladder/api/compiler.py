@@ -27,7 +27,7 @@ class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
     is_ours = True
-    """What it raises is a fault of Ladder."""
+    """Marks code whose exceptions are faults of Ladder."""
 
     conditionals = True
     """Capture may give it graphs that branch."""

@@ -130,7 +130,7 @@ registers on AMD."""
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a kernel that was compiled and not run.
+    """Evidence of a kernel that was compiled and not run.
 
     facts: The vendor's facts by name; None where the compiler does not tell.
     matrix, counted_in: Name of the count of matrix instructions among the facts, and the stage that they were

@@ -1,4 +1,4 @@
-"""What quantization takes for a linear layer: torch's own, and transformers' `Conv1D` (GPT-2)."""
+"""Linear layers that quantization replaces: torch's own, and transformers' `Conv1D` (GPT-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler made of an operator, stage by stage."""
+"""The stages of a compiled operator: TIR, source text, machine code."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What calls need to know of a request.
+    """Facts of a request that every call needs.
 
     text: As `Request.text`.
     is_dynamic: Whether floats are quantized when it is called.

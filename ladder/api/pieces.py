@@ -26,7 +26,7 @@ PLAIN = ("placeholder", "call_function", "call_method", "output")
 """Kinds of nodes that graphs in pieces may have."""
 
 STATEFUL = ("_enter", "_exit", "_nesting", "_set_grad_enabled", "manual_seed")
-"""What is in the names of functions that change torch's state: nothing may be cut between them."""
+"""Parts of names of functions that change torch's state: nothing may be cut between them."""
 
 
 class Piece(NamedTuple):

@@ -26,7 +26,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one layer.
+    """Report on one layer: quantized, or why not.
 
     name, module: Qualified name and class.
     weight, activation: Types that it multiplies now.
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of every layer of a model.
+    """Report on every layer of a model: quantized, or why not.
 
     rows: One per module with a weight.
     caches: Names of KV caches and the type that they store.

@@ -36,7 +36,7 @@ METADATA = frozenset(
         *(_TENSOR.is_floating_point, _TENSOR.is_complex),
     )
 )
-"""What a `StoredWeight` answers without its values."""
+"""Operations that a `StoredWeight` answers without its values."""
 
 
 class Stored(NamedTuple):

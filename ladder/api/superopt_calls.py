@@ -1,4 +1,4 @@
-"""What a superoptimized function takes and returns, checked at every call.
+"""Arguments and results of a superoptimized function, checked at every call.
 
 Kernels are for shapes, types and devices, compute no gradients and write into nothing that they are given.
 So arguments may lie in each other's memory or be results of earlier calls. Where some are the same tensor,
@@ -26,7 +26,7 @@ IN_PLACE = ("setitem", "copy_", "__setitem__")
 
 @dataclass(frozen=True)
 class Argument:
-    """What one argument must be.
+    """Requirements on one argument.
 
     shape, dtype, device: Of a tensor; of a quantized matrix, its type's name and no device.
     """
@@ -70,7 +70,7 @@ def require_plain(name: str, given: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a function takes, and how its results lie.
+    """Signature of a function, and the layout of its results.
 
     name: Of the function.
     arguments: In order.

@@ -29,7 +29,7 @@ from tile_types.errors import ConversionError, DeviceError, LadderError, Schedul
 from tile_types.quantized import QuantizedTensor
 
 VIEWS = ("transpose", "t", "getattr", "contiguous")
-"""What parts repeat rather than pass on: kernels take contiguous tensors, and read these in place."""
+"""Operators that parts repeat rather than pass on: kernels read contiguous tensors, and views in place."""
 
 NOTHING_TO_FUSE = "one operator: there is nothing to fuse"
 

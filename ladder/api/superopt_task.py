@@ -150,7 +150,7 @@ class Task:
 
     @property
     def device(self) -> TileDevice:
-        """What kernels are built for."""
+        """The device that kernels are built for."""
         return get_device(self.target or self.here)
 
     @property

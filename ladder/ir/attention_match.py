@@ -25,7 +25,7 @@ FLOAT_MASKS = ("float16", "bfloat16", "float32")
 
 @dataclass
 class Scores:
-    """What is known of the scores while their computation is followed back."""
+    """Facts about attention scores, gathered while their computation is followed back."""
 
     scale: float = 1.0
     mask: str | None = None

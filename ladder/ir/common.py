@@ -1,4 +1,4 @@
-"""What several passes need: common subexpressions, and the pattern match of softmax."""
+"""Shared passes: elimination of common subexpressions, and the pattern match of softmax."""
 
 from __future__ import annotations
 

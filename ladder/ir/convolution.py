@@ -110,7 +110,7 @@ class FusedConvolution:
 
     @property
     def windows(self) -> Windows | None:
-        """What it multiplies, as kernels take it; None for rows."""
+        """The windows that it multiplies, as kernels take them; None for rows."""
         return None if self.form.are_points else windows_of(self.form)
 
 

@@ -141,7 +141,7 @@ def _affine(value: Index | int) -> Affine:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What can be indexed: an input tensor or a computed one."""
+    """A value that can be indexed: an input tensor or a computed one."""
 
     name: str
     shape: Shape

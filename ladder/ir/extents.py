@@ -27,7 +27,7 @@ FUNCTIONS: Mapping[str, Callable[[int, int], int]] = {
     "max": max,
     "min": min,
 }
-"""What extents may use beside sums and products."""
+"""Functions that extents may use beside sums and products."""
 
 _EXTREMES = ("max", "min")
 

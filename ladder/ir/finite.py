@@ -29,7 +29,7 @@ __all__ = ["Arithmetic", "Field", "Residues", "RootLog", "UndefinedResidueError"
 
 
 class Arithmetic(Protocol):
-    """What the column computes with; a value has ``shape`` and ``map(rearrangement)``."""
+    """The domain that the column computes in; a value has ``shape`` and ``map(rearrangement)``."""
 
     def number(self, value: float) -> Any: ...
     def add(self, a: Any, b: Any) -> Any: ...
@@ -50,7 +50,7 @@ class Arithmetic(Protocol):
 
 @dataclass
 class RootLog:
-    """What stood under the roots of one evaluation, in order, and whether each was a residue."""
+    """Radicands of one evaluation, in order, and whether each was a quadratic residue."""
 
     radicands: list[Array] = field(default_factory=list)
     residues: list[Array] = field(default_factory=list)

@@ -195,7 +195,7 @@ class Gemm:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What the problem asks beyond one product with row scales: not every pipeline can."""
+        """Features beyond one product with row scales, which not every pipeline supports."""
         names = ("experts", "token_group", "windows", "residual", "factor", "gate")
         return tuple(name for name in names if getattr(self, name))
 

@@ -14,7 +14,7 @@ from tile_types.errors import UnknownNameError, unknown_name
 from tile_types.tile import Extent, Tile
 
 Literal = int | float | str | bool | None | tuple["Literal", ...]
-"""What an attribute can hold."""
+"""Values that an attribute can hold."""
 
 LEVELS = ("kernel", "block", "thread")
 """Graph levels, outermost first."""

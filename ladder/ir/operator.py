@@ -1,4 +1,4 @@
-"""What a row of the operator table holds. Everything the compiler knows of an operator is here."""
+"""The row type of the operator table. Everything the compiler knows of an operator is here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAX_CLASSES = ("multilinear", "division", "exp", "root", "maximum", "other")
 as unknown, ``other`` is outside LAX."""
 
 ROLES = ("value", "input", "call", "load", "accumulate", "store", "graph")
-"""What walkers do with a node: all but ``value`` are given context, see `CONTEXT`."""
+"""Kinds of nodes for walkers: all but ``value`` are given context, see `CONTEXT`."""
 
 ENGINES = ("chain", "view", "leaf", "product", "library")
 """``chain``: loops over memory, fused; ``view``: an address, no work of its own; ``leaf``: a number;

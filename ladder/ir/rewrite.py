@@ -44,7 +44,7 @@ def pattern(operators: str, *inputs: Pattern | str, name: str = "", where: Any =
 
 @dataclass(frozen=True)
 class Match:
-    """What a rule's function is given: the builder of the new graph and the bound values."""
+    """The argument of a rule's function: the builder of the new graph and the bound values."""
 
     builder: GraphBuilder
     root: Node

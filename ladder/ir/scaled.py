@@ -77,7 +77,7 @@ class ScaledGemm:
 
     @property
     def format(self) -> ScaledFormat:
-        """What both operands have in common: bits, blocks and kind."""
+        """Properties that both operands share: bits, blocks and kind."""
         return FORMATS[self.activation]
 
     @property

@@ -197,7 +197,7 @@ COSTS: Mapping[str, Costs] = {
 }
 
 WARM = 0.9
-"""What layers one after the other take of their times with operands in DRAM: torch's, on an H200."""
+"""Time of layers in sequence over their time with operands in DRAM: torch's, on an H200."""
 
 HALVES = ("float16", "bfloat16")
 """Types of convolutions that kernels of ours compute on plain weights."""

@@ -54,7 +54,7 @@ Find = Callable[[RegionProgram, Sequence[Subgraph]], Choice | None]
 
 @dataclass(frozen=True)
 class Weight:
-    """What a region may do with a weight that plans lay out.
+    """Ways in which a region may use a weight that plans lay out.
 
     joined: How many matrices lie side by side in it.
     alone: Whether kernels of found graphs read other arrays of it, so that none but they may read it.

@@ -20,7 +20,7 @@ HALVES = ("float16", "bfloat16")
 """Types of programs: kernels of found graphs multiply these."""
 
 WIDE = "float32"
-"""What values may be converted to and from within a program: block graphs compute in it."""
+"""Type that values may be converted to and from within a program: block graphs compute in it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Slice:
 
 
 Input = str | Slice
-"""What a program's input is: a value of the model, or rows of one that is a weight."""
+"""Source of a program's input: a value of the model, or rows of one that is a weight."""
 
 
 @dataclass(frozen=True)

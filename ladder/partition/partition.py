@@ -40,7 +40,7 @@ CHANNELS = (
     ),
     rewriting("axes of one element", STILL + LAYOUT_FOLDING),
 )
-"""What gives convolutions channels last."""
+"""Rules that give convolutions channels last."""
 
 LAST = (Pass("merge equal nodes again", merge_all_but_windows),)
 

@@ -10,7 +10,7 @@ from targets import TileDevice
 from tile_types.errors import ShapeError
 
 DOT_PRODUCTS = "avx512_vnni"
-"""What sums products of codes."""
+"""Instruction that sums products of codes."""
 
 
 def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:

@@ -56,7 +56,7 @@ class Subgraph:
 
     @cached_property
     def operators(self) -> tuple[str, ...]:
-        """What it computes: operators without numbers and inputs."""
+        """Names of its operators, without numbers and inputs."""
         return tuple(
             node.operator for node in self.graph.nodes if node.operator != "input" and engine(node) != "leaf"
         )

@@ -57,7 +57,7 @@ def inlined_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
 
 
 _PROBES = (61, 2003, 65537, 2097169)
-"""What symbolic sizes are taken for where only the arrangement matters: prime, larger if extents need it."""
+"""Stand-ins for symbolic sizes where only the arrangement matters: prime, larger if extents need it."""
 
 
 def is_free(graph: Graph, members: Sequence[str]) -> bool:

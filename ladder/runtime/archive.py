@@ -32,7 +32,7 @@ INDEX = "members"
 """Key of the manifest: name of each member, in order -> its size and its sha256."""
 
 NAMES = re.compile(r"packed\.safetensors|stored\.safetensors|[A-Za-z_][A-Za-z0-9_]{0,199}\.so")
-"""What members may be called: tensors, and kernels by the names of their functions."""
+"""Pattern of member names: tensors, and kernels by the names of their functions."""
 
 MOST_MANIFEST = 32 << 20
 """Bytes of a manifest."""

@@ -197,10 +197,10 @@ def load(
 
 
 HEADER = {"device": str, "family": str, "features": [str]}
-"""What every manifest says beyond format, versions and members; see `ladder.runtime.fields`."""
+"""Fields of every manifest beyond format, versions and members; see `ladder.runtime.fields`."""
 
 OPERATOR = {"gemm": {str: object}, "plan": str, "entries": [str]}
-"""What the manifest of an operator says."""
+"""Fields of an operator's manifest."""
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Kernel:
 
     @property
     def spilled(self) -> int:
-        """What the device compiler spilled: bytes on NVIDIA, registers and bytes of scratch on AMD."""
+        """Spills that the device compiler reports: bytes on NVIDIA, registers and bytes of scratch on AMD."""
         return spilled(self.manifest["resources"])
 
 

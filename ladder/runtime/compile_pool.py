@@ -41,7 +41,7 @@ class Trial:
 
 @dataclass
 class Campaign:
-    """What is tuned together: problems of one class, which share kernels.
+    """Problems that are tuned together: those of one class, which share kernels.
 
     problems: The same `Gemm` at all its extents.
     tokens: The M to measure.

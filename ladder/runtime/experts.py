@@ -75,7 +75,7 @@ def single(gemm: Gemm) -> Gemm:
 
 
 class Operands(NamedTuple):
-    """What a grouped product reads and writes.
+    """Operands and results of a grouped product.
 
     rows: ``[T, K]``: the tokens.
     weight: Packed arrays, with a leading axis of experts.

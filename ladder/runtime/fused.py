@@ -200,7 +200,7 @@ class Fused:
 
     @property
     def resources(self) -> list[Mapping[str, Any]]:
-        """What the device compiler reported of each kernel."""
+        """The device compiler's report on each kernel."""
         return [report for kernel in self.kernels for report in kernel.manifest["resources"].values()]
 
     def packed(self, inputs: Sequence[Any]) -> list[torch.Tensor | PackedWeight]:

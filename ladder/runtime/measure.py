@@ -109,7 +109,7 @@ Event = Begin | Weights | Checked | Dropped | Timed | PointDone
 
 @dataclass
 class Progress:
-    """What need not be done again by a process that takes over.
+    """State of a measurement that a process which takes over need not repeat.
 
     checked: Trials that are right.
     points: Problems and M that have been measured.

@@ -73,7 +73,7 @@ class PackedWeight:
     arrays: Mapping[str, torch.Tensor]
 
     layout: str = field(init=False, repr=False)
-    """What operators compare before they use this weight; see `layout_of`."""
+    """Layout that operators compare before they use this weight; see `layout_of`."""
     tensors: list[torch.Tensor] = field(init=False, repr=False)
     """The arrays as the kernel takes them."""
 
@@ -100,7 +100,7 @@ class PackedWeight:
 
     @cached_property
     def calls(self) -> dict[Any, Any]:
-        """What operators bound to this weight (`CompiledGemm.bind`)."""
+        """Calls of operators that are bound to this weight (`CompiledGemm.bind`)."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:

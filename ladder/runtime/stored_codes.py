@@ -1,4 +1,4 @@
-"""What follows from codes of 8 bits that are the same in every call."""
+"""Values derived from 8-bit codes that are the same in every call, computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES = (torch.uint8, torch.int8)
 
 @dataclass(frozen=True)
 class Kept:
-    """What follows from a tensor, and the number of changes that it had had."""
+    """A value derived from a tensor, and the version of the tensor that it was made of."""
 
     version: int
     value: Any

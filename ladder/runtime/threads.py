@@ -66,7 +66,7 @@ _callers = _Callers()
 
 @dataclass
 class _Process:
-    """What holds for all threads of this process: whether TVM's runtime is loaded, and kernels run inline."""
+    """State of this process: whether TVM's runtime is loaded, and whether kernels run inline."""
 
     loaded: bool = False
     inline: bool = False

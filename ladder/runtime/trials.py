@@ -40,7 +40,7 @@ SPARE = 32
 """Candidates beside those that are built: some cannot be emitted after all."""
 
 FOLLOWING_SECONDS = 3e-6
-"""What a kernel costs that waits for the one before it, and has the next program wait for it, on an H200."""
+"""Cost of a kernel that waits for the one before it, and has the next program wait for it, on an H200."""
 
 PER_GRAPH = 2
 """Schedules of one graph at one choice of tiles that are among them."""

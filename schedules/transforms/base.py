@@ -1,4 +1,4 @@
-"""What every transform is: a frozen value with one printed line, a rewriting, and the checks beside it."""
+"""Base class of transforms: a frozen value with one printed line, a rewriting, and the checks beside it."""
 
 from __future__ import annotations
 

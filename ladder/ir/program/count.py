@@ -14,7 +14,7 @@ from ladder.ir.program.verify import program_argument, reads
 
 @dataclass(frozen=True)
 class Counts:
-    """What one call does.
+    """Bytes and operations of one call.
 
     dram: Bytes of arguments: what a thread reads again in its own loops comes from its caches.
     cache: Bytes that are written to and read from memory of the kernel's own.

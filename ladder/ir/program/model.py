@@ -19,7 +19,7 @@ LOCAL = ("l2", "cache", "register")
 memory of the kernel's own, which stays in caches by its size, ``register`` is indexed by constants only."""
 
 OVER = ("loop", "threads", "unrolled")
-"""What the iterations of a loop are spread over."""
+"""Resources over which the iterations of a loop are spread."""
 
 PADDED = re.compile(r"([A-Z])\^(\d+)")
 """``N^128``: N rounded up to a multiple of 128."""

@@ -1,4 +1,4 @@
-"""What holds of every tile program that may be emitted: each rule is one function that yields complaints."""
+"""The verifier of tile programs: each rule is one function that yields complaints."""
 
 from __future__ import annotations
 
@@ -125,4 +125,4 @@ RULES: tuple[Callable[[TileProgram], Iterator[str]], ...] = (
     _product,
     _accumulators,
 )
-"""What `verify_program` checks."""
+"""The rules that `verify_program` checks."""

@@ -17,14 +17,14 @@ Span = tuple[int, int]
 """Addresses of the first byte of a tensor and of the byte behind its last."""
 
 Fingerprint = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""What tells a tensor from others while it is not kept alive: identity, address, shape and strides."""
+"""Key that tells a tensor from others while it is not kept alive: identity, address, shape and strides."""
 
 SHOWN = 2
 """Calls that show which arguments stay."""
 
 
 class Look(NamedTuple):
-    """What a comparison of arguments with those of earlier calls found.
+    """Result of comparing arguments with those of earlier calls.
 
     generation: Grows when an argument that stayed so far is another tensor, or lies elsewhere.
     apart: Whether no other argument lies in the memory of one that is written.

@@ -29,7 +29,7 @@ sizes twice as many. Binding takes as long as several calls, which sizes that co
 
 @dataclass
 class State:
-    """What a frame keeps of a set of sizes.
+    """State of a frame for one set of sizes.
 
     buffers: Memory of results of open shapes, in order.
     extents: What steps ask for, as `Now.known` has it.

@@ -48,7 +48,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Result:
-    """What a step writes: where its memory is needed, and what for."""
+    """A buffer that a step writes: where its memory is needed, and what for."""
 
     name: str
     shape: tuple[Extent, ...]

@@ -75,7 +75,7 @@ class Noted:
 
 
 _version = attrgetter("_version")
-"""What counts the changes in place of a tensor."""
+"""The counter of a tensor's changes in place."""
 
 
 def _is_seen(tensor: torch.Tensor) -> bool:

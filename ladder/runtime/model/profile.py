@@ -74,7 +74,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device can do at best.
+    """Peak rates of a device.
 
     bandwidth: Bytes per second.
     vector: Operations per second of the vector units.

@@ -1,4 +1,4 @@
-"""What an importer returns: a kernel-level tile graph and how its inputs come from a call's arguments."""
+"""The result of an importer: a kernel-level tile graph and how its inputs come from a call's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan returns: outputs of its graph, extents, and arguments that it writes."""
+"""Results of a plan: outputs of its graph, extents, and arguments that it writes."""
 
 from __future__ import annotations
 

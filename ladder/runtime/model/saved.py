@@ -185,7 +185,7 @@ FORM = {
     "gemms": [{"request": str, "plan": str, "entries": TEXTS}],
     "token_kernels": [{"key": [OneOf((str, int, bool, None))], "entry": str}],
 }  # fmt: skip
-"""What the manifest of a model says; see `ladder.runtime.fields`."""
+"""Fields of a model's manifest; see `ladder.runtime.fields`."""
 
 
 def load_model(

@@ -22,7 +22,7 @@ from tile_types.tile import Extent
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an input must be.
+    """Requirements on one input.
 
     kind: ``"tensor"``, ``"sequence"`` or ``"optional"``.
     code: ONNX element type of a tensor; 0 for any.

@@ -15,7 +15,7 @@ from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import array_of, narrow, value_of, wide
 
 SIGN = torch.iinfo(torch.int64).min
-"""What turns the order of uint64 bits into that of int64."""
+"""Mask that turns the order of uint64 bits into that of int64."""
 
 
 def unary(function: Callable[[Any], Any]) -> Run:

@@ -311,7 +311,7 @@ class NodeFailed(LadderError):
 
 
 FAILURES = (LadderError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
-"""What torch, numpy and rows raise of operands that do not fit."""
+"""Exceptions of torch, numpy and rows for operands that do not fit."""
 
 
 def failed(title: str, operands: Sequence[Any], error: Exception) -> NodeFailed:

@@ -23,7 +23,7 @@ WHOLE = 1 << 24
 """Up to here float32 holds every whole number."""
 
 SIGN = 128
-"""What unsigned codes have more than signed ones, and the bit that they differ in."""
+"""Offset of unsigned codes from signed ones, and the bit in which they differ."""
 
 
 @cache

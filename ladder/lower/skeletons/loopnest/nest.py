@@ -1,4 +1,4 @@
-"""What the nests of vectors and of tile registers share: rows are prepared, columns spread over threads.
+"""Base of the loop nests of vectors and of tile registers: rows are prepared, columns spread over threads.
 
 A nest walks the statements of its program in order. Loops over the rows and columns, the preparation of x
 and the output are emitted here; what is inside the loop over columns differs by the kind of registers.
@@ -40,7 +40,7 @@ Expr = Any
 
 @dataclass(frozen=True)
 class NestKernel:
-    """What is emitted, as values that every part of a nest reads.
+    """The kernel being emitted, as values that every part of a nest reads.
 
     program: The tile program.
     layout: Where codes lie.
