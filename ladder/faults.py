@@ -1,4 +1,4 @@
-"""What Ladder does about its own faults: raise them where tests run, else warn once and carry on.
+"""Handling of Ladder's own faults: raise them where tests run, else warn once and carry on.
 
 A fault is an exception that nobody raised on purpose to refuse a program. `LADDER_STRICT=1` raises it;
 otherwise the program runs on without what failed, and one warning names file and line.
@@ -64,7 +64,7 @@ def _first_line(error: BaseException) -> str:
 
 
 _warned: set[str] = set()
-"""What was warned of once."""
+"""Faults that were warned of once."""
 
 
 def warn_once(key: str, message: str) -> None:

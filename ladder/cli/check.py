@@ -33,7 +33,7 @@ ROWS_MORE, TOKENS_MORE, DEPTH_MORE = 3, 1, 37
 
 @dataclass(frozen=True)
 class SimulatedCheck:
-    """What the simulation of a kernel found.
+    """Result of simulating a kernel.
 
     m, n, k: The shape: that of the problem, or where it is larger one that leaves remainders everywhere.
     relative_error: Against float64.
@@ -81,7 +81,7 @@ class SimulatedCheck:
 
 @dataclass(frozen=True)
 class TokenCheck:
-    """What was found of the kernel that quantises x before the product.
+    """Result for the kernel that quantises x before the product.
 
     evidence: What its code takes.
     relative_error: Of codes times scales against x, in the simulation.

@@ -1,4 +1,4 @@
-"""What `ladder compile` does: a whole model to one file that needs neither its source nor a compiler."""
+"""The command `ladder compile`: a whole model to one file that needs neither its source nor a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: tables and JSON on stdout, logs, errors and progress on stderr."""
+"""Output of commands: tables and JSON on stdout, logs, errors and progress on stderr."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PROBE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Found:
-    """What a probe saw: a version, where, and whether it works."""
+    """Result of a probe: a version, where, and whether it works."""
 
     version: str
     where: str = ""

@@ -1,4 +1,4 @@
-"""What `ladder inspect` and `ladder convert` do: list checkpoints of other tools, write them as our own."""
+"""The commands `ladder inspect` and `ladder convert`: list other tools' checkpoints, write them as our own."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ KEPT = "none"
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Options of a generation.
 
     path: Folder with ``config.json``, weights and a tokenizer.
     prompt: Text to continue.
@@ -139,7 +139,7 @@ def load(request: Request, step: Progress = silent) -> Ready:
 
 
 FOREIGN = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
-"""What transformers raises for folders that it cannot load."""
+"""Exceptions of transformers for folders that it cannot load."""
 
 
 def _model(request: Request) -> Any:

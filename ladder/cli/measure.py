@@ -118,7 +118,7 @@ def _gpu_clock(calls: Sequence[Call]) -> Callable[[], float]:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What bounds any kernel: bytes per second, operations per second, and where they come from."""
+    """Roofline of this machine: bytes per second, operations per second, and where they come from."""
 
     bandwidth: float
     peak: float

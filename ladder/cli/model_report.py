@@ -1,4 +1,4 @@
-"""What `ladder report` finds out about a whole model: its plan, what steps cost, and why they end there."""
+"""Facts that `ladder report` gathers about a model: its plan, costs of steps, and why they end there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was found.
+    """The report.
 
     name: What was asked for.
     device, peaks: What it is for, and what that can do.

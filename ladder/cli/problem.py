@@ -1,4 +1,4 @@
-"""What `ladder gemm` and `ladder explain` are asked: one matrix product, with every default resolved."""
+"""The problem of `ladder gemm` and `ladder explain`: one matrix product, with every default resolved."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GemmReport:
-    """What ``ladder gemm`` found. None marks what was not asked for or could not be run.
+    """Result of ``ladder gemm``. None marks what was not asked for or could not be run.
 
     target, m, n, k, weight, activation, output, group_size, zero, bias, epilogue, seed: The problem with its
         defaults resolved.
@@ -100,7 +100,7 @@ class GemmReport:
 
     @property
     def failure(self) -> str:
-        """What is wrong with a report that did not pass."""
+        """Reason why a report did not pass."""
         for check in (self.simulated, self.tokens):
             if check is not None and check.findings:
                 return f"the simulator found {len(check.findings)} faults: {check.findings[0]}"

@@ -1,4 +1,4 @@
-"""What `ladder superopt` does and prints; its kernels are `superopt_kernels`."""
+"""The command `ladder superopt`; its kernels are in `superopt_kernels`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ COLUMNS = ("N", "K", "M", "us", "schedule")
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning run found.
+    """Result of a tuning run.
 
     winners: The fastest schedule of every shape and M.
     kernels: How many kernels were compiled or timed.

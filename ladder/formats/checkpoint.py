@@ -46,7 +46,7 @@ INDEX = "model.safetensors.index.json"
 ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
 
 DAMAGE = (LadderError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError)
-"""What a contradiction that no check foresaw raises."""
+"""Exceptions of a contradiction that no check foresaw."""
 
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a tensor without reading it.
+    """Description of a tensor, known without reading it.
 
     name: Of the tensor.
     format: Name of the format that it is stored in; empty if it is not quantized.

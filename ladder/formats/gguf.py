@@ -94,7 +94,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file holds.
+    """Contents of a file.
 
     metadata: Values by key.
     layers: Quantized tensors: format and bytes.

@@ -1,4 +1,4 @@
-"""What formats have in common: the arrays of one quantized layer, and how a format reads them."""
+"""Shared parts of formats: the arrays of one quantized layer, and how a format reads them."""
 
 from __future__ import annotations
 

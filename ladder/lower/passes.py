@@ -33,7 +33,7 @@ HOST, DEVICE = ("LowerTVMBuiltin", "LowerIntrin"), ("LowerWarpMemory", "StmtSimp
 """After that, on each side."""
 
 LEFT_TO_LLVM = ("CommonSubexprElim",)
-"""What LLVM does itself: the pass takes a third of a build for CPUs."""
+"""Pass whose work LLVM does itself: it takes a third of a build for CPUs."""
 
 ARGUMENTS = {"NarrowDataType": (32,), "VectorizeLoop": (True,)}
 

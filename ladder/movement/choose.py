@@ -16,7 +16,7 @@ from ladder.movement.rewrite import is_scattered, rewrite
 from tile_types.errors import ShapeError
 
 PROBE = 256
-"""What symbolic extents are taken for."""
+"""Stand-ins for symbolic extents."""
 
 
 @lru_cache(maxsize=256)

@@ -22,7 +22,7 @@ LEVELS = ("immediate", "lane", "warp", "block", "device")
 
 @dataclass(frozen=True)
 class Slice:
-    """What one lane touches: ``num`` accesses of ``width`` elements, ``stride`` elements apart."""
+    """Accesses of one lane: ``num`` accesses of ``width`` elements, ``stride`` elements apart."""
 
     level: str
     num: int = 1

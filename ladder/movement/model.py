@@ -20,7 +20,7 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Traffic:
-    """What moves.
+    """Traffic of a movement graph: bytes, syncs and launches.
 
     bytes: Level -> bytes moved to or from it; what several lanes read of the device counts once.
     syncs: Scope -> how often it waits.
@@ -147,7 +147,7 @@ def source_slice(graph: MovementGraph, move: Move) -> Slice:
 # ---- time --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Machine:
-    """What moves cost.
+    """Costs of moves on a GPU.
 
     device, cache: Bytes per second of memory, and of the cache that all units share.
     resident: Bytes that stay in that cache from kernel to kernel.

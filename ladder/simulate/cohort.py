@@ -67,7 +67,7 @@ class Products:
 
 
 class Wait(Protocol):
-    """What a cohort waits for; what differs between warps is kept by barriers, so cohorts may split."""
+    """The condition a cohort waits for; barriers keep what differs between warps, so cohorts may split."""
 
     statement: int
 

@@ -72,7 +72,7 @@ class CallView:
 
 @dataclass
 class Calls:
-    """What calls do, by operator: return a value, have an effect, or may wait.
+    """Meanings of calls, by operator: return a value, have an effect, or may wait.
 
     Each entry makes a closure from the translator and a `CallView`. ``lanes`` is the width of a warp,
     ``banks`` are those of shared memory; ``named`` gives a call the name under which the tables have it;
@@ -96,7 +96,7 @@ class HostPlace:
 
 @dataclass
 class Launch:
-    """What a function says about its launch.
+    """Launch parameters that a function declares.
 
     grid, cluster, threads: Extents: of the grid, blocks of a cluster, threads of a block.
     shared_bytes: Shared memory of a block.

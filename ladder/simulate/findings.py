@@ -1,4 +1,4 @@
-"""What a simulation found wrong, with the statement of the TIR that did it."""
+"""An error that a simulation found, with the statement of the TIR that caused it."""
 
 from __future__ import annotations
 

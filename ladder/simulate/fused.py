@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedResult:
-    """What the launches of a program did.
+    """Results of the launches of a program.
 
     launches: Of its kernels, in order.
     outputs: The program's results.

@@ -1,4 +1,4 @@
-"""What cohorts run on: memory, barriers, and which warps have ended."""
+"""The machine that cohorts run on: memory, barriers, and which warps have ended."""
 
 from __future__ import annotations
 

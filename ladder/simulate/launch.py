@@ -60,7 +60,7 @@ class BankReport:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulated launch did.
+    """Result of a simulated launch.
 
     outputs: The output arrays, in the order of the arguments.
     findings: Everything that was wrong; empty for a correct kernel.

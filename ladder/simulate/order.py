@@ -67,7 +67,7 @@ class Agents:
 
 
 class Clocks:
-    """What each warp knows.
+    """Vector clocks: what each warp knows of the others.
 
     agents: Places in a clock.
     warps: Warps that are simulated together, whole clusters.

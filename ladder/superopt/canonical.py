@@ -17,7 +17,7 @@ from ladder.superopt.generator.program import Program
 from ladder.superopt.tracer import Definition, Operation, OverSize
 
 NUMBER, OVER_SIZE = "number", "over size"
-"""What stands for constants in a key: any number, and 1 / size of a dimension."""
+"""Stand-ins for constants in a key: any number, and 1 / size of a dimension."""
 
 
 @dataclass(frozen=True)

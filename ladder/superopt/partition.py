@@ -27,7 +27,7 @@ OUTSIDE = "other"
 
 @dataclass(frozen=True)
 class Operation:
-    """What is cut: an operator, or several that stay together.
+    """A unit of cutting: an operator, or several that stay together.
 
     name: Of its one value.
     operands: Names of values; those that no operation computes are inputs.

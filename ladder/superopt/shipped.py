@@ -36,7 +36,7 @@ PATH = Path(__file__).with_name("shipped.json")
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found for a program.
+    """Graphs that were found for a program.
 
     pattern, weights: Of `benchmarks.graph_patterns`.
     numbers: Of the program, in order.

@@ -192,9 +192,9 @@ class RunningMaximum(Value):
         super().__init__(context, f"{source.name} so far", source.shape, "float32")
         self.source, self.registers = source, registers
         self.factors: list[list[Expr]] = []
-        """What was accumulated is multiplied with in a step, by fragment and row."""
+        """Factors of the sums so far in a step, by fragment and row."""
         self.own: list[list[Expr]] = []
-        """What the step's elements are multiplied with that do not depend on its maximum."""
+        """Factors of the step's elements that do not depend on its maximum."""
 
     def end_step(self) -> None:
         """Forget the factors of a step."""

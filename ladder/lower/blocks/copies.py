@@ -21,7 +21,7 @@ ELEMENTS = 8
 """Elements of a chunk."""
 
 LINE_BYTES = 128
-"""What a prefetch brings into L2."""
+"""Bytes that a prefetch brings into L2."""
 
 PREFETCHED_BYTES = 1 << 20
 """Tensors from this size on are prefetched: smaller ones, just computed, are in L2 already."""

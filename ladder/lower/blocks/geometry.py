@@ -39,7 +39,7 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class BlockGeometry:
-    """What is known of a kernel before it is emitted.
+    """Decisions about a kernel before it is emitted.
 
     program: The block graph.
     device: A GPU with matrix instructions and cp.async.
@@ -366,7 +366,7 @@ class BlockGeometry:
 
     @cached_property
     def regions(self) -> Mapping[str, Lifetime]:
-        """What lies in shared memory, and in which stages of the kernel it is alive."""
+        """Buffers in shared memory, and the stages of the kernel in which each is alive."""
         plan, found = self.schedule, {}
         if self.direct:
             sums = [

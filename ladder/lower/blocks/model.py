@@ -32,7 +32,7 @@ REACHED_BY_CLUSTERS = 0.9
 """Share of the multiprocessors that clusters of more than two blocks fill."""
 
 CPU_STEP_SECONDS = 1.0e-6
-"""What a step of the loop costs a CPU thread besides loading."""
+"""Cost of a step of the loop on a CPU thread besides loading."""
 
 
 @dataclass(frozen=True)

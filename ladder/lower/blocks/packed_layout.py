@@ -70,7 +70,7 @@ class PackedLayout:
 
     @cached_property
     def strips(self) -> Mapping[str, Strips]:
-        """What goes with the words, by name of the array."""
+        """Metadata of packed words, by name of the array."""
         found = {}
         if self.gemm.scale:
             found["scales"] = Strips(4 if self.groups.exponents else 2, scale_span(self.gemm))

@@ -30,7 +30,7 @@ def greater(x: Expr, y: Expr) -> Expr:
 
 
 COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduce_max": greater}
-"""What reductions do with two elements."""
+"""How reductions combine two elements."""
 
 
 class Reduce(Value):

@@ -9,7 +9,7 @@ from typing import Any
 from tile_types.errors import ScheduleError
 
 CHUNK_BYTES = 16
-"""What one lane of a copy moves, and one row of a matrix that ``ldmatrix`` loads."""
+"""Bytes that one lane of a copy moves, and one row of a matrix that ``ldmatrix`` loads."""
 
 BANKS = 8
 """Chunks that shared memory serves at once."""

@@ -35,7 +35,7 @@ MOST_PANELS = 4
 """Panels of an instruction: the more, the less often the first operand is read from shared memory."""
 
 ADDRESSES = 0x3FFFF
-"""What a descriptor holds of a shared address: in a cluster, other bits say which block's memory it is in."""
+"""Bits of a shared address in a descriptor: in a cluster, other bits say which block's memory it is in."""
 
 LINE_BYTES = PANELS[0] * CHUNK_BYTES
 """Bytes of a row of a swizzled panel."""

@@ -34,7 +34,7 @@ class Dialect(ABC):
     """Operators that this device computes otherwise than the operator table says."""
 
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]]
-    """What operators become where every result is rounded to 16 bits: their errors vanish in that."""
+    """Approximations of operators whose every result is rounded to 16 bits: their errors vanish in that."""
 
     def __init__(self, device: TileDevice) -> None:
         self.device = device

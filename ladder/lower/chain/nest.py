@@ -233,7 +233,7 @@ class Nest(ABC):
 
 
 class Reduction:
-    """What a reduction reads and how it combines.
+    """Operands of a reduction, and how it combines them.
 
     nest: The loop nest.
     node: The reduction.

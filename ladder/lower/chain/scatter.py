@@ -22,7 +22,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a loop nest computes.
+    """The chain that a loop nest computes.
 
     graph: The chain without ``put`` nodes: rows to scatter have the name of their ``put`` node, in their own
         shape.

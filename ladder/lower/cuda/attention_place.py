@@ -1,4 +1,4 @@
-"""What a kernel of attention takes, and which rows of q and which keys a thread has."""
+"""Decisions about a kernel of attention, and which rows of q and which keys a thread has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Expr = Any
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a kernel before it is emitted."""
+    """Decisions about a kernel before it is emitted."""
 
     form: Attention
     schedule: AttentionSchedule

@@ -52,7 +52,7 @@ def raw_scores(spec: Spec, queries: list[list[Expr]], keys: Any) -> Any:
 
 
 class Sums:
-    """What a lane sums up.
+    """Sums of a lane.
 
     spec: The kernel's spec.
     """

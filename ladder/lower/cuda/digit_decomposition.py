@@ -174,7 +174,7 @@ class Splitter:
 
     @property
     def offset(self) -> int:
-        """What is added to a code before it is multiplied by the type's step."""
+        """Offset added to a code before it is multiplied by the type's step."""
         return int(self.form.offset / self.form.factor)
 
     @property

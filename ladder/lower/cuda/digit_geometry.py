@@ -108,7 +108,7 @@ def integer_form(weight: str) -> Affine:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a kernel before it is emitted.
+    """Decisions about a kernel before it is emitted.
 
     gemm, schedule, groups, geo: The problem, its schedule, its groups of scales and the sizes that follow.
     form: What a code is worth.

@@ -140,7 +140,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Body:
-    """What a kernel does once the kernel before has ended."""
+    """The part of a kernel that runs once the kernel before has ended."""
 
     spec: Spec
     place: Place

@@ -109,7 +109,7 @@ CHEAP: Mapping[str, Callable[..., Expr]] = {
     "div_ftz": _quotient_ftz,
     "rsqrt": T.rsqrt,
 }
-"""What operators become where every result is rounded to 16 bits: within 2^-22 on the whole range."""
+"""Approximations of operators whose every result is rounded to 16 bits: within 2^-22 on the whole range."""
 
 
 def product(x: Expr, y: Expr) -> Expr:

@@ -28,7 +28,7 @@ COPIED = 4
 
 @dataclass(frozen=True)
 class CopyShare:
-    """What one thread copies of a buffer.
+    """One thread's copies of a buffer.
 
     first_m, m_step: First activation row, and the step to the thread's next one.
     first_piece, piece_step: First chunk of a row, and the step to the chunks of the next iteration.

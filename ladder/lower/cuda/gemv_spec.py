@@ -29,7 +29,7 @@ FEWEST_THREADS = 512
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a gemv kernel before it is emitted."""
+    """Decisions about a gemv kernel before it is emitted."""
 
     gemm: Gemm
     schedule: GpuSchedule
@@ -40,7 +40,7 @@ class Spec:
 
     @property
     def left(self) -> Leftover:
-        """What decoded registers leave to the accumulators."""
+        """Corrections that decoded registers leave to the accumulators."""
         return left_by(self.decoder, self.gemm)
 
     @property

@@ -183,7 +183,7 @@ class MmaGeometry:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a kernel before it is emitted."""
+    """Decisions about a kernel before it is emitted."""
 
     gemm: Gemm
     schedule: GpuSchedule

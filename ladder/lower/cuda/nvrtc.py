@@ -14,7 +14,7 @@ LIBRARY = "libnvrtc.so.13"
 FLAGS = ("-std=c++17", "--device-as-default-execution-space", "-diag-suppress=174,177,550")
 
 TENSOR_MAP = "struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };\n"
-"""What the driver's header declares, which NVRTC does not read; source that starts so names it."""
+"""Declarations of the driver's header, which NVRTC does not read; source that starts so names it."""
 
 HEADERS: Mapping[str, str] = {
     "cuda/std/cstdint": """#pragma once

@@ -66,7 +66,7 @@ MACHINE unsigned short narrow_brain(float x) {
 MACHINE float widen_single(u32 x) { return __uint_as_float(x); }
 MACHINE u32 narrow_single(float x) { return __float_as_uint(x); }
 """
-"""What the machine does: memory that other GPUs see, time, conversions. Tests on a CPU put their own here."""
+"""Functions of the machine: memory that other GPUs see, time, conversions. Tests on CPUs replace them."""
 
 TYPES = "typedef unsigned long long u64;\ntypedef unsigned int u32;\n"
 

@@ -72,7 +72,7 @@ def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class Stages:
-    """What each stage has of one kind: where it begins in a stage of ``buffer``, and bytes between stages."""
+    """Parts of stages, of one kind: where they begin in a stage of ``buffer``, and bytes between stages."""
 
     buffer: Any
     begin: Expr

@@ -111,7 +111,7 @@ class Tcgen05:
 
 @dataclass(frozen=True)
 class Block:
-    """What a block knows before its warps part into roles.
+    """Values of a block before its warps take roles.
 
     spec, grid, memory, tensor: The kernel's spec, the block's place in the grid, its shared memory and its
         tensor memory.

@@ -42,7 +42,7 @@ NO_DEVICE = 100
 
 @dataclass
 class Compilation:
-    """What one run of the compiler left behind.
+    """Result of one run of the compiler.
 
     source: CUDA source.
     binary: Machine code for one architecture (cubin).

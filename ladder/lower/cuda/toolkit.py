@@ -12,7 +12,7 @@ from ladder import knobs
 from tile_types.errors import MissingToolError
 
 CUDA_RUNTIME = "libcudart.so.13"
-"""What the TVM wheel's CUDA runtime links against."""
+"""Library that the TVM wheel's CUDA runtime links against."""
 
 PACKAGED = "cu13"
 """Folder of the packages of CUDA 13 within ``nvidia`` in site-packages."""

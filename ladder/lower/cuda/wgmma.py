@@ -82,7 +82,7 @@ class Wgmma:
 
 @dataclass(frozen=True)
 class Block:
-    """What a block knows before its warps part into roles.
+    """Values of a block before its warps take roles.
 
     spec, args, grid, stream, memory: The kernel's spec, its tensors, the block's place in the grid, its share
         of tiles that are cut along K, and its shared memory.

@@ -1,4 +1,4 @@
-"""What an iteration of the 8-bit loop does, in plain integers: which products run when, and where.
+"""Plan of an iteration of the 8-bit loop, in plain integers: which products run when, and where.
 
 A warpgroup's products are cut into *units*, by K and by activation rows. Where they must, sums of K
 move from *partial* accumulators to float32 totals at the end of every interval: because a

@@ -48,7 +48,7 @@ ESTIMATE_ERROR = 16
 
 @dataclass(frozen=True)
 class WgmmaGeometry:
-    """What follows from a problem and a schedule.
+    """Sizes that follow from a problem and a schedule.
 
     A *slab* is 128 bytes of one row of A: 64 elements of 16 bits or 128 of 8 bits, always
     four wgmma steps and sixteen operand registers. A *stage* holds ``tile_k`` of K. The

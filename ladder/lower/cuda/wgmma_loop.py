@@ -1,4 +1,4 @@
-"""What every math loop of the wgmma pipeline is made of."""
+"""Parts of every math loop of the wgmma pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided about a kernel of the pipeline ``wgmma`` before any of it is emitted."""
+"""Decisions about a kernel of the pipeline ``wgmma`` before any of it is emitted."""
 
 from __future__ import annotations
 

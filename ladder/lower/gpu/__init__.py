@@ -1,4 +1,4 @@
-"""What the GPU back ends share: argument order, decoders with their proofs, scale groups, epilogue.
+"""Shared parts of the GPU back ends: argument order, decoders with their proofs, scale groups, epilogue.
 
 `decode` turns packed words into operand registers by recipes that `proof` has exhausted; `groups`
 and `tile_multiplier` scale and multiply what it decoded; `instructions` is the table of matrix

@@ -1,4 +1,4 @@
-"""What attention kernels of all GPUs share: arguments, and which rows and keys a thread works on."""
+"""Shared parts of attention kernels: arguments, and which rows and keys a thread works on."""
 
 from __future__ import annotations
 

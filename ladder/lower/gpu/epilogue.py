@@ -1,4 +1,4 @@
-"""What happens to a finished sum: scales, bias, unary operators, output type, store."""
+"""The epilogue of a finished sum: scales, bias, unary operators, output type, store."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Leftover:
-    """What decoded registers leave to the accumulator: ``value = gain * raw + offset - zero``.
+    """Correction that decoded registers leave to the accumulator: ``value = gain * raw + offset - zero``.
 
     gains, offsets: Of rows g and g+8.
     zero: Kind of the zero points that are still to be subtracted.

@@ -182,7 +182,7 @@ class Machine(ABC):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a decode costs a warp.
+    """Cost of a decode for a warp.
 
     instructions: Instructions to issue.
     alu, fma, shared: Clocks for which the pipes of logic, of multiplication and of shared memory are busy.
@@ -200,7 +200,7 @@ class Cost:
 
     @property
     def weight(self) -> float:
-        """What recipes are ranked by."""
+        """Cost by which recipes are ranked."""
         return self.busiest + ISSUE_WEIGHT * self.instructions + SHARED_WEIGHT * self.shared
 
 
@@ -214,7 +214,7 @@ class CountingMachine(Machine):
 
     @property
     def cost(self) -> Cost:
-        """What was counted so far."""
+        """The counts so far."""
         return Cost(self.instructions, **self.clocks)
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:

@@ -123,7 +123,7 @@ class Proven:
 
 
 PROVEN_FOR = ("operand", "zero", "raw", "order")
-"""What of a conversion, beside its type, proofs are kept by."""
+"""Key of a conversion's proofs beside its type."""
 
 _proven: dict[tuple[Any, ...], list[Proven]] = {}
 

@@ -45,7 +45,7 @@ ROUNDER = 1.5 * 2.0**23
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a quantising kernel does, and how it is tiled.
+    """Problem and tiles of a quantising kernel.
 
     source: Element type of x, of `ITEM_BYTES`.
     activation: ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.

@@ -1,4 +1,4 @@
-"""What a decode recipe is, and the pass-through and reference recipes."""
+"""Decode recipes: their type, and the pass-through and reference recipes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FLOAT_CORES = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a decoder must do: codes of ``ttype`` to lanes of ``operand``.
+    """Task of a decoder: codes of ``ttype`` to lanes of ``operand``.
 
     ttype: Element type of the weight.
     operand: Operand type of the tensor core.

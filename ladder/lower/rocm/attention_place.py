@@ -29,7 +29,7 @@ RUN = 4
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a kernel before it is emitted."""
+    """Decisions about a kernel before it is emitted."""
 
     form: Attention
     device: TileDevice

@@ -44,7 +44,7 @@ def _registers(words: list[Expr], step: Instruction, index: int) -> list[Expr]:
 
 
 class Sums:
-    """What a lane sums up.
+    """Sums of a lane.
 
     spec, place: The kernel's spec, and where this lane works.
     """

@@ -1,4 +1,4 @@
-"""What an AMD code object says of its kernels: the ELF header and the metadata note.
+"""Metadata of an AMD code object's kernels: the ELF header and the metadata note.
 
 Source: LLVM, "User Guide for AMDGPU Backend", sections "ELF Code Object" and "Code Object V3
 Metadata" (a MessagePack map in a note of type 32 of vendor ``AMDGPU``).
@@ -40,7 +40,7 @@ FEATURES = {"XNACK": (0x300, (0, 0x100)), "SRAMECC": (0xC00, (0, 0x400))}
 METADATA_NOTE = 32
 NOTE_SECTION = 7
 KERNEL_SUFFIX = "_kernel"
-"""What TVM appends to the name of a function's device part."""
+"""Suffix that TVM appends to the name of a function's device part."""
 
 RESOURCES = {
     "vgpr": ".vgpr_count",

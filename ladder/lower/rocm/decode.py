@@ -34,7 +34,7 @@ NOT_FINITE = {"fp8_e4m3": 0x7F, "fp8_e5m2": 0x7C}
 """Magnitudes of OCP types from which on codes are NaN or infinity."""
 
 FNUZ_LEFT = Leftover(gains=(4.0, 4.0))
-"""What operands of half their value leave to the sums."""
+"""Correction that operands of half their value leave to the sums."""
 
 
 @dataclass(frozen=True)

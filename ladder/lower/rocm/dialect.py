@@ -1,4 +1,4 @@
-"""What AMD kernels are written in beside `ladder.lower.builder`: launches, LDS and vector accesses.
+"""Emission of AMD kernels beside `ladder.lower.builder`: launches, LDS and vector accesses.
 
 TVM's ROCm code generator knows threads as launch extents, shared memory as one static buffer, and
 wide accesses as vectors.

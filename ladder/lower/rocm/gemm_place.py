@@ -31,7 +31,7 @@ STEPS_OF = {"mfma": select_step, "mfma32": wide_step, "dot": dot_step}
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a kernel before it is emitted; ``raw``: operands leave offsets to the sums."""
+    """Decisions about a kernel before it is emitted; ``raw``: operands leave offsets to the sums."""
 
     gemm: Gemm
     device: TileDevice

@@ -37,7 +37,7 @@ LINKERS = ("ld.lld", *(f"ld.lld-{release}" for release in range(30, OLDEST_LLD -
 
 @dataclass
 class Compilation:
-    """What one compilation left behind.
+    """Result of one compilation.
 
     source: Assembly.
     binary: The linked code object.

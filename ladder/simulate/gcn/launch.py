@@ -31,12 +31,12 @@ MESSAGES = {
     "out of bounds": "an access beyond a tensor or beyond LDS",
     "misaligned": "an address that is no multiple of the access's width",
 }
-"""What is reported: kinds of `ladder.simulate.findings.KINDS`."""
+"""Findings that are reported: kinds of `ladder.simulate.findings.KINDS`."""
 
 
 @dataclass
 class Report:
-    """What a launch did.
+    """Result of a launch.
 
     findings: What was wrong, by kind and instruction.
     instructions: Executed by waves.
@@ -53,7 +53,7 @@ class Report:
 
 @dataclass
 class Group:
-    """What the waves of a workgroup share, and where findings go."""
+    """State that the waves of a workgroup share, and the list of findings."""
 
     space: memory.Space
     core: Core

@@ -37,7 +37,7 @@ class Quad:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the text of a helper fixes."""
+    """Constants in the text of a helper."""
 
     lanes: int
     offset: int

@@ -447,4 +447,4 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_copy_digits_\w+", "reinterpret_cast<uint4*>(digits) = make_uint4(", digits.copy),
     Helper(r"ladder_send4", "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32", _send4),
 )
-"""What the emitters' helpers do."""
+"""Meanings of the emitters' helper functions."""

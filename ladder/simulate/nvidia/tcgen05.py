@@ -41,7 +41,7 @@ SUMS = {"kind::f16": 1, "kind::f8f6f4": 1, "kind::i8": 2}
 """Kind -> the number there of float32 sums, or of int32."""
 
 DESCRIPTOR_CONSTANT, SWIZZLES = 1, {2: 1}
-"""What bits 46 to 48 of a shared memory descriptor hold; its swizzle mode -> that of wgmma's."""
+"""Value of bits 46 to 48 of a shared memory descriptor; its swizzle mode -> that of wgmma's."""
 
 
 # ---- allocation, fences and waits ------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _load(t: Translator, call: CallView) -> Step:
 # ---- products --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Product:
-    """What an instruction descriptor says: activation rows, and the types of both operands."""
+    """Fields of an instruction descriptor: activation rows, and the types of both operands."""
 
     columns: int
     kinds: tuple[str, str]

@@ -26,7 +26,7 @@ QUARTER = 32
 """Lanes that one warp reaches: scales lie in all four alike."""
 
 CONSTANT = 1
-"""What bits 46 to 48 of a shared memory descriptor hold."""
+"""Value of bits 46 to 48 of a shared memory descriptor."""
 
 KINDS = {
     ("kind::mxf8f6f4", "scale_vec::1X"): (1, {0: "e4m3", 1: "e5m2"}, "e8m0"),
@@ -89,7 +89,7 @@ def _copy_atom(c: Cohort, warp: int, block: int, address: int, descriptor: int, 
 
 @dataclass(frozen=True)
 class ScaledProduct:
-    """What an instruction descriptor says: activation rows, types, the byte where scales lie."""
+    """Fields of an instruction descriptor: activation rows, types, the byte where scales lie."""
 
     columns: int
     kinds: tuple[str, str]

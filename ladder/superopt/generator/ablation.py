@@ -1,4 +1,4 @@
-"""What pruning saves: the same search with and without it.
+"""Ablation of pruning: the same search with and without it.
 
 Without pruning nothing is compared with the program: states are counted only.
 """

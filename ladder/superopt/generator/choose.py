@@ -17,7 +17,7 @@ from tile_types.errors import ShapeError
 from tile_types.tile import Extent, Tile
 
 LAUNCH_BYTES = 64 * 1024
-"""What a unit loads in the 2 µs of another launch, at 4.2 TB/s over 132 units."""
+"""Bytes that a unit loads in the 2 µs of another launch, at 4.2 TB/s over 132 units."""
 
 TILES = (16, 32, 64, 128, 256)
 """Extents of a split dimension in a tile that are tried."""
@@ -55,7 +55,7 @@ def choose_factors(
 
 
 class _Costs:
-    """What a kernel graph over symbols costs at numbers for them."""
+    """Cost of a kernel graph over symbols, at numbers for them."""
 
     def __init__(self, graph: Graph, units: int, capacity: int) -> None:
         self.graph, self.units, self.capacity = graph, units, capacity

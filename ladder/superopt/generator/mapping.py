@@ -15,7 +15,7 @@ LEAST_SPLIT = 1024
 
 @dataclass(frozen=True)
 class Choices:
-    """What limits the mappings.
+    """Limits of the mappings.
 
     grid, loops: Most grid and loop dimensions.
     least: Smallest extent of a split dimension in a tile: dimensions up to it are not split.

@@ -93,7 +93,7 @@ def least_tile(program: Program) -> int:
 
 @dataclass
 class Counts:
-    """What a search has seen.
+    """Counts of a search.
 
     states: Prefixes visited.
     pruned: Steps dropped because their value can occur in no equal program, or no steps lead from it to a

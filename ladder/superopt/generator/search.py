@@ -170,7 +170,7 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
 
 @dataclass
 class Outcome:
-    """What one task gave."""
+    """Result of one task."""
 
     counts: Counts
     structures: list[Structure]

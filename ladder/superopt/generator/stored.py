@@ -1,4 +1,4 @@
-"""What searches found, as JSON: checkpoints, and a database that several processes may share.
+"""Results of searches as JSON: checkpoints, and a database that several processes may share.
 
 An entry is keyed by everything that decides it: the program with its shapes and types, the limits (of a
 device), and the sources of the search and of what proves its results. It is written to a file of its own

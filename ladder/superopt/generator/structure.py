@@ -1,4 +1,4 @@
-"""What the search finds: a structure of kernels and block graphs over named dimensions, without numbers.
+"""Results of the search: a structure of kernels and block graphs over named dimensions, without numbers.
 
 Every dimension of the program is a product of named factors: ``Ng`` blocks (if the grid splits it),
 ``Kl`` steps (if the loop splits it) and ``Nt``, what is left in a tile. Tiles have these names as extents,
@@ -105,7 +105,7 @@ class GraphStep:
 
     @property
     def links(self) -> Links:
-        """What it consists of: its links if it is a chain, else itself."""
+        """Its parts: its links if it is a chain, else itself."""
         given: Any = dict(self.attributes)
         links: Links = given["links"] if self.operator == "chain" else ((self.operator, self.attributes),)
         return links

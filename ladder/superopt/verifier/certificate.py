@@ -18,7 +18,7 @@ NO_PRODUCTS = "no root is a product of others"
 
 @dataclass(frozen=True)
 class Mode:
-    """What of the programs is interpreted: all else are unknown functions of equal operands.
+    """Parts of the programs that are interpreted: all else are unknown functions of equal operands.
 
     name: For reasons.
     uninterpreted: Which of ``exp``, ``sqrt`` and ``reduce_max`` are such functions.

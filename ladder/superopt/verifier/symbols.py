@@ -1,4 +1,4 @@
-"""What a program's values depend on, symbol by symbol: the premises of `shrink`, proved node by node.
+"""Dependence of a program's values on symbols: the premises of `shrink`, proved node by node.
 
 A symbol is a name in the extents: a factor of a dimension (blocks, steps of the loop, what is left in a
 tile). Nothing is computed here; `Symbols` says of a value which symbols it varies with, in which it is null,
@@ -36,7 +36,7 @@ Axes = tuple[tuple[Extent, ...], ...]
 
 @dataclass(frozen=True)
 class Symbols:
-    """What is known of a value.
+    """Facts about a value.
 
     axes: Its axes. The order of what is joined matters: indices must mean the same wherever axes meet.
     digits: Symbols by which it varies from block to block or from step to step, marked `DIGIT`.
@@ -85,7 +85,7 @@ def _unmarked(names: frozenset[str]) -> frozenset[str]:
 
 @dataclass
 class Findings:
-    """What was found on the way through one or more programs.
+    """Facts gathered on the way through one or more programs.
 
     summed: Symbols that are summed over.
     loose: Symbol -> where something is summed over it that is not null in it.
