@@ -1,4 +1,4 @@
-"""The commands `ladder inspect` and `ladder convert`: list other tools' checkpoints, write them as our own."""
+"""Commands `ladder inspect` and `ladder convert`: list other tools' checkpoints, write them in our form."""
 
 from __future__ import annotations
 
