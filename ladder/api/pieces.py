@@ -102,8 +102,9 @@ class Pieces:
     def _step(self, at: int, known: dict[Node, Any]) -> Piece:
         """Return the piece that begins at a node: as far as a trace goes, or the operator where it fails."""
         self.plans[at] += 1
-        end, why = self._reach(at, known)
-        whole = self.plans[at] > MOST_PLANS
+        end, why, fakes = self._reach(at, known)
+        made = [fakes[node] for node in self.nodes[at:end]]
+        whole = self.plans[at] > MOST_PLANS or not any(isinstance(each, torch.Tensor) for each in made)
         if end == at:
             self.tell(f"{_name(self.nodes[at])} runs in torch: {why}")
             end, whole = self._behind(at), True
@@ -112,8 +113,8 @@ class Pieces:
         run = module.forward if whole else self.make(module, [known[node] for node in reads])
         return Piece(run, reads, gives, end)
 
-    def _reach(self, at: int, known: dict[Node, Any]) -> tuple[int, str]:
-        """Return the number of the first node from one on that cannot be traced, and why."""
+    def _reach(self, at: int, known: dict[Node, Any]) -> tuple[int, str, dict[Node, Any]]:
+        """Return the number of the first node from one on that cannot be traced, why, and fakes of values."""
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes = {node: _fake(mode, known[node]) for node in self.live[at]}
         for number in range(at, len(self.nodes)):
@@ -123,8 +124,8 @@ class Pieces:
                 with mode:
                     fakes[node] = _called(node, args, kwargs)
             except Exception as error:
-                return number, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return len(self.nodes), ""
+                return number, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", fakes
+        return len(self.nodes), "", fakes
 
     def _behind(self, at: int) -> int:
         """Return the number of the node behind one and what takes its results apart."""

@@ -16,8 +16,8 @@ from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.frames import user_line
 from ladder.capture.python.layout import Layout
 from ladder.capture.python.prescan import reason_not_to_capture
+from ladder.capture.trace.assumptions import Assumed, Assumption
 from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
-from ladder.capture.values.kinds import has_same_numbers
 from ladder.capture.values.shapes import LEAST
 from ladder.faults import place_of_fault
 
@@ -72,7 +72,7 @@ class Record:
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone: 0, or what failed, as `heap.guard_lines` says.
     `pinned`: the ids of the objects of the program that it holds.
-    `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
+    `assumed`: the numbers of its graph that it takes to be what they were.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `where`: the lines of all frames at its graph break, the innermost last.
     `follows`: the resume points that may come next. `unseen`: whether it ends the program, or at another
@@ -93,11 +93,15 @@ class Record:
     follows: tuple[ResumePoint, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()
-    assumes: frozenset[Any] = frozenset()
+    assumed: Assumed | None = None
     calls_cached: bool = False
     side: bool | None = None
     depth: int = 0
     branches: frozenset[ResumePoint] = frozenset()
+
+    def assumes(self, here: Any) -> bool:
+        """Say whether it takes a number that was read at an instruction to be what it was."""
+        return self.assumed is not None and any(item.here == here for item in self.assumed.numbers)
 
     @property
     def is_open(self) -> bool:
@@ -107,24 +111,6 @@ class Record:
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the point."""
         return bool(self.check(*values, self.side) == 0)
-
-
-class Assumed:
-    """Numbers that tensors are assumed to hold, by the instruction that read each."""
-
-    def __init__(self, point: ResumePoint, numbers: list[tuple[Any, Any]]) -> None:
-        self.point = point
-        self.numbers = numbers
-
-    def holds(self, *tensors: torch.Tensor) -> bool:
-        """Compare; what does not hold too often is assumed no more."""
-        for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
-            found = tensor.tolist() if type(number) is list else tensor.item()
-            if not has_same_numbers(found, number):
-                branches = type(number) is bool and self.point.store.joins
-                self.point.note_surprise(here, branches=branches)
-                return False
-        return True
 
 
 class ResumePoint:
@@ -246,15 +232,14 @@ class ResumePoint:
         else:
             self.poisoned.add(origin)
 
-    def note_surprise(self, here: Any, *, branches: bool) -> None:
-        """Note that a number read at the instruction `here` was not what a record assumes.
-
-        `branches`: it is one of two, and the graph may hold what follows each.
-        """
-        self.surprises_at[here] += 1
-        if self.surprises_at[here] >= (1 if branches else MAX_SURPRISES):
-            self.surprising.add(here)
-            self.keep_only(record for record in self.records if here not in record.assumes)
+    def note_surprise(self, assumed: Assumed, met: Assumption) -> None:
+        """Note that a number is not what a record assumes: others are tried before it from now on."""
+        self.surprises_at[met.here] += 1
+        if self.surprises_at[met.here] >= met.most:
+            self.surprising.add(met.here)
+            self.keep_only(record for record in self.records if not record.assumes(met.here))
+        else:
+            self.keep_only(sorted(self.records, key=lambda record: record.assumed is assumed))
 
     def expect(self, roots: tuple[Any, ...]) -> None:
         """Leave open from the first record on what programs with a cache change."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ladder.capture.handlers.variables import (
     delete_cell,
     load_cell,
@@ -31,6 +33,7 @@ from ladder.capture.operations.replay import advance, iterate
 from ladder.capture.operations.truth import truth
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame, new_cell
+from ladder.capture.values.kinds import is_a
 
 
 # stack -------------------------------------------------------------------------------------------
@@ -92,18 +95,24 @@ def _local(f: Frame, name: str) -> Any:
 
 @handles("LOAD_FAST")
 def _load_fast(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(_local(f, i.value))
+    f.stack.append(_loaded(vm, f, i.value))
+
+
+def _loaded(vm: Interpreter, f: Frame, name: str) -> Any:
+    """Return a local: what is no tensor is looked at now, if the segment began with it."""
+    value = _local(f, name)
+    return value if is_a(value, torch.Tensor) else vm.seen(value)
 
 
 @handles("LOAD_FAST_LOAD_FAST")
 def _load_two(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.extend(_local(f, name) for name in i.value)
+    f.stack.extend(_loaded(vm, f, name) for name in i.value)
 
 
 @handles("STORE_FAST_LOAD_FAST")
 def _store_load(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.slots[i.value[0]] = f.stack.pop()
-    f.stack.append(_local(f, i.value[1]))
+    f.stack.append(_loaded(vm, f, i.value[1]))
 
 
 @handles("STORE_FAST_STORE_FAST")
@@ -339,7 +348,7 @@ def _jump_or_pop(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 @handles("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
 def _jump_none(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    if (f.stack.pop() is None) is (i.op == "POP_JUMP_IF_NONE"):
+    if (vm.seen(f.stack.pop()) is None) is (i.op == "POP_JUMP_IF_NONE"):
         f.index = i.value
 
 

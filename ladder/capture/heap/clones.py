@@ -72,4 +72,6 @@ def _like(node: Node, value: Any) -> Node:
 def _holds_dynamic(value: Any) -> bool:
     if type(value) in (DynamicSize, Walk):
         return True
-    return is_a(value, tuple) and any(type(item) is Dynamic or _holds_dynamic(item) for item in value)
+    return is_a(value, tuple) and any(
+        type(item) is Dynamic or _holds_dynamic(item) for item in tuple.__iter__(value)
+    )

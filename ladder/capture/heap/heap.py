@@ -68,6 +68,9 @@ class Heap:
         what shares memory with these.
     distinct
         Types whose objects are told apart by identity.
+    assume
+        Called with a number that the graph computes, where the program needs to know it: its variable, its
+        value, and the instruction that read it.
     """
 
     def __init__(self, shapes: Shapes, lifted: set[str], *, numbers: bool = True) -> None:
@@ -88,7 +91,8 @@ class Heap:
         self.unliftable: set[str] = set()
         self.alike: frozenset[int] = frozenset()
         self.closed: set[str] = set()
-        self.uses_dynamic = False
+        self.uses_dynamic = self.counts = False
+        self.assume: Any = None
         self._classes: set[tuple[int, str]] = set()
 
     def release(self) -> None:
@@ -113,7 +117,10 @@ class Heap:
         return self.read(parent, key, value, expression, path)
 
     def fix(self, dynamic: Dynamic) -> None:
-        """Guard that a dynamic scalar has the value of this run."""
+        """Guard that a dynamic scalar has the value of this run, or assume it where the graph computes it."""
+        if dynamic.counted is not None:
+            self.assume(dynamic.var, dynamic.value, dynamic.counted)
+            return
         self.guard.check_value(dynamic.var, dynamic.value, dynamic.var, self.guard.paths.get(dynamic.var))
         if dynamic.symbol is not None:
             self.settle([dynamic.symbol])
@@ -424,7 +431,7 @@ class Heap:
         node = self.find(value)
         if node is None:
             if is_a(value, tuple | frozenset):
-                for item in value:
+                for item in contents(value):
                     self.touch(item, depth - 1)
             return
         for key in [key for key in node.lifted if node.holds_dynamic(key)]:
@@ -459,11 +466,9 @@ class Heap:
         return [held.get(index, item) for index, item in enumerate(value)]
 
     def _touch_inside(self, value: Any, depth: int) -> None:
-        if depth > 1:
-            inside = dict.values(value) if is_a(value, dict) else value
-            if is_a(value, dict | list | tuple | set | frozenset | deque):
-                for item in list(inside):
-                    self.touch(item, depth - 1)
+        if depth > 1 and is_a(value, dict | list | tuple | set | frozenset | deque):
+            for item in [*dict.values(value)] if is_a(value, dict) else contents(value):
+                self.touch(item, depth - 1)
 
     def _touch_entries(self, node: Node, read: Read) -> None:
         """Guard what a container held when the segment began; what it has put in since is known."""

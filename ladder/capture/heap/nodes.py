@@ -118,15 +118,17 @@ class MockStep:
 class Dynamic:
     """A scalar of the interpreter's stack that matched runs read or compute anew.
 
-    `symbol`: what it is to `Shapes`, if it is an extent of a tensor.
+    `symbol`: what it is to `Shapes`, if it is an extent of a tensor. `counted`: the instruction at which it
+    was read, if the graph computes it: the guard comes before and does not know it.
     """
 
-    __slots__ = ("symbol", "value", "var")
+    __slots__ = ("counted", "symbol", "value", "var")
 
-    def __init__(self, value: Any, var: str, symbol: Any = None) -> None:
+    def __init__(self, value: Any, var: str, symbol: Any = None, counted: Any = None) -> None:
         self.value = value
         self.var = var
         self.symbol = symbol
+        self.counted = counted
 
 
 class Text(str):
@@ -140,7 +142,7 @@ def dynamic_parts(value: Any) -> list[Dynamic]:
     if type(value) is Dynamic:
         return [value]
     is_tuple = issubclass(type(value), tuple)
-    return [part for item in value for part in dynamic_parts(item)] if is_tuple else []
+    return [part for item in tuple.__iter__(value) for part in dynamic_parts(item)] if is_tuple else []
 
 
 class Check:

@@ -19,7 +19,8 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.endings import Ending, GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.tracebacks import RECORD
-from ladder.capture.records import FAILED, Assumed, Record, ResumePoint, failure
+from ladder.capture.records import FAILED, Record, failure
+from ladder.capture.trace.assumptions import Assumed
 from ladder.capture.trace.conditionals import Unrecorded
 from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
@@ -75,7 +76,8 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     _copy_inputs(heap, trace, needed)
     heap.closed |= heap.unliftable
     asking, learning = tensor_lines(heap)
-    computing, module = _graph_lines(vm, needed)
+    assumed = Assumed(point, trace.assumed) if trace.assumed else None
+    computing, module = _graph_lines(vm, needed, assumed)
     for text in heap.shapes.conditions():
         guard.check_extents(text)  # what the backend decided about symbols is among them
     guarding, learning = guard_lines(heap, asking, learning)
@@ -85,6 +87,7 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     run, check = _compiled(source + _function("check", roots, learning), guard.space)
     record = Record(run, check, guard.checks, source, module, trace.operators, point)
     record.pinned = frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned)
+    record.assumed = assumed
     record.calls_cached, record.side = guard.calls_cached, vm.side
     record.depth, record.branches = ending.depth, frozenset(ending.branches)
     _note_end(record, trace, changed_roots(heap), ending, graph_break)
@@ -139,9 +142,8 @@ def _note_end(
         record.split, record.where = graph_break.why, graph_break.where
         record.follows = (graph_break.point, graph_break.failure)
         ends = ends or graph_break.point.forks
-    record.assumes = frozenset(item.here for item in trace.assumed)
     record.changed = changed or frozenset()
-    record.unseen = ends and not record.assumes and _is_unseen(trace, changed)
+    record.unseen = ends and not trace.assumed and _is_unseen(trace, changed)
 
 
 def _is_unseen(trace: Trace, changed: frozenset[int] | None) -> bool:
@@ -181,7 +183,7 @@ def _spread(heap: Heap, names: list[str]) -> Iterator[str]:
             yield from run
 
 
-def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
+def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     heap, trace, backend = vm.heap, vm.trace, vm.store.backend
     if not trace.operators:
@@ -200,11 +202,11 @@ def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
     given = [f"{name}.contiguous()" if name in heap.copied else name for name in names]
     call = f"{heap.constant(compiled)}({', '.join(_spread(heap, given))})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
-    return [*_running_lines(heap, trace, kept, vm.point, f"{results} = {call}"), *rebuilt], module
+    return [*_running_lines(heap, trace, kept, assumed, f"{results} = {call}"), *rebuilt], module
 
 
 def _running_lines(
-    heap: Heap, trace: Trace, kept: Sequence[str], point: ResumePoint | None, call: str
+    heap: Heap, trace: Trace, kept: Sequence[str], assumed: Assumed | None, call: str
 ) -> list[str]:
     """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so.
 
@@ -227,10 +229,11 @@ def _running_lines(
     lines += ["try:", f"    {call}"]
     if trace.modules:
         lines += [f"except {heap.constant(Unrecorded)}:", *undone, "    return -1"]
-    lines += ["except Exception as error:", *undone, f"    {failed}"]
-    if trace.assumed:
-        assert point is not None
-        numbers = Assumed(point, [(item.here, item.number) for item in trace.assumed])
+    if assumed is not None:  # it may have raised since a number is another
+        lines += ["except Exception:", *undone, f"    {heap.constant(assumed.failed)}()", "    return -1"]
+    else:
+        lines += ["except Exception as error:", *undone, f"    {failed}"]
+    if assumed is not None:
         read = ", ".join(item.var for item in trace.assumed)
-        lines += [f"if not {heap.constant(numbers.holds)}({read}):", *undone, "    return -1"]
+        lines += [f"if not {heap.constant(assumed.holds)}({read}):", *undone, "    return -1"]
     return lines

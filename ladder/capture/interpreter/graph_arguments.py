@@ -61,9 +61,7 @@ def operator_node(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tor
 def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
     """Return `value` as an argument of a graph node."""
     if type(value) is Dynamic:
-        if vm.heap.shapes:
-            vm.heap.shapes.given[value.var] = value.symbol
-        return vm.trace.placeholder(value.var, value.value)
+        return _number(vm, value, inputs)
     if is_a(value, torch.Tensor):
         return tensor_argument(vm, value, inputs)
     if type(value) in (list, tuple, torch.Size, DynamicSize):
@@ -82,6 +80,19 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
     if is_a(value, type) and value in _DTYPES:
         return _DTYPES[value]
     raise CaptureError(f"an operator takes {type(value).__qualname__}")
+
+
+def _number(vm: Interpreter, value: Dynamic, inputs: list[Value]) -> Any:
+    """Return the node of a number; inside a side of a branch one that the graph computes is assumed."""
+    if value.counted is None:
+        if vm.heap.shapes:
+            vm.heap.shapes.given[value.var] = value.symbol
+        return vm.trace.placeholder(value.var, value.value)
+    if vm.aside:
+        return vm.plain(value)
+    known = vm.trace.values[value.var]
+    inputs.append(known)
+    return known.fx
 
 
 def tensor_argument(vm: Interpreter, value: torch.Tensor, inputs: list[Value]) -> torch.fx.Node:

@@ -73,7 +73,10 @@ class Interpreter:
 
     def _empty(self, lifted: set[str]) -> tuple[Heap, Trace]:
         shapes = Shapes()
-        return Heap(shapes, lifted, numbers=self.store.takes_numbers), Trace(shapes)
+        trace = Trace(shapes)
+        heap = Heap(shapes, lifted, numbers=self.store.takes_numbers)
+        heap.assume = trace.assume
+        return heap, trace
 
     def release(self) -> None:
         """Let go of all objects of the heap and tensors of the trace."""
@@ -109,9 +112,19 @@ class Interpreter:
         finally:
             self.barriers.pop()
 
+    def seen(self, value: Any) -> Any:
+        """Return `value`, which is looked at: if the segment began with it, it is guarded from now on."""
+        if self.recording and id(value) in self.heap.roots:
+            self.heap.find(value)
+        return value
+
     # dynamic scalars --------------------------------------------------------------------------
     def plain(self, value: Any) -> Any:
-        """Return `value` with every `Dynamic` in it replaced by its value, which is guarded."""
+        """Return `value` with every `Dynamic` in it replaced by its value, which is guarded.
+
+        What is asked for so is looked at: a value that the segment began with is guarded from now on.
+        """
+        self.seen(value)
         if type(value) is Dynamic:
             if self.recording:
                 self.heap.fix(value)

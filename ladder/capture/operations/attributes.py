@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
+from ladder.capture.operations.counts import counted_metadata
 from ladder.capture.operations.objects import pinned_part, seen_through, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -39,6 +41,7 @@ PLAIN_HOMES = frozenset(
         ValueError,
         TypeError,
         AttributeError,
+        threading.local,
     }
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
@@ -62,10 +65,15 @@ SIZE_METHODS: dict[str, Any] = {"numel": polyfills.numel_}
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
+_REGISTRIES = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
+"""What looks an operator up by its name, and keeps it."""
+
+
 def instance_dict(value: Any) -> Any:
-    """Return the instance dictionary of `value`, or `NULL` if it has none."""
+    """Return the instance dictionary of `value`, for thread-local data this thread's, or `NULL`."""
+    get = threading.local.__getattribute__ if is_a(value, threading.local) else _OBJECT_GET
     try:
-        found = _OBJECT_GET(value, "__dict__")
+        found = get(value, "__dict__")
     except AttributeError:
         return NULL
     return found if is_a(found, dict) else NULL
@@ -84,6 +92,8 @@ def _load(vm: Interpreter, value: Any, name: str) -> Any:
     if kind is types.MappingProxyType and hasattr(kind, name):
         value = seen_through(vm, value)
         kind = type(value)
+    if kind in _REGISTRIES:
+        getattr(value, name, None)  # from now on it is an attribute
     if kind is types.ModuleType:
         return namespace_item(vm, vars(value), name, value.__name__)
     if is_a(value, type):
@@ -123,6 +133,10 @@ def _attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
     getter = vm.heap.class_attribute(kind, "__getattribute__")
     if is_a(getter, types.FunctionType):
         return vm.call_function(getter, (value, name), {})
+    if is_a(value, threading.local) and name == "__dict__":
+        inside = instance_dict(value)
+        dict_node(vm, value, inside)
+        return inside
     if kind is CACHED and name.startswith("cache_"):
         raise vm.meets_statistics()
     if getattr(getter, "__objclass__", None) not in PLAIN_HOMES:
@@ -166,6 +180,8 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
     owner = heap.node(value)
     plain = type(value).__getattribute__ is _OBJECT_GET
     text = f"{owner.var}.__dict__" if plain else f"{heap.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
+    if is_a(value, threading.local):
+        text = f"{heap.constant(instance_dict)}({owner.var})"
     if not owner.external:
         node = heap.fresh(inside, text, {owner.var})
         node.parents = {owner.var, *owner.parents}
@@ -176,6 +192,7 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
         heap.guard.table.instances[id(value)] = (value, inside)
         return heap.pin(inside, f"{path}.__dict__")
     node = Node(inside, heap.guard.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
+    node.stable &= not is_a(value, threading.local)  # each thread has another
     return heap.add(node)
 
 
@@ -352,7 +369,9 @@ def _tensor_attr(vm: Interpreter, value: Any, name: str) -> Any:
     node = vm.heap.node(value)
     if name in VIEWS_BY_ATTRIBUTE or name == "data":
         return tensor_operator(vm, getattr, (value, name), {})
-    if name in METADATA and (name in OF_ANY_VALUES or not vm.trace.is_dynamic(node.var)):
+    if name in METADATA and name not in OF_ANY_VALUES and vm.trace.is_dynamic(node.var):
+        return counted_metadata(vm, value, name, ())
+    if name in METADATA:
         meet_metadata(vm, value, name)
         return open_metadata(vm, value, name, ()) if is_open(vm, value) else getattr(value, name)
     if name == "grad" and node.external:

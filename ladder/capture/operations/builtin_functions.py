@@ -17,6 +17,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attribute_stores import delete_attr, store_attr
 from ladder.capture.operations.attributes import load_attr
+from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.objects import seen_through
 from ladder.capture.operations.replay import advance, is_fixed, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
@@ -138,8 +139,8 @@ def _issubclass(vm: Interpreter, value: Any, kinds: Any) -> Any:
 
 def _meet_abstract(vm: Interpreter, kind: Any, abstract: Any) -> None:
     """Guard what classes are registered with abstract ones; protocols look at the object itself."""
-    hook = next(vars(home)[_HOOK] for home in abstract.__mro__ if _HOOK in vars(home))
-    own = _HOOK_OWNERS.isdisjoint((abstract.__module__,)) and hook is not vars(object)[_HOOK]
+    home = next(home for home in abstract.__mro__ if _HOOK in vars(home))
+    own = home.__module__ not in _HOOK_OWNERS and home is not object
     if own or type(abstract).__module__ not in ("abc", "typing", "enum"):
         raise CaptureError("an abstract class that decides itself what its instances are")
     if abstract not in getattr(kind, "__mro__", ()):
@@ -157,9 +158,10 @@ def _len(vm: Interpreter, value: Any) -> Any:
     if is_constant(value) and vm.heap.find(value) is None:
         return len(value)
     if is_a(value, torch.Tensor):
-        node = vm.heap.node(value)
-        if vm.trace.is_dynamic(node.var) or not is_plain_tensor(value):
-            raise CaptureError("a length that depends on values")
+        if not is_plain_tensor(value):
+            raise CaptureError("the length of a tensor subclass")
+        if is_counted(vm, value):
+            return counted_metadata(vm, value, "__len__", ())
         return open_metadata(vm, value, "__len__", ()) if is_open(vm, value) else len(value)
     if is_a(value, list | tuple | dict | set | frozenset | deque):
         method = vm.heap.class_attribute(kind, "__len__")

@@ -6,6 +6,7 @@ import functools
 import inspect
 import operator
 import re
+import sys
 import types
 import weakref
 from typing import Any
@@ -63,7 +64,7 @@ def _called(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[
     if by_identity(function):
         builtin = BUILTINS.get(function)
         if builtin is not None:
-            return builtin(vm, *args, **kwargs)
+            return builtin(vm, *map(vm.seen, args), **kwargs)
         if function in natives.DATA and not is_a(function, type) and kind not in _NATIVE_TYPES:
             return replay(vm, function, args, kwargs, looking=True)
     if is_a(function, type):
@@ -193,13 +194,15 @@ def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
         return annotated
     if function in natives.LEAVES:
         return _leaf
+    if function.__dict__.get("_torchdynamo_disable") and _is_disabling(function.__code__):
+        return _disabled_by_torch
     if "_torchdynamo_inline" in function.__dict__:
         return _compiled_by_torch
     return _dispatched if function.__code__ is _DISPATCHED else None
 
 
 def _builtin(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return BUILTINS[function](vm, *args, **kwargs)
+    return BUILTINS[function](vm, *map(vm.seen, args), **kwargs)
 
 
 def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -211,6 +214,17 @@ def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: di
 
 def _leaf(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise CaptureError(f"{function.__qualname__} runs natively")
+
+
+def _is_disabling(code: types.CodeType) -> bool:
+    """Say whether code is that of the functions that ``torch.compiler.disable`` gives."""
+    home = sys.modules.get("torch._dynamo.eval_frame")
+    return home is not None and code.co_name == "_fn" and code.co_filename == home.__file__
+
+
+def _disabled_by_torch(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what ``torch.compiler.disable`` was given, which says nothing of this compiler."""
+    return vm.call(pinned_part(vm, function._torchdynamo_orig_callable), args, kwargs)
 
 
 def _compiled_by_torch(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -27,6 +27,11 @@ _BETWEEN = frozenset(
 """Instructions that may stand between a GET_ITER and the loop of a comprehension."""
 
 
+def _opens(vm: Interpreter) -> bool:
+    """Say whether numbers may be left open."""
+    return vm.heap.counts or bool(vm.heap.lifted)
+
+
 def is_made_here(vm: Interpreter, value: Any) -> bool:
     """Say whether `value` was made in this segment, by steps."""
     node = vm.heap.find(value) if vm.recording else None
@@ -38,7 +43,7 @@ def open_items(vm: Interpreter, value: Any) -> Any:
 
     What it holds is guarded then.
     """
-    if not vm.recording or not vm.heap.lifted or not is_a(value, dict | tuple | list):
+    if not vm.recording or not _opens(vm) or not is_a(value, dict | tuple | list):
         return None
     if dynamic_parts(value):
         return value
@@ -126,7 +131,7 @@ METHODS: dict[tuple[type, str], Callable[..., Any]] = {
 
 def moved(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of a container in which, or in whose arguments, numbers are left open; else `NULL`."""
-    if not vm.heap.lifted:
+    if not _opens(vm):
         return NULL
     if name in ("keys", "values", "items") and not rest and type(owner) is dict:
         return _walk(vm, owner, name)
@@ -152,7 +157,7 @@ def move_into(vm: Interpreter, target: Any, method: Any, source: Any) -> bool:
 def joined(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     """Return ``left + right`` or ``left | right`` where numbers are left open in them; else `NULL`."""
     kind = type(left)
-    if not vm.heap.lifted or type(right) is not kind or symbol not in JOINS.get(kind, ()):
+    if not _opens(vm) or type(right) is not kind or symbol not in JOINS.get(kind, ()):
         return NULL
     parts = [open_items(vm, item) for item in (left, right)]
     if parts == [None, None]:
@@ -176,7 +181,7 @@ JOINS: dict[type, dict[str, Any]] = {
 # natives ----------------------------------------------------------------------------------
 def built(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native that makes or adds up containers, where numbers are left open in them; else `NULL`."""
-    if not vm.heap.lifted or not vm.recording:
+    if not _opens(vm) or not vm.recording:
         return NULL
     if function is dict:
         return _built_dict(vm, args, kwargs)

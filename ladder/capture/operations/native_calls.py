@@ -20,6 +20,7 @@ from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attribute_stores import delete_plain, store_plain
 from ladder.capture.operations.attributes import generic_attribute, meet_metadata
 from ladder.capture.operations.containers import container_method
+from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
@@ -137,7 +138,13 @@ def _replayed(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[s
         return recorded(vm, perform, (kind, *given, []), (kind, *given))
     if kind is str and len(args) == 1 and _says_its_arguments(vm, args[0]):
         return str(args[0])
+    if kind in _NUMBERS and len(args) == 1 and is_a(args[0], torch.Tensor) and not kwargs:
+        return vm.call(vm.heap.class_attribute(type(args[0]), _NUMBERS[kind]), args, {})
     return replay(vm, kind, args, kwargs, looking=kind in natives.DATA)
+
+
+_NUMBERS: dict[type, str] = {int: "__int__", float: "__float__"}
+"""Types of numbers -> the method that a tensor has for them."""
 
 
 def _says_its_arguments(vm: Interpreter, value: Any) -> bool:
@@ -321,7 +328,9 @@ _BY_METHOD = {
 def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for item in args:
         if is_a(item, torch.Tensor):
-            depends = vm.trace.is_dynamic(vm.heap.node(item).var) and function.__name__ not in OF_ANY_VALUES
+            depends = is_counted(vm, item) and function.__name__ not in OF_ANY_VALUES
+            if depends and item is args[0] and not any(is_a(each, torch.Tensor) for each in args[1:]):
+                return counted_metadata(vm, item, function.__name__, (*args[1:], *kwargs.values()))
             if depends or not tensors.is_plain_tensor(item):
                 raise CaptureError(f"{function.__name__} of a tensor whose shape depends on values")
             meet_metadata(vm, item, function.__name__)

@@ -203,16 +203,16 @@ def same(vm: Interpreter, left: Any, right: Any) -> bool:
 
 def tuple_item(vm: Interpreter, container: tuple[Any, ...], key: int) -> Any:
     """Return one item of a tuple."""
-    node = vm.heap.find(container)
+    node, length = vm.heap.find(container), tuple.__len__(container)  # not what its class says
     if node is not None and node.pinned:
         vm.heap.touch(container, 1)
     if node is None or not node.external or node.pinned:
-        at = range(len(container))[key]
+        at = range(length)[key]
         return node.lifted[at] if node is not None and node.holds_dynamic(at) else container[key]
-    size = vm.heap.constant(len(container))
     if node.first(Itself.LENGTH):
-        vm.heap.guard.check(f"len({node.var}) == {size}", f"len({node.var})")
-    index = key if key >= 0 else key + len(container)
+        measured = f"{vm.heap.constant(tuple.__len__)}({node.var})"
+        vm.heap.guard.check(f"{measured} == {length}", f"len({node.var})")
+    index = key if key >= 0 else key + length
     item = tuple.__getitem__(container, key)
     path = f"{vm.heap.guard.path(node.var)}[{index}]"
     return vm.heap.load(node, index, item, f"{node.var}[{index}]", path)

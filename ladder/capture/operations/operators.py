@@ -31,6 +31,9 @@ from ladder.capture.values.shapes import DynamicSize
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
+_ALIASES = (types.GenericAlias, types.UnionType)
+
+
 def negated_contains(container: Any, item: Any) -> bool:
     """Return ``item not in container``."""
     return item not in container
@@ -57,6 +60,8 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
     left, right = vm.plain(left), vm.plain(right)
     if is_constant(left) and is_constant(right) and not user_constant(left, right):
         return function(left, right)
+    if symbol == "|" and is_a(left, _ALIASES) | is_a(right, _ALIASES):
+        return perform(vm, function, (left, right), {}, [])
     if is_fixed(vm, left) or is_fixed(vm, right):
         return replay(vm, _not_in_place(symbol, function), (left, right), {}, looking=True)
     known = (*_CONTAINERS, int, str)
@@ -213,9 +218,25 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
 
 
 def _fixed_item(vm: Interpreter, container: Any, key: Any) -> Any:
+    if is_a(container, type):
+        return _generic_alias(vm, container, key)
     if not is_fixed(vm, container):
         raise CaptureError(f"{type(container).__qualname__} is subscripted")
     return replay(vm, operator.getitem, (container, key), {}, looking=True)
+
+
+def _generic_alias(vm: Interpreter, kind: type, key: Any) -> Any:
+    """Return ``kind[key]``, such as ``list[int]``."""
+    method = vm.heap.class_attribute(kind, "__class_getitem__")
+    native = is_a(method, types.ClassMethodDescriptorType)
+    if is_a(method, classmethod) and not is_a(method.__func__, type):
+        return vm.call(method.__func__, (kind, key), {})
+    if not native and not is_a(method, classmethod):
+        raise CaptureError(f"the class {kind.__qualname__} is subscripted")
+    uses: set[str] = set()
+    found = kind[key]  # type: ignore[index]
+    vm.heap.fresh(found, f"{vm.heap.constant(kind)}[{vm.heap.reference(key, uses)}]", uses)
+    return found
 
 
 def _plain_items(vm: Interpreter, container: Any) -> bool:

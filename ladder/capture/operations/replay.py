@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.single import contents
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
@@ -100,7 +101,8 @@ def replay(
 
 
 def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
-    for item in (*args, *kwargs.values()):
+    moved = () if function in natives.NAMED_ITEMS else kwargs.values()
+    for item in (*args, *moved):
         _admit_fixed(vm, function, item) if looking and _holds_fixed(vm, item) else admit(vm, item, looking)
     if hidden:
         return _hidden_result(vm, function, args, kwargs)
@@ -182,7 +184,9 @@ def admit(vm: Interpreter, value: Any, looking: bool) -> None:
     if (is_constant(value) and vm.heap.find(value) is None) or is_hidden(vm, value):
         return
     kind = type(value)
-    parts = list(value) if kind in natives.VIEWS or is_a(value, tuple) else value
+    parts = list(value) if kind in natives.VIEWS else value
+    if is_a(value, tuple):
+        parts = contents(value)
     if looking and not is_plain(parts):
         raise CaptureError(f"a native that looks into {kind.__qualname__}")
     if is_a(value, list | tuple | dict | set | frozenset | deque):

@@ -10,6 +10,7 @@ import torch
 
 from ladder.capture.heap.nodes import Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.operations.counts import computed_count, holds_count
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Value
 from ladder.capture.values import shapes
@@ -98,6 +99,8 @@ def computed_dynamic(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> A
         raise
     if type(result) not in (int, float, bool, str):
         return function(*map(vm.plain, args))
+    if holds_count(args):
+        return computed_count(vm, function, args, result)
     heap = vm.heap
     texts = [item.var if type(item) is Dynamic else heap.constant(item) for item in args]
     text = f"{heap.constant(function)}({', '.join(texts)})"
@@ -120,11 +123,11 @@ def computed_extent(function: Any, args: tuple[Any, ...], result: Dynamic) -> Dy
 
 # operators --------------------------------------------------------------------------------
 def settled_for_operator(vm: Interpreter, value: Any) -> Any:
-    """Return an argument of an operator in which only extents are `Dynamic`."""
-    if not vm.heap.shapes:
+    """Return an argument of an operator in which only extents, and numbers of the graph, are `Dynamic`."""
+    if not vm.heap.shapes and not vm.heap.counts:
         return vm.plain(value)
     if type(value) is Dynamic:
-        return value if value.symbol is not None else vm.plain(value)
+        return value if value.symbol is not None or value.counted is not None else vm.plain(value)
     if type(value) in (tuple, DynamicSize):
         return type(value)(settled_for_operator(vm, item) for item in value)
     if type(value) is slice:

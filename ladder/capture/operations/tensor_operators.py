@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import types
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 import torch.fx
@@ -15,14 +16,17 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node, 
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
+from ladder.capture.operations.counts import gives_as_many, gives_operand
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import fake_results, is_open, real_values, settled_for_operator
 from ladder.capture.python.words import words
-from ladder.capture.trace.trace import Assumption, Value
+from ladder.capture.trace.assumptions import Assumption
+from ladder.capture.trace.trace import Value
 from ladder.capture.trace.undo import effect_of
 from ladder.capture.values import tensors
 from ladder.capture.values.aliasing import storage_of
-from ladder.capture.values.kinds import is_a
+from ladder.capture.values.fakes import fails_without_values
+from ladder.capture.values.kinds import is_a, is_constant
 from ladder.capture.values.monitor import Monitor
 
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
@@ -51,11 +55,12 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
             result = function(*values, **named)
     except Exception as error:
         vm.trace.late = monitor.counted
-        return _failed(vm, function, *vm.plain_given(args, kwargs), error)
+        always = _fails_always(vm, function, (values, named), monitor, inputs, error)
+        _failed(vm, function, *vm.plain_given(args, kwargs), error, always=always)
     if _value_is_known(vm, function, inputs, result):
         return result
     _fix_read_numbers(vm, monitor)
-    why = _must_break(vm, function, result, monitor, inputs) or _meet_moved(vm, monitor)
+    why = _must_break(vm, function, args, kwargs, result, monitor, inputs) or _meet_moved(vm, monitor)
     if monitor.mutated and torch.is_grad_enabled():
         why = _meet_written(vm, monitor) or why
     if why:
@@ -67,9 +72,14 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     node = operator_node(vm, function, *nodes)
     vm.trace.effects[node] = effect_of(node, (values, named), result, monitor)
     _note_result(vm, result, node, inputs, monitor)
+    if not _depends(monitor, inputs):
+        _note_fakes(vm, function, args, kwargs, inputs, result)
+    return result
+
+
+def _note_fakes(vm: Interpreter, function: Any, args: Any, kwargs: Any, inputs: Any, result: Any) -> None:
     for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
         vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
-    return result
 
 
 def read_list(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,7 +121,9 @@ def _note_result(
     vm: Interpreter, result: Any, node: torch.fx.Node, inputs: list[Value], monitor: Monitor
 ) -> None:
     vm.trace.operators += 1
-    _fx_result(vm, result, node, monitor.dynamic or any(item.dynamic for item in inputs))
+    depends = _depends(monitor, inputs)
+    ranked = not depends or not (monitor.ranks or any(not item.ranked for item in inputs))
+    _fx_result(vm, result, Value("", None, node, depends, ranked=ranked))
     known = not (monitor.random or monitor.mutated) and all(item.constant for item in inputs)
     for tensor in _leaves(result):
         value_of(vm, tensor).constant |= known
@@ -137,7 +149,9 @@ def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result:
     if vm.store.joins and branches:
         return False  # both of the sides are recorded
     copy = tensor_operator(vm, torch.clone, (inputs[0].obj,), {})
-    vm.trace.assumed.append(Assumption(vm.heap.node(copy).var, result, here))
+    assumed = Assumption(vm.heap.node(copy).var, result, here)
+    decides = type(result) is bool and vm.store.joins
+    vm.trace.assumed.append(assumed._replace(most=1) if decides else assumed)
     return True
 
 
@@ -148,15 +162,35 @@ def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:
         monitor.dynamic = not all(node is not None and vm.trace.is_constant(node.var) for node in nodes)
 
 
-def _failed(vm: Interpreter, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-    """Break the graph at an operator that has raised: of other values it may not."""
+def _fails_always(
+    vm: Interpreter, function: Any, given: Any, monitor: Monitor, inputs: list[Value], error: Exception
+) -> bool:
+    """Say whether an operator that has raised, and done nothing, does so for all tensors like these."""
+    known = type(error).__module__ == "builtins" and is_constant(error.args)
+    if not known or monitor.mutated or monitor.random or monitor.risks or _depends(monitor, inputs):
+        return False
+    if not fails_without_values(function, *given):
+        return False
+    if vm.heap.shapes:
+        vm.heap.fix_shapes(f"{getattr(function, '__name__', function)} raised {type(error).__name__}")
+    return True
+
+
+def _failed(
+    vm: Interpreter, function: Any, args: Any, kwargs: Any, error: Exception, *, always: bool
+) -> NoReturn:
+    """Raise what an operator has raised; unless it does so `always`, the graph breaks there."""
+    if always:
+        raise error
     graph_break = try_break(vm, function, args, kwargs, "push", "an operator failed")
     if graph_break is not None:
         finish(vm, graph_break, error)
     raise error
 
 
-def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, inputs: list[Value]) -> str:
+def _must_break(
+    vm: Interpreter, function: Any, args: Any, kwargs: Any, result: Any, monitor: Monitor, inputs: list[Value]
+) -> str:
     """Say why the graph must break at an operator that has just run; empty if it need not."""
     if function in tensors.STATE_WRITES:
         vm.trace.state_written = True
@@ -170,9 +204,11 @@ def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, i
         vm.trace.may_fail = True
         if vm.trace.impure:
             return "an operator that may fail comes after a change"
-    if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
+    if not any(item.dynamic for item in inputs):
+        return ""
+    if is_a(result, tuple | list) and not gives_as_many(function, args, kwargs, result):
         return "how many tensors an operator gives may depend on values"
-    if any(item.dynamic for item in inputs) and any(vm.heap.find(t) for t in _leaves(result)):
+    if not gives_operand(vm, function, args) and any(vm.heap.find(t) for t in _leaves(result)):
         return "an alias that depends on values"
     return ""
 
@@ -205,10 +241,18 @@ def _break_after(vm: Interpreter, function: Any, args: Any, kwargs: Any, result:
     return result if graph_break is None or not vm.recording else finish(vm, graph_break, result)
 
 
-def _fx_result(vm: Interpreter, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
+def _depends(monitor: Monitor, inputs: list[Value]) -> bool:
+    """Say whether shapes of results may depend on values."""
+    return monitor.dynamic or any(item.dynamic for item in inputs)
+
+
+def _fx_result(vm: Interpreter, result: Any, like: Value) -> None:
+    """Register what an operator has given: `like` has its node, and what is known of shapes."""
+    fx = like.fx
     if is_a(result, torch.Tensor):
         if vm.heap.find(result) is None:
-            vm.trace.add(Value(vm.heap.computed(result).var, result, fx, dynamic))
+            dynamic = like.dynamic and (bool(result.dim()) or not like.ranked)
+            vm.trace.add(Value(vm.heap.computed(result).var, result, fx, dynamic, ranked=like.ranked))
     elif is_a(result, tuple | list):
         node = vm.heap.computed(result)
         node.full = True
@@ -217,7 +261,7 @@ def _fx_result(vm: Interpreter, result: Any, fx: torch.fx.Node, dynamic: bool) -
             if item is not None:
                 part = vm.trace.graph.call_function(operator.getitem, (fx, index))
                 part.meta["part"] = True
-                _fx_result(vm, item, part, dynamic)
+                _fx_result(vm, item, replace(like, fx=part))
 
 
 def _only_tensors(result: Any) -> bool:

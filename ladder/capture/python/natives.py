@@ -175,6 +175,9 @@ CONSUMERS: frozenset[Any] = frozenset(
 )
 """Natives that take all that an iterator has."""
 
+NAMED_ITEMS: frozenset[Any] = frozenset({dict, OrderedDict})
+"""Natives whose named arguments are items of what they make."""
+
 ASKING: frozenset[Any] = frozenset({list, tuple, sorted, bytes})
 """Those that first ask how many items there will be."""
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.trace.assumptions import MOST_COUNTS, Assumption
 from ladder.capture.trace.undo import Effect, to_keep
 from ladder.capture.values.aliasing import storage_of, version_of
 from ladder.capture.values.indices import Proven
@@ -26,7 +27,8 @@ class Value:
     """A tensor, or a tuple or list of them, that the graph takes or computes.
 
     `fx`: its node; None for an input that nothing has used yet. `dynamic`: its shape depends on values.
-    `constant`: it is made of numbers alone, and so the same in every run that matches.
+    `ranked`: its number of axes does not. `constant`: it is made of numbers alone, and so the same in every
+    run that matches.
     """
 
     var: str
@@ -34,14 +36,7 @@ class Value:
     fx: torch.fx.Node | None = None
     dynamic: bool = False
     constant: bool = False
-
-
-class Assumption(NamedTuple):
-    """A number that a value holds, by the instruction that read it; checked when the graph has run."""
-
-    var: str
-    number: Any
-    here: Any
+    ranked: bool = True
 
 
 class Apart(NamedTuple):
@@ -146,6 +141,12 @@ class Trace:
         self.values[value.var] = value
         self.results.append(value)
         return value
+
+    def assume(self, var: str, number: Any, here: Any) -> None:
+        """Take a number that the graph computes to be what it is in this run."""
+        made = Assumption(var, number, here, MOST_COUNTS)
+        if made not in self.assumed:
+            self.assumed.append(made)
 
     # effects ----------------------------------------------------------------------------------
     def note(self, monitor: Monitor, outside: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -11,6 +11,7 @@ import torch.overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.capture.values.aliasing import storage_of
+from ladder.capture.values.fakes import shapes_of_fakes
 from ladder.capture.values.indices import Use, uses
 from ladder.capture.values.kinds import is_a
 from ladder.runtime.failing import may_raise
@@ -19,8 +20,8 @@ from ladder.runtime.failing import may_raise
 class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which aten operators a call runs.
 
-    ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
-    by indices or (None) otherwise.
+    ``dynamic``: the shape of a result depends on values; ``ranks``: so may its number of axes.
+    ``risks``: why it may raise depending on values, by indices or (None) otherwise.
     ``mutated``: the storages written; ``counted``: how often versions say so. ``moved``: how tensors lay that
     got another shape or other strides.
     ``random``: a generator advanced. ``fails``: whether it may raise in a later run, as far as is known.
@@ -28,7 +29,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.random = self.shape_depends = self.fails = False
+        self.dynamic = self.random = self.shape_depends = self.fails = self.ranks = False
         self.read: list[torch.Tensor] = []
         self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
@@ -47,11 +48,17 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tags, name = func.tags, func._schema.name.removeprefix("aten::")
         self.operators += 1
         depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-        self.dynamic |= depends and not _takes_numbers(name, args)
+        depends = depends and not _takes_numbers(name, args)
+        if not func._schema.name.startswith(TAGGED):
+            shapes = shapes_of_fakes(func, args, kwargs)
+            self.ranks |= shapes is None
+            depends |= shapes is None or not all(is_a(extent, int) for shape in shapes for extent in shape)
+        self.ranks |= name.startswith("squeeze")
+        self.dynamic |= depends
         if name == "_local_scalar_dense":
             self.read.append(args[0])
         else:
-            self.shape_depends |= depends and not _takes_numbers(name, args)
+            self.shape_depends |= depends
         self.random |= torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(func, args, kwargs)
         if may_raise(func, args):
             self.risks.append(uses(name, args))
@@ -74,6 +81,10 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mutated.add(storage_of(item))
             self.counted[storage_of(item)] += times
         return tensors
+
+
+TAGGED = ("aten::", "prims::", "ladder::")
+"""Namespaces whose operators have a tag where shapes of results depend on values."""
 
 
 Place = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]

@@ -1,0 +1,145 @@
+"""Extents of tensors whose shape depends on values: the graph computes them, and what follows from them.
+
+The guard comes before the graph and knows nothing of them. Where the program needs such a number (it branches
+on it, loops over it), it is taken to be what it is, and compared when the graph has run.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.interpreter.graph_arguments import argument, value_of
+from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.python.words import words
+from ladder.capture.trace.trace import Value
+from ladder.capture.trace.undo import Effect
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.shapes import DynamicSize
+
+RANKS = frozenset(words("ndim dim ndimension"))
+"""Metadata that are the number of axes."""
+
+COUNTS = {
+    "size": "size",
+    "numel": "numel",
+    "nelement": "numel",
+    "__len__": "size",
+    "is_contiguous": "is_contiguous",
+}
+"""Metadata that are one number -> the method that a graph calls for it."""
+
+SURE = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.neg, operator.abs, abs, int, float, max, min}
+    | {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
+)
+"""Functions of numbers that never raise, and whose results are of a type that follows from theirs."""
+
+FAILING = frozenset({operator.floordiv, operator.mod, operator.truediv, math.ceil, math.floor, round})
+"""Others of such a type."""
+
+
+def is_counted(vm: Interpreter, value: torch.Tensor) -> bool:
+    """Say whether the shape of a tensor depends on values."""
+    return vm.trace.is_dynamic(vm.heap.node(value).var)
+
+
+def counted_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
+    """Return metadata of a tensor whose shape depends on values: its extents are numbers of the graph.
+
+    Raises
+    ------
+    CaptureError
+        Where these have been other than assumed too often, or the number of axes is not known either.
+    """
+    known, here, rest = value_of(vm, value), vm.here(), tuple(map(vm.plain, rest))
+    surprises = vm.point is None or here in vm.point.surprising
+    if known.fx is None or not known.ranked or surprises or vm.aside:
+        raise CaptureError(f"{name} of a tensor whose shape depends on values")
+    if name in RANKS:
+        return value.dim()
+    if name == "shape" or (name == "size" and not rest):
+        return DynamicSize(_extent(vm, known, "size", (axis,), here) for axis in range(value.dim()))
+    if name not in COUNTS:
+        raise CaptureError(f"{name} of a tensor whose shape depends on values")
+    return _extent(vm, known, COUNTS[name], (0,) if name == "__len__" else rest, here)
+
+
+def _extent(vm: Interpreter, known: Value, method: str, rest: tuple[Any, ...], here: Any) -> Dynamic:
+    number = getattr(known.obj, method)(*rest)
+    node = vm.trace.graph.call_method(method, (known.fx, *rest))
+    node.meta["part"] = True
+    return _counted(vm, number, node, here)
+
+
+def _counted(vm: Interpreter, number: Any, node: torch.fx.Node, here: Any) -> Dynamic:
+    var = vm.heap.guard.fresh_name()
+    vm.trace.add(Value(var, number, node, dynamic=True))
+    vm.heap.counts = vm.heap.uses_dynamic = True
+    return Dynamic(number, var, counted=here)
+
+
+def holds_count(values: tuple[Any, ...]) -> bool:
+    """Say whether a number that the graph computes is among `values`."""
+    return any(type(item) is Dynamic and item.counted is not None for item in values)
+
+
+def computed_count(vm: Interpreter, function: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """Let the graph compute ``function(*args)``, of which some are its numbers, if its type is known.
+
+    `result` is what it gives in this run.
+    """
+    numbers = is_a(result, int | float) and all(type(item) in (Dynamic, int, float) for item in args)
+    if vm.aside or function not in SURE | FAILING or not numbers:
+        return function(*map(vm.plain, args))
+    given = [vm.plain(item) if _is_guarded(item) and item.symbol is None else item for item in args]
+    node = vm.trace.graph.call_function(function, tuple(argument(vm, item, []) for item in given))
+    node.meta["part"] = function in SURE
+    vm.trace.effects[node] = Effect(fails=None if function in SURE else node)
+    here = next(item.counted for item in args if type(item) is Dynamic and item.counted is not None)
+    return _counted(vm, result, node, here)
+
+
+def _is_guarded(value: Any) -> bool:
+    return type(value) is Dynamic and value.counted is None
+
+
+_IN_PLACE = frozenset(
+    words("setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul")
+)
+_SAME = _IN_PLACE | frozenset(
+    words("to float double half bfloat16 long int bool type_as cpu cuda dropout detach __setitem__")
+)
+"""Operators that give an operand itself or do not, whatever its elements are."""
+
+_FIXED_LISTS = frozenset(
+    words(
+        "split_with_sizes where nonzero meshgrid broadcast_tensors unique unique_consecutive var_mean"
+        " std_mean lstm gru rnn_tanh rnn_relu lstm_cell _pack_padded_sequence _pad_packed_sequence"
+        " multi_head_attention_forward"
+    )
+)
+"""Operators that give as many tensors as their operands, axes or sizes say."""
+
+
+def gives_operand(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool:
+    """Say whether an operator that gives an operand itself does so whatever the elements are."""
+    name = getattr(function, "__name__", "")
+    if name == "contiguous" and len(args) == 1:
+        vm.plain(counted_metadata(vm, args[0], "is_contiguous", ()))
+        return True
+    return name in _SAME or (name.endswith("_") and not name.endswith("__"))
+
+
+def gives_as_many(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Say whether an operator gives as many tensors whatever the elements are."""
+    name = getattr(function, "__name__", "")
+    if name in ("split", "tensor_split"):
+        sizes = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+        return is_a(sizes, tuple | list)
+    return name in _FIXED_LISTS or type(result).__module__.startswith("torch.return_types")

@@ -1,0 +1,56 @@
+"""Operators run on fake tensors, which have no elements: what does not depend on values shows there too."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ladder.capture.values.kinds import is_a
+
+
+def fake_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Return what an operator gives for fakes of its tensors; extents that depend on values are symbols.
+
+    Raises
+    ------
+    Exception
+        Whatever it raises then.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value, static_shapes=True) if is_a(value, torch.Tensor) else value
+
+    given, named = tree_map(fake, (args, kwargs))
+    with mode, warnings.catch_warnings(action="ignore"):
+        return function(*given, **named)
+
+
+def shapes_of_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> list[torch.Size] | None:
+    """Return the shapes of what an operator gives for fakes; None if it takes none."""
+    try:
+        found = fake_call(function, args, kwargs)
+    except Exception:  # what it raises then is not documented
+        return None
+    return [item.shape for item in tree_leaves(found) if is_a(item, torch.Tensor)]
+
+
+def fails_without_values(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Say whether an operator raises an error of CPython's for fakes too: it is one of shapes and types."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    off, log.disabled = log.disabled, True
+    try:
+        fake_call(function, args, kwargs)
+    except Exception as error:  # torch's own say what fakes cannot do
+        return type(error).__module__ == "builtins" and type(error) is not NotImplementedError
+    finally:
+        log.disabled = off
+    return False

@@ -1,0 +1,188 @@
+"""Extents that values decide: numbers of the graph, assumed only where the program needs to know them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import ladder
+from ladder.capture import capture
+from ladder.capture.trace.assumptions import MOST_COUNTS
+
+
+def best_few(x, mask):
+    """As heads of detectors do: the best few of those above a threshold."""
+    found = []
+    for scores in x.T:
+        kept = scores[mask]
+        best, order = kept.topk(min(3, kept.size(0)))
+        found.append({"scores": best, "order": order, "mean": best.sum() / max(len(best), 1)})
+    return found
+
+
+def sizes(x, mask):
+    y = x[mask]
+    return y.reshape(y.shape[0], -1) * 2, torch.zeros(y.shape[0] * 2), y.numel() + 1, len(y), y.shape
+
+
+def made(x, mask):
+    y = x[mask]
+    z = torch.zeros((y.size(0), 3), dtype=y.dtype)
+    z[:, 0] = 1
+    return torch.cat([z, y[:, :3]], 1), y.new_full((len(y),), 4.0), torch.arange(len(y))[:2]
+
+
+def kept_in_containers(x, mask):
+    parts = [x[mask], x[~mask], torch.nonzero(mask)]
+    counts = [len(part) for part in parts]
+    named = {"first": counts[0], "sum": sum(counts[:2])}
+    return [part * 2 for part in torch.cat(parts[:2]).split(counts[:2])], counts, named, max(counts)
+
+
+def divided(x, mask):
+    y = x[mask]
+    return y.shape[0] // 2, y.shape[0] / 3, y.sum() * 0 + y.shape[0] % 3, -y.shape[0]
+
+
+def changed_in_place(x, mask):
+    y = x[mask]
+    y.mul_(2)
+    y += 1
+    return y.to(torch.float32).contiguous(), y
+
+
+def by_level(x, mask):
+    out = torch.zeros(4, 3)
+    for level in range(3):
+        rows = torch.where(mask == (level % 2 == 0))[0]
+        out[rows % 4] = x[rows, :3] + level
+    return out
+
+
+def repeated(x, mask):
+    return torch.repeat_interleave(x, mask.long() + 1, dim=0).shape, torch.unique(mask.long()).shape[0]
+
+
+WHOLE = [best_few, sizes, made, kept_in_containers, divided, changed_in_place, by_level, repeated]
+
+
+def given(number, share=0.5, rows=9):
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(rows, 4, generator=generator), torch.rand(rows, generator=generator) > share
+
+
+def alike(found, expected):
+    if isinstance(expected, torch.Tensor):
+        return type(found) is type(expected) and torch.equal(found, expected)
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(alike(found[key], expected[key]) for key in expected)
+    if isinstance(expected, (list, tuple)):
+        pairs = zip(found, expected, strict=True)
+        return type(found) is type(expected) and all(alike(*pair) for pair in pairs)
+    return type(found) is type(expected) and found == expected
+
+
+@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
+def test_sizes_that_values_decide_are_numbers_of_one_graph(program):
+    captured = capture(program)
+    for number, rows in itertools.product(range(4), (9, 7)):
+        arguments = given(number, rows=rows)
+        assert alike(captured(*arguments), program(*arguments))
+    assert captured.outcome == "whole"
+    assert len(captured.records) == 2  # for sizes that are known, and for open ones
+    assert not captured.calls["eager"]
+
+
+def test_they_are_so_in_plans():
+    fast = ladder.compile(kept_in_containers)
+    for number in range(3):
+        assert alike(fast(*given(number)), kept_in_containers(*given(number)))
+    assert fast.outcome == "whole"
+    assert not any("no tensor" in reason for reason in fast.refused)
+
+
+def none_or_some(x, mask):
+    y = x[mask]
+    if y.numel() == 0:
+        return x * 0
+    return y + 1
+
+
+def test_what_seldom_happens_leaves_one_graph():
+    captured = capture(none_or_some)
+    for number in range(12):
+        arguments = given(number, share=2.0 if number % 5 == 3 else 0.5)
+        assert alike(captured(*arguments), none_or_some(*arguments))
+    assert captured.outcome == "whole"
+    assert captured.calls["recorded"] == 2
+
+
+def test_what_often_happens_breaks_the_graph():
+    captured = capture(none_or_some)
+    for number in range(4 * MOST_COUNTS):
+        arguments = given(number, share=2.0 if number % 2 else 0.5)
+        assert alike(captured(*arguments), none_or_some(*arguments))
+    assert captured.outcome == "split"
+    assert captured.calls["recorded"] <= 6
+
+
+def row_by_row(x, mask, log):
+    log.add_(1)
+    y = x[mask]
+    return [y[at] * at for at in range(y.shape[0])]
+
+
+@pytest.mark.parametrize("way", [capture, ladder.compile])
+def test_a_graph_that_raises_since_a_number_is_another_is_undone(way):
+    captured, log = way(row_by_row), torch.zeros(1)
+    for share in (0.2, 0.2, 0.8, 2.0, 0.5, 0.2):
+        x, mask = given(1, share)
+        assert alike(captured(x, mask, log), [row * at for at, row in enumerate(x[mask])])
+    assert log == 6
+
+
+def squeezed(x, mask):
+    y = x[mask].squeeze()
+    return y.dim(), y.shape
+
+
+def test_axes_that_values_decide():
+    captured = capture(squeezed)
+    for count in (3, 1, 2, 1, 0, 3):
+        arguments = torch.randn(4, 5), torch.arange(4) < count
+        assert captured(*arguments) == squeezed(*arguments)
+
+
+@pytest.fixture(scope="module")
+def library():
+    made = torch.library.Library("ladder_test_counts", "DEF")
+    made.define("above(Tensor x, float limit) -> Tensor")
+    made.define("told(Tensor x, float limit) -> Tensor")
+    made.define("twice(Tensor x) -> Tensor")
+    for name in ("above", "told"):
+        made.impl(name, lambda x, limit: x[x > limit], "CPU")
+    made.impl("twice", lambda x: x * 2, "CPU")
+    torch.library.register_fake("ladder_test_counts::twice", torch.empty_like, lib=made)
+
+    def fake(x, limit):
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    torch.library.register_fake("ladder_test_counts::told", fake, lib=made)
+    yield torch.ops.ladder_test_counts
+    made._destroy()
+
+
+@pytest.mark.parametrize(("name", "outcome"), [("above", "split"), ("told", "whole")])
+def test_operators_of_libraries_have_no_tag_for_it(library, name, outcome):
+    def program(x):
+        y = getattr(library, name)(x, 0.0)
+        return library.twice(y), y.shape[0], torch.ones(len(y))
+
+    program(given(0)[0].reshape(-1))  # operators are looked up once
+    captured = capture(program)
+    for number in range(5):
+        x = given(number)[0].reshape(-1)
+        assert alike(captured(x), program(x))
+    assert captured.outcome == outcome
