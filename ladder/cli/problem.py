@@ -139,6 +139,12 @@ class Problem:
         return operator
 
 
+def as_here(device: TileDevice) -> TileDevice:
+    """Return the product of an architecture that this machine has; the device itself where it has none."""
+    shown = [get_device(gpu.device) for gpu in visible_gpus() if gpu.device]
+    return next((gpu for gpu in shown if gpu.row == device.name), device)
+
+
 def why_not_here(device: TileDevice) -> str:
     """Return why this machine cannot run code for a device; empty if it can."""
     if device.kind == "llvm":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.cli.console import Progress
-from ladder.cli.problem import Problem, why_not_here
+from ladder.cli.problem import Problem, as_here, why_not_here
 from ladder.runtime.compile import tuning_database
 from ladder.runtime.compile_pool import Campaign, CompilePool, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
@@ -62,7 +62,7 @@ def campaign_for(problem: Problem, shapes: str, tokens: str) -> Campaign:
         raise DeviceError(f"{problem.device.name} needs no tuning; choose a GPU, e.g. --target cuda/sm_90a")
     extents = [_shape(text) for text in shapes.split(",")] if shapes else [(problem.n, problem.k)]
     counts = [_positive(text) for text in tokens.split(",")] if tokens else list(TOKENS)
-    return Campaign(at_shapes(problem.gemm, extents), counts, problem.device.name)
+    return Campaign(at_shapes(problem.gemm, extents), counts, as_here(problem.device).name)
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -92,6 +92,7 @@ def measure_folder(folder: Path, step: Progress) -> Tuned:
     campaigns = load(folder)
     for campaign in campaigns:
         _require_gpu(campaign)
+        campaign.device = as_here(get_device(campaign.device)).name
     with CompilePool() as pool, Gauge() as gauge:
         run = Run(pool, gauge, Effort(), step)
         for campaign in campaigns:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from ladder.api.matmul import Matmul
-from ladder.cli import console, doctor
+from ladder.cli import console, doctor, problem
 from ladder.cli.app import FAILED, OK, USAGE, command_names, run
 from ladder.cli.problem import Problem
-from targets import visible_gpus
+from targets import VisibleGpu, get_device, visible_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["-n", "192", "-k", "160", "--group-size", "32"]
@@ -324,6 +324,15 @@ def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
     done = ladder("explain", "--target", "cuda/sm_90a", "--json")
     assert done.json["target"] == "cuda/sm_90a"
     assert "wgmma" in done.json["text"]
+
+
+def test_tuning_is_for_the_product_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = VisibleGpu(0, (9, 0), "cuda/sm_90a:132sm-3352gbs-50mib")
+    monkeypatch.setattr(problem, "visible_gpus", lambda: [here])
+    for name, expected in (("cuda/sm_90a", here.device), ("cuda/sm_80", "cuda/sm_80")):
+        assert problem.as_here(get_device(name)).name == expected
+    other = get_device("cuda/sm_90a:114sm-2039gbs-50mib")
+    assert problem.as_here(other) == other
 
 
 @pytest.mark.parametrize(("target", "measured"), [("cuda/sm_90a", True), ("cuda/sm_90a:h100", False)])
