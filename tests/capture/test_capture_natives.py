@@ -239,3 +239,36 @@ def test_arrays_from_outside_are_read_anew():
     for item in (1, 1, 5, 5):
         steps[0] = item
         assert captured(x).equal(scaled(x))
+
+
+@torch.jit.script
+def _corrected(scores: torch.Tensor, q: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if q.size(-2) != rows.size(-2):
+        return scores + 1
+    return scores
+
+
+@torch.jit.script
+def _by_values(x: torch.Tensor) -> torch.Tensor:
+    if bool(x.sum() > 0):
+        return x * 2
+    return x.tanh()
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_scripted_functions_are_parts_of_graphs() -> None:
+    """One that branches by sizes may give its operand; one that reads values or was traced runs as it is."""
+    traced = torch.jit.trace(lambda x: x.relu() + (x.shape[0] == 2), torch.randn(2, 3))
+
+    def program(q: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores = _corrected(q @ rows.mT, q, rows)
+        scores += 1  # of the product itself, where sizes agree
+        return scores, traced(_by_values(q))
+
+    fast = capture(program)
+    for rows, columns in ((2, 2), (2, 4), (5, 2), (6, 6), (7, 7)):
+        for sign in (1, -1):
+            q, other = sign * torch.ones(rows, 3), torch.randn(columns, 3)
+            for expected, found in zip(program(q, other), fast(q, other), strict=True):
+                assert torch.equal(expected, found)
+    assert (fast.outcome, [record.split for record in fast.records if record.split]) == ("whole", [])

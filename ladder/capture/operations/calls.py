@@ -71,7 +71,7 @@ def _called(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[
         return instantiate(vm, function, args, kwargs)
     if kind is np.ufunc or (kind is type(np.prod) and function in natives.OF_ARRAYS):
         return replay(vm, function, args, kwargs, looking=True)
-    if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
+    if kind in _NATIVE_TYPES or kind is torch._ops.OpOverloadPacket:
         return _identified(vm, function, args, kwargs)
     if is_a(function, Store):
         return _compiled_by_us(vm, function, args, kwargs)
@@ -228,8 +228,30 @@ def _disabled_by_torch(vm: Interpreter, function: Any, args: tuple[Any, ...], kw
 
 
 def _compiled_by_torch(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call what `torch.compile` was given, as it does itself where such a call is inside another graph."""
+    """Call what `torch.compile` or `torch.jit.script` was given, as the former does inside another graph."""
     return vm.call(pinned_part(vm, function._torchdynamo_inline), args, kwargs)
+
+
+def _call_scripted(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a scripted function as its Python if that does the same; others run as they are."""
+    how = _compiled_by_torch if reads_no_values(function) else _identified
+    return how(vm, function, args, kwargs)
+
+
+def reads_no_values(function: Any) -> bool:
+    """Tell whether a function was scripted, not traced, and branches by nothing but sizes and numbers."""
+    written = getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction"
+    return written and not any(function.graph.findAllNodes(kind) for kind in _VALUES)
+
+
+_VALUES = tuple(
+    f"aten::{name}"
+    for name in (
+        *("Bool", "Int", "Float", "Complex", "item", "tolist", "equal", "allclose", "is_nonzero"),
+        *("IntImplicit", "FloatImplicit", "ComplexImplicit", "ScalarImplicit"),
+    )
+)
+"""What makes Python's values of those of tensors, in the graph of a scripted function."""
 
 
 def _compiled_by_us(vm: Interpreter, function: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,6 +289,7 @@ COMPOSED: dict[type, Call] = {
     operator.attrgetter: _call_getter,
     weakref.ReferenceType: _call_reference,
     CACHED: call_cached,
+    torch.jit.ScriptFunction: _call_scripted,
 }
 """How to call what is made of other callables, by type."""
 ANNOTATIONS: tuple[tuple[Any, Call], ...] = (

@@ -309,7 +309,7 @@ def _torch_native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     if type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor):
         args = (function.__self__, *args)
         function = getattr(torch._C.TensorBase, function.__name__)
-    name = function.__name__
+    name = getattr(function, "__name__", "")  # traced functions have none
     if function in _BY_METHOD and not (name == "type" and len(args) == 1):
         return _BY_METHOD[function](vm, function, args, kwargs)
     if name in tensors.METADATA:
