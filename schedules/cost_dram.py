@@ -18,7 +18,7 @@ from schedules.schedule import GpuSchedule
 from schedules.shares import whole_tiles
 from targets import TileDevice
 
-STEPS = 24
+STEPS = 14
 """Halvings of the interval in which the age of what L2 replaces is sought."""
 
 
@@ -32,9 +32,11 @@ def moved_bytes(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, g
     whole = int(whole_tiles(tiles, device.units)) if schedule.stream_k else tiles
     in_step = _in_step(device, schedule, grid, weights, activations) * whole / tiles
     cut = tiles - whole
+    if not cut:
+        return max(once, int(in_step))
     rows, columns = min(grid.along_m, cut), cut / grid.along_m  # the last ones: all along M of few along N
     parts = (weights * max(1.0, columns) / grid.along_n, rows), (activations * rows / grid.along_m, columns)
-    return max(once, int(in_step + (_out_of_step(parts, capacity) if cut else 0.0)))
+    return max(once, int(in_step + _out_of_step(*parts, capacity)))
 
 
 def _in_step(
@@ -48,15 +50,12 @@ def _in_step(
     return grid.along_m * grid.along_n / (rows * columns) * share
 
 
-def _out_of_step(parts: tuple[tuple[float, float], ...], capacity: int) -> float:
-    """Return the bytes read of parts (bytes, uses of each) that are used at random times of one run."""
-
-    def misses(uses: float, age: float) -> float:
-        return max(1.0, uses * exp(-uses * age))
-
+def _out_of_step(weights: tuple[float, float], activations: tuple[float, float], capacity: int) -> float:
+    """Return the bytes read of two operands (bytes, uses of each) that are used at random times of one run."""
+    (first, uses), (second, others) = weights, activations
     low, high = 0.0, 1.0  # the age of a line that is replaced, as a share of the run
     for _ in range(STEPS):
         age = (low + high) / 2
-        held = sum(nbytes * (1 - exp(-uses * age)) for nbytes, uses in parts)
+        held = first * (1 - exp(-uses * age)) + second * (1 - exp(-others * age))
         low, high = (age, high) if held < capacity else (low, age)
-    return sum(nbytes * misses(uses, low) for nbytes, uses in parts)
+    return first * max(1.0, uses * exp(-uses * low)) + second * max(1.0, others * exp(-others * low))
