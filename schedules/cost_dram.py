@@ -51,7 +51,7 @@ def _in_step(
 
 
 def _out_of_step(weights: tuple[float, float], activations: tuple[float, float], capacity: int) -> float:
-    """Return the bytes read of two operands (bytes, uses of each) that are used at random times of one run."""
+    """Return the bytes read of two operands (bytes, uses of each), used at random times of one run."""
     (first, uses), (second, others) = weights, activations
     low, high = 0.0, 1.0  # the age of a line that is replaced, as a share of the run
     for _ in range(STEPS):
