@@ -84,6 +84,10 @@ class Call:
         value = self.inputs[at] if self.has(at) else None
         return value if isinstance(value, Known) else None
 
+    def is_computed(self, at: int) -> bool:
+        """Tell whether an operand is given and not known at import."""
+        return self.has(at) and self.known(at) is None
+
     def ttype(self, at: int) -> str:
         """Return the type's name of an operand."""
         value = self.inputs[at]

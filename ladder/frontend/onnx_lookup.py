@@ -49,6 +49,7 @@ SINCE_7 = frozenset(
         *("Transpose", "Expand", "Tile", "Concat", "Gather", "Constant", "ConstantOfShape", "MatMul", "Gemm"),
         *("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization"),
         *("BatchNormalization", "IsNaN", "IsInf", "Squeeze", "Unsqueeze", "Slice", "Split", "Clip", "Pad"),
+        *("Softmax", "LogSoftmax"),
         *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "Dropout"),
         *(
             "HardSigmoid",

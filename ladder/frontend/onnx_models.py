@@ -261,7 +261,18 @@ def _whole_maximum(call: Call) -> Any:
 
 
 def _softmax(name: str) -> Row:
-    return lambda call: MODEL_ROWS[name](call.im, call.out, call.tensor(0), call.given.get("axis", -1))
+    """Return the row: until version 13 all axes from one on are one."""
+
+    def row(call: Call) -> Any:
+        im, value, axis = call.im, call.tensor(0), call.given.get("axis", -1 if call.version >= 13 else 1)
+        shape = im.shape(value)
+        if call.version >= 13 or axis in (-1, len(shape) - 1):
+            return MODEL_ROWS[name](im, call.out, value, axis)
+        axis %= len(shape)
+        matrix = im.reshape(value, [product(shape[:axis]), product(shape[axis:])])
+        return im.reshape(MODEL_ROWS[name](im, call.out, matrix, -1), shape)
+
+    return row
 
 
 def _layer_norm(call: Call) -> Any:

@@ -61,7 +61,11 @@ def _powered(call: Call) -> Any:
 
 def _clipped(call: Call) -> Any:
     low, high = (
-        call.given.get(name) if name in call.given else call.number(at)
+        call.given[name]
+        if name in call.given
+        else call.optional(at)
+        if call.is_computed(at)
+        else call.number(at)
         for at, name in ((1, "min"), (2, "max"))
     )
     return ATEN["clamp.default"](call.im, call.out, call.tensor(0), low, high)

@@ -254,6 +254,23 @@ def test_axes_were_attributes_once(opset: int) -> None:
     compare(model_of("ReduceMean", [X], {"axes": [1], "keepdims": 0}, opset, 1), {"i0": X})
 
 
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("given", [{}, {"axis": 0}, {"axis": -1}])
+def test_all_axes_from_one_on_were_one(operator: str, given: dict[str, int]) -> None:
+    """The reference implementation is of newer versions alone, so it is asked for a matrix."""
+    axis = given.get("axis", 1) % 3
+    matrix = X.reshape(int(np.prod(X.shape[:axis])), -1)
+    expected = ReferenceEvaluator(model_of(operator, [matrix], {}, 21, 1)).run(None, {"i0": matrix})[0]
+    found = run(import_onnx(model_of(operator, [X], given, 11, 1), gemm_for), {"i0": X})[0]
+    np.testing.assert_allclose(found, expected.reshape(X.shape), rtol=2e-5, atol=2e-6)
+
+
+def test_bounds_that_are_computed() -> None:
+    feeds = {"i0": X, "i1": np.array(0.3, np.float32), "i2": np.array(-0.2, np.float32)}
+    compare(model_of("Clip", list(feeds.values()), {}, 21, 3), feeds)
+    compare(model_of("Clip", list(feeds.values())[:2], {}, 11, 2), dict(list(feeds.items())[:2]))
+
+
 def test_rows_of_a_table_by_values() -> None:
     table, ids = floats(9, 4), ints(3, -1, 0, 8).reshape(2, 2)
     compare(model_of("Gather", [table, ids], {}, 21, 2), {"i0": table, "i1": ids})
