@@ -90,7 +90,7 @@ def test_support_tables_come_from_the_tables(folder: str, name: str, table: obje
 
 
 def test_every_command_is_listed() -> None:
-    listed = set(re.findall(r"^\| `ladder (\w+)` \|", README, re.MULTILINE))
+    listed = set(re.findall(r"^\| `ladder ([\w-]+)` \|", README, re.MULTILINE))
     assert listed == set(command_names())
 
 
