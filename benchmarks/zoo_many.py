@@ -4,7 +4,8 @@
 
 Each model runs twice by ``benchmarks.zoo``: once to build its kernels, into a cache that the second process
 finds, whose times are reported: calls, records, a settled call beside eager's, shares of the time of steps
-and of models that can, ``generate``. After ``--seconds`` what is not finished is named.
+and of models that can, ``generate``. With ``--steps`` the report also says what torch computes among so many
+dearest steps of each. After ``--seconds`` what is not finished is named.
 """
 
 from __future__ import annotations
@@ -57,6 +58,19 @@ def row_of(name: str, options: list[str], deadline: float, folder: Path) -> dict
     return {**report["rows"][0], "versions": report["versions"]}
 
 
+def torch_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what torch computes among the dearest steps: its time in all models, and how many have it."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        own = [step for step in row.get("steps", []) if step["kind"] in ("library", "product", "torch")]
+        for step in own:
+            entry = found.setdefault(step["by"], {"by": step["by"], "us": 0.0, "models": set()})
+            entry["us"] += step["us"]
+            entry["models"].add(row["name"])
+    ordered = sorted(found.values(), key=lambda entry: -len(entry["models"]))
+    return [{**entry, "us": round(entry["us"]), "models": len(entry["models"])} for entry in ordered]
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -73,9 +87,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         rows = list(pool.map(lambda name: row_of(name, options, deadline, Path(folder)), names))
     versions: dict[str, str] = next((row["versions"] for row in rows if "versions" in row), {})
-    rows = [{key: value for key, value in row.items() if key != "versions"} for row in rows]
+    lacking = {"torch_steps": torch_steps(rows)} if arguments.steps else {}
+    rows = [{key: value for key, value in row.items() if key not in ("versions", "steps")} for row in rows]
     host = {"cores": os.cpu_count(), "jobs": arguments.jobs, "python": sys.version.split()[0]}
-    report = {"versions": versions, "host": host, "command": command(), "rows": rows}
+    report = {"versions": versions, "host": host, "command": command(), **lacking, "rows": rows}
     arguments.output.write_text(compact(report))
     print(summary(rows))
     print("not finished or failed:", *(r["name"] for r in rows if r["outcome"] in ("not finished", "failed")))

@@ -78,8 +78,12 @@ def _step(plan: Any, at: int, us: float, by_torch: float | None) -> dict[str, An
         "by": executor[:60],
         "operators": operators[:200],
         "reason": reason[:150],
-        "tiles": [str(plan.tiles[value]) for value in (*part.inputs, *part.outputs)][:8],
+        "tiles": [_tile(plan.tiles[value]) for value in (*part.inputs, *part.outputs)][:8],
     }
+
+
+def _tile(tile: Any) -> str:
+    return f"{tile.ttype.name}{list(tile.shape)}"
 
 
 def _run_by(fast: Any, inputs: Inputs) -> list[tuple[Any, Sequence[Any]]]:
