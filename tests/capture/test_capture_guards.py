@@ -186,3 +186,44 @@ def test_the_default_of_a_dictionary_that_stays_is_guarded_once() -> None:
     assert captured.calls["recorded"] == 1
     COUNTS.default_factory = lambda: 5
     assert torch.equal(captured(x), 7 * x)
+
+
+class Shared:
+    """An object whose dictionary may be that of another."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+
+STAYS = Shared()
+
+
+def marks_what_stays(x: Tensor, other: Shared) -> Tensor:
+    before = other.kept
+    STAYS.kept = 5
+    after = other.kept
+    return x + (1 if before is after else 2)
+
+
+def test_an_object_that_turns_out_to_be_one_that_is_changed_is_noticed() -> None:
+    """Its dictionary, too, may be the one that is changed."""
+    x, captured = torch.zeros(2), capture(marks_what_stays)
+    borg = Shared()
+    borg.__dict__ = STAYS.__dict__
+    for other in (Shared(), Shared(), borg, STAYS, Shared()):
+        STAYS.kept = None
+        expected = marks_what_stays(x, other)
+        STAYS.kept = None
+        assert torch.equal(captured(x, other), expected)
+        assert STAYS.kept == 5
+
+
+def test_tensors_that_turn_out_to_be_one_are_noticed_where_they_are_written() -> None:
+    def adds(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a + b
+
+    captured = capture(adds)
+    for make in (lambda: (torch.ones(2), torch.ones(2)), lambda: (torch.ones(2),) * 2):
+        for _ in range(2):
+            assert torch.equal(captured(*make()), adds(*make()))

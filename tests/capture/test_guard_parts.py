@@ -22,7 +22,7 @@ import torch.fx
 
 import ladder
 from ladder.capture import capture
-from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field, Table
+from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field, Objects, Table
 from ladder.capture.python.natives import CHANGES
 from ladder.capture.trace.loops import repeat, rolled
 from ladder.capture.values.indices import Proven, Use
@@ -180,6 +180,51 @@ def test_a_change_of_one_table_leaves_others_right() -> None:
         homes[turn]["at"] = 9
         assert [table.unchanged() for table in tables] == [at != turn for at in range(3)]
         homes[turn]["at"] = turn
+
+
+class Plain:
+    """An object whose class and dictionary are guarded."""
+
+
+class OtherPlain(Plain):
+    """A class that it may get."""
+
+
+class Slotted:
+    """One that refers to more than these."""
+
+    __slots__ = ("__dict__", "more")
+
+
+class Listing(list[int]):
+    """One that holds items besides."""
+
+
+REPLACED: dict[str, Callable[[Any], Any]] = {
+    "another class": lambda each: setattr(each, "__class__", OtherPlain),
+    "an equal dictionary": lambda each: setattr(each, "__dict__", dict(vars(each))),
+    "no dictionary": lambda each: delattr(each, "__dict__"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_classes_and_dictionaries_of_several_objects_are_compared(what: str, at: int) -> None:
+    owners = [Plain() for _ in range(3)]
+    for number, owner in enumerate(owners):
+        owner.number = number  # type: ignore[attr-defined]
+    objects = Objects({id(owner): (owner, vars(owner), Plain) for owner in owners})
+    assert objects.hold()
+    owners[0].number = 7  # type: ignore[attr-defined]
+    assert objects.hold()
+    REPLACED[what](owners[at])
+    assert not objects.hold()
+
+
+@pytest.mark.parametrize("kind", [Slotted, Listing, torch.nn.Parameter, OSError])
+def test_objects_that_may_refer_to_more_are_compared_apart(kind: type) -> None:
+    owner = kind()
+    assert not Objects.takes(owner, vars(owner))
 
 
 def table_of(*functions: Any) -> Table:

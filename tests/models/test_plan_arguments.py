@@ -15,6 +15,7 @@ from ladder.capture.values.aliasing import aliasing_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model import build
 from ladder.runtime.model.arguments import CallArguments
+from ladder.runtime.model.joined import Join, Joined
 from ladder.runtime.model.memory import Block, Result, rounded_up
 from ladder.runtime.model.sizes import NUMBER, reader
 
@@ -40,6 +41,38 @@ def test_a_tensor_with_gaps_reaches_to_its_last_element() -> None:
     gaps = memory.view(4, 10)[:, :2]
     assert looks(CallArguments([1]), gaps, memory[20:25]) == [False] * 3
     assert looks(CallArguments([1]), gaps, memory[32:]) == [True] * 3
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (2, 5), (4, 8), (9, 12), (14, 22), (20, 24), (23, 30)])
+def test_what_moves_is_found_among_several_that_are_written(first: int, last: int) -> None:
+    """Written are 4 to 8, 10 to 14 and 18 to 22; what has no elements meets nothing."""
+    memory, elsewhere = torch.zeros(32), torch.zeros(4)
+    written = memory[18:22], memory[4:8], memory[6:6], memory[10:14]
+    arguments = CallArguments([1, 2, 3, 4])
+    assert all(arguments.look((elsewhere.clone(), *written)).apart for _ in range(3))
+    meets = any(first < end and begin < last for begin, end in ((4, 8), (10, 14), (18, 22)))
+    assert arguments.look((memory[first:last], *written)).apart is not meets
+    assert arguments.look((memory[first:first], *written)).apart
+
+
+def test_arrays_made_of_arguments_are_made_anew_only_where_a_part_changed() -> None:
+    parts, x = [torch.ones(2, 3), torch.ones(4, 3)], torch.ones(1)
+    joined, arguments = Joined([Join((1, 2), 0)]), CallArguments([0])
+
+    def made() -> torch.Tensor:
+        values = (x, *parts)
+        generation = arguments.look(values).generation
+        return joined.of(values, generation if arguments.stay(joined.places) else 0)[0]
+
+    def change_data() -> None:
+        parts[0].data = torch.full((2, 3), 9.0)
+
+    changes = (lambda: parts[0].mul_(2), lambda: parts.__setitem__(1, torch.zeros(4, 3)), change_data)
+    for change in changes:
+        before = [made() for _ in range(4)]
+        assert all(each is before[0] for each in before)
+        change()
+        assert torch.equal(made(), torch.cat(parts))
 
 
 def test_an_argument_that_grew_in_place_is_another() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,10 +21,11 @@ Open = tuple[Node, frozenset[int] | None]
 """A tensor, and which of its extents are left open; None if its strides are not."""
 
 
-def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
+def tensor_lines(heap: Heap) -> tuple[list[str], list[str], frozenset[int]]:
     """Return bulk checks of the metadata of tensors; what they cannot check is checked one by one.
 
-    The second form returns the paths of the extents that differ, as `guard_lines` says.
+    The second form returns the paths of the extents that differ, as `guard_lines` says. At last the ids of
+    the tensors that are checked in bulk, which also tells that no two of them are one object.
     """
     bulk: list[Open] = []
     entry = heap.guard.state, heap.guard.autocast
@@ -38,10 +41,11 @@ def tensor_lines(heap: Heap) -> tuple[list[str], list[str]]:
         chosen = {id(node) for node, _ in bulk}
         for node, _, rows, _ in heap.metadata:
             _check_each(heap, rows if id(node) in chosen else [])
-        return [], []
+        return [], [], frozenset()
     heap.guard.check("True", f"metadata of {len(bulk)} tensors")
     pairs = [*_asking(heap, bulk, check)]
-    return [line for line, _ in pairs], [learning for _, learning in pairs]
+    apart = frozenset(id(node.obj) for node, _ in bulk)
+    return [line for line, _ in pairs], [learning for _, learning in pairs], apart
 
 
 def _check_each(heap: Heap, rows: list[tuple[str, str]]) -> None:
@@ -61,21 +65,37 @@ def _asking(heap: Heap, tensors: list[Open], check: Any) -> Iterator[tuple[str, 
     yield f"{condition}{len(heap.guard.checks)}", f"{condition}missed, 0, {heap.constant(differs)}({names})"
 
 
-def check_distinct(heap: Heap, *, writes: bool) -> None:
+def check_distinct(heap: Heap, *, writes: bool, apart: frozenset[int]) -> None:
     """Guard that objects which were different are where one of their type is changed.
 
-    `writes`: tensors are changed.
+    `writes`: tensors are changed. `apart`: the ids of objects that are known to be different.
     """
     groups: dict[type, list[Node]] = {}
     for node in heap.nodes.values():
         if node.external:
             groups.setdefault(type(node.obj), []).append(node)
     for kind, nodes in groups.items():
-        changed = any(node.mutated for node in nodes)
-        changed |= issubclass(kind, torch.Tensor) and writes
-        changed |= kind in heap.distinct
-        if changed and len(nodes) > 1:
+        changed = [node for node in nodes if node.mutated]
+        told = kind in heap.distinct or (issubclass(kind, torch.Tensor) and writes)
+        if len(nodes) == 1 or not (changed or told) or apart.issuperset(id(node.obj) for node in nodes):
+            continue
+        stay = all(node.var in heap.guard.space for node in changed)
+        if told or not stay or len(changed) > FEW:
             _check_group(heap, kind, nodes)
+        else:
+            _check_others(heap, kind, nodes, changed)
+
+
+FEW = 4
+"""Objects that are each compared with all others of their type; of more, ids are compared as sets."""
+
+
+def _check_others(heap: Heap, kind: type, nodes: list[Node], changed: list[Node]) -> None:
+    """Guard that none of the objects that may be others in a later call is one that stays and is changed."""
+    names = "".join(f"{node.var}, " for node in nodes if node.var not in heap.guard.space)
+    for node in changed if names else ():
+        same = f"map({heap.constant(is_)}, ({names}), {heap.constant(repeat)}({node.var}))"
+        heap.guard.check(f"not any({same})", f"{kind.__name__}s are distinct")
 
 
 def _check_group(heap: Heap, kind: type, nodes: list[Node]) -> None:

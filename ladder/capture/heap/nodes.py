@@ -28,6 +28,7 @@ class Itself(enum.Enum):
     TARGET = enum.auto()
     AUTOGRAD = enum.auto()
     FACTORY = enum.auto()
+    DICTIONARY = enum.auto()
 
 
 class Node:

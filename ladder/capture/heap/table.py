@@ -193,6 +193,40 @@ class Functions:
         )
 
 
+HEAP = 1 << 9
+"""The flag of classes that programs define."""
+
+
+class Objects:
+    """Objects that stay whose dictionaries and classes are as they were, seen from what each refers to.
+
+    The garbage collector's view gives both with one call for all objects. Only objects that can refer to
+    nothing else are taken: without slots, and with a dictionary that holds all their attributes.
+    """
+
+    __slots__ = ("owners", "parts")
+
+    def __init__(self, parts: dict[int, tuple[Any, Any, type]]) -> None:
+        self.owners = tuple(owner for owner, _, _ in parts.values())
+        self.parts = [part for _, inside, kind in parts.values() for part in (inside, kind)]
+
+    def hold(self) -> bool:
+        """Compare what the objects refer to."""
+        if not self.owners:
+            return True
+        found = gc.get_referents(*self.owners)
+        return len(found) == len(self.parts) and all(map(is_, found, self.parts))
+
+    @staticmethod
+    def takes(owner: Any, inside: Any) -> bool:
+        """Tell whether an object refers to its dictionary `inside`, to its class and nothing else."""
+        kind = type(owner)
+        own = [base for base in kind.__mro__ if base is not object]
+        plain = all(base.__flags__ & HEAP and "__slots__" not in vars(base) for base in own)
+        found = gc.get_referents(owner)
+        return plain and len(found) == 2 and found[0] is inside and found[1] is kind
+
+
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
 
@@ -213,6 +247,7 @@ class Table:
         self.there: Columns = ()
         self.missing: Columns = ()
         self.functions = Functions([])
+        self.objects = Objects({})
         self.fields: list[tuple[attrgetter[Any], list[Any], list[Any]]] = []
         self.others: list[Entry] = []
         self.homes: list[dict[Any, Any]] = []
@@ -322,11 +357,14 @@ class Table:
         """Return the lines of the guard; each returns a number where a fact does not hold."""
         lines = []
         last = self.first + len(self.facts)
+        self._take_objects()
         if self.facts:
             lines.append(f"if not {constant(self.unchanged)}():")
             lines += [f"    failed = {constant(self.recheck)}()", "    if failed: return failed"]
         if self.empty:
             lines.append(f"if any({constant(tuple(self.empty))}): return {last}")
+        if self.objects.owners:
+            lines.append(f"if not {constant(self.objects.hold)}(): return {last}")
         if self.instances:
             owners, inside = zip(*self.instances.values(), strict=True)
             found = f"map({constant(_instance_dict)}, {constant(owners)})"
@@ -336,6 +374,17 @@ class Table:
             found = f"map(type, {constant(values)})"
             lines.append(f"if not all(map({constant(is_)}, {found}, {constant(kinds)})): return {last}")
         return lines
+
+    def _take_objects(self) -> None:
+        """Leave instances and kinds that are seen together to `objects`."""
+        both = {
+            key: (owner, inside, self.kinds[key][1])
+            for key, (owner, inside) in self.instances.items()
+            if key in self.kinds and Objects.takes(owner, inside)
+        }
+        self.objects = Objects(both)
+        for key in both:
+            del self.instances[key], self.kinds[key]
 
 
 def _columns(rows: list[tuple[Any, ...]], count: int) -> Columns:

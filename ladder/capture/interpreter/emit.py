@@ -70,12 +70,12 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     heap, trace, point = vm.heap, vm.trace, vm.point
     guard = heap.guard
     assert point is not None
-    check_distinct(heap, writes=trace.changes_tensors)
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
     _copy_inputs(heap, trace, needed)
     heap.closed |= heap.unliftable
-    asking, learning = tensor_lines(heap)
+    asking, learning, apart = tensor_lines(heap)
+    check_distinct(heap, writes=trace.changes_tensors, apart=apart)
     assumed = Assumed(point, trace.assumed) if trace.assumed else None
     computing, module = _graph_lines(vm, needed, assumed)
     for text in heap.shapes.conditions():

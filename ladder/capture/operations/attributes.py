@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Node
+from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.counts import counted_metadata
@@ -172,12 +172,12 @@ def instance_item(vm: Interpreter, value: Any, name: str) -> Any:
 
 
 def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
-    """Return the node of the instance dictionary of `value`."""
-    heap = vm.heap
-    known = heap.find(inside)
-    if known is not None:
-        return known
+    """Return the node of the instance dictionary of `value`, which may be that of other objects too."""
+    heap, known = vm.heap, vm.heap.find(inside)
     owner = heap.node(value)
+    first = owner.first(Itself.DICTIONARY)
+    if known is not None and not (first and known.external):
+        return known
     plain = type(value).__getattribute__ is _OBJECT_GET
     text = f"{owner.var}.__dict__" if plain else f"{heap.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
     if is_a(value, threading.local):
@@ -187,11 +187,14 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
         node.parents = {owner.var, *owner.parents}
         node.seen.update(inside)
         return node
-    path = heap.guard.paths.get(owner.var, _brief_path(value))
-    if owner.pinned and plain:
+    path = f"{heap.guard.paths.get(owner.var, _brief_path(value))}.__dict__"
+    if owner.pinned and plain and (known is None or known.pinned):
         heap.guard.table.instances[id(value)] = (value, inside)
-        return heap.pin(inside, f"{path}.__dict__")
-    node = Node(inside, heap.guard.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
+        return known or heap.pin(inside, path)
+    if known is not None:
+        heap.guard.check(f"{text} is {known.var}", f"{path} is {heap.guard.path(known.var)}")
+        return known
+    node = Node(inside, heap.guard.bind(text, path), external=True, stable=owner.stable)
     node.stable &= not is_a(value, threading.local)  # each thread has another
     return heap.add(node)
 

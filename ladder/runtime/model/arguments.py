@@ -7,6 +7,7 @@ about shared memory then still hold.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
@@ -66,6 +67,10 @@ class CallArguments:
             self._start_anew({at: v for at, v in enumerate(values) if isinstance(v, torch.Tensor)})
         return Look(self._generation, self._apart and self._moving_are_apart(values))
 
+    def stay(self, places: frozenset[int]) -> bool:
+        """Tell whether a generation tells where the tensors at these positions lie."""
+        return self._generation >= SHOWN and self.moving.isdisjoint(places)
+
     def _stayed(self, values: Sequence[Any]) -> bool:
         steady = self._pick(values)
         return (
@@ -88,7 +93,9 @@ class CallArguments:
             self._counts = [*map(torch.Tensor.numel, self._known)]
         if self.written:
             spans = {at: span_of(tensor) for at, tensor in tensors.items() if at not in self.moving}
-            self._written_spans = [spans[at] for at in sorted(self.written) if at in spans]
+            self._written_spans = sorted(
+                spans[at] for at in self.written if at in spans and _is_filled(spans[at])
+            )
             self._apart = _are_apart(sorted((*span, at in self.written) for at, span in spans.items()))
 
     def _same(self, tensors: Mapping[int, torch.Tensor]) -> set[int]:
@@ -103,14 +110,17 @@ class CallArguments:
         }
 
     def _moving_are_apart(self, values: Sequence[Any]) -> bool:
-        if not self._written_spans:
-            return True
-        spans = (span_of(values[at]) for at in self.moving)
-        return all(
-            begin == until or until <= first or last <= begin
-            for begin, until in spans
-            for first, last in self._written_spans
-        )
+        """Look for each in the written spans, which are apart and in order: the first that ends behind it."""
+        written = self._written_spans
+        for span in (span_of(values[at]) for at in self.moving) if written else ():
+            at = bisect_right(written, span[0], key=itemgetter(1))
+            if _is_filled(span) and at < len(written) and written[at][0] < span[1]:
+                return False
+        return True
+
+
+def _is_filled(span: Span) -> bool:
+    return span[0] < span[1]
 
 
 def _fingerprint(value: torch.Tensor) -> Fingerprint:

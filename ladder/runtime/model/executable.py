@@ -76,7 +76,8 @@ class Executable:
             values = (*values, *joined.arrays)
         elif joined is not None:
             with self._lock:
-                values = (*values, *joined.of(values))
+                stay = self.bound.arguments.stay(joined.places)
+                values = (*values, *joined.of(values, look.generation if stay else 0))
                 generation += joined.generation
         frame = self._take()
         try:

@@ -102,11 +102,14 @@ class Joined:
     def __init__(self, joins: Sequence[Join | Pack | Made]) -> None:
         self.joins = tuple(joins)
         self.read = tuple(dict.fromkeys(at for join in self.joins for at in join.parts))
+        self.places = frozenset(self.read)
         self.noted = Noted(())
         """The parts that the arrays were made of."""
         self.arrays: tuple[torch.Tensor, ...] = ()
         self.generation = 0
         """How often the arrays were made."""
+        self._seen = 0
+        """The generation of arguments in which the parts were looked at."""
         self.settled = False
         """Whether the parts are constants, at which no call looks again."""
 
@@ -116,13 +119,23 @@ class Joined:
         self.settled = True
         return arrays
 
-    def of(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Return the arrays for the arguments of a call; the same tensors while no part changes."""
+    def of(self, values: Sequence[Any], generation: int = 0) -> tuple[torch.Tensor, ...]:
+        """Return the arrays for the arguments of a call; the same tensors while no part changes.
+
+        `generation`: the same one tells that the parts are the same tensors at the same addresses, as of
+        `Look`; 0 tells nothing.
+        """
         if self.settled:
             return self.arrays
-        if self.joins and not self.noted.hold(parts := [values[at] for at in self.read]):
+        if self.joins and not self._hold(values, generation):
             with torch.no_grad():
                 self.arrays = tuple(array for join in self.joins for array in join.made(values))
-            self.noted = Noted(parts)
+            self.noted = Noted([values[at] for at in self.read])
             self.generation += 1
+        self._seen = generation
         return self.arrays
+
+    def _hold(self, values: Sequence[Any], generation: int) -> bool:
+        if generation and generation == self._seen:
+            return self.noted.unwritten()
+        return self.noted.hold([values[at] for at in self.read])

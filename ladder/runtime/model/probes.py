@@ -56,9 +56,12 @@ class Noted:
             len(parts) == len(self.parts)
             and all(map(is_, parts, self.parts))
             and [*map(torch.Tensor.data_ptr, self.parts)] == self.addresses
-            and [*map(_version, self.counted)] == self.versions
-            and self.probes.hold()
+            and self.unwritten()
         )
+
+    def unwritten(self) -> bool:
+        """Tell whether the tensors are what they were, where they are known to lie where they lay."""
+        return [*map(_version, self.counted)] == self.versions and self.probes.hold()
 
     @classmethod
     def together(cls, noted: Sequence[Noted]) -> Noted:
