@@ -57,8 +57,8 @@ def scratch(count: Expr, dtype: str) -> Any:
 
 
 def heap(count: Expr, dtype: str) -> Any:
-    """Allocate memory by TVM's workspace allocator, which keeps it for the thread."""
-    return I.alloc_buffer((count,), dtype, scope="global")
+    """Allocate memory by TVM's workspace allocator, which keeps it for the thread; bytes need 64 bits."""
+    return I.alloc_buffer((tirx.Cast("int64", count),), dtype, scope="global")
 
 
 def lanes(start: Expr, count: int = 16) -> Expr:
