@@ -18,10 +18,8 @@ def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgr
     if device is None or registers_of(device) is None:
         return None
     try:
-        form = as_recurrent(graph, node)
+        as_recurrent(graph, node)
     except ShapeError:
-        return None
-    if form.codes and DOT_PRODUCTS not in device.features:
         return None
     region = extract(graph, {node.name}, node.values)
     return Subgraph("recurrent", region, outside_inputs(graph, {node.name}), node.values)

@@ -31,7 +31,7 @@ def padded(hidden: int) -> int:
     return -(-hidden // LANES) * LANES
 
 
-def emit_recurrent(form: Recurrent, registers: Registers, name: str) -> Any:
+def emit_recurrent(form: Recurrent, registers: Registers, has_dots: bool, name: str) -> Any:
     """Emit the PrimFunc ``(gates, r, bias, lengths, h, [c,] y, last h[, last c])`` of a layer.
 
     ``gates[steps * batch, directions * gates * padded]`` is what the inputs give, with their biases;
@@ -42,7 +42,12 @@ def emit_recurrent(form: Recurrent, registers: Registers, name: str) -> Any:
     from ladder.lower.cpu.recurrent_codes import CodedLayer
 
     with b.function(name) as result:
-        (CodedLayer if form.codes else Layer)(form, registers).emit()
+        if form.codes:
+            coded = CodedLayer(form, registers, has_dots)
+            with v.helpers(v.BYTE_HELPERS):
+                coded.emit()
+        else:
+            Layer(form, registers).emit()
     return result.func
 
 

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir.recurrent import Recurrent
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.recurrent import LANES, Layer
+from schedules.row_panels import Registers
 
 Expr = Any
 
@@ -50,6 +52,10 @@ class CodedLayer(Layer):
     ``r[directions, words, 4 * gates * padded]`` has signed codes, four of a column side by side; ``sums`` are
     those of its columns less zero points, ``less`` the zero points, ``factor`` the scales.
     """
+
+    def __init__(self, form: Recurrent, registers: Registers, has_dots: bool) -> None:
+        self.dot = v.dot_int8 if has_dots else v.dot_bytes
+        super().__init__(form, registers)
 
     @property
     def words(self) -> int:
@@ -173,7 +179,7 @@ class CodedLayer(Layer):
             for at in range(count):
                 place, first = v.lanes(at * LANES), (begin + at * LANES) * FOUR
                 weights = self.weights.r[direction, k, v.lanes(first, LANES * FOUR)]
-                b.store(found, v.dot_int8(found[place], word, weights), place)
+                b.store(found, self.dot(found[place], word, weights), place)
         zero = b.bind(v.splat(T.Cast("int32", self.scratch.zero[0])))
         total, scale = b.bind(v.splat(self.scratch.total[0])), b.bind(v.splat(self.scratch.scale[0]))
         for at in range(count):

@@ -34,10 +34,54 @@ define internal <16 x float> @ladder_dpbf16(<16 x float> %c, <32 x i16> %a, <16 
 """TVM's LLVM backend has no bfloat16 vectors: the one instruction that takes them is wrapped in LLVM IR."""
 
 
+DOT_BYTES = "ladder_dot_bytes"
+
+
+def _constants(ttype: str, values: Iterable[int]) -> str:
+    return f"<{', '.join(f'{ttype} {value}' for value in values)}>"
+
+
+def _byte_helpers() -> str:
+    """Return LLVM IR that adds products of unsigned and signed bytes by AVX2, even and odd ones apart."""
+    words, sums, whole = "<32 x i16>", "<16 x i32>", _constants("i32", range(16))
+    bits, low = _constants("i16", [8] * 32), _constants("i16", [255] * 32)
+    lines = [
+        "declare <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16>, <16 x i16>)",
+        f"define internal {sums} @{DOT_BYTES}({sums} %c, {sums} %a, {sums} %b) alwaysinline {{",
+        *(f"  %{x}w = bitcast <16 x i32> %{x} to {words}" for x in "ab"),
+        f"  %a0 = and {words} %aw, {low}",
+        f"  %a1 = lshr {words} %aw, {bits}",
+        f"  %bl = shl {words} %bw, {bits}",
+        f"  %b0 = ashr {words} %bl, {bits}",
+        f"  %b1 = ashr {words} %bw, {bits}",
+    ]
+    for odd in range(2):
+        for half in range(2):
+            chosen = _constants("i32", range(16 * half, 16 * half + 16))
+            for x in "ab":
+                operands = f"{words} %{x}{odd}, {words} undef, {sums} {chosen}"
+                lines.append(f"  %{x}{odd}h{half} = shufflevector {operands}")
+            given = f"<16 x i16> %a{odd}h{half}, <16 x i16> %b{odd}h{half}"
+            lines.append(f"  %p{odd}{half} = call <8 x i32> @llvm.x86.avx2.pmadd.wd({given})")
+    halves = (f"  %s{half} = add <8 x i32> %p0{half}, %p1{half}" for half in range(2))
+    lines += [
+        *halves,
+        f"  %s = shufflevector <8 x i32> %s0, <8 x i32> %s1, <16 x i32> {whole}",
+        "  %r = add <16 x i32> %c, %s",
+        "  ret <16 x i32> %r",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+BYTE_HELPERS = _byte_helpers()
+"""Dot products of bytes for processors that have no instruction for them: exact, in pairs of 16 bits."""
+
+
 @contextmanager
-def helpers() -> Iterator[None]:
-    """Make `LLVM_HELPERS` callable in what is emitted inside the block."""
-    with I.attr(T.int32(0), "pragma_import_llvm", tvm.ir.StringImm(LLVM_HELPERS)):
+def helpers(text: str = LLVM_HELPERS) -> Iterator[None]:
+    """Make helpers in LLVM IR callable in what is emitted inside the block."""
+    with I.attr(T.int32(0), "pragma_import_llvm", tvm.ir.StringImm(text)):
         yield
 
 
@@ -131,6 +175,11 @@ def dot_int8(total: Expr, weights: Expr, x: Expr) -> Expr:
         T.reinterpret("int8x64", weights),
         T.reinterpret("int8x64", x),
     )
+
+
+def dot_bytes(total: Expr, weights: Expr, x: Expr) -> Expr:
+    """Do what `dot_int8` does by AVX2; needs `BYTE_HELPERS`."""
+    return T.call_pure_extern("int32x16", DOT_BYTES, total, weights, T.reinterpret("int32x16", x))
 
 
 def prefetch(address: Expr) -> None:

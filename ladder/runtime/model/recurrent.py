@@ -14,6 +14,7 @@ import torch
 from ladder.ir.build import GraphBuilder
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
+from ladder.partition.recurrent import DOT_PRODUCTS
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import target_of
@@ -48,7 +49,7 @@ def recurrent_job(graph: Graph, device: TileDevice) -> Job:
     def emitted(name: str) -> Any:
         from ladder.lower.cpu.recurrent import emit_recurrent
 
-        return emit_recurrent(form, known_registers(device), name)
+        return emit_recurrent(form, known_registers(device), DOT_PRODUCTS in device.features, name)
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function

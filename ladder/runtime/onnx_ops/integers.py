@@ -70,9 +70,34 @@ def whole_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any
     """
     if has_dot_products() and _is_of_bytes(a, b, a_zero, b_zero):
         return _byte_product(a, b, a_zero, b_zero)
-    left, right = less_zero(a, a_zero, -2 if a.ndim > 1 else None), less_zero(b, b_zero, -1)
+    left = less_zero(a, a_zero, -2 if a.ndim > 1 else None)
+    if b.ndim == 2 and a.ndim > 1 and _exact_type(1) == torch.float32:
+        return _float_product(left, b, b_zero)
+    right = less_zero(b, b_zero, -1)
     exact = _exact_type(left.shape[-1] * FAR * FAR)
     return torch.matmul(left.to(exact), right.to(exact)).to(torch.int64).to(torch.int32)
+
+
+LONGEST = WHOLE // (FAR * FAR)
+"""Products of codes less their zero points whose sum float32 holds."""
+
+MOST_FLOATS = 1 << 24
+"""Elements of a matrix of codes that is kept as float32, too."""
+
+
+def _float_product(left: Any, b: Any, b_zero: Any) -> Any:
+    """Return a product with a matrix of codes, int32: sums of as many products as float32 holds."""
+    plain = b_zero is None or not kept(b_zero, "any", lambda x: bool(x.any()))
+    if plain and b.numel() <= MOST_FLOATS:
+        matrix = kept(b, "float32", lambda x: x.to(torch.float32))
+    else:
+        matrix = less_zero(b, b_zero, -1).to(torch.float32)
+    rows = left.flatten(0, -2).to(torch.float32)
+    total = torch.zeros(rows.shape[0], b.shape[1], dtype=torch.int32, device=rows.device)
+    for begin in range(0, rows.shape[1], LONGEST):
+        part = slice(begin, begin + LONGEST)
+        total += torch.mm(rows[:, part], matrix[part]).to(torch.int32)
+    return total.reshape(*left.shape[:-1], b.shape[1])
 
 
 def _exact_type(largest: int) -> torch.dtype:
@@ -130,9 +155,18 @@ def whole_convolution(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero:
     """Return the convolution of codes less their zero points: whole numbers in a type that holds them."""
     if has_dot_products() and _is_plain_window(x, w, x_zero) and _signed_zero(w, w_zero) is None:
         return _byte_convolution(op, x, w, 0 if x_zero is None else int(x_zero))
-    left, right = less_zero(x, x_zero), less_zero(w, w_zero, 0)
-    exact = _exact_type(_largest_sum(right))
-    return convolved(op, left.to(exact), right.to(exact))
+    left = less_zero(x, x_zero)
+    if w_zero is None or not kept(w_zero, "any", lambda z: bool(z.any())):
+        right = kept(w, "exact", _exact_weight)
+    else:
+        right = _exact_weight(less_zero(w, w_zero, 0))
+    return convolved(op, left.to(right.dtype), right)
+
+
+def _exact_weight(codes: Any) -> Any:
+    """Return a weight of codes in a type that holds its sums of products with codes."""
+    whole = less_zero(codes, None)
+    return whole.to(_exact_type(_largest_sum(whole)))
 
 
 def _is_plain_window(x: Any, w: Any, x_zero: Any) -> bool:
