@@ -87,16 +87,14 @@ MOST_FLOATS = 1 << 24
 
 def _float_product(left: Any, b: Any, b_zero: Any) -> Any:
     """Return a product with a matrix of codes, int32: sums of as many products as float32 holds."""
-    plain = b_zero is None or not kept(b_zero, "any", lambda x: bool(x.any()))
-    if plain and b.numel() <= MOST_FLOATS:
-        matrix = kept(b, "float32", lambda x: x.to(torch.float32))
-    else:
-        matrix = less_zero(b, b_zero, -1).to(torch.float32)
+    matrix = kept(b, "float32", torch.Tensor.float) if b.numel() <= MOST_FLOATS else b.float()
     rows = left.flatten(0, -2).to(torch.float32)
     total = torch.zeros(rows.shape[0], b.shape[1], dtype=torch.int32, device=rows.device)
     for begin in range(0, rows.shape[1], LONGEST):
         part = slice(begin, begin + LONGEST)
         total += torch.mm(rows[:, part], matrix[part]).to(torch.int32)
+    if b_zero is not None:
+        total -= left.flatten(0, -2).sum(1, keepdim=True, dtype=torch.int32) * b_zero.to(torch.int32)
     return total.reshape(*left.shape[:-1], b.shape[1])
 
 
