@@ -61,18 +61,18 @@ def generated(made: tuple[Any, list[dict[str, Any]]], rounds: int) -> dict[str, 
     }
 
 
-def _timed(model: Any, prompt: Mapping[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
+def _timed(model: Any, prompt: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
     start = time.process_time()
     with torch.no_grad():
         tokens = model.generate(**copy.deepcopy(prompt), max_new_tokens=TOKENS, do_sample=False)
-    return time.process_time() - start, tokens
+    return tokens, time.process_time() - start
 
 
 def _pair(eager: Any, fast: Any, prompt: Mapping[str, torch.Tensor], compiled: Any) -> dict[str, Any]:
     """Continue a prompt both ways."""
     before = compiled.calls["recorded"]
-    expected, by_torch = _timed(eager, prompt)[::-1]
-    found, by_ours = _timed(fast, prompt)[::-1]
+    expected, by_torch = _timed(eager, prompt)
+    found, by_ours = _timed(fast, prompt)
     same = torch.equal(expected, found)
     return {
         "equal": same,

@@ -105,7 +105,8 @@ class CpuChain(CpuNest):
 
     def emit_blocks(self, count: Expr, extents: Sequence[Expr], long: Mapping[tuple[str, str], Expr]) -> None:
         """Emit blocks of rows over threads: the rows of a block are kept in the same memory."""
-        size = self.held(tirx.max(1, tirx.floordiv(BLOCK, reduce(tirx.max, long.values()))))
+        longest = reduce(tirx.max, long.values(), 1)
+        size = self.held(tirx.max(1, tirx.floordiv(BLOCK, longest)))
         with v.parallel(self.held(tirx.floordiv(count + size - 1, size))) as block:
             self.keep_rows(long)
             with b.loop(self.held(tirx.min(size, count - block * size))) as at:
