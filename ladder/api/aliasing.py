@@ -26,7 +26,7 @@ from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat,
 from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.library import UnlikeItsFakeError
 from ladder.runtime.model.program import ImportRefused
-from ladder.runtime.model.results import Part
+from ladder.runtime.model.results import ArgumentPart
 
 if TYPE_CHECKING:
     from ladder.runtime.model.arguments import Look
@@ -122,7 +122,9 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
 
 
-def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
+def parts_of_written(
+    expected: Aliasing, examples: Sequence[Any], written: Iterable[int]
+) -> dict[int, ArgumentPart]:
     """Return the results that lie in arguments which are written, by number.
 
     Raises ImportRefused if a result lies where several arguments do, one of them written: in which it lies is
@@ -133,15 +135,17 @@ def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Itera
     given = zip(expected.memory[: len(examples)], expected.objects, strict=False)
     shared = Counter(place for place, _ in set(given))
     results = zip(expected.objects[len(examples) :], expected.memory[len(examples) :], strict=True)
-    parts = dict[int, Part]()
+    parts = dict[int, ArgumentPart]()
     for number, (first, place) in enumerate(results):
         argument, lies = places.get(place), expected.strides[number]
         if first in changed:
-            parts[number] = Part(first)
+            parts[number] = ArgumentPart(first)
         elif first >= len(examples) and argument is not None and lies is not None:
             if shared[place] > 1:
                 raise ImportRefused("a result lies in arguments that share memory, and one is written")
-            parts[number] = Part(argument, lies.steps, lies.offset - examples[argument].storage_offset())
+            parts[number] = ArgumentPart(
+                argument, lies.steps, lies.offset - examples[argument].storage_offset()
+            )
     return parts
 
 

@@ -35,7 +35,7 @@ NOTHING_TO_FUSE = "one operator: there is nothing to fuse"
 
 
 @dataclass(frozen=True)
-class Part:
+class FunctionPart:
     """A part of a function.
 
     operators: What it calls, in order.
@@ -66,7 +66,7 @@ class Partitioned:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[FunctionPart, ...]
     run: Callable[..., Any] | None
     contract: Contract | None = None
 
@@ -146,7 +146,7 @@ def partitioned(
 class _Segment:
     """A part, and the nodes of the captured graph that it is."""
 
-    part: Part
+    part: FunctionPart
     nodes: tuple[torch.fx.Node, ...]
 
     @property
@@ -162,7 +162,7 @@ class _Segment:
 class _Step:
     """A part that can run: takes the values of some nodes, gives those of others."""
 
-    part: Part
+    part: FunctionPart
     sources: tuple[torch.fx.Node, ...]
     results: tuple[torch.fx.Node, ...]
     call: Callable[..., Any]
@@ -271,7 +271,7 @@ class _Cut:
                 kernels = self._superoptimized(nodes, task)
             except LadderError as error:
                 reason = str(error)
-        return _Segment(Part(operators, kernels, reason), nodes)
+        return _Segment(FunctionPart(operators, kernels, reason), nodes)
 
     def _superoptimized(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> Superoptimized:
         sources = self.sources(nodes)
@@ -359,7 +359,7 @@ class _Cut:
 def _together(a: _Segment, b: _Segment) -> _Segment:
     """Return two parts that are not optimised as one."""
     reasons = "; ".join(dict.fromkeys([a.reason, b.reason]))
-    return _Segment(Part((*a.part.operators, *b.part.operators), None, reasons), (*a.nodes, *b.nodes))
+    return _Segment(FunctionPart((*a.part.operators, *b.part.operators), None, reasons), (*a.nodes, *b.nodes))
 
 
 class _Run:

@@ -24,7 +24,7 @@ PROBE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbeResult:
     """Result of a probe: a version, where, and whether it works."""
 
     version: str
@@ -46,7 +46,7 @@ class Tool:
     name: str
     purpose: str
     get: str
-    probe: Callable[[], Found | None]
+    probe: Callable[[], ProbeResult | None]
     required: bool = False
 
 
@@ -63,23 +63,25 @@ class Finding:
     required: bool
 
 
-def package(name: str) -> Callable[[], Found | None]:
+def package(name: str) -> Callable[[], ProbeResult | None]:
     """Return a probe for a Python distribution."""
 
-    def probe() -> Found | None:
+    def probe() -> ProbeResult | None:
         try:
             found = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             return None
-        return Found(found.version, str(found.locate_file("")))
+        return ProbeResult(found.version, str(found.locate_file("")))
 
     return probe
 
 
-def program(*names: str, variable: str = "", pattern: str = r"\d+(\.\d+)+") -> Callable[[], Found | None]:
+def program(
+    *names: str, variable: str = "", pattern: str = r"\d+(\.\d+)+"
+) -> Callable[[], ProbeResult | None]:
     """Return a probe for the first program of ``names``, or the one that an environment variable names."""
 
-    def probe() -> Found | None:
+    def probe() -> ProbeResult | None:
         chosen = os.environ.get(variable, "") if variable else ""
         path = next(filter(None, map(shutil.which, [chosen] if chosen else names)), None)
         return None if path is None else _version_of(path, pattern)
@@ -87,44 +89,44 @@ def program(*names: str, variable: str = "", pattern: str = r"\d+(\.\d+)+") -> C
     return probe
 
 
-def _version_of(path: str, pattern: str) -> Found:
+def _version_of(path: str, pattern: str) -> ProbeResult:
     try:
         command = [path, "--version"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Found(str(error), path, works=False)
+        return ProbeResult(str(error), path, works=False)
     version = re.search(pattern, ran.stdout + ran.stderr)
-    return Found(version[0] if version else "version unknown", path, works=ran.returncode == 0)
+    return ProbeResult(version[0] if version else "version unknown", path, works=ran.returncode == 0)
 
 
-def tvm_library() -> Found | None:
+def tvm_library() -> ProbeResult | None:
     """Load TVM and report its version."""
     try:
         import tvm
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "tvm"
-        return None if absent else Found(str(error), works=False)
+        return None if absent else ProbeResult(str(error), works=False)
     except OSError as error:
-        return Found(f"does not load: {error}", works=False)
-    return Found(tvm.__version__, os.path.dirname(tvm.__file__))
+        return ProbeResult(f"does not load: {error}", works=False)
+    return ProbeResult(tvm.__version__, os.path.dirname(tvm.__file__))
 
 
-def torch_library() -> Found | None:
+def torch_library() -> ProbeResult | None:
     """Load torch and report its version and threads."""
     try:
         import torch
     except ModuleNotFoundError:
         return None
     except (ImportError, OSError) as error:
-        return Found(f"does not load: {error}", works=False)
+        return ProbeResult(f"does not load: {error}", works=False)
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    return Found(
+    return ProbeResult(
         f"{torch.__version__} ({built_for} build, {torch.get_num_threads()} threads)",
         os.path.dirname(torch.__file__),
     )
 
 
-def rocm_linker() -> Found | None:
+def rocm_linker() -> ProbeResult | None:
     """Look for the linker of AMD code objects, as `ladder.lower.rocm.toolchain` does."""
     from ladder.lower.rocm.toolchain import linker, linker_release
 
@@ -132,13 +134,13 @@ def rocm_linker() -> Found | None:
         command = linker()
     except MissingToolError:
         return None
-    return Found(linker_release(), " ".join(command))
+    return ProbeResult(linker_release(), " ".join(command))
 
 
-def cuda_program(name: str) -> Callable[[], Found | None]:
+def cuda_program(name: str) -> Callable[[], ProbeResult | None]:
     """Return a probe for a program of the CUDA toolkit, as `ladder.lower.cuda.toolkit` finds it."""
 
-    def probe() -> Found | None:
+    def probe() -> ProbeResult | None:
         try:
             path = nvcc() if name == "nvcc" else find_tool(name)
         except MissingToolError:
@@ -148,34 +150,34 @@ def cuda_program(name: str) -> Callable[[], Found | None]:
     return probe
 
 
-def nvrtc_library() -> Found | None:
+def nvrtc_library() -> ProbeResult | None:
     """Look for the compiler that is a library, as `ladder.lower.cuda.nvrtc` finds it."""
     from ladder.lower.cuda import nvrtc
 
-    return Found(nvrtc.version(), nvrtc.LIBRARY) if nvrtc.library() is not None else None
+    return ProbeResult(nvrtc.version(), nvrtc.LIBRARY) if nvrtc.library() is not None else None
 
 
-def cuda_runtime() -> Found | None:
+def cuda_runtime() -> ProbeResult | None:
     """Look for the CUDA runtime library that TVM's links against."""
     for candidate in runtime_libraries():
         try:
             ctypes.CDLL(candidate)
         except OSError:
             continue
-        return Found(CUDA_RUNTIME, candidate)
+        return ProbeResult(CUDA_RUNTIME, candidate)
     return None
 
 
-def host_processor() -> Found:
+def host_processor() -> ProbeResult:
     """Report the CPU and the instructions that kernels may use."""
     from targets import host_cpu
 
     device = host_cpu()
     cores = dict.fromkeys(core.name for core in device.cores)
-    return Found(f"{device.name}, {device.units} cores", ", ".join(cores) or "portable code only")
+    return ProbeResult(f"{device.name}, {device.units} cores", ", ".join(cores) or "portable code only")
 
 
-def gpus() -> Found | None:
+def gpus() -> ProbeResult | None:
     """Report the GPUs that the driver shows."""
     from targets import visible_gpus
 
@@ -183,20 +185,20 @@ def gpus() -> Found | None:
     if not shown:
         return None
     names = [f"#{gpu.ordinal} sm_{gpu.capability[0]}{gpu.capability[1]} as {gpu.device}" for gpu in shown]
-    return Found(f"{len(shown)} visible", "; ".join(names), works=any(gpu.device for gpu in shown))
+    return ProbeResult(f"{len(shown)} visible", "; ".join(names), works=any(gpu.device for gpu in shown))
 
 
-def cache_folder() -> Found:
+def cache_folder() -> ProbeResult:
     """Report the kernel cache and whether it can be written."""
     from ladder.installation import cache_root
 
     root = cache_root()
     parent = next(path for path in (root, *root.parents) if path.exists())
     writable = os.access(parent, os.W_OK)
-    return Found("writable" if writable else "cannot be written", str(root), works=writable)
+    return ProbeResult("writable" if writable else "cannot be written", str(root), works=writable)
 
 
-def trial_kernel() -> Found:
+def trial_kernel() -> ProbeResult:
     """Compile a small kernel for this CPU, run it and compare it with float64."""
     from ladder.cli.gemm import run_gemm
     from ladder.cli.problem import Problem
@@ -205,8 +207,8 @@ def trial_kernel() -> Found:
         report = run_gemm(Problem(m=2, n=64, k=128, group_size=64, weight="int4"), check=True, timed=False)
     except Exception as error:  # whatever breaks is what the doctor is asked about
         kind = "" if isinstance(error, LadderError) else f"{type(error).__name__}: "
-        return Found(f"{kind}{error}".partition("\n")[0], works=False)
-    return Found(
+        return ProbeResult(f"{kind}{error}".partition("\n")[0], works=False)
+    return ProbeResult(
         f"relative error {report.relative_error:.1e}", report.kernel, works=report.passed is not False
     )
 
@@ -220,7 +222,7 @@ TOOLS = (
         "Python",
         "runs everything",
         "install Python 3.11, 3.12 or 3.13",
-        lambda: Found(platform.python_version(), sys.executable, (3, 11) <= sys.version_info < (3, 14)),
+        lambda: ProbeResult(platform.python_version(), sys.executable, (3, 11) <= sys.version_info < (3, 14)),
         required=True,
     ),
     Tool("CPU", "the default target", "", host_processor, required=True),
@@ -286,7 +288,7 @@ def examine(tool: Tool) -> Finding:
     """Probe one tool."""
     found = tool.probe()
     status = "missing" if found is None else "ok" if found.works else "broken"
-    seen = found or Found("-")
+    seen = found or ProbeResult("-")
     get = "" if status == "ok" else tool.get
     return Finding(tool.name, status, seen.version, seen.where, tool.purpose, get, tool.required)
 

@@ -20,7 +20,7 @@ Loaded = Union["QuantizedTensor", tuple["QuantizedTensor", ...], "torch.Tensor"]
 """A matrix, one per expert, or what no type here holds, dequantized."""
 
 
-class Held:
+class TensorInMemory:
     """A tensor in memory, as formats read it: in place of an array of a file."""
 
     def __init__(self, tensor: torch.Tensor, name: str = "") -> None:
@@ -44,7 +44,7 @@ class Layer:
     """
 
     name: str
-    parts: Mapping[str, Stored | Held]
+    parts: Mapping[str, Stored | TensorInMemory]
     config: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class Layer:
         """Return a part."""
         return self[suffix].tensor()
 
-    def __getitem__(self, suffix: str) -> Stored | Held:
+    def __getitem__(self, suffix: str) -> Stored | TensorInMemory:
         """Return a part's description."""
         found = self.parts.get(suffix)
         if found is None:

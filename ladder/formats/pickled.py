@@ -16,7 +16,7 @@ MOST_NESTING = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Held(Stored):
+class ArrayInMemory(Stored):
     """An array that is in memory, or mapped, already."""
 
     held: torch.Tensor
@@ -57,7 +57,7 @@ def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored],
     require(array.layout.__str__() == "torch.strided", f"{file.path}: {name!r} is no dense tensor")
     require(name not in stored and len(stored) < MOST_TENSORS, f"{file.path}: {name!r} is there twice")
     dtype = str(array.dtype).removeprefix("torch.")
-    stored[name] = Held(name, dtype, tuple(array.shape), file, 0, array.detach())
+    stored[name] = ArrayInMemory(name, dtype, tuple(array.shape), file, 0, array.detach())
 
 
 def _array(value: Any) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats import gptq
-from ladder.formats.layer import Held, Layer
+from ladder.formats.layer import Layer, TensorInMemory
 from ladder.integrations.loading import METHOD
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError, ShapeError
@@ -262,7 +262,9 @@ class GptqLayer(LinearLayer):
 
     def matrix(self, arrays: dict[str, torch.Tensor]) -> QuantizedTensor:
         ordered = bool(self.settings.config.get("desc_act"))
-        parts: Any = {f".{name}": Held(array) for name, array in arrays.items() if name != "g_idx" or ordered}
+        parts: Any = {
+            f".{name}": TensorInMemory(array) for name, array in arrays.items() if name != "g_idx" or ordered
+        }
         return gptq.read(Layer(self.prefix, parts, self.settings.config))
 
 

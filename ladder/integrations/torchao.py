@@ -17,7 +17,7 @@ from torchao.utils import TorchAOBaseTensor
 
 from ladder.api.linear import Linear
 from ladder.formats import torchao as stored
-from ladder.formats.layer import Held, Layer
+from ladder.formats.layer import Layer, TensorInMemory
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError
 
@@ -103,7 +103,9 @@ def from_torchao(weight: torch.Tensor) -> QuantizedTensor:
         arrays, described = flatten_tensor_state_dict({NAME: plain})
     except ValueError as error:
         raise LadderError(f"torchao does not take {type(plain).__name__} apart: {error}") from error
-    parts: dict[str, Any] = {name.removeprefix(PARTS): Held(array) for name, array in arrays.items()}
+    parts: dict[str, Any] = {
+        name.removeprefix(PARTS): TensorInMemory(array) for name, array in arrays.items()
+    }
     return stored.read(Layer(NAME, parts, metadata=described))
 
 

@@ -13,7 +13,7 @@ BYTES = (torch.uint8, torch.int8)
 
 
 @dataclass(frozen=True)
-class Kept:
+class DerivedValue:
     """A value derived from a tensor, and the version of the tensor that it was made of."""
 
     version: int
@@ -40,5 +40,5 @@ def kept(tensor: torch.Tensor, form: Any, make: Callable[[torch.Tensor], Any]) -
         return make(tensor)
     found = forms.get(form)
     if found is None or found.version != tensor._version:
-        found = forms[form] = Kept(tensor._version, make(tensor))
+        found = forms[form] = DerivedValue(tensor._version, make(tensor))
     return found.value

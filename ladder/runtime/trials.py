@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.ir.graph import Graph
 from ladder.runtime.fused import Lowering, constants_of
-from ladder.superopt.generator import Found, Report, instantiate
+from ladder.superopt.generator import Report, VerifiedGraph, instantiate
 from ladder.superopt.generator.choose import tilings
 from tile_types.errors import LadderError, ScheduleError
 
@@ -59,7 +59,7 @@ class Trial:
     """
 
     lowering: Lowering
-    found: Found
+    found: VerifiedGraph
     factors: Mapping[str, int]
     predicted: float
     measured: float | None = None
@@ -121,7 +121,7 @@ def candidates_of(
 class Choice:
     """A verified graph at some tiles."""
 
-    found: Found
+    found: VerifiedGraph
     program: Program
     factors: Mapping[str, int]
     device: TileDevice
@@ -198,7 +198,7 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
     return "accumulators take too many registers"
 
 
-def kernels_at(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
+def kernels_at(found: VerifiedGraph, program: Program, factors: Mapping[str, int]) -> Graph:
     """Return the kernel graph of a verified graph at some tiles, all operators in block graphs."""
     from ladder.lower.blocks.outline import outlined
 

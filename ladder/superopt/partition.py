@@ -104,7 +104,7 @@ def _delayed(
 
 
 @dataclass(frozen=True)
-class Part:
+class ProgramPart:
     """A connected piece of a kernel graph.
 
     graph: Its inputs and its output have the names of the program's values.
@@ -117,7 +117,7 @@ class Part:
     reason: str = ""
 
 
-def partition(graph: Graph) -> tuple[Part, ...]:
+def partition(graph: Graph) -> tuple[ProgramPart, ...]:
     """Return the parts of a kernel graph, each after those whose results it takes."""
     computing = [node for node in graph.nodes if node.operator not in ("input", "constant")]
     operations = [
@@ -130,7 +130,7 @@ def _lax_class(graph: Graph, node: Node) -> str:
     return get_operator(node.operator).lax_class(node_attributes(node, graph))
 
 
-def _part(graph: Graph, piece: Sequence[Operation]) -> Part:
+def _part(graph: Graph, piece: Sequence[Operation]) -> ProgramPart:
     names = {operation.name for operation in piece}
     outside = dict.fromkeys(
         value for operation in piece for value in operation.operands if value not in names
@@ -139,7 +139,7 @@ def _part(graph: Graph, piece: Sequence[Operation]) -> Part:
     last = piece[-1]
     body = Graph(f"{graph.name}_{last.name}", graph.level, nodes, (last.name,))
     reason = "" if last.lax else f"{graph.producer(last.name).operator} is outside LAX"
-    return Part(body, last.lax, reason)
+    return ProgramPart(body, last.lax, reason)
 
 
 def _source(graph: Graph, value: str) -> Node:

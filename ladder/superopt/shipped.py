@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.superopt.canonical import Canonical
-from ladder.superopt.generator import Found, Limits, Program, Report
+from ladder.superopt.generator import Limits, Program, Report, VerifiedGraph
 from ladder.superopt.generator.alphabet import numbers_of
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import instantiate
@@ -76,7 +76,7 @@ def entry_of(form: Canonical, report: Report, pattern: str, weights: str) -> dic
     }
 
 
-def _found_as_json(found: Found, program: Program) -> dict[str, Any]:
+def _found_as_json(found: VerifiedGraph, program: Program) -> dict[str, Any]:
     return {
         "graph": str(instantiate(found.structure, program, packed=True)),
         "structure": asdict(found.structure),
@@ -98,7 +98,7 @@ def recalled(form: Canonical, limits: Limits, most: int) -> Report | None:
     entry = entries().get(form.key)
     if entry is None:
         return None
-    found: list[Found] = []
+    found: list[VerifiedGraph] = []
     for structure, given in zip(entry.structures(form.program), entry.found, strict=True):
         with suppress(ShapeError):  # no tiles divide these sizes
             found.append(_found(structure, given, form.program, limits))
@@ -106,15 +106,15 @@ def recalled(form: Canonical, limits: Limits, most: int) -> Report | None:
     return Report(form.program, limits, tuple(ranked), (), Counts(), 0.0, True, recalled=True)
 
 
-def _found(structure: Structure, given: Mapping[str, Any], program: Program, limits: Limits) -> Found:
+def _found(structure: Structure, given: Mapping[str, Any], program: Program, limits: Limits) -> VerifiedGraph:
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     plain = instantiate(structure, program, factors, packed=True)
     stability = Stability(**given["stability"])
     proof = certificate_of(given["certificate"])
-    return Found(structure, plain, fuse_threads(plain), proof, given["extents"], stability, cost)
+    return VerifiedGraph(structure, plain, fuse_threads(plain), proof, given["extents"], stability, cost)
 
 
-def certified(found: Found, program: Program, limits: Limits) -> Found | str:
+def certified(found: VerifiedGraph, program: Program, limits: Limits) -> VerifiedGraph | str:
     """Return a graph with a proof for just this program, or why it is not equal or not stable."""
     proof = proved(found.structure, program, limits, Fraction(DELTA))
     return proof if isinstance(proof, str) or proof.stability.stable else proof.stability.reason

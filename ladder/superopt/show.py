@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Axis, Graph, Node
-from ladder.superopt.generator.report import Found, Report
+from ladder.superopt.generator.report import Report, VerifiedGraph
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 150, 38, 24, 34, 16
 BEND = 130
@@ -121,7 +121,7 @@ def page(report: Report, limit: int = 8) -> str:
     )
 
 
-def _section(number: int, found: Found, original: str) -> str:
+def _section(number: int, found: VerifiedGraph, original: str) -> str:
     """Draw a found graph beside the program."""
     proof = found.certificate
     blocks = [node.body for node in found.plain.nodes if node.body is not None]

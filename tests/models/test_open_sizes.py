@@ -16,7 +16,7 @@ from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.memory import Block, Result, rounded_up
 from ladder.runtime.model.plan import ModelPlan
-from ladder.runtime.model.sizes import Now, evaluator
+from ladder.runtime.model.sizes import CallSizes, evaluator
 from tile_types.errors import LadderError, ShapeError
 
 CPU = torch.device("cpu")
@@ -225,7 +225,7 @@ def test_extents_are_compiled() -> None:
         3,
         2,
     )
-    now = Now(("a",))
+    now = CallSizes(("a",))
     numbers = now.numbers(("2*a", 3))
     now.known = now.evaluated((5,))
     assert numbers() == (10, 3)
@@ -233,7 +233,7 @@ def test_extents_are_compiled() -> None:
 
 def test_what_no_argument_shows_is_refused() -> None:
     with pytest.raises(ShapeError, match="no argument shows the size b"):
-        Now(("a",)).numbers(("a + b",))
+        CallSizes(("a",)).numbers(("a + b",))
     with pytest.raises(ShapeError, match="no argument shows the size n"):
         Executable(BoundPlan(ModelPlan((), {}, ()), {}, {}, {}, [("2*n",)], (), {}, CPU))
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import ship_graphs
 from benchmarks.graph_patterns import PATTERNS, WEIGHTS, get_pattern
 from ladder.superopt.canonical import Canonical, canonical
-from ladder.superopt.generator import Found, Limits, instantiate
+from ladder.superopt.generator import Limits, VerifiedGraph, instantiate
 from ladder.superopt.generator.instantiate import symbolic_program
 from ladder.superopt.generator.search import proved
 from ladder.superopt.generator.stored import certificate_of
@@ -69,7 +69,7 @@ def test_what_is_shipped_is_proved_again(name: str, weights: str) -> None:
     assert known.delta < Fraction(DELTA)
     other = replace(form.program, sizes={name: 2 * size for name, size in form.program.sizes.items()})
     found = proved(entry.structures(other)[0], other, Limits(), Fraction(DELTA))
-    assert isinstance(found, Found)
+    assert isinstance(found, VerifiedGraph)
     assert found.certificate.equal
     assert found.stability.stable
 

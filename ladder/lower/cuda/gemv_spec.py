@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.gemv_geometry import STRIP, GemvGeometry
 from ladder.lower.gpu.decode import Decoder, make_decoder
-from ladder.lower.gpu.groups import Groups, Leftover, left_by
+from ladder.lower.gpu.groups import Correction, Groups, left_by
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
 from ladder.lower.gpu.proven import table_sizes
 from ladder.lower.gpu.widening import CORE, widened_step
@@ -39,7 +39,7 @@ class Spec:
     geo: GemvGeometry
 
     @property
-    def left(self) -> Leftover:
+    def left(self) -> Correction:
         """Corrections that decoded registers leave to the accumulators."""
         return left_by(self.decoder, self.gemm)
 

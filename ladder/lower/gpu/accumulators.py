@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.groups import NOTHING_LEFT, GroupRegisters, Groups, Leftover
+from ladder.lower.gpu.groups import NOTHING_LEFT, Correction, GroupRegisters, Groups
 from ladder.lower.gpu.instructions import MatrixStep, emit_step
 from schedules.layouts import TILE
 
@@ -47,7 +47,7 @@ class Accumulators:
         weight: str,
         row_blocks: int,
         m_blocks: int,
-        left: Leftover = NOTHING_LEFT,
+        left: Correction = NOTHING_LEFT,
         known_sums: Callable[[int], list[Expr]] | None = None,
     ) -> None:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left

@@ -114,7 +114,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class Correction:
     """Correction that decoded registers leave to the accumulator: ``value = gain * raw + offset - zero``.
 
     gains, offsets: Of rows g and g+8.
@@ -131,12 +131,12 @@ class Leftover:
         return any(self.offsets) or self.zero != "none"
 
 
-def left_by(decoder: Any, gemm: Gemm) -> Leftover:
+def left_by(decoder: Any, gemm: Gemm) -> Correction:
     """Return what a `ladder.lower.gpu.decode.Decoder` leaves to the accumulator."""
-    return Leftover(decoder.gains, decoder.offsets, "none" if decoder.subtracts_zeros else gemm.zero)
+    return Correction(decoder.gains, decoder.offsets, "none" if decoder.subtracts_zeros else gemm.zero)
 
 
-NOTHING_LEFT = Leftover()
+NOTHING_LEFT = Correction()
 
 Reader = Callable[[str, int, int, Expr], Expr]
 """``read(name, granule, part, row)``: element of ``"scales"`` or ``"zeros"`` for fragment row 0..15."""
@@ -263,7 +263,7 @@ class GroupRegisters:
             return b.bind(float_of_exponent(self._exponent_word(row_slot), at, self.groups.gemm.activation))
         return b.bind(self.number("scales", granule * self.rows + row_slot))
 
-    def shift(self, left: Leftover, granule: int, row_slot: int) -> Expr:
+    def shift(self, left: Correction, granule: int, row_slot: int) -> Expr:
         """Return ``(offset - zero) / gain`` of an accumulator's row, float32."""
         half = self.step.lanes.half(row_slot)
         gain = left.gains[half]

@@ -19,7 +19,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.emission import SharedTable, TirMachine
-from ladder.lower.gpu.groups import NOTHING_LEFT, Leftover
+from ladder.lower.gpu.groups import NOTHING_LEFT, Correction
 from ladder.lower.gpu.machine import Machine, Word, repeat
 from ladder.lower.rocm.machine import FnuzMachine, RocmMachine
 from ladder.lower.rocm.ranking import best_recipe
@@ -33,7 +33,7 @@ FNUZ = "fp8fnuz"
 NOT_FINITE = {"fp8_e4m3": 0x7F, "fp8_e5m2": 0x7C}
 """Magnitudes of OCP types from which on codes are NaN or infinity."""
 
-FNUZ_LEFT = Leftover(gains=(4.0, 4.0))
+FNUZ_LEFT = Correction(gains=(4.0, 4.0))
 """Correction that operands of half their value leave to the sums."""
 
 
@@ -85,7 +85,7 @@ def reads_fnuz(device: TileDevice, activation: str) -> bool:
     return activation in NOT_FINITE and FNUZ in device.features
 
 
-def left_by_fnuz(device: TileDevice, activation: str) -> Leftover:
+def left_by_fnuz(device: TileDevice, activation: str) -> Correction:
     """Return what operands leave to the sums."""
     return FNUZ_LEFT if reads_fnuz(device, activation) else NOTHING_LEFT
 

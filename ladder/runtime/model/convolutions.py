@@ -15,7 +15,7 @@ from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE,
 from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
 from ladder.runtime.model.ordered import Keep, Order, is_enabled, multiply, ordered_matrix, pays
-from ladder.runtime.model.sizes import Now, Numbers
+from ladder.runtime.model.sizes import CallSizes, Numbers
 from tile_types.errors import LadderError
 
 Run = Callable[..., torch.Tensor]
@@ -34,7 +34,7 @@ def _plain(part: Subgraph) -> Convolution:
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Run:
+def convolution_run(part: Subgraph, now: CallSizes, lasting: Mapping[str, Keep]) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
 
     lasting: Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds
@@ -62,7 +62,7 @@ def convolution_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Ru
     return run
 
 
-def contract_run(graph: Graph, node: Node, now: Now) -> Run:
+def contract_run(graph: Graph, node: Node, now: CallSizes) -> Run:
     """Return ``(x, weight) -> result`` of a convolution alone."""
     form, shape = as_convolution(graph, node), now.numbers(node.tile.shape)
     if not form.last:

@@ -14,7 +14,7 @@ from ladder.runtime.model.arguments import UNKNOWN, Look
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import ModelPlan
-from ladder.runtime.model.results import Part, result_of
+from ladder.runtime.model.results import ArgumentPart, result_of
 from ladder.runtime.model.sizes import facts_of, reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
@@ -89,7 +89,7 @@ class Executable:
             torch.autograd.graph.increment_version([given[at] for at in self.bound.changed])
         return tuple(result(given, found, sizes) for result in self._results)
 
-    def gives(self, parts: Mapping[int, Part]) -> None:
+    def gives(self, parts: Mapping[int, ArgumentPart]) -> None:
         """Let results be arguments that are written, or parts of them, by number of the result."""
         self._results = [
             result_of(item, self.bound.names, parts.get(at)) for at, item in enumerate(self.bound.results)

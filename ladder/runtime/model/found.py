@@ -29,7 +29,7 @@ from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.packed import layout_of
 from ladder.runtime.trials import Trial, candidates_of
-from ladder.superopt.generator import Database, Found, Limits, Program, Report, search
+from ladder.superopt.generator import Database, Limits, Program, Report, VerifiedGraph, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
 from tile_types.errors import CacheError, LadderError, ScheduleError
 from tile_types.library import get_type
@@ -173,7 +173,7 @@ def _chosen(
         found = None if best is None else certified(best.found, program, limits)
     except LadderError:  # no tiles fit these sizes, no schedule this device, or no argument proves it
         return None
-    if best is None or not isinstance(found, Found):
+    if best is None or not isinstance(found, VerifiedGraph):
         return None
     proof = found.certificate
     numbers = {"seconds": best.predicted, "error": proof.error, "seed": f"{proof.seed:x}"}

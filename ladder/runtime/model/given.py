@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-class Given:
+class FrameArguments:
     """The arguments of one frame.
 
     inputs: (slot, position) of each argument that the plan reads.

@@ -17,7 +17,7 @@ from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.indexing import indexed
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
-from ladder.runtime.model.sizes import Now, is_fixed
+from ladder.runtime.model.sizes import CallSizes, is_fixed
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
@@ -40,7 +40,7 @@ def torch_type(name: str) -> torch.dtype:
     return found
 
 
-def library_run(graph: Graph, now: Now) -> Run:
+def library_run(graph: Graph, now: CallSizes) -> Run:
     """Return ``(operands) -> result`` (a tuple if there are several) of a one-node part.
 
     A part reads each value once; its node may take one several times.
@@ -78,11 +78,11 @@ _TITLES = {
 }
 
 
-def _take(node: Node, now: Now) -> Run:
+def _take(node: Node, now: CallSizes) -> Run:
     return torch.embedding
 
 
-def _put(node: Node, now: Now) -> Run:
+def _put(node: Node, now: CallSizes) -> Run:
     axis, from_end = (node_attributes(node)[name] for name in ("axis", "from_end"))
     if not from_end:
         return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
@@ -90,7 +90,7 @@ def _put(node: Node, now: Now) -> Run:
     return lambda base, ids, rows: torch.ops.aten.index_put(base, (*before, ids), rows)
 
 
-def _call(node: Node, now: Now) -> Run:
+def _call(node: Node, now: CallSizes) -> Run:
     given = node_attributes(node)
     if is_onnx(given["target"]):
         return onnx_run(node, now)
@@ -122,7 +122,7 @@ def is_onnx(target: str) -> bool:
     return target.startswith("onnx.")
 
 
-def onnx_run(node: Node, now: Now) -> Run:
+def onnx_run(node: Node, now: CallSizes) -> Run:
     """Return ``(operands) -> results`` of an ONNX operator; results must be what the graph states."""
     from ladder.runtime.onnx_ops.plan_calls import operation_run
 
@@ -146,7 +146,7 @@ def onnx_run(node: Node, now: Now) -> Run:
     return call
 
 
-RUNS: Mapping[str, Callable[[Node, Now], Run]] = {
+RUNS: Mapping[str, Callable[[Node, CallSizes], Run]] = {
     "take": _take,
     "put": _put,
     "attention": lambda node, now: library_attention(node),
@@ -195,16 +195,16 @@ def _always(value: Any) -> Argument:
     return lambda operands: value
 
 
-def _operand(at: Any, now: Now) -> Argument:
+def _operand(at: Any, now: CallSizes) -> Argument:
     return operator.itemgetter(at)
 
 
-def _extent(extent: Any, now: Now) -> Argument:
+def _extent(extent: Any, now: CallSizes) -> Argument:
     numbers = now.numbers((extent,))
     return lambda operands: numbers()[0]
 
 
-_WORDS: Mapping[str, Callable[[Any, Now], Argument]] = {
+_WORDS: Mapping[str, Callable[[Any, CallSizes], Argument]] = {
     "%": _operand,
     "extent": _extent,
     "torch": lambda value, now: _always(getattr(torch, value)),
@@ -213,7 +213,7 @@ _WORDS: Mapping[str, Callable[[Any, Now], Argument]] = {
 """First element of a pair that stands for something else than itself."""
 
 
-def literal(value: Any, now: Now) -> Argument:
+def literal(value: Any, now: CallSizes) -> Argument:
     """Return what gives an argument of a library call, from the attribute that holds it."""
     if not isinstance(value, tuple):
         return _always(value)
@@ -232,7 +232,7 @@ def product_takes_out(graph: Graph, lasting: Mapping[str, Keep]) -> bool:
     return first.operator != "contract" and not _in_order(graph, lasting) and _matrix_product(graph)[1]
 
 
-def product_run(part: Subgraph, now: Now, lasting: Mapping[str, Keep]) -> Run:
+def product_run(part: Subgraph, now: CallSizes, lasting: Mapping[str, Keep]) -> Run:
     """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it.
 
     lasting: Inputs of the part's graph of which oneDNN may keep a copy in an order of its own -> what holds
@@ -336,7 +336,7 @@ def product_title(part: Subgraph) -> str:
 # views ----------------------------------------------------------------------------------------------
 
 
-def view_run(graph: Graph, now: Now) -> Run:
+def view_run(graph: Graph, now: CallSizes) -> Run:
     """Return ``(operand) -> view`` of a chain of views; one that needs a copy copies."""
     steps = [_view(node, now) for node in graph.nodes if node.operator != "input"]
     if len(steps) == 1:
@@ -344,20 +344,20 @@ def view_run(graph: Graph, now: Now) -> Run:
     return lambda value: reduce(lambda current, step: step(current), steps, value)
 
 
-def _view(node: Node, now: Now) -> Run:
+def _view(node: Node, now: CallSizes) -> Run:
     """Return one view; of fixed shape without looking at the call's sizes."""
     return VIEWS[node.operator](node, now)
 
 
-def _transposed(node: Node, now: Now) -> Run:
+def _transposed(node: Node, now: CallSizes) -> Run:
     return operator.methodcaller("permute", node_attributes(node)["permutation"])
 
 
-def _shaped(method: str) -> Callable[[Node, Now], Run]:
+def _shaped(method: str) -> Callable[[Node, CallSizes], Run]:
     """Return what makes a view by a method that takes the new shape."""
     function = getattr(torch.Tensor, method)
 
-    def make(node: Node, now: Now) -> Run:
+    def make(node: Node, now: CallSizes) -> Run:
         shape = now.numbers(node.tile.shape)
         if is_fixed(node.tile.shape):
             return operator.methodcaller(method, shape())
@@ -366,7 +366,7 @@ def _shaped(method: str) -> Callable[[Node, Now], Run]:
     return make
 
 
-def _sliced(node: Node, now: Now) -> Run:
+def _sliced(node: Node, now: CallSizes) -> Run:
     given, shape = node_attributes(node), now.numbers(node.tile.shape)
     begin, step = now.numbers(given["begin"]), given["step"] or (1,) * len(node.tile.shape)
 
@@ -379,7 +379,7 @@ def _sliced(node: Node, now: Now) -> Run:
     return lambda value: value[box()]
 
 
-VIEWS: Mapping[str, Callable[[Node, Now], Run]] = {
+VIEWS: Mapping[str, Callable[[Node, CallSizes], Run]] = {
     "transpose": _transposed,
     "reshape": _shaped("reshape"),
     "broadcast": _shaped("expand"),

@@ -16,15 +16,15 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
 from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.library import RUNS, VIEWS, Run, torch_type
-from ladder.runtime.model.sizes import Now
+from ladder.runtime.model.sizes import CallSizes
 from tile_types.errors import DTypeError
 from tile_types.library import get_type
 
-Make = Callable[[Node, Now, torch.device], Run]
+Make = Callable[[Node, CallSizes, torch.device], Run]
 """Returns ``(operands) -> result`` of a node."""
 
 
-def graph_run(graph: Graph, now: Now, where: torch.device) -> Run:
+def graph_run(graph: Graph, now: CallSizes, where: torch.device) -> Run:
     """Return ``(operands) -> results`` of a graph: one tensor, or a tuple of several.
 
     Raises DTypeError if a node has no function of torch: one that takes packed codes.
@@ -50,7 +50,7 @@ def graph_run(graph: Graph, now: Now, where: torch.device) -> Run:
     return run
 
 
-def node_run(node: Node, now: Now, where: torch.device) -> Run:
+def node_run(node: Node, now: CallSizes, where: torch.device) -> Run:
     """Return ``(operands) -> result`` of one node.
 
     Raises DTypeError if it has no function of torch.
@@ -73,28 +73,28 @@ def _type(node: Node) -> torch.dtype:
     return torch_type(node.tile.ttype.name)
 
 
-def _convert(node: Node, now: Now, where: torch.device) -> Run:
+def _convert(node: Node, now: CallSizes, where: torch.device) -> Run:
     dtype = _type(node)
     return lambda x: x.to(dtype)
 
 
-def _encode(node: Node, now: Now, where: torch.device) -> Run:
+def _encode(node: Node, now: CallSizes, where: torch.device) -> Run:
     dtype, ttype = _type(node), get_type(node.tile.ttype.name)
     low, high = ttype.minimum, ttype.maximum
     return lambda x: (x.round() if ttype.is_integer else x).clamp(low, high).to(dtype)
 
 
-def _constant(node: Node, now: Now, where: torch.device) -> Run:
+def _constant(node: Node, now: CallSizes, where: torch.device) -> Run:
     shape, dtype, value = now.numbers(node.tile.shape), _type(node), node_attributes(node)["value"]
     return lambda: torch.full(shape(), value, dtype=dtype, device=where)
 
 
-def _size(node: Node, now: Now, where: torch.device) -> Run:
+def _size(node: Node, now: CallSizes, where: torch.device) -> Run:
     extent, dtype = now.numbers((node_attributes(node)["extent"],)), _type(node)
     return lambda: torch.full((), extent()[0], dtype=dtype, device=where)
 
 
-def _iota(node: Node, now: Now, where: torch.device) -> Run:
+def _iota(node: Node, now: CallSizes, where: torch.device) -> Run:
     given, dtype, shape = node_attributes(node), _type(node), now.numbers(node.tile.shape)
     begin, extent = now.numbers((given["begin"],)), now.numbers((given["extent"],))
 
@@ -105,12 +105,12 @@ def _iota(node: Node, now: Now, where: torch.device) -> Run:
     return run
 
 
-def _sum(node: Node, now: Now, where: torch.device) -> Run:
+def _sum(node: Node, now: CallSizes, where: torch.device) -> Run:
     given, dtype = node_attributes(node), _type(node)
     return lambda x: x.sum(given["axis"], keepdim=given["keep"], dtype=dtype)
 
 
-def _largest(node: Node, now: Now, where: torch.device) -> Run:
+def _largest(node: Node, now: CallSizes, where: torch.device) -> Run:
     given, dtype, shape = node_attributes(node), _type(node), now.numbers(node.tile.shape)
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -121,18 +121,18 @@ def _largest(node: Node, now: Now, where: torch.device) -> Run:
     return run
 
 
-def _concat(node: Node, now: Now, where: torch.device) -> Run:
+def _concat(node: Node, now: CallSizes, where: torch.device) -> Run:
     axis = node_attributes(node)["axis"]
     return lambda *parts: torch.cat(parts, axis)
 
 
-def _repeat(node: Node, now: Now, where: torch.device) -> Run:
+def _repeat(node: Node, now: CallSizes, where: torch.device) -> Run:
     given = node_attributes(node)
     axis, times, extent = given["axis"], given["times"], now.numbers((node.tile.shape[given["axis"]],))
     return lambda x: x.repeat_interleave(times, axis).narrow(axis, 0, extent()[0])
 
 
-def _pad(node: Node, now: Now, where: torch.device) -> Run:
+def _pad(node: Node, now: CallSizes, where: torch.device) -> Run:
     given = node_attributes(node)
     low, high = now.numbers(given["low"]), now.numbers(given["high"])
 
@@ -143,7 +143,7 @@ def _pad(node: Node, now: Now, where: torch.device) -> Run:
     return run
 
 
-def _map(node: Node, now: Now, where: torch.device) -> Run:
+def _map(node: Node, now: CallSizes, where: torch.device) -> Run:
     """Read an operand through an affine view; where positions may lie outside, zeros."""
     given = node_attributes(node)
     indexing, shape = parse_indexing(given["spec"]), now.numbers(node.tile.shape)
@@ -173,7 +173,7 @@ def _position(axis: Affine, steps: Mapping[str, torch.Tensor], where: torch.devi
     return place
 
 
-def _matmul(node: Node, now: Now, where: torch.device) -> Run:
+def _matmul(node: Node, now: CallSizes, where: torch.device) -> Run:
     given, dtype = node_attributes(node), _type(node)
 
     def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

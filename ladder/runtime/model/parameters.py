@@ -9,7 +9,7 @@ import torch
 
 from ladder.ir.graph import Graph
 from ladder.runtime.model.nodes import graph_run
-from ladder.runtime.model.sizes import Now
+from ladder.runtime.model.sizes import CallSizes
 
 
 def computed(graph: Graph, values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -19,5 +19,5 @@ def computed(graph: Graph, values: Sequence[torch.Tensor]) -> torch.Tensor:
     values: One per input, in order.
     """
     where = values[0].device
-    result: Any = graph_run(graph, Now(()), where)(*values)
+    result: Any = graph_run(graph, CallSizes(()), where)(*values)
     return result.to(where).contiguous()  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ Result = Callable[[Sequence[Any], Sequence[Any], Sizes], Any]
 """(Arguments, the graph's outputs, sizes) -> a result."""
 
 
-class Part(NamedTuple):
+class ArgumentPart(NamedTuple):
     """A result that is an argument which the graph writes, or lies in its memory.
 
     `steps`, `offset`: its strides and first element, counted from the argument's; None if it is the argument.
@@ -30,7 +30,7 @@ class Part(NamedTuple):
         return whole.as_strided(value.shape, self.steps, whole.storage_offset() + self.offset)
 
 
-def result_of(item: int | tuple[Any], names: Sequence[str], part: Part | None = None) -> Result:
+def result_of(item: int | tuple[Any], names: Sequence[str], part: ArgumentPart | None = None) -> Result:
     """Return what gives a result: an argument or a part of one, the graph's output, or an extent."""
     if part is not None and part.steps is None:
         return lambda given, found, sizes: given[part.argument]

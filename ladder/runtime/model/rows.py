@@ -25,7 +25,7 @@ from targets import get_device
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from ladder.lower.build import BuiltModule
-    from ladder.runtime.model.sizes import Now
+    from ladder.runtime.model.sizes import CallSizes
     from targets import TileDevice
 
 
@@ -63,7 +63,7 @@ class Rows:
     where: The device.
     """
 
-    def __init__(self, graph: Graph, now: Now, where: torch.device) -> None:
+    def __init__(self, graph: Graph, now: CallSizes, where: torch.device) -> None:
         self.graph, self.form = graph, as_row_product(graph)
         self.registers = known_registers(get_device(target_of(where)))
         self.numbers = now.numbers(size_names(self.form.chain))

@@ -22,7 +22,7 @@ NUMBER = -1
 """In place of an axis: the size is the argument itself."""
 
 
-class Now:
+class CallSizes:
     """The symbolic sizes of the call at hand, and all extents that steps ask for.
 
     names: Of the sizes, in the order in which `evaluated` takes them.
@@ -53,12 +53,12 @@ class Now:
         at, self._all = self.asked.setdefault(tuple(extents), len(self.asked)), None
         return lambda: self.known[at]
 
-    def settled(self, sizes: Sizes) -> Now:
+    def settled(self, sizes: Sizes) -> CallSizes:
         """Return what gives extents for these sizes alone."""
         return Settled(self.names, sizes)
 
 
-class Settled(Now):
+class Settled(CallSizes):
     """The sizes of a workspace that serves no others."""
 
     def __init__(self, names: Sequence[str], sizes: Sizes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ladder.runtime.model.binders import BINDERS
-from ladder.runtime.model.given import Given
+from ladder.runtime.model.given import FrameArguments
 from ladder.runtime.model.workspace import Bound, Workspace
 from ladder.runtime.threads import keep_apart
 
@@ -23,7 +23,7 @@ class Steps:
         self.memory, self.owner = memory, memory.owner
         slot, plan = memory.slot, self.owner.plan
         moving = {name: at for name, at in self.owner.bindings.items() if name not in self.owner.owned}
-        self.given = Given([(slot[name], at) for name, at in moving.items()], memory.plain)
+        self.given = FrameArguments([(slot[name], at) for name, at in moving.items()], memory.plain)
         self.numbers: list[int] = []
         """Of the steps that every call runs."""
         self.bound = self._bound(set(moving))

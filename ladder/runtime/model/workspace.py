@@ -14,7 +14,7 @@ from ladder.runtime.model.library import product_takes_out, torch_type
 from ladder.runtime.model.memory import Block, Result, contiguous, divided
 from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import PlanStep
-from ladder.runtime.model.sizes import Now, Settled, Sizes, is_fixed
+from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
 
 OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "sequence", "attention", "recurrent")
 """Kinds of parts whose kernels are ours: they write into memory that they are given."""
@@ -30,7 +30,7 @@ class Workspace:
     """
 
     def __init__(self, owner: BoundPlan) -> None:
-        self.owner, self.now = owner, Now(owner.names)
+        self.owner, self.now = owner, CallSizes(owner.names)
         plan = owner.plan
         self.slot = {value: at for at, value in enumerate(plan.tiles)}
         self.slots: Slots = [None] * len(self.slot)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.program import PROGRAMS, Program, get_program
-from ladder.superopt.generator.report import Found, Limits, Report
+from ladder.superopt.generator.report import Limits, Report, VerifiedGraph
 from ladder.superopt.generator.search import search
 from ladder.superopt.generator.stored import Database
 from ladder.superopt.generator.structure import GraphStep, Mapping, Structure
@@ -18,13 +18,13 @@ from ladder.superopt.generator.structure import GraphStep, Mapping, Structure
 __all__ = [
     "PROGRAMS",
     "Database",
-    "Found",
     "GraphStep",
     "Limits",
     "Mapping",
     "Program",
     "Report",
     "Structure",
+    "VerifiedGraph",
     "get_program",
     "instantiate",
     "search",

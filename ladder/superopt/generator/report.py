@@ -125,7 +125,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Found:
+class VerifiedGraph:
     """A verified graph.
 
     structure: Mapping and steps.
@@ -162,8 +162,8 @@ class Report:
 
     program: Program
     limits: Limits
-    found: tuple[Found, ...]
-    unstable: tuple[Found, ...]
+    found: tuple[VerifiedGraph, ...]
+    unstable: tuple[VerifiedGraph, ...]
     counts: Counts
     seconds: float
     complete: bool

@@ -27,7 +27,7 @@ from ladder.superopt.generator.instantiate import (
 from ladder.superopt.generator.mapping import mappings
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.reach import FAR
-from ladder.superopt.generator.report import Counts, Found, Limits, Report, least_tile
+from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGraph, least_tile
 from ladder.superopt.generator.space import COMBINING, Partial, Space, Value, replayed, targets_of
 from ladder.superopt.generator.stored import identity, structure_of
 from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Structure
@@ -103,12 +103,12 @@ def search(
             counts.reject(result)
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in outcomes)
     complete = complete and LATE not in finished
-    stable, unstable = _ranked(result for result in finished if isinstance(result, Found))
+    stable, unstable = _ranked(result for result in finished if isinstance(result, VerifiedGraph))
     seconds, delta = time.monotonic() - began, each * len(structures)
     return Report(program, limits, stable, unstable, counts, seconds, complete, dearer, delta=delta)
 
 
-def _ranked(graphs: Iterable[Found]) -> tuple[tuple[Found, ...], tuple[Found, ...]]:
+def _ranked(graphs: Iterable[VerifiedGraph]) -> tuple[tuple[VerifiedGraph, ...], tuple[VerifiedGraph, ...]]:
     """Return the graphs that are stable and those that are not, the cheapest first."""
     ranked = sorted(graphs, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
     stable = tuple(found for found in ranked if found.stability.stable)
@@ -354,7 +354,7 @@ def _finished(
     delta: Fraction,
     seed: int,
     deadline: float | None,
-) -> Iterator[Found | str]:
+) -> Iterator[VerifiedGraph | str]:
     """Finish structures, in processes if there are several, in order."""
     every = [(structure, program, limits, delta, seed, deadline) for structure in structures]
     if limits.workers <= 1 or len(every) < 2:
@@ -371,7 +371,7 @@ def proved(
     delta: Fraction,
     seed: int = 0,
     deadline: float | None = None,
-) -> Found | str:
+) -> VerifiedGraph | str:
     """Prove a graph for all extents, test it in floating point, and choose tiles; or return why not.
 
     delta: Bound on the probability of a wrong proof.
@@ -390,7 +390,7 @@ def proved(
         return certificate.reason
     plain = instantiate(structure, program, factors, packed=True)
     stability = _stability(structure, program, seed)
-    return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
+    return VerifiedGraph(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
 
 
 def _stability(structure: Structure, program: Program, seed: int) -> Stability:

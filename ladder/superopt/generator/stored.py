@@ -24,7 +24,7 @@ from ladder.superopt.generator import structure as structures
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.report import Counts, Found, Limits, Report
+from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGraph
 from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
@@ -128,7 +128,7 @@ def _as_json(report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _found_as_json(found: Found) -> dict[str, Any]:
+def _found_as_json(found: VerifiedGraph) -> dict[str, Any]:
     return {
         "structure": asdict(found.structure),
         "certificate": certificate_to_json(found.certificate),
@@ -147,12 +147,12 @@ def _report(stored: dict[str, Any], program: Program, limits: Limits) -> Report:
     )  # fmt: skip
 
 
-def _found(value: dict[str, Any], program: Program, limits: Limits) -> Found:
+def _found(value: dict[str, Any], program: Program, limits: Limits) -> VerifiedGraph:
     structure = structure_of(value["structure"])
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     plain = instantiate(structure, program, factors, packed=True)
     stability, proof = Stability(**value["stability"]), certificate_of(value["certificate"])
-    return Found(structure, plain, fuse_threads(plain), proof, value["extents"], stability, cost)
+    return VerifiedGraph(structure, plain, fuse_threads(plain), proof, value["extents"], stability, cost)
 
 
 def certificate_to_json(proof: Certificate) -> dict[str, Any]:
