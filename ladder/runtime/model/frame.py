@@ -32,7 +32,7 @@ class State:
     """State of a frame for one set of sizes.
 
     buffers: Memory of results of open shapes, in order.
-    extents: What steps ask for, as `Now.known` has it.
+    extents: What steps ask for, as `CallSizes.known` has it.
     some_empty: Whether a value of a chain of open sizes has no elements.
     replay: The CUDA graph; None on CPUs, and where chains are computed by reference.
     steps: The steps for these sizes alone; None as long as those for all sizes serve.
