@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
-from schedules.footprint import (
-    WARPGROUPS,
-    block_rows,
-    k_blocks,
-    resources,
-)
+from schedules.footprint import WARPGROUPS, block_rows, k_blocks, resources
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 

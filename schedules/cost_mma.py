@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, cost_of, decode_ops
 from schedules.cost_grid import Grid
-from schedules.footprint import (
-    block_rows,
-)
+from schedules.footprint import block_rows
 from schedules.layouts import padded
 from schedules.schedule import GpuSchedule
 from targets import Core, TileDevice

@@ -83,19 +83,10 @@ and 1049.
 def proposal(gemm: Gemm, device: TileDevice, core: str, tile_m: int, tile_n: int) -> TransformList:
     """Return the transforms for one instruction and register tile; whether they may be applied they say.
 
-    Parameters
-    ----------
-    gemm, device
-        The problem; the device decides how codes are decoded.
-    core
-        One of `INSTRUCTIONS`.
-    tile_m, tile_n
-        Rows and columns whose sums stay in registers.
-
-    Raises
-    ------
-    ScheduleError
-        If there is no such instruction.
+    gemm, device: The problem; the device decides how codes are decoded.
+    core: One of `INSTRUCTIONS`.
+    tile_m, tile_n: Rows and columns whose sums stay in registers.
+    Raises ScheduleError if there is no such instruction.
     """
     check(
         core in INSTRUCTIONS,
@@ -193,10 +184,7 @@ def _tile_nest(
 def tile_program(gemm: Gemm, device: TileDevice, schedule: TransformList) -> TileProgram:
     """Return the tile program of a product.
 
-    Raises
-    ------
-    ScheduleError
-        If a transform may not be applied; the message begins with it.
+    Raises ScheduleError if a transform may not be applied; the message begins with it.
     """
     return apply_all(block_graph(gemm), schedule.transforms, device)
 
@@ -224,10 +212,7 @@ def cpu_candidates(gemm: Gemm, device: TileDevice, m: int) -> tuple[TransformLis
 def cpu_schedule(gemm: Gemm, device: TileDevice, m: int) -> TransformList:
     """Return the table's schedule for ``m`` rows of A.
 
-    Raises
-    ------
-    ScheduleError
-        If the device has no core that the CPU pipeline can emit.
+    Raises ScheduleError if the device has no core that the CPU pipeline can emit.
     """
     found = cpu_candidates(gemm, device, m)
     check(bool(found), f"{device.name} has no core that the CPU pipeline can emit for {gemm.activation}")

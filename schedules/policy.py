@@ -58,10 +58,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
         GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
     ),
-    4: (
-        GpuSchedule("gemv", 8, stages=4, warps=8),
-        GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
-    ),
+    4: (GpuSchedule("gemv", 8, stages=4, warps=8), GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2)),
     16: (
         GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
@@ -102,14 +99,9 @@ class Candidate:
 class TransformStep:
     """One transform of the weight tile on its way inwards.
 
-    Parameters
-    ----------
-    layer
-        The layer at which it happens.
-    kind
-        ``"pad"``, ``"map"``, ``"slice"`` or ``"convert"``.
-    detail
-        Its arguments, for people.
+    layer: The layer at which it happens.
+    kind: ``"pad"``, ``"map"``, ``"slice"`` or ``"convert"``.
+    detail: Its arguments, for people.
     """
 
     layer: str
@@ -141,12 +133,8 @@ def rank(
 
     On a CPU the measured table (`schedules.cpu_policy`) leads, whatever the model says.
 
-    Raises
-    ------
-    ConversionError
-        If the device has no core for the activation type.
-    ScheduleError
-        If no schedule is legal.
+    Raises ConversionError if the device has no core for the activation type.
+    Raises ScheduleError if no schedule is legal.
     """
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
@@ -230,17 +218,9 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     (`schedules.estimate`) at every M where a tile may begin, so that M = 65 is not served by what
     is best for M = 128 if two smaller tiles are faster.
 
-    Parameters
-    ----------
-    gemm, device
-        The problem and where it runs.
-    tuning
-        Measured schedules; used where present and legal, the cost model decides otherwise.
-
-    Returns
-    -------
-    Plan
-        Neighbouring ranges with the same schedule are one entry.
+    gemm, device: The problem and where it runs.
+    tuning: Measured schedules; used where present and legal, the cost model decides otherwise.
+    Returns Plan: Neighbouring ranges with the same schedule are one entry.
     """
     if device.is_gpu and gemm.experts:
         return _merged((m, _expert_choice(gemm, device, m)) for m in sorted({*EXPERT_TILES, *GPU_BUCKETS}))

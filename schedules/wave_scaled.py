@@ -49,14 +49,9 @@ FLOPS = 4096
 class WaveScaledSchedule(Schedule):
     """How the four waves of a block multiply.
 
-    Parameters
-    ----------
-    row_steps, m_steps
-        Fragments of 16 weight rows, and of 16 activation rows, of a wave.
-    split_k
-        Waves that share K and add up through LDS; the others have other weight rows.
-    ahead
-        Spans of 128 elements of K that a wave loads at once, one turn before it multiplies them.
+    row_steps, m_steps: Fragments of 16 weight rows, and of 16 activation rows, of a wave.
+    split_k: Waves that share K and add up through LDS; the others have other weight rows.
+    ahead: Spans of 128 elements of K that a wave loads at once, one turn before it multiplies them.
     """
 
     row_steps: int = 1
@@ -97,10 +92,7 @@ class WaveScaledSchedule(Schedule):
 def check_legal(form: ScaledGemm, device: TileDevice) -> None:
     """Raise unless the device multiplies such operands.
 
-    Raises
-    ------
-    DeviceError
-        If it has no cores that scale blocks, or this does not emit their type.
+    Raises DeviceError if it has no cores that scale blocks, or this does not emit their type.
     """
     if "fp4" not in device.features or form.weight not in FORMATS:
         raise DeviceError(

@@ -161,16 +161,10 @@ def product_name(
 ) -> str | None:
     """Return the device name of a GPU by what its driver says; what it does not say is as the row has it.
 
-    Parameters
-    ----------
-    capability
-        Compute capability.
-    units
-        Multiprocessors.
-    memory_khz, memory_bits
-        Clock and width of its memory, whose product is the bandwidth.
-    cache
-        Bytes of L2.
+    capability: Compute capability.
+    units: Multiprocessors.
+    memory_khz, memory_bits: Clock and width of its memory, whose product is the bandwidth.
+    cache: Bytes of L2.
     """
     name = device_for_capability(capability)
     row = next((device for device in nvidia.DEVICES if device.name == name), None)

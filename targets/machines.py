@@ -26,14 +26,9 @@ SAME = 0.05
 class Numbers:
     """Numbers that tell products of one architecture apart.
 
-    Parameters
-    ----------
-    units
-        Multiprocessors.
-    bandwidth
-        Peak bytes per second of DRAM.
-    cache
-        Bytes of L2.
+    units: Multiprocessors.
+    bandwidth: Peak bytes per second of DRAM.
+    cache: Bytes of L2.
     """
 
     units: int

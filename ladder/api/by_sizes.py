@@ -27,11 +27,7 @@ class BySizes:
     """
 
     def __init__(
-        self,
-        module: torch.fx.GraphModule,
-        make: Make,
-        instead: Callable[..., Any],
-        full: Callable[[], None],
+        self, module: torch.fx.GraphModule, make: Make, instead: Callable[..., Any], full: Callable[[], None]
     ) -> None:
         self.module = torch.fx.GraphModule(module, module.graph)
         self.module.meta = {name: held for name, held in module.meta.items() if name != "open"}

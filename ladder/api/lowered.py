@@ -114,11 +114,7 @@ class Lowered:
         sources = kernel.sources()
         cost = predict(self.request.gemm, device, schedule, m)
         return gather(
-            device,
-            report_of(kernel),
-            sources,
-            cost,
-            partial(derive_stage, sources=sources, device=device),
+            device, report_of(kernel), sources, cost, partial(derive_stage, sources=sources, device=device)
         )
 
     def explain(self) -> str:

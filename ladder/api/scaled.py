@@ -123,10 +123,7 @@ class ScaledMatmul:
         return quantize_rows(self.form, x.detach().reshape(prod(x.shape[:-1]), self.form.k))
 
     def __call__(
-        self,
-        x: torch.Tensor | QuantizedTensor,
-        packed: ScaledOperand,
-        bias: torch.Tensor | None = None,
+        self, x: torch.Tensor | QuantizedTensor, packed: ScaledOperand, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Multiply.
 

@@ -119,11 +119,7 @@ class Partitioned:
 
 
 def partitioned(
-    function: Recorded,
-    inputs: Sequence[Any],
-    tensors: Sequence[torch.Tensor],
-    task: Task,
-    error: LadderError,
+    function: Recorded, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], task: Task, error: LadderError
 ) -> Partitioned:
     """Superoptimize the parts of a captured function that can be proved; compile the others.
 

@@ -17,13 +17,9 @@ from ladder.capture.records import Backend
 def capture(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured:
     """Return `function` under capture.
 
-    Parameters
-    ----------
-    function
-        A Python function, method, `torch.nn.Module` or other callable.
-    backend
-        ``backend(graph_module, example_inputs)`` returns a callable that runs a `torch.fx` graph
-        on inputs like the examples and returns the same tuple; without it graphs run as they are.
+    function: A Python function, method, `torch.nn.Module` or other callable.
+    backend: ``backend(graph_module, example_inputs)`` returns a callable that runs a `torch.fx` graph on
+        inputs like the examples and returns the same tuple; without it graphs run as they are.
     """
     return Captured(function, backend)
 

@@ -47,19 +47,15 @@ class Attempt(NamedTuple):
 class Captured(Store):
     """A function that capture watches; call it as the function itself.
 
-    Parameters
-    ----------
-    function
-        A Python function, method, `torch.nn.Module` or other callable.
-    backend
-        ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
-        runs operator by operator, as it would have without capture. Where it has a true attribute
-        ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
-        tensors of other shapes than the examples, and extents as integers; ``graph_module.meta["open"]``
-        holds the examples with symbols for what is open. Where its attribute ``numbers`` is false, other
-        numbers that keep changing are given only as such symbols too. Where it has a true attribute
-        ``loops``, iterations that match come as one node that calls `trace.loops.repeat`; where
-        ``conditionals``, branches come as nodes that call `trace.conditionals.choose`.
+    function: A Python function, method, `torch.nn.Module` or other callable.
+    backend: ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph runs
+        operator by operator, as it would have without capture. Where it has a true attribute
+        ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets tensors of
+        other shapes than the examples, and extents as integers; ``graph_module.meta["open"]`` holds the
+        examples with symbols for what is open. Where its attribute ``numbers`` is false, other numbers that
+        keep changing are given only as such symbols too. Where it has a true attribute ``loops``, iterations
+        that match come as one node that calls `trace.loops.repeat`; where ``conditionals``, branches come as
+        nodes that call `trace.conditionals.choose`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:

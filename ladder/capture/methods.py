@@ -31,10 +31,7 @@ class Capturing(Protocol):
 def attribute_of(captured: Capturing, name: str) -> Any:
     """Return an attribute of the function that `captured` itself does not have.
 
-    Raises
-    ------
-    AttributeError
-        If there is none, or the function is no module.
+    Raises AttributeError if there is none, or the function is no module.
     """
     function = captured.__dict__.get("function")
     if name == "__signature__" and function is not None:
@@ -48,10 +45,7 @@ def attribute_of(captured: Capturing, name: str) -> Any:
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function; of a module that of its ``forward``.
 
-    Raises
-    ------
-    AttributeError
-        If it has none, as some natives.
+    Raises AttributeError if it has none, as some natives.
     """
     try:
         return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)

@@ -333,16 +333,11 @@ class Pending(NamedTuple):
 class Store:
     """All that has been recorded of one function.
 
-    Attributes
-    ----------
-    entries
-        The point where the function begins, by how it is called; `sites`: those that follow a graph break.
-    tells_compiling
-        Whether a program that asks is told that a compiler traces it.
-    begins_again
-        Whether one that was told so and raises an error is run once more as it is.
-    given_up
-        Why calls run without capture; empty if they do not.
+    entries: The point where the function begins, by how it is called; `sites`: those that follow a graph
+        break.
+    tells_compiling: Whether a program that asks is told that a compiler traces it.
+    begins_again: Whether one that was told so and raises an error is run once more as it is.
+    given_up: Why calls run without capture; empty if they do not.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend) -> None:

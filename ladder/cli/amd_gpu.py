@@ -37,12 +37,8 @@ def why_not() -> str:
 class HostLaunch:
     """A kernel that is called with tensors on the CPU: their copies on the GPU are its arguments.
 
-    Parameters
-    ----------
-    entry
-        The host part of the kernel; its last argument is the result.
-    copies
-        Copies of the arguments that a timed run takes in turn, 0 for no timing.
+    entry: The host part of the kernel; its last argument is the result.
+    copies: Copies of the arguments that a timed run takes in turn, 0 for no timing.
     """
 
     def __init__(self, entry: Any, copies: int = 0) -> None:
@@ -79,10 +75,7 @@ def multiply(
 ) -> tuple[torch.Tensor, float]:
     """Run the kernel that serves the operands' rows; return its result, on the CPU, and its µs (or 0).
 
-    Raises
-    ------
-    DeviceError
-        If the runtime refuses anything; in its words.
+    Raises DeviceError if the runtime refuses anything; in its words.
     """
     from ladder.runtime.compile import load_entry
     from ladder.runtime.kernel import CompiledGemm

@@ -33,10 +33,7 @@ SHAPE = (4096, 4096)
 def target_here() -> str:
     """Return the target of this machine's first GPU.
 
-    Raises
-    ------
-    DeviceError
-        If there is none that Ladder has a target for.
+    Raises DeviceError if there is none that Ladder has a target for.
     """
     shown = [gpu.device for gpu in visible_gpus()] + [f"rocm/{arch}" for arch in rocm_architectures()]
     for name in shown:
@@ -89,12 +86,8 @@ def run_first(
 ) -> dict[str, Any]:
     """Run every product of `problems` and write the file; returns what it holds.
 
-    Raises
-    ------
-    DeviceError
-        If the target is no GPU of this machine, with the reason.
-    ArtifactError
-        If the file cannot be written.
+    Raises DeviceError if the target is no GPU of this machine, with the reason.
+    Raises ArtifactError if the file cannot be written.
     """
     target = target or target_here()
     reason = why_not_here(get_device(target))

@@ -11,9 +11,7 @@ import torch._dispatch.python
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ladder.frontend.joined import (
-    MOVES,
-)
+from ladder.frontend.joined import MOVES
 from ladder.ir.extents import canonical
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.model.program import ImportRefused

@@ -17,12 +17,8 @@ BRANCHES = {True: "then_branch", False: "else_branch"}
 class BranchedStage(NodeStage):
     """A node that runs one of two graphs.
 
-    Parameters
-    ----------
-    node, reads, versions, why
-        As of any.
-    models
-        Condition -> the branch as a model.
+    node, reads, versions, why: As of any.
+    models: Condition -> the branch as a model.
     """
 
     def __init__(
@@ -44,16 +40,10 @@ def branches(
 ) -> dict[bool, Any] | None:
     """Return condition -> branch of an If; None where it reads what has no type yet, or is no tensor.
 
-    Parameters
-    ----------
-    node, given
-        The node and its attributes.
-    infos
-        Value around it -> ONNX type.
-    known
-        Those that are known.
-    file
-        The model that it is in.
+    node, given: The node and its attributes.
+    infos: Value around it -> ONNX type.
+    known: Those that are known.
+    file: The model that it is in.
     """
     found = {}
     for taken, name in BRANCHES.items():
@@ -77,16 +67,10 @@ def graph_model(
 ) -> Any:
     """Return a graph as a model for the types and shapes of values.
 
-    Parameters
-    ----------
-    graph
-        ``GraphProto``.
-    versions
-        Domain -> version of its operators.
-    given
-        Name -> what becomes an input.
-    stored
-        Name -> what is the same in every call, if the graph reads it.
+    graph: ``GraphProto``.
+    versions: Domain -> version of its operators.
+    given: Name -> what becomes an input.
+    stored: Name -> what is the same in every call, if the graph reads it.
     """
     model = onnx.ModelProto()
     model.opset_import.extend(onnx.helper.make_opsetid(domain, at) for domain, at in versions.items())

@@ -31,22 +31,13 @@ class Invalid(ImportRefused):
 class Call:
     """One node with its operands, as rows of the tables take it.
 
-    Parameters
-    ----------
-    piece
-        The plan that values are added to.
-    node
-        The node.
-    given
-        Its attributes.
-    inputs
-        Its operands; None for those left out.
-    version
-        Of the operator's domain.
-    problem
-        Gives the normal form of a product with a quantized weight.
-    array
-        Returns a tensor of the file.
+    piece: The plan that values are added to.
+    node: The node.
+    given: Its attributes.
+    inputs: Its operands; None for those left out.
+    version: Of the operator's domain.
+    problem: Gives the normal form of a product with a quantized weight.
+    array: Returns a tensor of the file.
     """
 
     piece: Piece

@@ -44,10 +44,7 @@ HALF_BYTES = ("INT4", "UINT4", "FLOAT4E2M1")
 def check_size(path: Path) -> None:
     """Raise unless a file is a regular one of a size that protocol buffers have.
 
-    Raises
-    ------
-    ArtifactError
-        Says what it is.
+    Raises ArtifactError: Says what it is.
     """
     if path.exists() and not path.is_file():
         raise ArtifactError(f"{path} is no file")
@@ -58,10 +55,7 @@ def check_size(path: Path) -> None:
 def check_model(model: Any, title: str) -> None:
     """Raise unless a model keeps to the standard and to our limits.
 
-    Raises
-    ------
-    ImportRefused
-        Says what the checker, or which limit, refuses.
+    Raises ImportRefused: Says what the checker, or which limit, refuses.
     """
     nodes = list(_nodes(model.graph))
     if len(nodes) > MOST_NODES:
@@ -96,10 +90,7 @@ def _inferred(model: Any) -> Any:
 def check_extents(dims: Any, what: str, most: int = MOST_ELEMENTS) -> None:
     """Raise unless known extents are those of a tensor that can be.
 
-    Raises
-    ------
-    ImportRefused
-        Names the tensor.
+    Raises ImportRefused: Names the tensor.
     """
     if any(dim < 0 for dim in dims) or prod(max(dim, 1) for dim in dims) > most:
         raise ImportRefused(f"{what} has extents {list(dims)[:8]}: below 0, or more than {most} elements")
@@ -108,21 +99,11 @@ def check_extents(dims: Any, what: str, most: int = MOST_ELEMENTS) -> None:
 def check_computed(node: Any, operands: Mapping[str, Any], opsets: Any, what: str) -> None:
     """Raise if computing a node of known operands would make more than `MOST_COMPUTED` elements.
 
-    Parameters
-    ----------
-    node
-        The node.
-    operands
-        Name -> array.
-    opsets
-        Of the model.
-    what
-        For messages.
-
-    Raises
-    ------
-    ImportRefused
-        If it would; also if the standard's shape rule refuses the operands.
+    node: The node.
+    operands: Name -> array.
+    opsets: Of the model.
+    what: For messages.
+    Raises ImportRefused if it would; also if the standard's shape rule refuses the operands.
     """
     constants = [onnx.numpy_helper.from_array(array, name) for name, array in operands.items()]
     for info in infer_node(node, [], constants, opsets, what).values():
@@ -133,10 +114,7 @@ def check_computed(node: Any, operands: Mapping[str, Any], opsets: Any, what: st
 def infer_node(node: Any, inputs: Any, constants: Any, opsets: Any, what: str) -> dict[str, Any]:
     """Return the ONNX types of a node's results, of operands of stated types and of known ones.
 
-    Raises
-    ------
-    ImportRefused
-        If the standard's rules refuse the operands.
+    Raises ImportRefused if the standard's rules refuse the operands.
     """
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
     stated = onnx.NodeProto()
@@ -161,10 +139,8 @@ def _is_stated(type_: Any) -> bool:
 def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
     """Return the data of a tensor that lies in another file of the model's folder.
 
-    Raises
-    ------
-    ArtifactError
-        If that file is elsewhere, missing or too short, or the tensor states another length than its shape.
+    Raises ArtifactError if that file is elsewhere, missing or too short, or the tensor states another length
+        than its shape.
     """
     stated = {entry.key: entry.value for entry in tensor.external_data}
     place = stated.get("location", "")

@@ -42,25 +42,12 @@ IR_VERSION = 10
 def export_onnx(imported: Imported, path: str | os.PathLike[str], *, external: bool | None = None) -> Path:
     """Write a tile graph as an ONNX model.
 
-    Parameters
-    ----------
-    imported
-        The graph, its weights in canonical storage, and the tensors that it keeps.
-    path
-        The file.
-    external
-        Whether tensors go into ``<path>.data``; by default where they take more than 2 GB.
-
-    Returns
-    -------
-    The path.
-
-    Raises
-    ------
-    ShapeError
-        If an input takes no part in the graph.
-    ArtifactError
-        If the file cannot be written.
+    imported: The graph, its weights in canonical storage, and the tensors that it keeps.
+    path: The file.
+    external: Whether tensors go into ``<path>.data``; by default where they take more than 2 GB.
+    Returns: The path.
+    Raises ShapeError if an input takes no part in the graph.
+    Raises ArtifactError if the file cannot be written.
     """
     target = Path(os.fspath(path))
     model, arrays = _Writer(imported).model()

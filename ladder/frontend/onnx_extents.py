@@ -175,16 +175,10 @@ def completed(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the types of a node's results, with what a rule of ours adds to those of the standard.
 
-    Parameters
-    ----------
-    key
-        The operator.
-    node, given, version
-        The node, its attributes, its version.
-    infos, known
-        Types of its operands, and those that are known.
-    found
-        Name of a result -> type by the standard's rules.
+    key: The operator.
+    node, given, version: The node, its attributes, its version.
+    infos, known: Types of its operands, and those that are known.
+    found: Name of a result -> type by the standard's rules.
     """
     shapes = [shape_of(info) for info in infos]
     rule, result = RULES.get(key), dict(found)

@@ -32,14 +32,9 @@ LIMITS = "ladder.limits"
 class OnnxFile:
     """A model and where its external data lies.
 
-    Parameters
-    ----------
-    model
-        The protocol buffer; external data is not loaded.
-    folder
-        Of the file; empty for a model in memory.
-    title
-        For messages.
+    model: The protocol buffer; external data is not loaded.
+    folder: Of the file; empty for a model in memory.
+    title: For messages.
     """
 
     model: Any
@@ -49,10 +44,8 @@ class OnnxFile:
     def array(self, tensor: Any) -> Known:
         """Return a stored tensor.
 
-        Raises
-        ------
-        ArtifactError
-            If its external data is missing, too short or elsewhere, or its data do not fit its shape.
+        Raises ArtifactError if its external data is missing, too short or elsewhere, or its data do not fit
+            its shape.
         """
         if tensor.external_data:
             data = external_bytes(tensor, self.folder, self.title)
@@ -72,17 +65,9 @@ class OnnxFile:
 def open_onnx(source: str | os.PathLike[str] | Any) -> OnnxFile:
     """Open a file, or take a model that is in memory.
 
-    Parameters
-    ----------
-    source
-        Path, `onnx.ModelProto`, or what this returned.
-
-    Raises
-    ------
-    ArtifactError
-        If the file does not exist, is truncated, or no ONNX model.
-    ImportRefused
-        If it uses versions of operators that are not known here.
+    source: Path, `onnx.ModelProto`, or what this returned.
+    Raises ArtifactError if the file does not exist, is truncated, or no ONNX model.
+    Raises ImportRefused if it uses versions of operators that are not known here.
     """
     if isinstance(source, OnnxFile):
         return source

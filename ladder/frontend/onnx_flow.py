@@ -27,12 +27,8 @@ Tensor = Callable[[Any], str]
 class LateOfPiece(Late):
     """A value that a plan before this point computes.
 
-    Parameters
-    ----------
-    name, info
-        As of any.
-    piece, value
-        The plan, and the value there.
+    name, info: As of any.
+    piece, value: The plan, and the value there.
     """
 
     def __init__(self, name: str, info: Any, piece: Piece, value: str) -> None:
@@ -47,12 +43,8 @@ class LateOfPiece(Late):
 class Flow:
     """Stages in the making.
 
-    Parameters
-    ----------
-    name
-        Of the model's graph.
-    precise
-        Whether each operator's result is rounded to its type.
+    name: Of the model's graph.
+    precise: Whether each operator's result is rounded to its type.
     """
 
     def __init__(self, name: str, precise: bool) -> None:

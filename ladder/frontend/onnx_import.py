@@ -65,22 +65,12 @@ from tile_types.tile import Extent, Tile
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
     """Import a model that is one plan.
 
-    Parameters
-    ----------
-    source
-        Path of the file, or `onnx.ModelProto`.
-    problem
-        Gives the normal form of a product whose weight is annotated with a type.
-    precise
-        Whether each operator's result is rounded to its type, and operators stay those of the file.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is truncated, or its external data is missing.
-    ImportRefused
-        If it uses an operator, a version or a form that no table has, or is no single plan; the message names
-        it.
+    source: Path of the file, or `onnx.ModelProto`.
+    problem: Gives the normal form of a product whose weight is annotated with a type.
+    precise: Whether each operator's result is rounded to its type, and operators stay those of the file.
+    Raises ArtifactError if the file is truncated, or its external data is missing.
+    Raises ImportRefused if it uses an operator, a version or a form that no table has, or is no single plan;
+        the message names it.
     """
     return import_stages(source, problem, precise).one("a tile graph")
 
@@ -90,12 +80,8 @@ def import_stages(
 ) -> Staged:
     """Import a model as plans and the nodes between them; errors as `import_onnx`.
 
-    Parameters
-    ----------
-    source, problem, precise
-        As in `import_onnx`; or an `OnnxFile`.
-    shapes
-        Input -> the shape that it has in every call, in place of what the file states.
+    source, problem, precise: As in `import_onnx`; or an `OnnxFile`.
+    shapes: Input -> the shape that it has in every call, in place of what the file states.
     """
     with one_error(source):
         return Walk(open_onnx(source), problem, precise, shapes or {}).imported()

@@ -11,14 +11,9 @@ import onnx
 def renamed(nodes: Iterable[Any], names: dict[str, str], prefix: str) -> list[Any]:
     """Return copies of nodes whose results have names of their own.
 
-    Parameters
-    ----------
-    nodes
-        In order.
-    names
-        Name in the graph -> name outside; what the nodes compute is added, under ``prefix``.
-    prefix
-        Unique to the node that is replaced.
+    nodes: In order.
+    names: Name in the graph -> name outside; what the nodes compute is added, under ``prefix``.
+    prefix: Unique to the node that is replaced.
     """
     found = []
     for node in nodes:

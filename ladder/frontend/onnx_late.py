@@ -25,12 +25,8 @@ from tile_types.tile import Extent, Tile
 class Late:
     """A value that is there when a model runs.
 
-    Parameters
-    ----------
-    name
-        Among the values of a call.
-    info
-        ``onnx.TypeProto``, symbolic extents as parameters; None where nothing is known of it.
+    name: Among the values of a call.
+    info: ``onnx.TypeProto``, symbolic extents as parameters; None where nothing is known of it.
     """
 
     name: str
@@ -105,23 +101,12 @@ def inferred(
 ) -> dict[str, Any]:
     """Return the types of a node's results by the standard's rules.
 
-    Parameters
-    ----------
-    node
-        The node.
-    operands
-        Name of a value that it reads -> ONNX type; None where nothing is known.
-    known
-        Name of one that is known -> value; shapes follow from small ones.
-    opsets
-        Of the model.
-    what
-        For messages.
-
-    Raises
-    ------
-    ImportRefused
-        If the rules refuse the operands.
+    node: The node.
+    operands: Name of a value that it reads -> ONNX type; None where nothing is known.
+    known: Name of one that is known -> value; shapes follow from small ones.
+    opsets: Of the model.
+    what: For messages.
+    Raises ImportRefused if the rules refuse the operands.
     """
     small = {
         name: value for name, value in known.items() if not value.symbolic and prod(value.shape) <= SMALL

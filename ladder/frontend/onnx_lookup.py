@@ -72,7 +72,7 @@ INVENTED = "unk__"
 """How the standard's rules begin the names of sizes that they know nothing of."""
 
 LENIENT: Mapping[str, Callable[[Any], Any]] = {
-    "Range": lambda array: array.reshape(()) if array.size == 1 else array,
+    "Range": lambda array: array.reshape(()) if array.size == 1 else array
 }
 """Operators whose operands exporters write as vectors of one element, where the standard wants numbers."""
 
@@ -85,10 +85,7 @@ def row_holds(node: Any, version: int) -> bool:
 def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
     """Return the row of a node's operator; None if torch has to run it.
 
-    Raises
-    ------
-    ImportRefused
-        If nothing runs it; the nearest names are suggested.
+    Raises ImportRefused if nothing runs it; the nearest names are suggested.
     """
     found = ROWS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if found is None and not is_known(node, versions):

@@ -40,10 +40,7 @@ def add_native(
 ) -> tuple[Value, ...]:
     """Add a node of Ladder's domain to the graph.
 
-    Raises
-    ------
-    ImportRefused
-        If what the table infers is not what the node states.
+    Raises ImportRefused if what the table infers is not what the node states.
     """
     tiles = _tiles(given)
     reader: Reader = _READERS.get(node.op_type, _operator)
@@ -116,9 +113,5 @@ def _declared(piece: Piece, node: Any, tiles: tuple[Tile, ...], source: Source) 
     return name
 
 
-_READERS: Mapping[str, Reader] = {
-    "stored": _stored,
-    "weight": _weight,
-    "part": _part,
-}
+_READERS: Mapping[str, Reader] = {"stored": _stored, "weight": _weight, "part": _part}
 """Operators of the domain that are no rows of the table."""

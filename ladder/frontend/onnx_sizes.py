@@ -14,10 +14,7 @@ Shapes = Mapping[str, Sequence[int]]
 def fixed_sizes(inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
     """Return size that a file names -> its extent, by shapes of inputs that are the same in every call.
 
-    Raises
-    ------
-    ShapeError, UnknownNameError
-        If there is no such input, or its type has no such shape.
+    Raises ShapeError, UnknownNameError if there is no such input, or its type has no such shape.
     """
     found: dict[str, int] = {}
     for name, shape in shapes.items():

@@ -29,12 +29,8 @@ from tile_types.tile import Extent
 class Weight:
     """A quantized weight of a model.
 
-    Parameters
-    ----------
-    gemm
-        The product that it is for.
-    value
-        The matrix in canonical storage.
+    gemm: The product that it is for.
+    value: The matrix in canonical storage.
     """
 
     gemm: Gemm
@@ -45,17 +41,11 @@ class Weight:
 class Imported:
     """An imported model, or a part of one that is one plan, for any device.
 
-    Parameters
-    ----------
-    program
-        Arguments are the inputs in order; sources of kind ``weight`` and ``part`` name a position
-        in ``weights``.
-    inputs, outputs
-        Names in the file.
-    weights
-        Quantized weights, to be packed for a device.
-    limits
-        Pairs (extent, at most): what the sizes of a call must keep to.
+    program: Arguments are the inputs in order; sources of kind ``weight`` and ``part`` name a position in
+        ``weights``.
+    inputs, outputs: Names in the file.
+    weights: Quantized weights, to be packed for a device.
+    limits: Pairs (extent, at most): what the sizes of a call must keep to.
     """
 
     program: Program
@@ -69,16 +59,10 @@ class Imported:
 class NodeStage:
     """A node that torch runs between plans.
 
-    Parameters
-    ----------
-    node
-        ``onnx.NodeProto``.
-    reads
-        Values that it, or a graph of its own, reads.
-    versions
-        Domain -> version of its operators.
-    why
-        Why it is in no plan.
+    node: ``onnx.NodeProto``.
+    reads: Values that it, or a graph of its own, reads.
+    versions: Domain -> version of its operators.
+    why: Why it is in no plan.
     """
 
     node: Any
@@ -91,18 +75,11 @@ class NodeStage:
 class Staged:
     """An imported model.
 
-    Parameters
-    ----------
-    title
-        For messages.
-    inputs
-        Name -> ONNX type, in order.
-    outputs
-        Names.
-    stages
-        In order.
-    stored
-        Values that nodes between plans, or callers, read and no stage makes, by name.
+    title: For messages.
+    inputs: Name -> ONNX type, in order.
+    outputs: Names.
+    stages: In order.
+    stored: Values that nodes between plans, or callers, read and no stage makes, by name.
     """
 
     title: str
@@ -124,10 +101,7 @@ class Staged:
     def one(self, what: str) -> Imported:
         """Return the only plan.
 
-        Raises
-        ------
-        ImportRefused
-            If there are several; the message says why, and what cannot be done.
+        Raises ImportRefused if there are several; the message says why, and what cannot be done.
         """
         found = self.single
         if found is None:
@@ -215,18 +189,11 @@ class Piece:
     ) -> Imported:  # fmt: skip
         """Return the plan.
 
-        Parameters
-        ----------
-        homes
-            Size -> value of the call and axis that show it.
-        literals
-            Results that are known, by name.
-        order
-            Names of the results.
-        rules
-            Pattern matches of operators that graphs write as several.
-        whole
-            Whether it is the whole model: then inputs that nothing reads stay.
+        homes: Size -> value of the call and axis that show it.
+        literals: Results that are known, by name.
+        order: Names of the results.
+        rules: Pattern matches of operators that graphs write as several.
+        whole: Whether it is the whole model: then inputs that nothing reads stay.
         """
         found: list[int | tuple[Any]] = []
         results: list[str] = []

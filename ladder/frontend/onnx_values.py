@@ -35,14 +35,9 @@ TENSOR_TYPES = (
 class Known:
     """A value that no input decides but for symbolic sizes.
 
-    Parameters
-    ----------
-    array
-        The value; of dtype object, whose elements are extents, where a size is symbolic (int64 then).
-    text
-        Whether elements of dtype object are text.
-    whole
-        Type of symbolic sizes: of `WHOLE` or `FLOATS`.
+    array: The value; of dtype object, whose elements are extents, where a size is symbolic (int64 then).
+    text: Whether elements of dtype object are text.
+    whole: Type of symbolic sizes: of `WHOLE` or `FLOATS`.
     """
 
     array: np.ndarray
@@ -93,10 +88,7 @@ def wide(dtype: np.dtype) -> np.dtype:
 def type_name(dtype: np.dtype) -> str:
     """Return our name of a numpy dtype.
 
-    Raises
-    ------
-    DTypeError
-        If tensors of models have no such type.
+    Raises DTypeError if tensors of models have no such type.
     """
     name = TYPE_NAMES.get(dtype.name, dtype.name)
     if name not in TENSOR_TYPES:

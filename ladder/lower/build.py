@@ -37,9 +37,7 @@ KERNELS = {
 }
 """Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
 
-SKELETONS = {
-    "cpu": "ladder.lower.skeletons.loopnest:emit",
-}
+SKELETONS = {"cpu": "ladder.lower.skeletons.loopnest:emit"}
 """Skeleton -> ``module:function`` that emits a tile program."""
 
 QUANTIZERS = {
@@ -48,16 +46,10 @@ QUANTIZERS = {
 }
 """TVM target kind -> ``module:class``: ``(quantization, device)``, whose ``emit()`` emits the kernel."""
 
-ATTENTION = {
-    "cuda": "ladder.lower.cuda.attention:emit",
-    "rocm": "ladder.lower.rocm.attention:emit",
-}
+ATTENTION = {"cuda": "ladder.lower.cuda.attention:emit", "rocm": "ladder.lower.rocm.attention:emit"}
 """TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a kernel of attention."""
 
-SCALED = {
-    "cuda": "ladder.lower.cuda.scaled:emit",
-    "rocm": "ladder.lower.rocm.scaled:emit",
-}
+SCALED = {"cuda": "ladder.lower.cuda.scaled:emit", "rocm": "ladder.lower.rocm.scaled:emit"}
 """TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a block-scaled product."""
 
 COMPILERS = {

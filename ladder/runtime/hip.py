@@ -75,12 +75,8 @@ Entry = ctypes.CFUNCTYPE(ctypes.c_int, Pointer, ctypes.POINTER(Any64), ctypes.c_
 class Hip:
     """The HIP runtime's functions, each checked.
 
-    Raises
-    ------
-    MissingToolError
-        If the library is not there or lacks one of them.
-    DeviceError
-        If it shows no GPU.
+    Raises MissingToolError if the library is not there or lacks one of them.
+    Raises DeviceError if it shows no GPU.
     """
 
     def __init__(self) -> None:
@@ -164,14 +160,9 @@ def runtime() -> Hip:
 class Function:
     """A kernel as its library describes it.
 
-    Parameters
-    ----------
-    symbol
-        Its name in the code object.
-    types
-        DLPack code and bits of each argument.
-    extents
-        What the values behind the arguments mean: `AXES` or `DYNAMIC`.
+    symbol: Its name in the code object.
+    types: DLPack code and bits of each argument.
+    extents: What the values behind the arguments mean: `AXES` or `DYNAMIC`.
     """
 
     symbol: str
@@ -214,10 +205,7 @@ class Blob:
 def parse_module(data: bytes) -> tuple[list[Function], bytes]:
     """Return the kernels and the code object of a module that TVM wrote.
 
-    Raises
-    ------
-    ArtifactError
-        If it is none.
+    Raises ArtifactError if it is none.
     """
     blob = Blob(data)
     if blob.text() != "hsaco":
@@ -343,12 +331,8 @@ TYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat16": 4, "float8_e4m3fn": 1
 class Array:
     """A contiguous array in the memory of GPU 0, filled from the host.
 
-    Parameters
-    ----------
-    hip
-        The runtime.
-    values
-        A C-contiguous numpy array; narrow floats are those of ml_dtypes.
+    hip: The runtime.
+    values: A C-contiguous numpy array; narrow floats are those of ml_dtypes.
     """
 
     def __init__(self, hip: Hip, values: np.ndarray[Any, Any]) -> None:

@@ -15,14 +15,7 @@ from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
 from ladder.capture.operations.moving import is_made_here, move_into, transfer
 from ladder.capture.operations.objects import hide, new_container, perform, settled
 from ladder.capture.operations.operators import binary
-from ladder.capture.operations.replay import (
-    drained,
-    is_hidden,
-    iterate,
-    iterated,
-    replay,
-    taken,
-)
+from ladder.capture.operations.replay import drained, is_hidden, iterate, iterated, replay, taken
 from ladder.capture.operations.symbolic import computed_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives

@@ -20,10 +20,7 @@ from ladder.capture.values.shapes import DynamicSize, Walk
 class Clones:
     """What can be made again of a segment with `steps` so far.
 
-    Raises
-    ------
-    CaptureError
-        From `values`, if something cannot.
+    Raises CaptureError from `values`, if something cannot.
     """
 
     def __init__(self, heap: Heap, steps: Sequence[MockStep], uses: set[str]) -> None:

@@ -17,16 +17,10 @@ from ladder.capture.values.tensors import STATE, autocast_state, torch_state
 class Guard:
     """Conditions, in order, and the variables and constants of the code.
 
-    Attributes
-    ----------
-    space
-        Name of a constant -> the object; the globals of the generated code.
-    paths
-        Variable -> what it is in the program, as people read it.
-    state, autocast
-        What `torch_state` and `autocast_state` gave where the segment began.
-    calls_cached
-        Whether a condition calls a function behind `functools.cache`.
+    space: Name of a constant -> the object; the globals of the generated code.
+    paths: Variable -> what it is in the program, as people read it.
+    state, autocast: What `torch_state` and `autocast_state` gave where the segment began.
+    calls_cached: Whether a condition calls a function behind `functools.cache`.
     """
 
     def __init__(self) -> None:

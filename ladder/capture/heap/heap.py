@@ -48,29 +48,18 @@ Read = Callable[[Node, Any, Any, str, str], Any]
 class Heap:
     """Objects of one segment.
 
-    Attributes
-    ----------
-    lifted
-        Paths of what the guard leaves open.
-    alike
-        Extents of tensors from outside that are left open where they are one of these; the paths `closed`
+    lifted: Paths of what the guard leaves open.
+    alike: Extents of tensors from outside that are left open where they are one of these; the paths `closed`
         are not.
-    numbers
-        Whether graphs take numbers that are no extents.
-    outside
-        Variables of objects that were there before the segment.
-    tensors
-        Tensors that were there before; `metadata` says what the guard holds them to.
-    steps
-        The lines of the mock, in order.
-    copied
-        Tensors that lie in rows with gaps, however wide: the graph takes a copy without; `copies` knows
+    numbers: Whether graphs take numbers that are no extents.
+    outside: Variables of objects that were there before the segment.
+    tensors: Tensors that were there before; `metadata` says what the guard holds them to.
+    steps: The lines of the mock, in order.
+    copied: Tensors that lie in rows with gaps, however wide: the graph takes a copy without; `copies` knows
         what shares memory with these.
-    distinct
-        Types whose objects are told apart by identity.
-    assume
-        Called with a number that the graph computes, where the program needs to know it: its variable, its
-        value, and the instruction that read it.
+    distinct: Types whose objects are told apart by identity.
+    assume: Called with a number that the graph computes, where the program needs to know it: its variable,
+        its value, and the instruction that read it.
     """
 
     def __init__(self, shapes: Shapes, lifted: set[str], *, numbers: bool = True) -> None:
@@ -331,10 +320,7 @@ class Heap:
     def node(self, value: Any) -> Node:
         """Return the node of a heap object.
 
-        Raises
-        ------
-        CaptureError
-            If it is not known where the object comes from.
+        Raises CaptureError if it is not known where the object comes from.
         """
         node = self.find(value)
         if node is not None:

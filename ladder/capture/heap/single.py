@@ -22,17 +22,9 @@ Texts = Callable[[Any], str]
 def made_of_parts(value: Any, reference: Texts, constant: Texts) -> str:
     """Return text that makes an immutable object of its parts.
 
-    Parameters
-    ----------
-    value
-        The object.
-    reference, constant
-        What denotes a part, and what denotes an object that stays.
-
-    Raises
-    ------
-    CaptureError
-        If it is no such object.
+    value: The object.
+    reference, constant: What denotes a part, and what denotes an object that stays.
+    Raises CaptureError if it is no such object.
     """
     kind = type(value)
     if kind is DynamicSize or kind in MAKERS:

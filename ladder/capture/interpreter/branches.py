@@ -66,21 +66,12 @@ class Fork(NamedTuple):
 def fork(vm: Interpreter, graph_break: GraphBreak, function: Any, args: Any, kwargs: Any, found: Any) -> None:
     """Go on with both sides of a branch if that can be recorded; return if it cannot.
 
-    Parameters
-    ----------
-    graph_break
-        The end of the segment at the branch.
-    function, args, kwargs
-        The call that reads the value: `bool` of a tensor, or an operator that gives a bool.
-    found
-        What it has given, `NULL` if it has not been made.
-
-    Raises
-    ------
-    Joined
-        If it could: the program has run to its end.
-    Abandoned
-        If it could not, inside a side of another branch.
+    graph_break: The end of the segment at the branch.
+    function, args, kwargs: The call that reads the value: `bool` of a tensor, or an operator that gives a
+        bool.
+    found: What it has given, `NULL` if it has not been made.
+    Raises Joined if it could: the program has run to its end.
+    Raises Abandoned if it could not, inside a side of another branch.
     """
     asks = function is bool and len(args) == 1 and is_a(args[0], torch.Tensor)
     if vm.store.joins and (asks or type(found) is bool):

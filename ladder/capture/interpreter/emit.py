@@ -53,10 +53,7 @@ def _no_collection() -> Iterator[None]:
 def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None) -> Record:
     """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one.
 
-    Raises
-    ------
-    CaptureError
-        Where there can be none.
+    Raises CaptureError where there can be none.
     """
     try:
         return _emitted(vm, ending, graph_break)
@@ -210,10 +207,7 @@ def _running_lines(
 ) -> list[str]:
     """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so.
 
-    Parameters
-    ----------
-    kept
-        Tensors whose memory is put back then.
+    kept: Tensors whose memory is put back then.
     """
     failed = f"return ({heap.constant(FAILED)}, {heap.constant(failure)}(error))"
     grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast

@@ -27,27 +27,16 @@ Call = Callable[["Interpreter", Any, tuple[Any, ...], dict[str, Any]], Any]
 class Interpreter:
     """One interpreted run.
 
-    Attributes
-    ----------
-    heap, trace
-        What has been read, made, changed and computed since the segment began.
-    recording
-        False where the rest of the run is only carried out: calls are then native.
-    point
-        Where the segment began.
-    roots
-        How many values the segment began with.
-    side, beside
-        Which side of a branch it is, and the records of the sides that are known; `aside`: what is kept
-        while a side is recorded, one inside the other; `supposed`: whether that side was not taken.
-    frames
-        The interpreted frames, outermost first.
-    beginning
-        The point where the run began, if that is where the function begins.
-    told_compiling
-        Whether the program has asked if a compiler traces it, and was told so.
-    barriers
-        Instructions that wait for native code to return: no segment can end there.
+    heap, trace: What has been read, made, changed and computed since the segment began.
+    recording: False where the rest of the run is only carried out: calls are then native.
+    point: Where the segment began.
+    roots: How many values the segment began with.
+    side, beside: Which side of a branch it is, and the records of the sides that are known; `aside`: what is
+        kept while a side is recorded, one inside the other; `supposed`: whether that side was not taken.
+    frames: The interpreted frames, outermost first.
+    beginning: The point where the run began, if that is where the function begins.
+    told_compiling: Whether the program has asked if a compiler traces it, and was told so.
+    barriers: Instructions that wait for native code to return: no segment can end there.
     """
 
     def __init__(self, store: Store, call: Call, call_function: Call) -> None:

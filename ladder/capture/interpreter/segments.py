@@ -97,10 +97,7 @@ def close_segment(vm: Interpreter, graph_break: GraphBreak) -> bool:
 def open_segment(vm: Interpreter, graph_break: GraphBreak, result: Any) -> Any:
     """Begin the segment that follows the call, which gave or raised `result`.
 
-    Raises
-    ------
-    Followed
-        Where that has been recorded before: the program has run to its end.
+    Raises Followed where that has been recorded before: the program has run to its end.
     """
     point = graph_break.failure if is_a(result, BaseException) else graph_break.point
     values = [value for frame, layout in frame_pairs(graph_break) for value in layout.values(frame)]

@@ -132,7 +132,5 @@ def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
     object.__delattr__(value, name)
     node.wrote(name)
     vm.heap.change(
-        f"{vm.heap.constant(object.__delattr__)}({owner}, {name!r})",
-        [node, vm.heap.node(value)],
-        uses,
+        f"{vm.heap.constant(object.__delattr__)}({owner}, {name!r})", [node, vm.heap.node(value)], uses
     )

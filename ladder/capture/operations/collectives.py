@@ -31,10 +31,7 @@ but the group; a group has its number of ranks under ``"ranks"``, its own under 
 def _reduction(given: Given) -> str:
     """Return the name of a reduction as functional operators have it.
 
-    Raises
-    ------
-    CaptureError
-        If they have none such.
+    Raises CaptureError if they have none such.
     """
     op = given["op"] if "op" in given else given["reduceOp"]
     known = torch.distributed.ReduceOp
@@ -72,10 +69,7 @@ IN_PLACE: dict[str, tuple[str, Operands]] = {
 def _group(vm: Interpreter, given: Any) -> Any:
     """Return a process group that is guarded to be this one; the default group for None.
 
-    Raises
-    ------
-    CaptureError
-        If it is none, or this process is not in it.
+    Raises CaptureError if it is none, or this process is not in it.
     """
     default = torch.distributed.distributed_c10d._get_default_group
     group = vm.call_function(pinned_part(vm, default), (), {}) if given is None else given

@@ -52,10 +52,8 @@ def is_counted(vm: Interpreter, value: torch.Tensor) -> bool:
 def counted_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
     """Return metadata of a tensor whose shape depends on values: its extents are numbers of the graph.
 
-    Raises
-    ------
-    CaptureError
-        Where these have been other than assumed too often, or the number of axes is not known either.
+    Raises CaptureError where these have been other than assumed too often, or the number of axes is not known
+        either.
     """
     known, here, rest = value_of(vm, value), vm.here(), tuple(map(vm.plain, rest))
     surprises = vm.point is None or here in vm.point.surprising

@@ -36,12 +36,8 @@ NO_OVERRIDE = Absent()
 class Frame:
     """One activation of a Python function under the interpreter.
 
-    Parameters
-    ----------
-    function
-        What runs.
-    slots
-        Name to value, for locals, cells and free variables alike; unbound names are not there.
+    function: What runs.
+    slots: Name to value, for locals, cells and free variables alike; unbound names are not there.
     """
 
     __slots__ = (

@@ -31,10 +31,7 @@ def choose(
 
     Returns the condition as a bool, then what the side returns.
 
-    Raises
-    ------
-    Unrecorded
-        If that side is None.
+    Raises Unrecorded if that side is None.
     """
     holds = bool(condition)
     return (holds, *run_of(taken_side(holds, when_true, when_false))(*operands))
@@ -45,10 +42,7 @@ def taken_side(
 ) -> Callable[..., Any]:
     """Return the side that is taken.
 
-    Raises
-    ------
-    Unrecorded
-        If it is None.
+    Raises Unrecorded if it is None.
     """
     side = when_true if holds else when_false
     if side is None:

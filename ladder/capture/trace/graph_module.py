@@ -21,12 +21,8 @@ ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "b
 def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool) -> torch.fx.GraphModule:
     """Return the graph that gives the values `wanted`.
 
-    Parameters
-    ----------
-    before
-        Whether gradients are recorded where the graph begins.
-    loops
-        Whether iterations that match become one node.
+    before: Whether gradients are recorded where the graph begins.
+    loops: Whether iterations that match become one node.
     """
     graph = trace.graph
     graph.output(tuple(value.fx for value in wanted))

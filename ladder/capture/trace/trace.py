@@ -50,22 +50,14 @@ class Apart(NamedTuple):
 class Trace:
     """The graph of one segment, and what running it does besides computing.
 
-    Attributes
-    ----------
-    placeholders
-        (node, variable, example) of each input, in order; `versions`: how often each was written before.
-    results
-        What operators gave, in order; `values`: the same and inputs, by variable.
-    modules
-        The graphs inside of conditionals.
-    written
-        Storage -> variable of a tensor from outside that is written; `writes`: whether any memory is.
-    effects
-        What the operators of nodes did; conditionals and loops have none.
-    impure
-        Whether a tensor is changed otherwise than by writing its memory.
-    late
-        Storage -> how often it was written by what has run and is not in the graph.
+    placeholders: (node, variable, example) of each input, in order; `versions`: how often each was written
+        before.
+    results: What operators gave, in order; `values`: the same and inputs, by variable.
+    modules: The graphs inside of conditionals.
+    written: Storage -> variable of a tensor from outside that is written; `writes`: whether any memory is.
+    effects: What the operators of nodes did; conditionals and loops have none.
+    impure: Whether a tensor is changed otherwise than by writing its memory.
+    late: Storage -> how often it was written by what has run and is not in the graph.
     """
 
     def __init__(self, shapes: Shapes) -> None:

@@ -26,10 +26,7 @@ MAKES_CACHE = ("use_cache", True)
 def expected_open(names: Sequence[str], values: Sequence[Any]) -> set[str]:
     """Return the paths of the extents of token numbers, masks and positions; none without a cache.
 
-    Parameters
-    ----------
-    names, values
-        The arguments of the first call.
+    names, values: The arguments of the first call.
     """
     caches = any(map(_holds_state, values)) or MAKES_CACHE in _flags(names, values)
     return numbering_extents(names, values) if caches else set()

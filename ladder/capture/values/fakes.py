@@ -16,10 +16,7 @@ from ladder.capture.values.kinds import is_a
 def fake_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Return what an operator gives for fakes of its tensors; extents that depend on values are symbols.
 
-    Raises
-    ------
-    Exception
-        Whatever it raises then.
+    Raises Exception: Whatever it raises then.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -31,10 +31,7 @@ class Remembered:
     def __call__(self, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Return what ``run()`` gives, which calls `function`.
 
-        Raises
-        ------
-        Unknown
-            If it changes how an operand lies that stands for several.
+        Raises Unknown if it changes how an operand lies that stands for several.
         """
         if may_write(function, kwargs):
             if any(id(value) in self.shared for value in tensors_in((args, kwargs))) and relays(function):
@@ -121,10 +118,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def described(value: Any) -> Any:
     """Return what an operator on fakes can know of an argument, to be compared.
 
-    Raises
-    ------
-    Unknown
-        If it may ask for something else.
+    Raises Unknown if it may ask for something else.
     """
     kind = type(value)
     if kind in PLAIN or isinstance(value, PLAIN_OF_TORCH):

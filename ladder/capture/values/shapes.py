@@ -117,20 +117,12 @@ def environment_class() -> Any:
 class Shapes:
     """The symbols of one segment.
 
-    Attributes
-    ----------
-    env, mode
-        torch's environment of symbols and mode of fake tensors; None as long as nothing is left open.
-    names
-        Symbol -> variable of the guard; `values`: variable -> what it is in this run.
-    given
-        Variable that an operator takes -> its symbol.
-    fakes
-        Variable of a tensor with open extents -> its fake.
-    extents
-        Expression of variables -> the variable of the guard that holds it.
-    lengths
-        Expression of symbols -> how many operations it has.
+    env, mode: torch's environment of symbols and mode of fake tensors; None as long as nothing is left open.
+    names: Symbol -> variable of the guard; `values`: variable -> what it is in this run.
+    given: Variable that an operator takes -> its symbol.
+    fakes: Variable of a tensor with open extents -> its fake.
+    extents: Expression of variables -> the variable of the guard that holds it.
+    lengths: Expression of symbols -> how many operations it has.
     """
 
     def __init__(self) -> None:

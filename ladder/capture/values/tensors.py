@@ -152,13 +152,9 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
 class Memory(NamedTuple):
     """What a graph writes, with copies of what lay there.
 
-    Parameters
-    ----------
-    joined
-        Tensors of one type and device that are all of their storages, with one copy of all: one copy of
+    joined: Tensors of one type and device that are all of their storages, with one copy of all: one copy of
         many costs little more than one of each.
-    storages
-        Other storages, each with its copy.
+    storages: Other storages, each with its copy.
     """
 
     joined: list[tuple[list[torch.Tensor], torch.Tensor]]
@@ -224,10 +220,7 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def metadata_checks(
-    constant: Callable[[Any], str],
-    tensor: torch.Tensor,
-    var: str,
-    left_open: frozenset[int] | None = None,
+    constant: Callable[[Any], str], tensor: torch.Tensor, var: str, left_open: frozenset[int] | None = None
 ) -> list[tuple[str, str]]:
     """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`.
 

@@ -22,14 +22,9 @@ __all__ = ["CpuLayout", "cpu_layout", "emit_quantize", "pack", "unpack"]
 def emit_quantize(source: str, device: TileDevice, name: str) -> Any:
     """Emit the PrimFunc ``(x[M,K], codes int8[M,K], token_scale float32[M])``.
 
-    Parameters
-    ----------
-    source
-        ``"bfloat16"``, ``"float16"`` or ``"float32"``: the element type of x.
-    device
-        The CPU to emit for.
-    name
-        Name of the entry.
+    source: ``"bfloat16"``, ``"float16"`` or ``"float32"``: the element type of x.
+    device: The CPU to emit for.
+    name: Name of the entry.
     """
     from ladder.lower.cpu.quantize import emit_quantize_kernel
 

@@ -43,23 +43,12 @@ def recoding(element: TType) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the arrays of a kernel in the order in which it takes them.
 
-    Parameters
-    ----------
-    gemm
-        The problem that the matrix belongs to.
-    weight
-        Codes ``[N, K]`` with scales and zero points.
-
-    Returns
-    -------
-    ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` float32 [groups, N padded] if
-    ``gemm.scale``; ``zeros`` [groups, N padded] unless ``gemm.zero`` is ``"none"``, int32 for
-    integer zero points on an integer core, else float32; ``row_scale`` float32 [N padded].
-
-    Raises
-    ------
-    ShapeError
-        If a block of several columns does not match ``gemm.group_size``.
+    gemm: The problem that the matrix belongs to.
+    weight: Codes ``[N, K]`` with scales and zero points.
+    Returns: ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` float32 [groups, N padded] if
+        ``gemm.scale``; ``zeros`` [groups, N padded] unless ``gemm.zero`` is ``"none"``, int32 for integer
+        zero points on an integer core, else float32; ``row_scale`` float32 [N padded].
+    Raises ShapeError if a block of several columns does not match ``gemm.group_size``.
     """
     import torch
 
@@ -121,18 +110,10 @@ def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.d
 def pack_codes(layout: CpuLayout, codes: torch.Tensor, fill: int = 0) -> torch.Tensor:
     """Pack codes.
 
-    Parameters
-    ----------
-    layout
-        Where each code goes.
-    codes
-        ``[N, K]`` of any integer dtype.
-    fill
-        Code of the padding.
-
-    Returns
-    -------
-    uint32 words of shape ``layout.shape(N, K)``.
+    layout: Where each code goes.
+    codes: ``[N, K]`` of any integer dtype.
+    fill: Code of the padding.
+    Returns: uint32 words of shape ``layout.shape(N, K)``.
     """
     import torch
 
@@ -185,16 +166,9 @@ def _pack_blocks(layout: CpuLayout, codes: torch.Tensor) -> torch.Tensor:
 def unpack(gemm: Gemm, words: torch.Tensor) -> torch.Tensor:
     """Return the codes ``[N, K]`` that `pack` stored: its exact inverse on valid codes.
 
-    Parameters
-    ----------
-    gemm
-        The problem it was packed for.
-    words
-        The array ``words`` of `pack`.
-
-    Returns
-    -------
-    int64 codes.
+    gemm: The problem it was packed for.
+    words: The array ``words`` of `pack`.
+    Returns: int64 codes.
     """
     import torch
 

@@ -25,10 +25,7 @@ class CpuLibrary:
 def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
     """Compile PrimFuncs by name for a CPU; returns TVM's executable.
 
-    Raises
-    ------
-    CompilerError
-        If LLVM rejects the functions.
+    Raises CompilerError if LLVM rejects the functions.
     """
     import tvm
     from tvm.target import Target
@@ -44,19 +41,10 @@ def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
 def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> CpuLibrary:
     """Compile PrimFuncs into a shared library.
 
-    Parameters
-    ----------
-    functions
-        Entries by name.
-    device
-        The CPU to compile for.
-    library
-        Path of the ``.so`` to write.
-
-    Raises
-    ------
-    CompilerError
-        If LLVM rejects the functions or the system's linker fails.
+    functions: Entries by name.
+    device: The CPU to compile for.
+    library: Path of the ``.so`` to write.
+    Raises CompilerError if LLVM rejects the functions or the system's linker fails.
     """
     executable = compile_module(functions, device)
     try:

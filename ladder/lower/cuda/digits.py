@@ -19,13 +19,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.digit_activations import (
-    Converter,
-    FragmentLoader,
-    Fragments,
-    Memory,
-    allocate,
-)
+from ladder.lower.cuda.digit_activations import Converter, FragmentLoader, Fragments, Memory, allocate
 from ladder.lower.cuda.digit_geometry import Spec, choose_spec
 from ladder.lower.cuda.digit_place import Place, find_place, prefetch, slice_periods
 from ladder.lower.cuda.digit_sums import Sums

@@ -43,11 +43,7 @@ __forceinline__ __device__ float ladder_{name}(float x, float y) {{
   return result;
 }}
 """
-PAIRS = {
-    "quotient": "div.full.f32",
-    "maximum": "max.NaN.f32",
-    "minimum": "min.NaN.f32",
-}
+PAIRS = {"quotient": "div.full.f32", "maximum": "max.NaN.f32", "minimum": "min.NaN.f32"}
 """Helper of two float32 -> its instruction."""
 
 PRODUCT = """

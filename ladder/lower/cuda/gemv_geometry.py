@@ -97,14 +97,8 @@ class GemvGeometry(Slices):
 
     def __post_init__(self) -> None:
         s = self.schedule
-        check(
-            s.tile_n == TILE,
-            f"gemv works on the packed tile's {TILE} rows, got tile_n={s.tile_n}",
-        )
-        check(
-            s.tile_m in (8, 16),
-            f"gemv serves 8 or 16 rows of x per block, got tile_m={s.tile_m}",
-        )
+        check(s.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={s.tile_n}")
+        check(s.tile_m in (8, 16), f"gemv serves 8 or 16 rows of x per block, got tile_m={s.tile_m}")
         check(
             s.warps % s.split_k == 0 and s.warps <= 32,
             f"gemv takes as many warps for each slice of K and at most 32, got warps={s.warps},"

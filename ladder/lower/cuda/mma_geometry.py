@@ -40,10 +40,7 @@ class MmaGeometry:
             s.split_k == 1 and not s.persistent,
             "the mma pipeline neither splits K over blocks nor persists; use split_k=1, persistent=False",
         )
-        check(
-            bool(self._splits),
-            f"{s.warps} warps do not divide a tile of {s.tile_m} x {s.tile_n}",
-        )
+        check(bool(self._splits), f"{s.warps} warps do not divide a tile of {s.tile_m} x {s.tile_n}")
         check(
             self.shared_bytes <= self.device.shared_per_block,
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"

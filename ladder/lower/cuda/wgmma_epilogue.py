@@ -18,12 +18,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, Sum
-from ladder.lower.cuda.wgmma_geometry import (
-    WARP_ROWS,
-    accumulator_m,
-    accumulator_row,
-    swizzled_run,
-)
+from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, accumulator_m, accumulator_row, swizzled_run
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_stream import Stream

@@ -86,14 +86,8 @@ class WgmmaGeometry:
             not s.stream_k or (s.persistent and s.cluster == 1 and self.lane == 16),
             "stream_k shares the tiles of a persistent 16-bit kernel without clusters",
         )
-        check(
-            s.tile_m % (s.cluster * 8) == 0,
-            f"{s.cluster} blocks cannot share {s.tile_m} activation rows",
-        )
-        check(
-            s.split_k in (1, 2, 4, 8),
-            f"split_k is a cluster size: 1, 2, 4 or 8, got {s.split_k}",
-        )
+        check(s.tile_m % (s.cluster * 8) == 0, f"{s.cluster} blocks cannot share {s.tile_m} activation rows")
+        check(s.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {s.split_k}")
         check(
             self.register_estimate <= math_registers(s.warps),
             f"about {self.register_estimate} registers per thread, limit {math_registers(s.warps)}",

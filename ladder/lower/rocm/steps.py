@@ -92,10 +92,7 @@ WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
 WIDE_MAP = WideMap(accumulators=32, rows_per_lane=32)
 DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
 PAIRS = (Issue((0, 2), (0, 1), (0, 1, 2, 3)), Issue((1, 3), (0, 1), (4, 5, 6, 7)))
-QUADS = (
-    Issue((0, 2, 4, 6), (0, 1, 2, 3), (0, 1, 2, 3)),
-    Issue((1, 3, 5, 7), (0, 1, 2, 3), (4, 5, 6, 7)),
-)
+QUADS = (Issue((0, 2, 4, 6), (0, 1, 2, 3), (0, 1, 2, 3)), Issue((1, 3, 5, 7), (0, 1, 2, 3), (4, 5, 6, 7)))
 SINGLES = (
     Issue((0,), (0,), (0, 1, 2, 3)),
     Issue((1,), (0,), (4, 5, 6, 7)),
@@ -254,10 +251,7 @@ def _dot(activation: str, name: str, operand: str, carrier: str = "float32") -> 
     )
 
 
-DOTS: tuple[DotStep, ...] = (
-    _dot("float16", "fdot2", "float16x2"),
-    _dot("int8", "sdot4", "int32", "uint32"),
-)
+DOTS: tuple[DotStep, ...] = (_dot("float16", "fdot2", "float16x2"), _dot("int8", "sdot4", "int32", "uint32"))
 
 
 def select_step(device: TileDevice, activation: str) -> WaveStep:

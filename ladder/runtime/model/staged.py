@@ -197,10 +197,7 @@ class StagedModel:
 def require_wanted(inputs: Mapping[str, Wanted], values: Mapping[str, Any]) -> None:
     """Raise unless values of a call are what a model takes.
 
-    Raises
-    ------
-    ShapeError, DTypeError
-        If one does not fit; the message names it.
+    Raises ShapeError, DTypeError if one does not fit; the message names it.
     """
     sizes: dict[str, int] = {}
     for name, wanted in inputs.items():

@@ -21,16 +21,10 @@ UP = 1 << 23
 def cast(x: Any, code: int, saturate: bool = True, round_mode: str = "up") -> Any:
     """Return a tensor in another element type.
 
-    Parameters
-    ----------
-    x
-        The tensor.
-    code
-        ONNX's element type.
-    saturate
-        Whether numbers beyond the range of an 8-bit float become the largest one.
-    round_mode
-        ``up``, ``down`` or ``nearest``, for powers of two (E8M0).
+    x: The tensor.
+    code: ONNX's element type.
+    saturate: Whether numbers beyond the range of an 8-bit float become the largest one.
+    round_mode: ``up``, ``down`` or ``nearest``, for powers of two (E8M0).
     """
     if code_of(x) == code:
         return x

@@ -107,10 +107,7 @@ def unknown(node: Any) -> LadderError:
 def step_of(node: Any, versions: Versions, specialize: Specialize | None = None) -> Step:
     """Return what computes a node; graphs of its own as models where `specialize` makes some.
 
-    Raises
-    ------
-    UnknownNameError
-        If nothing does; the nearest names are suggested.
+    Raises UnknownNameError if nothing does; the nearest names are suggested.
     """
     name = key_of(node.domain, node.op_type)
     if name in CONTROL:
@@ -158,14 +155,9 @@ def type_of(value: Any) -> Any:
 def function_of(node: Any, versions: Versions, types: Sequence[Any]) -> Any:
     """Return the function that the standard defines an operator by, with a node's attributes in it.
 
-    Parameters
-    ----------
-    node
-        Of an operator that has one.
-    versions
-        Of the model's operators.
-    types
-        ONNX types of the operands, None for those that are left out.
+    node: Of an operator that has one.
+    versions: Of the model's operators.
+    types: ONNX types of the operands, None for those that are left out.
     """
     version = version_of(node.domain, versions)
     schema = schema_of(node.domain, node.op_type, version)
@@ -227,19 +219,10 @@ class BoundNode:
 class Body:
     """A graph or function, run node by node.
 
-    Parameters
-    ----------
-    graph
-        ``GraphProto`` or ``FunctionProto``.
-    versions
-        Of the operators.
-    special
-        The graph as a model, for the types and shapes of some calls.
-
-    Raises
-    ------
-    UnknownNameError
-        If it has an operator that nothing computes.
+    graph: ``GraphProto`` or ``FunctionProto``.
+    versions: Of the operators.
+    special: The graph as a model, for the types and shapes of some calls.
+    Raises UnknownNameError if it has an operator that nothing computes.
     """
 
     def __init__(self, graph: Any, versions: Versions, special: Specialized | None = None) -> None:
@@ -289,10 +272,7 @@ def bound_node(node: Any, versions: Versions, specialize: Specialize | None = No
 def run_node(node: BoundNode, values: dict[str, Any]) -> None:
     """Compute a node and note its results.
 
-    Raises
-    ------
-    LadderError
-        If it cannot be computed of these values; the message names it.
+    Raises LadderError if it cannot be computed of these values; the message names it.
     """
     operands = [values[name] if name else None for name in node.reads]
     try:

@@ -61,12 +61,8 @@ def unsigned(codes: torch.Tensor) -> torch.Tensor:
 def whole_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
     """Return the product of two tensors of codes less their zero points, int32.
 
-    Parameters
-    ----------
-    a, b
-        Codes; batches broadcast.
-    a_zero, b_zero
-        One, or one per row and one per column; none is 0.
+    a, b: Codes; batches broadcast.
+    a_zero, b_zero: One, or one per row and one per column; none is 0.
     """
     if has_dot_products() and _is_of_bytes(a, b, a_zero, b_zero):
         return _byte_product(a, b, a_zero, b_zero)

@@ -133,10 +133,7 @@ def _slice(
 def from_the_end(indices: Any, extent: int) -> Any:
     """Return indices that count from the beginning.
 
-    Raises
-    ------
-    ShapeError
-        If one lies outside of the axis.
+    Raises ShapeError if one lies outside of the axis.
     """
     indices = indices.to(torch.int64)
     least, most = map(int, torch.aminmax(indices)) if indices.numel() else (0, 0)

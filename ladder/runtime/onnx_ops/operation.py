@@ -11,16 +11,10 @@ from typing import Any
 class Operation:
     """One node without its operands.
 
-    Parameters
-    ----------
-    name
-        Of the operator, ``"domain::Name"`` outside of ONNX's own domain.
-    version
-        Of the set of operators.
-    given
-        Attributes; text is ``str``, tensors are values, graphs are callables.
-    count
-        Results that the node names.
+    name: Of the operator, ``"domain::Name"`` outside of ONNX's own domain.
+    version: Of the set of operators.
+    given: Attributes; text is ``str``, tensors are values, graphs are callables.
+    count: Results that the node names.
     """
 
     name: str

@@ -14,19 +14,10 @@ from tile_types.errors import unknown_name
 def operation_run(target: str, keywords: Mapping[str, Any], count: int) -> Callable[..., tuple[Any, ...]]:
     """Return ``(operands) -> results`` of an operator.
 
-    Parameters
-    ----------
-    target
-        ``"onnx.Name"``.
-    keywords
-        ``attributes``: pairs of name and literal; ``domain``; ``version``.
-    count
-        Results that the graph has.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is none of that name.
+    target: ``"onnx.Name"``.
+    keywords: ``attributes``: pairs of name and literal; ``domain``; ``version``.
+    count: Results that the graph has.
+    Raises UnknownNameError if there is none of that name.
     """
     name = key_of(str(keywords["domain"]), target.partition(".")[2])
     if name not in TABLE:

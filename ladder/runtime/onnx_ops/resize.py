@@ -246,9 +246,5 @@ def _mirrored(place: Any, extent: int, corners: bool) -> Any:
     return torch.minimum(away, 2 * span - away) + low
 
 
-RESIZES: Mapping[str, Run] = {
-    "Resize": _resize,
-    "Upsample": _upsample,
-    "GridSample": _grid_sample,
-}
+RESIZES: Mapping[str, Run] = {"Resize": _resize, "Upsample": _upsample, "GridSample": _grid_sample}
 """Operators that resample."""

@@ -15,10 +15,7 @@ from tile_types.errors import ShapeError
 def _place(sequence: list[Any], position: Any, most: int) -> int:
     """Return a position that counts from the beginning.
 
-    Raises
-    ------
-    ShapeError
-        If it lies outside.
+    Raises ShapeError if it lies outside.
     """
     at, count = int(position.reshape(())), len(sequence)
     if not -count <= at < most:

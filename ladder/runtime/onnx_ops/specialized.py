@@ -19,16 +19,10 @@ Model = Callable[..., Any]
 class Specialized:
     """A graph as a model for types and shapes that come again.
 
-    Parameters
-    ----------
-    names
-        The values that it is given, in the order in which the model takes them.
-    make
-        Name -> value of a call, to the model; None if it can be none.
-    patience
-        Calls in a row with the same types and shapes until it is made.
-    most
-        Sets of types and shapes that have models; others have none.
+    names: The values that it is given, in the order in which the model takes them.
+    make: Name -> value of a call, to the model; None if it can be none.
+    patience: Calls in a row with the same types and shapes until it is made.
+    most: Sets of types and shapes that have models; others have none.
     """
 
     def __init__(

@@ -102,10 +102,7 @@ def given_value(value: Any) -> Any:
 def code_of(value: Any) -> int:
     """Return the ONNX element type of a tensor.
 
-    Raises
-    ------
-    DTypeError
-        If ONNX has none.
+    Raises DTypeError if ONNX has none.
     """
     if isinstance(value, np.ndarray) and value.dtype == object:
         return int(onnx.TensorProto.STRING)
