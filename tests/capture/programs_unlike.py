@@ -212,3 +212,32 @@ def unlike_kinds(look):
 
 
 programs(**{f"unlike_kinds_by_{name}": unlike_kinds(look) for name, look in LOOKS.items()})
+
+
+EMPTY = ()
+TUPLES = {
+    "truth": lambda x, given: bool(given),
+    "or": lambda x, given: (given or 5) == 5,
+    "equal": lambda x, given: given == (1,),
+    "nested": lambda x, given: (given, 2) == ((1,), 2),
+    "among": lambda x, given: given in ((1,), ()),
+    "in_set": lambda x, given: given in {(1,), (2,)},
+    "key": lambda x, given: {(1,): True}.get(given, False),
+    "hash": lambda x, given: hash((given,)) == hash(((1,),)),
+    "empty": lambda x, given: given is EMPTY,
+}
+
+
+def unlike_tuples(look):
+    """Return a world whose calls differ in a tuple of constants that is looked at as a whole."""
+
+    def function(x, given, *rest):
+        return x * 2 if look(x, given) or (rest and look(x, rest)) else x + 1
+
+    rows = [(1,), (), (1,), (2,), (True,), (1.0,), ((),), (None,), (1, 1)]
+    makers = [functools.partial(tuple, (X.clone() + 4, row)) for row in rows]
+    makers += [functools.partial(tuple, (X.clone() + 4, 7, row)) for row in rows]
+    return lambda: calls(function, *makers)
+
+
+programs(**{f"unlike_tuples_by_{name}": unlike_tuples(look) for name, look in TUPLES.items()})

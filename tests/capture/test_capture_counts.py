@@ -61,11 +61,27 @@ def by_level(x, mask):
     return out
 
 
+def taken_apart(x, mask):
+    boxes = x[mask]
+    left, top, right, bottom = boxes.unbind(1)
+    return torch.stack([left * 2, top, right, bottom], 1), [part + 1 for part in boxes.chunk(2, dim=1)]
+
+
 def repeated(x, mask):
     return torch.repeat_interleave(x, mask.long() + 1, dim=0).shape, torch.unique(mask.long()).shape[0]
 
 
-WHOLE = [best_few, sizes, made, kept_in_containers, divided, changed_in_place, by_level, repeated]
+WHOLE = [
+    best_few,
+    sizes,
+    made,
+    kept_in_containers,
+    divided,
+    changed_in_place,
+    by_level,
+    repeated,
+    taken_apart,
+]
 
 
 def given(number, share=0.5, rows=9):

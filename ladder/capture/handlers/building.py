@@ -119,6 +119,8 @@ def add_to(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...]) -> 
 
 def hashed_natively(vm: Interpreter, keys: Any) -> bool:
     """Say whether no code of the user's runs where `keys` are hashed and compared."""
+    for key in keys if vm.recording else ():
+        vm.heap.touch(key) if type(key) in (tuple, frozenset) else None
     return not vm.recording or all(
         is_constant(key) or is_plain_tensor(key) or (type(key).__hash__, type(key).__eq__) == BY_IDENTITY
         for key in keys

@@ -412,11 +412,9 @@ class Heap:
     # whole contents ---------------------------------------------------------------------------
     def touch(self, value: Any, depth: int = 8) -> None:
         """Guard all that a container holds, and what its containers hold, to `depth` levels."""
-        if depth == 0 or (is_constant(value) and self.find(value) is None):
-            return
-        node = self.find(value)
+        node = self.find(value) if depth else None
         if node is None:
-            if is_a(value, tuple | frozenset):
+            if depth and is_a(value, tuple | frozenset):
                 for item in contents(value):
                     self.touch(item, depth - 1)
             return

@@ -129,6 +129,7 @@ def _isinstance(vm: Interpreter, value: Any, kinds: Any) -> Any:
 def _issubclass(vm: Interpreter, value: Any, kinds: Any) -> Any:
     if not is_constant(kinds) or not is_constant(value):
         raise CaptureError("issubclass of unknown kinds")
+    vm.heap.touch(kinds)
     for kind in kinds if type(kinds) is tuple else (kinds,):
         if is_a(kind, abc.ABCMeta):
             _meet_abstract(vm, value, kind)

@@ -62,6 +62,9 @@ def container_method(
 
 
 def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
+    for item in rest:
+        if type(item) in (tuple, frozenset) and is_constant(item):
+            vm.heap.touch(item)
     if not is_a(owner, tuple | frozenset):  # these are made again of their parts
         vm.heap.node(owner)
     # Where it keeps growing, what is in it is not read.
@@ -134,6 +137,7 @@ def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> 
     """Read one key, guarding no others; NULL if the general way must be taken."""
     key = rest[0]
     node = vm.heap.node(owner)
+    vm.heap.touch(key) if type(key) in (tuple, frozenset) else None
     if not is_key(key) or (type(key) not in QUICK and not is_a(key, type)):
         return NULL
     vm.heap.meet_key(key)

@@ -134,10 +134,21 @@ def gives_operand(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool
     return name in _SAME or (name.endswith("_") and not name.endswith("__"))
 
 
-def gives_as_many(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-    """Say whether an operator gives as many tensors whatever the elements are."""
+_AXES = {"unbind": 1, "chunk": 2, "split": 2, "tensor_split": 2}
+"""Operators that give as many tensors as one extent says -> the place of the axis among the arguments."""
+
+
+def gives_as_many(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> bool:
+    """Say whether an operator gives as many tensors whatever the elements are; for some, assume an extent."""
     name = getattr(function, "__name__", "")
-    if name in ("split", "tensor_split"):
-        sizes = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
-        return is_a(sizes, tuple | list)
+    sizes = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+    if name in ("split", "tensor_split") and is_a(sizes, tuple | list):
+        return True
+    if name in _AXES and is_a(args[0], torch.Tensor):
+        given = args[_AXES[name]] if len(args) > _AXES[name] else 0
+        if is_counted(vm, args[0]):
+            vm.plain(counted_metadata(vm, args[0], "size", (kwargs.get("dim", given),)))
+        return True
     return name in _FIXED_LISTS or type(result).__module__.startswith("torch.return_types")

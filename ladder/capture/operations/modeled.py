@@ -159,6 +159,8 @@ def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     given = (*args, *kwargs.values())
     if not node.stable or not all(is_constant(item) or heap.node(item).pinned for item in given):
         raise CaptureError("a cached function of objects that come and go")
+    for item in given:
+        heap.touch(item) if is_constant(item) else None
     result = function(*args, **kwargs)
     text = heap.call_text(node.var, args, kwargs, uses)
     # An object that the cache keeps is the same one in every run, so that others may be looked up by it.

@@ -196,6 +196,13 @@ def same(vm: Interpreter, left: Any, right: Any) -> bool:
     left, right = vm.plain(left), vm.plain(right)
     if vm.recording:
         nodes = [vm.heap.find(item) for item in (left, right)]
+        for node, other in zip(nodes, (right, left), strict=True):
+            if node is not None and node.external and type(node.obj) in (tuple, frozenset):
+                vm.heap.touch(node.obj)  # equal ones may be one object or several
+                if is_constant(other) and vm.heap.find(other) is None:
+                    vm.heap.guard.keep.append(other)
+                    check = f"(id({node.var}) == {id(other)}) is {left is right}"
+                    vm.heap.guard.check(check, f"which object {node.var} is")
         if nodes[0] and nodes[1] and nodes[0] is not nodes[1] and nodes[0].external and nodes[1].external:
             vm.heap.guard.check(f"{nodes[0].var} is not {nodes[1].var}", "two objects are not the same")
     return left is right

@@ -34,6 +34,13 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 _ALIASES = (types.GenericAlias, types.UnionType)
 
 
+def _touch_constants(vm: Interpreter, *values: Any) -> None:
+    """Guard what tuples of constants hold: those from outside may hold others."""
+    for value in values:
+        if is_constant(value):
+            vm.heap.touch(value)
+
+
 def negated_contains(container: Any, item: Any) -> bool:
     """Return ``item not in container``."""
     return item not in container
@@ -59,6 +66,7 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
         return both
     left, right = vm.plain(left), vm.plain(right)
     if is_constant(left) and is_constant(right) and not user_constant(left, right):
+        _touch_constants(vm, left, right)
         return function(left, right)
     if symbol == "|" and is_a(left, _ALIASES) | is_a(right, _ALIASES):
         return perform(vm, function, (left, right), {}, [])
@@ -135,6 +143,7 @@ def _unary(vm: Interpreter, symbol: str, function: Any, value: Any) -> Any:
     if type(value) is Dynamic:
         return computed_dynamic(vm, function, (value,))
     if is_constant(value) and not user_constant(value):
+        _touch_constants(vm, value)
         return function(value)
     if is_fixed(vm, value):
         return replay(vm, function, (value,), {}, looking=True)
@@ -154,6 +163,7 @@ def _contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> bool:
 
 def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
     kind = type(container)
+    _touch_constants(vm, container, item)
     if is_constant(container) and is_constant(item) and vm.heap.find(container) is None:
         return item in container
     view = vm.heap.find(container) if kind in natives.VIEWS else None
@@ -201,6 +211,7 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     elif is_a(container, tuple) and is_a(key, int) and _plain_items(vm, container):
         return tuple_item(vm, container, key)
     elif is_constant(container) and is_constant(key) and not user_constant(container):
+        _touch_constants(vm, container, key)
         return container[key]
     elif type(container) is tuple and type(key) is slice:
         vm.heap.touch(container, 1)

@@ -182,6 +182,7 @@ def drained(vm: Interpreter, value: Any, most: int | None = None) -> tuple[Any, 
 def admit(vm: Interpreter, value: Any, looking: bool) -> None:
     """Check that a replayable native may be given `value`."""
     if (is_constant(value) and vm.heap.find(value) is None) or is_hidden(vm, value):
+        vm.heap.touch(value)  # what a tuple of constants holds may come from outside
         return
     kind = type(value)
     parts = list(value) if kind in natives.VIEWS else value

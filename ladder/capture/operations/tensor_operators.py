@@ -206,7 +206,7 @@ def _must_break(
             return "an operator that may fail comes after a change"
     if not any(item.dynamic for item in inputs):
         return ""
-    if is_a(result, tuple | list) and not gives_as_many(function, args, kwargs, result):
+    if is_a(result, tuple | list) and not gives_as_many(vm, function, args, kwargs, result):
         return "how many tensors an operator gives may depend on values"
     if not gives_operand(vm, function, args) and any(vm.heap.find(t) for t in _leaves(result)):
         return "an alias that depends on values"

@@ -45,7 +45,7 @@ def truth(vm: Interpreter, value: Any) -> Any:
         return vm.natively(bool, value)
     if is_a(value, bool) or value is None:
         return bool(value)
-    if is_constant(value) and not user_constant(value):
+    if is_constant(value) and not user_constant(value) and vm.heap.find(value) is None:
         return bool(value)
     try:
         vm.refuse_poisoned()
