@@ -54,8 +54,12 @@ def test_kinds_that_were_wrong(name):
     assert mismatches([name]) == {}
 
 
+ROUNDED_ONCE = {"hostile_16_bit_inputs_in_place"}
+"""Programs of 16-bit numbers that plans keep in float32 from operator to operator: eager rounds each."""
+
+
 def test_some_programs_every_day():
-    names = sorted(name for home in NAMES.values() for name in home)
+    names = sorted(name for home in NAMES.values() for name in home if name not in ROUNDED_ONCE)
     assert mismatches(names[int(os.environ["LADDER_TEST_DAY"]) % EVERY :: EVERY]) == {}
 
 
