@@ -427,6 +427,7 @@ MUTANTS = {
     "products that add to what was there": Mutant(
         lambda: argument(PRODUCT, 6, lambda e: tirx.IntImm("bool", 1), 0), "uninitialised"
     ),
+    "columns used before their allocation is known": Mutant(lambda: remove(FENCE, 0), "race", "allocated"),
     "products never counted": Mutant(lambda: remove(COMMIT, 0), "deadlock"),
     "sums never finished": Mutant(lambda: remove(COMMIT, 1), "deadlock"),
     "stages filled while products read them": Mutant(lambda: remove(WAIT, 1), "race", "overwrites bytes"),

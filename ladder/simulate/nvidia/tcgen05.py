@@ -54,7 +54,7 @@ def _allocate(t: Translator, call: CallView) -> Step:
         tensor.use(group_of(call), statement)
         data = np.zeros((c.count, LANES, 1), np.uint32)
         for row in c.active_warps():
-            data[row] = tensor.allocate(int(c.block[row, 0]), columns, statement)
+            data[row] = tensor.allocate(int(c.block[row, 0]), columns, int(c.warps[row]), statement)
         saved, lane = c.mask, np.arange(LANES) == 0
         c.mask = np.broadcast_to(lane, (c.count, LANES)) & c.active
         at = place(c)

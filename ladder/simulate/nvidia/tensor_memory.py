@@ -59,6 +59,9 @@ class TensorMemory:
         self.waited = np.zeros(len(clocks.own), np.int32)
         self.products = np.zeros(len(clocks.own), np.int32)
         self.group = 0
+        # Of each column: the agent that allocated it, and that agent's epoch.
+        self.giver = np.zeros((blocks, COLUMNS), np.int32)
+        self.given = np.zeros((blocks, COLUMNS), np.int32)
         # What a warp knew at its last fence::after_thread_sync.
         self.seen = np.zeros_like(clocks.known)
 
@@ -123,10 +126,24 @@ class TensorMemory:
 
     def _exists(self, block: int, columns: Array, access: Access) -> bool:
         if columns.max() < COLUMNS and self.taken[block, columns].all():
+            self._check_given(block, columns, access)
             return True
         text = f"columns {int(columns.min())} to {int(columns.max())} of tensor memory are not allocated"
         self._add("out of bounds", access, text)
         return False
+
+    def _check_given(self, block: int, columns: Array, access: Access) -> None:
+        """Report columns whose allocation an access does not come after, by the rules of other accesses."""
+        giver, given = self.giver[block, columns], self.given[block, columns]
+        clocks = self.machine.memory.clocks
+        own = int(self.machine.memory.agents.copies(clocks.own[access.warp]))
+        for known, kind, reason in (
+            (clocks.known[access.warp], "race", "and nothing orders the two"),
+            (self.seen[access.warp], "asynchronous", "without tcgen05.fence::after_thread_sync since"),
+        ):
+            if ((given > known[giver]) & (giver != own)).any():
+                self._add(kind, access, f"uses columns that another warp allocated, {reason}")
+                return
 
     def _check(self, at: tuple[Array, ...], access: Access, verb: str, *, readers: bool) -> None:
         """Report what an access does not come after: the last write, and where it writes, reads."""
@@ -163,8 +180,8 @@ class TensorMemory:
         self.machine.log.add(kind, access.statement, text, message, other)
 
     # ---- allocation --------------------------------------------------------------------------------
-    def allocate(self, block: int, columns: int, statement: int) -> int:
-        """Give a block columns; return the first."""
+    def allocate(self, block: int, columns: int, warp: int, statement: int) -> int:
+        """Give a block columns, for a warp of it; return the first."""
         log = self.machine.log
         if columns < 32 or columns & (columns - 1) or columns > COLUMNS:
             log.add("out of bounds", statement, f"{columns} columns: a power of two from 32 to {COLUMNS}")
@@ -176,7 +193,11 @@ class TensorMemory:
             log.add("deadlock", statement, f"a block waits for ever for {columns} columns of tensor memory")
             return 0
         first = int(free[0]) * columns
-        self.taken[block, first : first + columns] = True
+        which = slice(first, first + columns)
+        access = self.own_access(warp, statement)
+        self.waited[warp] = self.started[warp]  # the warp itself has them at once
+        self.taken[block, which], self.giver[block, which] = True, access.agent
+        self.given[block, which] = access.epoch
         return first
 
     def free(self, block: int, first: int, columns: int, access: Access) -> None:
