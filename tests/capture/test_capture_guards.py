@@ -227,3 +227,15 @@ def test_tensors_that_turn_out_to_be_one_are_noticed_where_they_are_written() ->
     for make in (lambda: (torch.ones(2), torch.ones(2)), lambda: (torch.ones(2),) * 2):
         for _ in range(2):
             assert torch.equal(captured(*make()), adds(*make()))
+
+
+def test_that_a_leaf_cannot_be_written_says_nothing_of_other_tensors() -> None:
+    def doubles(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+    captured, leaf = capture(doubles), torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="leaf"):
+            captured(leaf)
+        assert torch.equal(captured(leaf * 1), torch.full((3,), 4.0))

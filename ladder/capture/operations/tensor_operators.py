@@ -169,6 +169,9 @@ def _fails_always(
     known = type(error).__module__ == "builtins" and is_constant(error.args)
     if not known or monitor.mutated or monitor.random or monitor.risks or _depends(monitor, inputs):
         return False
+    taken = _leaves((*given[0], *given[1].values()))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in taken):
+        return False  # whether it is a leaf or a view may decide
     if not fails_without_values(function, *given):
         return False
     if vm.heap.shapes:
