@@ -20,8 +20,9 @@ from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
+from schedules.footprint import k_slices
 from schedules.invariance import Order, order_of_sums
-from schedules.layouts import packed_group, padded
+from schedules.layouts import TILE, packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, check
@@ -56,9 +57,13 @@ FAR_BEHIND = 3.0
 EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
     1: (
         GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
-        GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
+        GpuSchedule("gemv", 8, stages=4, warps=4),
     ),
-    4: (GpuSchedule("gemv", 8, stages=4, warps=8), GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2)),
+    4: (GpuSchedule("gemv", 8, stages=4, warps=8), GpuSchedule("gemv", 8, stages=4, warps=4)),
+    8: (
+        GpuSchedule("wgmma", 16, 64, 128, stages=6, warps=4),
+        GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
+    ),
     16: (
         GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
@@ -74,8 +79,11 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
     ),
 }
 """By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
-serves that is legal and was not seen to spill. Tokens are not spread evenly: a tile has room for more than
-the mean."""
+serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill. Tokens are not spread
+evenly: a tile has room for more than the mean."""
+
+LEAST_STEPS = 4
+"""Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768 on an H100)."""
 
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
@@ -235,7 +243,8 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
     spilling = seen_spilling(gemm, device)
     for tile in (replace(tile, placement=placement_for(gemm)) for tile in tiles):
         seen = any(spills_like(gemm, device, tile, other) for other in spilling)
-        if is_legal(gemm, device, tile) and not seen:
+        short = padded(gemm.k) // TILE // k_slices(tile) < LEAST_STEPS and k_slices(tile) > 1
+        if is_legal(gemm, device, tile) and not seen and not short:
             return tile
     return rank(gemm, device, min(m, TYPICAL_LARGE_M))[0].schedule
 
