@@ -13,11 +13,11 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.frontend.function_match import RUN, drop_unused, match_functions
-from ladder.frontend.recurrent import recurrent
 from ladder.frontend.selection import topk
 from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.recurrent_operator import WHOLE
 
 KEPT = (
     "silu",
@@ -343,7 +343,7 @@ def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if node.op == "call_function" and node.target in _LINEAR:
             node.target = matrix_linear
         if node.op == "call_function":
-            node.target = upsampling(node.target) or recurrent(node.target) or node.target
+            node.target = upsampling(node.target) or WHOLE.get(node.target, node.target)
         if node.op == "call_function" and node.target is torch.nn.functional.dropout:
             node.target = strided_dropout
         if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:

@@ -288,6 +288,23 @@ def test_numbers_given_to_modules_stay_open():
     assert (fast.outcome, len(fast.records)) == ("whole", 2)
 
 
+def test_shapes_are_compared_by_what_they_are_of_sizes():
+    """Two shapes that are one expression of the sizes are equal without a look at these."""
+
+    def program(x, y):
+        state = torch.zeros(2, x.shape[1], 3)
+        if state.size() != (2, x.shape[1], 3) or x.shape[:1] == (2, x.shape[1]):
+            return x
+        return x + 1 if x.shape == y.shape else x - 1
+
+    fast = capture(program)
+    for sizes in (((4, 5), (4, 5)), ((6, 5), (6, 5)), ((7, 8), (7, 8)), ((9, 3), (9, 3)), ((9, 3), (1, 3))):
+        x, y = (torch.randn(shape) for shape in sizes)
+        assert torch.equal(fast(x, y), program(x, y))
+    assert fast.outcome == "whole"
+    assert len(fast.records) <= 5
+
+
 def test_open_sizes_in_messages_stay_open():
     def program(x):
         torch._assert(x.dim() == 2, f"expected rows, got {x.shape}")

@@ -1,7 +1,10 @@
-"""Recurrent layers by kernels of ours beside torch's, step by step: directions, lengths, states, sizes."""
+"""Recurrent layers: ONNX's by kernels of ours beside torch's, step by step; torch's as one step of a plan."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from torch.utils._pytree import tree_leaves
 
 import ladder
 from ladder.runtime.onnx_ops.evaluate import operation_of
@@ -102,3 +106,52 @@ def test_layers_without_a_kernel() -> None:
     for found, wanted in zip(fast(**given), by_steps(model, given), strict=True):
         torch.testing.assert_close(found, wanted)
     assert "torch onnx.LSTM" in fast.plan()
+
+
+@pytest.mark.parametrize(
+    ("cell", "form"),
+    [
+        (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+        (torch.nn.LSTM, {"proj_size": 3, "bias": False}),
+        (torch.nn.GRU, {"bidirectional": True}),
+        (torch.nn.RNN, {"nonlinearity": "relu", "batch_first": True, "num_layers": 2, "dropout": 0.5}),
+    ],
+)
+def test_layers_of_torch_are_one_step_for_all_lengths(cell: Any, form: dict[str, Any]) -> None:
+    module = cell(5, 6, **form).eval()
+    fast = ladder.compile(module)
+    for shape in ((3, 4, 5), (7, 4, 5), (8, 2, 5), (11, 3, 5), (6, 9, 5)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            found, wanted = (tree_leaves(f(x)) for f in (fast, module))
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
+    assert len(fast.records) <= 3
+    assert fast.plan().count("torch recurrent") == len(fast.graphs)
+
+
+@pytest.mark.parametrize("cell", [torch.nn.LSTM, torch.nn.GRU])
+def test_layers_of_torch_draw_the_numbers_that_eager_draws(cell: Any) -> None:
+    module = cell(5, 6, num_layers=2, dropout=0.5)
+    fast, x = ladder.compile(module), torch.randn(3, 4, 5)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.manual_seed(0)
+            found = fast(x)[0]
+            torch.manual_seed(0)
+            assert torch.equal(found, module(x)[0])
+    assert "torch recurrent_dropout" in fast.plan()
+
+
+def test_layers_of_torch_in_exported_files(tmp_path: Path) -> None:
+    module, x = torch.nn.LSTM(5, 6).eval(), torch.randn(3, 4, 5)
+    with torch.no_grad():
+        path = ladder.compile(module).export(tmp_path / "layer.ladder", x)
+        code = (
+            f"import ladder, torch; f = ladder.load({str(path)!r}); x = torch.load({str(tmp_path / 'x')!r});"
+            f" torch.save(f(x)[0], {str(tmp_path / 'y')!r})"
+        )
+        torch.save(x, tmp_path / "x")
+        subprocess.run([sys.executable, "-c", code], check=True)
+        torch.testing.assert_close(torch.load(tmp_path / "y"), module(x)[0])

@@ -55,6 +55,8 @@ def binary(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
 def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
     if symbol == "+" and DynamicSize in (type(left), type(right)):
         return _joined_sizes(left, right)
+    if symbol in ("==", "!=") and DynamicSize in (type(left), type(right)) and _are_sizes(left, right):
+        return _same_sizes(vm, left, right) is (symbol == "==")
     if is_a(left, torch.Tensor) or is_a(right, torch.Tensor):
         return _tensor_binary(vm, symbol, function, left, right)
     if type(left) is Dynamic and symbol in IN_PLACE:
@@ -91,6 +93,28 @@ def _joined_sizes(left: Any, right: Any) -> Any:
     values = [torch.Size(()) if type(item) is DynamicSize else type(item)(()) for item in (left, right)]
     joined = (*left, *right)
     return DynamicSize(joined) if type(values[0] + values[1]) is torch.Size else joined
+
+
+def _are_sizes(*values: Any) -> bool:
+    """Tell whether all are tuples of numbers, read or known."""
+    return all(
+        type(value) in (tuple, torch.Size, DynamicSize) and all(type(item) in (int, Dynamic) for item in value)
+        for value in values
+    )
+
+
+def _same_sizes(vm: Interpreter, left: Any, right: Any) -> bool:
+    """Tell whether shapes are equal; extents that are one expression of sizes are, whatever these are."""
+    return len(left) == len(right) and all(
+        _is_one_extent(one, other) or vm.plain(one) == vm.plain(other)
+        for one, other in zip(left, right, strict=True)
+    )
+
+
+def _is_one_extent(one: Any, other: Any) -> bool:
+    symbols = [item.symbol for item in (one, other) if type(item) is Dynamic]
+    symbols = [symbol for symbol in symbols if is_a(symbol, torch.SymInt)]
+    return len(symbols) == 2 and symbols[0].node.expr == symbols[1].node.expr
 
 
 def _tensor_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:

@@ -16,6 +16,7 @@ from ladder.capture.trace.trace import Value
 from ladder.capture.values import shapes
 from ladder.capture.values.kinds import is_a, is_constant, mapped
 from ladder.capture.values.shapes import DynamicSize
+from ladder.runtime.recurrent_operator import WHOLE
 
 ARITHMETIC: frozenset[Any] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg}
@@ -153,7 +154,7 @@ def fake_results(
         return symbols.fake_of(names[id(value)], value) if id(value) in names else value
 
     try:
-        fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
+        fakes = symbols.run(WHOLE.get(function, function), *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
         fakes = faked(real) if id(real) in names else symbols.laid_out_as(fakes, real)
         if long := symbols.in_long_expressions(fakes):
             vm.heap.settle(long)

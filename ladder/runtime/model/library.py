@@ -12,7 +12,7 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph
-from ladder.runtime import peers
+from ladder.runtime import peers, recurrent_operator  # noqa: F401  registers ladder::recurrent
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.indexing import indexed
@@ -67,7 +67,7 @@ def library_title(graph: Graph) -> str:
     return f"torch {name}" if name in BY_TORCH else f"ladder {name}"
 
 
-BY_TORCH = ("upsample", "laid_out", "bernoulli")
+BY_TORCH = ("upsample", "laid_out", "bernoulli", "recurrent", "recurrent_dropout")
 """Operators of ours that are calls of torch's."""
 
 
