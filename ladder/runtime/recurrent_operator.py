@@ -16,8 +16,8 @@ CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of torch that compute recurrent layers."""
 
 ARGUMENTS = (
-    "(Tensor x, Tensor[] states, Tensor[] weights, str name, bool biases, int layers, float dropout, bool train,"
-    " bool both, Tensor? batch_sizes=None) -> Tensor[]"
+    "(Tensor x, Tensor[] states, Tensor[] weights, str name, bool biases, int layers, float dropout,"
+    " bool train, bool both, Tensor? batch_sizes=None) -> Tensor[]"
 )
 
 

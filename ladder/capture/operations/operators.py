@@ -53,10 +53,8 @@ def binary(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
 
 
 def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
-    if symbol == "+" and DynamicSize in (type(left), type(right)):
-        return _joined_sizes(left, right)
-    if symbol in ("==", "!=") and DynamicSize in (type(left), type(right)) and _are_sizes(left, right):
-        return _same_sizes(vm, left, right) is (symbol == "==")
+    if (found := _of_sizes(vm, symbol, left, right)) is not NULL:
+        return found
     if is_a(left, torch.Tensor) or is_a(right, torch.Tensor):
         return _tensor_binary(vm, symbol, function, left, right)
     if type(left) is Dynamic and symbol in IN_PLACE:
@@ -86,6 +84,17 @@ def _not_in_place(symbol: str, function: Any) -> Any:
     return function
 
 
+def _of_sizes(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
+    """Return a shape and a tuple joined, or whether they are equal; NULL for other operands and operators."""
+    if DynamicSize not in (type(left), type(right)):
+        return NULL
+    if symbol == "+":
+        return _joined_sizes(left, right)
+    if symbol in ("==", "!=") and _are_sizes(left, right):
+        return _same_sizes(vm, left, right) is (symbol == "==")
+    return NULL
+
+
 def _joined_sizes(left: Any, right: Any) -> Any:
     """Concatenate shapes, or a shape and a tuple."""
     if not (is_a(left, tuple) and is_a(right, tuple)):
@@ -97,10 +106,8 @@ def _joined_sizes(left: Any, right: Any) -> Any:
 
 def _are_sizes(*values: Any) -> bool:
     """Tell whether all are tuples of numbers, read or known."""
-    return all(
-        type(value) in (tuple, torch.Size, DynamicSize) and all(type(item) in (int, Dynamic) for item in value)
-        for value in values
-    )
+    sequences = all(type(value) in (tuple, torch.Size, DynamicSize) for value in values)
+    return sequences and all(type(item) in (int, Dynamic) for value in values for item in value)
 
 
 def _same_sizes(vm: Interpreter, left: Any, right: Any) -> bool:

@@ -154,7 +154,9 @@ def fake_results(
         return symbols.fake_of(names[id(value)], value) if id(value) in names else value
 
     try:
-        fakes = symbols.run(WHOLE.get(function, function), *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
+        fakes = symbols.run(
+            WHOLE.get(function, function), *(_replaced(each, faked, _symbol) for each in (args, kwargs))
+        )
         fakes = faked(real) if id(real) in names else symbols.laid_out_as(fakes, real)
         if long := symbols.in_long_expressions(fakes):
             vm.heap.settle(long)
