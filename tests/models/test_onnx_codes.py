@@ -308,6 +308,17 @@ def by_steps(model: onnx.ModelProto, given: dict[str, torch.Tensor]) -> Any:
     return TABLE["com.microsoft::DynamicQuantizeLSTM"](op, *({**stored, **given}.get(n) for n in node.input))
 
 
+def test_unsigned_codes_where_torch_takes_signed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few bits, so that no processor's sums saturate."""
+    monkeypatch.setattr(integers, "has_dot_products", lambda: True)
+    monkeypatch.setattr(integers, "takes_unsigned", lambda: False)
+    a = torch.randint(100, 160, (2, 3, 9), dtype=torch.uint8)
+    b = torch.randint(-9, 9, (9, 5), dtype=torch.int8)
+    for zero in (None, torch.tensor(120, dtype=torch.uint8)):
+        expected = (a.int() - (0 if zero is None else 120)) @ b.int()
+        assert torch.equal(whole_product(a, b, zero), expected)
+
+
 @pytest.mark.parametrize("case", LAYERS, ids=lambda case: f"{case[1]} of {case[0]}")
 def test_layers_of_codes(case: Any) -> None:
     """The kernel beside torch's steps; batches share the range of their states, none may be left."""

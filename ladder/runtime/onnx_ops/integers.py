@@ -32,6 +32,16 @@ def has_dot_products() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
+@cache
+def takes_unsigned() -> bool:
+    """Tell whether torch multiplies unsigned with signed bytes: before 2.12 it takes signed ones alone."""
+    try:
+        torch._int_mm(torch.zeros(1, 1, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.int8))
+    except RuntimeError:
+        return False
+    return True
+
+
 def less_zero(x: Any, zero: Any, axis: int | None = None) -> Any:
     """Return codes without their zero point, as int32."""
     value = wide(x).to(torch.int32)
@@ -115,7 +125,10 @@ def _columns(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _byte_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
     codes, sums = kept(b, "columns", _columns)
     rows = a.reshape(-1, a.shape[-1])
-    total = torch._int_mm(rows, codes)
+    if rows.dtype == torch.uint8 and not takes_unsigned():
+        total = torch._int_mm(signed(rows), codes) + SIGN * sums
+    else:
+        total = torch._int_mm(rows, codes)
     less = None if a_zero is None else _per_row(a_zero.to(torch.int32), a)
     if less is not None:
         total -= less * sums
