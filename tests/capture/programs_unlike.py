@@ -241,3 +241,23 @@ def unlike_tuples(look):
 
 
 programs(**{f"unlike_tuples_by_{name}": unlike_tuples(look) for name, look in TUPLES.items()})
+
+
+class Output(collections.OrderedDict):
+    """As outputs of models: items by key or number, of its own saying."""
+
+    def __getitem__(self, key):
+        held = dict(self.items())
+        return held[key] * 2 if isinstance(key, str) else self.to_tuple()[key]
+
+    def to_tuple(self):
+        return tuple(self[key] for key in self.keys())
+
+
+@called((X, 1), (X + 1, 1), (X, 2))
+def unlike_unpacked_outputs(x, k):
+    def taking(a, b=None, c=None):
+        return a + b * c
+
+    output = Output(a=x, b=x * k)
+    return taking(**output, c=3), {**output, "d": output[0]}, dict(output.items())

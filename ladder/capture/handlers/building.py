@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ladder.capture.interpreter.recording import opaque, recorded
 from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
 from ladder.capture.operations.moving import is_made_here, move_into, transfer
 from ladder.capture.operations.objects import hide, new_container, perform, settled
-from ladder.capture.operations.operators import binary
+from ladder.capture.operations.operators import binary, subscript
 from ladder.capture.operations.replay import drained, is_hidden, iterate, iterated, replay, taken
 from ladder.capture.operations.symbolic import computed_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -151,7 +151,10 @@ def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> Non
         return
     if move_into(vm, target, method, value):
         return
-    value = iterated(vm, vm.plain(value), list if method is list.extend else set)
+    value = vm.plain(value)
+    if is_a(value, OrderedDict) and method is dict.update and type(value) is not OrderedDict:
+        value = _asked_items(vm, value)
+    value = iterated(vm, value, list if method is list.extend else set)
     if not _extendable(vm, value):
         raise CaptureError("extended by an unknown iterable")
     admit_iterable(vm, value)
@@ -169,6 +172,15 @@ def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> Non
     except CaptureError as error:
         hide(vm, target, getattr(error, "origin", None))
         method(target, items)
+
+
+def _asked_items(vm: Interpreter, value: Any) -> Any:
+    """Return a dictionary of what an ordered dictionary of another class gives for each of its keys."""
+    if vm.heap.class_attribute(type(value), "keys") is not OrderedDict.keys:
+        raise CaptureError(f"{type(value).__qualname__} has keys of its own")
+    vm.heap.touch(value, 1)
+    with vm.barrier():
+        return new_container(vm, {key: subscript(vm, value, key) for key in OrderedDict.__iter__(value)})
 
 
 def _extendable(vm: Interpreter, value: Any) -> bool:
