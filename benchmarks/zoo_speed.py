@@ -13,7 +13,7 @@ from ladder.runtime.model.profile import step_times, torch_times
 
 Inputs = Mapping[str, Any]
 
-OURS = ("chain", "sequence", "gemm", "prologue", "found", "rows", "attention")
+OURS = ("chain", "gemm", "prologue", "found", "rows", "attention")
 """Kinds of steps that kernels of Ladder execute."""
 
 INSTEAD = ("torch",)

@@ -136,9 +136,6 @@ class Settings:
     gated_products = Knob[bool](
         True, _boolean, "0 leaves gates of few rows to kernels of their own, on CUDA GPUs"
     )
-    sequences = Knob[bool](
-        False, _boolean, "1 joins small chains that read one another into one launch, on CUDA GPUs"
-    )
     prologues = Knob[bool](True, _boolean, "0 leaves norms of few rows to kernels of their own, on CUDA GPUs")
     runtime_dir = Knob[Path | None](None, _path, "folder of libtvm_runtime*.so [of the installed apache-tvm]")
 

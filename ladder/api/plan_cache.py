@@ -78,7 +78,7 @@ def _key(
     measured = folder.stat().st_mtime_ns if folder.is_dir() else 0
     facts |= {
         "strict": settings.strict,
-        "gated": [settings.gated_products, settings.prologues, settings.sequences],
+        "gated": [settings.gated_products, settings.prologues],
         "options": options,
         "importer": source_digest(SOURCES),
         "types": types,

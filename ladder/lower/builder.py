@@ -102,11 +102,6 @@ def shared_pool() -> Any:
     return T.SMEMPool()
 
 
-def shown_as(buffer: Any, shape: Sequence[int]) -> Any:
-    """Return a buffer's memory as a buffer of another shape."""
-    return I.decl_buffer(tuple(shape), buffer.dtype, data=buffer.data)
-
-
 def store(buffer: Any, value: Expr, *indices: Expr) -> None:
     """Emit ``buffer[indices] = value``."""
     I.buffer_store(buffer, value, list(indices))

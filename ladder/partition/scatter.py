@@ -78,20 +78,16 @@ def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str
     return Subgraph("chain", region, outside_inputs(graph, members), outputs, reason)
 
 
-WRITERS = ("chain", "sequence")
-"""Kinds of parts that scatter rows in place."""
-
-
 def written(part: Subgraph) -> dict[str, str]:
     """Return result -> the value of the model in whose memory it is written."""
     outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind in WRITERS]
+    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
     return {node.name: outside[node.inputs[0]] for node in puts}
 
 
 def numbered(part: Subgraph) -> list[tuple[str, Extent, bool]]:
     """Return the values of the model that say where rows go, how many are there, and `from_end`."""
     outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind in WRITERS]
+    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
     places = [(node, node_attributes(node)) for node in puts]
     return [(outside[node.inputs[1]], node.tile.shape[g["axis"]], g["from_end"]) for node, g in places]

@@ -12,12 +12,11 @@ from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
 KINDS = (
-    "gemm", "prologue", "found", "rows", "chain", "sequence", "attention", "recurrent", "product", "library",
+    "gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "product", "library",
     "view", "torch",
 )  # fmt: skip
 """``gemm``: a quantized product by a kernel of ours; ``prologue``: one whose kernel computes its activation
-rows, by a chain; ``sequence``: chains that one block computes one after the other; ``found``: what kernels of
-a found graph compute;
+rows, by a chain; ``found``: what kernels of a found graph compute;
 ``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a
 recurrent layer by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours but has
 none, node by node; the others as
@@ -36,8 +35,7 @@ class Subgraph:
     roles: Of a gemm: which input is what (``A``, ``B``, ``bias``, ``token_scale``; ``X0``, ``X1``, ... are a
         prologue's); of a found graph: its input and the value of the model that it reads there.
     found: Of a found graph: its kernels, as `ladder.runtime.fused.Lowering` prints them; of a prologue: the
-        kernel, as `ladder.runtime.model.prologues.Described` prints it; of a sequence: its chains, as
-        `ladder.runtime.model.sequences.described` prints them.
+        kernel, as `ladder.runtime.model.prologues.Described` prints it.
     """
 
     kind: str

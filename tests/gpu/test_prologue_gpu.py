@@ -8,7 +8,6 @@ import pytest
 
 import ladder
 from ladder import knobs
-from ladder.frontend.selection import chosen, places
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -36,16 +35,6 @@ class Layer(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(rows)) * self.up(rows))
 
 
-class Router(nn.Module):
-    def forward(self, x: Any) -> Any:
-        scores = x.float().softmax(-1)
-        best, ids = chosen(scores, places(scores, True), 8)
-        order = places(ids.reshape(-1))
-        shares = (best / best.sum(-1, keepdim=True)).half().reshape(-1)
-        here = order == torch.arange(8, device=x.device)[:, None]
-        return ids, torch.where(here, shares, 0).sum(1)
-
-
 def compiled(model: Any, given: list[Any], **given_knobs: bool) -> tuple[set[str], list[Any]]:
     """Return the kinds of a plan's steps, and what it gives once it is recorded."""
     with knobs.override(found_graphs=False, **given_knobs), torch.no_grad():
@@ -69,16 +58,3 @@ def test_prologues(weight: str, norm: Any, rows: int) -> None:
     _, (apart,) = compiled(model, [x], prologues=False)
     assert "prologue" in kinds
     assert (found - apart).norm() <= 2e-3 * apart.norm()
-
-
-def test_sequences() -> None:
-    x = torch.randn(1, 128, device="cuda").half()
-    kinds, (ids, shares) = compiled(Router(), [x], sequences=True)
-    _, (others, apart) = compiled(Router(), [x], sequences=False)
-    assert "sequence" in kinds
-    assert torch.equal(ids, others)
-    assert (shares - apart).norm() <= 1e-3 * apart.norm()
-    best = x.float().softmax(-1).topk(8)
-    assert torch.equal(ids, best.indices)
-    wanted = (best.values / best.values.sum()).reshape(-1)[best.indices.reshape(-1).argsort()]
-    assert (shares - wanted).norm() <= 1e-3 * wanted.norm()

@@ -20,7 +20,6 @@ from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.prologues import bind_prologue
 from ladder.runtime.model.recurrent import bind_recurrent
 from ladder.runtime.model.rows import Rows
-from ladder.runtime.model.sequences import bind_sequence
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.stored_codes import stays
 from targets import get_device
@@ -223,7 +222,6 @@ BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "gemm": _bind_gemm,
     "found": bind_found,
     "prologue": bind_prologue,
-    "sequence": bind_sequence,
     "rows": _bind_rows,
     "attention": _bind_attention,
     "recurrent": bind_recurrent,

@@ -35,7 +35,6 @@ from ladder.runtime.model.prepared import Prepared, prepare
 from ladder.runtime.model.prologues import prologue_jobs
 from ladder.runtime.model.recurrent import recurrent_jobs
 from ladder.runtime.model.rows import rows_job
-from ladder.runtime.model.sequences import sequence_jobs
 from schedules.schedule import Plan
 from schedules.spilling import TRIES
 from tile_types.errors import MissingToolError, ScheduleError
@@ -58,7 +57,6 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "recurrent": lambda part, device: recurrent_jobs(part.graph, device),
     "found": found_jobs,
     "prologue": prologue_jobs,
-    "sequence": sequence_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
 

@@ -116,7 +116,6 @@ _EXECUTORS: Mapping[str, Any] = {
     "found": lambda part, entry, family: f"ladder found {entry.rpartition('_')[2]}",
     "rows": lambda part, entry, family: f"ladder rows {entry.rpartition('_')[2]}",
     "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
-    "sequence": lambda part, entry, family: f"ladder sequence {entry.rpartition('_')[2]}",
     "recurrent": lambda part, entry, family: f"ladder recurrent {entry.rpartition('_')[2]}",
     "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
     "product": lambda part, entry, family: product_title(part),

@@ -23,14 +23,12 @@ from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.prologues import with_prologues
-from ladder.partition.sequences import with_sequences
 from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for, gated_schedule
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
-from ladder.runtime.model.sequences import described as sequence_of
 from ladder.runtime.packed import gemm_from_dict
 
 if TYPE_CHECKING:
@@ -79,10 +77,6 @@ def with_chains_in_products(prepared: Prepared, device: TileDevice) -> Prepared:
         parts = with_gates(graph, parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
     if settings.prologues and "pdl" in device.features:
         parts = with_prologues(graph, parts, lambda *asked: described(device, *asked), device)
-    if settings.sequences:
-        from ladder.lower.chain.sequence import work_of
-
-        parts = with_sequences(graph, parts, work_of, lambda group: sequence_of(graph, group, device))
     return replace(prepared, parts=ordered(graph, list(parts)))
 
 

@@ -16,7 +16,7 @@ from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
 
-OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "sequence", "attention", "recurrent")
+OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "attention", "recurrent")
 """Kinds of parts whose kernels are ours: they write into memory that they are given."""
 
 Slots = list[Any]
