@@ -14,7 +14,7 @@ import block_graphs
 import cuda_text
 import pytest
 import test_attention as attention
-import test_experts as experts
+import test_expert_kernels as experts
 import test_pipelines as products
 import test_quantize as quantizers
 import test_random_chains as chains

@@ -12,7 +12,7 @@ import pytest
 import torch
 from problems import SimulatedKernel, bound_of, emitted, gemm, run
 from rewriting import Once, argument, called, remove, rewrite
-from test_experts import GroupedProblem
+from test_expert_kernels import GroupedProblem
 from tvm import ir, tirx
 from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32
 from tvm.script import tirx as T
