@@ -33,8 +33,8 @@ def _functorch_depth() -> int:
 
 
 def _unwind_functorch(depth: int) -> None:
-    if _functorch_depth() > depth:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    while _functorch_depth() > depth:  # torch 2.11 cannot take all levels at once
+        torch._C._functorch.pop_dynamic_layer_stack()
 
 
 def _unwind_modes(count: int) -> None:

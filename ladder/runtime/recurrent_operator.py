@@ -32,7 +32,11 @@ def recurrent(
     weights: Of each layer and direction: of x, of h, their biases if there are, the projection if there is.
     name: One of `CELLS`.
     both: Whether there are two directions.
+
+    Raises RuntimeError while a CUDA graph is recorded if elements are dropped: cuDNN would break it off.
     """
+    if x.is_cuda and train and dropout and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a recurrent layer drops elements, which no CUDA graph takes")
     first = list(states) if name == "lstm" else states[0]
     settings = (list(weights), biases, layers, dropout, train, both)
     if batch_sizes is None:
