@@ -155,3 +155,20 @@ def test_methods_of_classes(make: Any) -> None:
     for turn in range(1, 4):
         torch.testing.assert_close(Counter.made_fast(rows(2)), rows(2) + Counter.total)
         assert Counter.total == 10 * turn
+
+
+def test_texts_of_tensors_are_strings_from_the_first_call_on():
+    class Holder:
+        pass
+
+    def program(x, holder):
+        holder.name = f"{x.sum():.2f}"
+        holder.parts = {"k": f"{x.sum():.1f}", "t": (f"{x.sum()} a", 1)}
+        return [f"{x.sum():.3f}", holder.parts["t"]], x + 1
+
+    fast, holder = capture(program), Holder()
+    for _ in range(3):
+        (text, inner), _ = fast(torch.ones(3), holder)
+        found = (text, inner[0], holder.name, holder.parts["k"], holder.parts["t"][0])
+        assert found == ("3.000", "3.0 a", "3.00", "3.0", "3.0 a")
+        assert {type(item) for item in found} == {str}

@@ -63,7 +63,7 @@ def formatted_size(conversion: int, spec: str, *extents: int) -> str:
 def _made_anew(vm: Interpreter, value: str, text: str, uses: set[str]) -> Text:
     made = Text(value)
     vm.heap.fresh(made, text, uses)
-    vm.heap.uses_dynamic = True
+    vm.heap.uses_dynamic = vm.heap.makes_texts = True
     return made
 
 

@@ -26,6 +26,7 @@ from ladder.capture.heap.nodes import (
     Node,
     Unrecordable,
     dynamic_parts,
+    hold_strings,
 )
 from ladder.capture.heap.single import brief, contents, is_mutable_class, is_of_capture, made_of_parts
 from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field
@@ -80,9 +81,15 @@ class Heap:
         self.unliftable: set[str] = set()
         self.alike: frozenset[int] = frozenset()
         self.closed: set[str] = set()
-        self.uses_dynamic = self.counts = False
+        self.uses_dynamic = self.counts = self.makes_texts = False
         self.assume: Any = None
         self._classes: set[tuple[int, str]] = set()
+
+    def settle_texts(self) -> None:
+        """Let what holds a `Text` hold a string: programs see no class of ours."""
+        if self.makes_texts:
+            hold_strings([node.obj for node in self.nodes.values()])
+        self.makes_texts = False
 
     def release(self) -> None:
         """Let go of all objects: nothing is recorded any more, and when they die may be seen."""

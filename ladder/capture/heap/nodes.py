@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -136,6 +137,33 @@ class Text(str):
     """A string made of the values of tensors: matched runs make it anew, if anything uses it."""
 
     __slots__ = ()
+
+
+def hold_strings(holders: Iterable[Any]) -> None:
+    """Put a string in place of each `Text` into lists, dictionaries and attributes."""
+    for holder in holders:
+        held = holder if type(holder) in (list, dict) else _attributes(holder)
+        places = enumerate(held) if type(held) is list else held.items()
+        for key, value in [(key, value) for key, value in places if _has_text(value)]:
+            held[key] = _as_string(value)
+
+
+def _attributes(holder: Any) -> Any:
+    try:
+        found = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return {}
+    return found if type(found) is dict else {}
+
+
+def _has_text(value: Any) -> bool:
+    return type(value) is Text or (type(value) is tuple and any(map(_has_text, value)))
+
+
+def _as_string(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_as_string, value))
+    return str(value) if type(value) is Text else value
 
 
 def dynamic_parts(value: Any) -> list[Dynamic]:

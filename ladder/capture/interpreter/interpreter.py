@@ -69,6 +69,7 @@ class Interpreter:
 
     def release(self) -> None:
         """Let go of all objects of the heap and tensors of the trace."""
+        self.heap.settle_texts()
         self.heap.release()
         self.trace.release()
 

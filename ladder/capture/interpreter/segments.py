@@ -90,6 +90,7 @@ def close_segment(vm: Interpreter, graph_break: GraphBreak) -> bool:
         return False
     vm.recording = False
     vm.used_dynamic |= vm.heap.uses_dynamic
+    vm.heap.settle_texts()
     vm.begin(set())
     return True
 
