@@ -340,6 +340,11 @@ def in_torch(parts: Any, requests: Any, device: Any) -> Any:
     return {}, [], dict.fromkeys(chosen, "no kernel is built")
 
 
+def unseeded() -> Any:
+    """Let the database's random operators not seed themselves, as no program does."""
+    return patch(f"{DATABASE}.wrapper_set_seed", _plain_call)
+
+
 def _plain_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
@@ -349,9 +354,8 @@ def child(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     builds = {} if arguments.kernels else {"build_kernels": in_torch}
-    unseeded = patch(f"{DATABASE}.wrapper_set_seed", _plain_call)  # a program does not seed itself
     strict = knobs.override(strict=True, num_threads=1)
-    with torch.no_grad(), strict, patch.dict(vars(build), builds), unseeded:
+    with torch.no_grad(), strict, patch.dict(vars(build), builds), unseeded():
         for at, (info, name) in enumerate(wanted_operators(arguments.only, arguments.part)):
             if at >= arguments.begin:
                 print(json.dumps({"begin": at, "operator": title(info), "dtype": name}), flush=True)
