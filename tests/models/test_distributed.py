@@ -146,8 +146,7 @@ with together(silence=2):
 ENDS = {
     "none": ("", 0, 0),
     "waits": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
-    # Computing is interrupted by an exception, or by the watcher's own end where it takes no signal for long.
-    "computes": ("rank 1 has failed: ValueError: no such weight", 1, 1),
+    "computes": ("RankFailedError: rank 1 has failed: ValueError: no such weight", 1, 1),
     "killed": ("rank 1 has given no sign of life for 2 s", 1, -9),
 }
 
