@@ -288,6 +288,15 @@ def test_numbers_given_to_modules_stay_open():
     assert (fast.outcome, len(fast.records)) == ("whole", 2)
 
 
+def test_shapes_are_compared_with_tuples_that_may_be_others():
+    """A tuple from outside is guarded where a shape of open sizes is compared with it."""
+    fast = capture(program := lambda x, shape: x + 1 if x.shape == shape else x - 1)
+    for shape in ((6, 5), (7, 5), (9, 5), (7, 4), (6, 5)):
+        for n in (4, 6, 7, 9):
+            x = torch.ones(n, 5)
+            assert torch.equal(fast(x, shape), program(x, shape))
+
+
 def test_shapes_are_compared_by_what_they_are_of_sizes():
     """Two shapes that are one expression of the sizes are equal without a look at these."""
 

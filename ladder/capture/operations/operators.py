@@ -91,6 +91,7 @@ def _of_sizes(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     if symbol == "+":
         return _joined_sizes(left, right)
     if symbol in ("==", "!=") and _are_sizes(left, right):
+        _touch_constants(vm, vm.seen(left), vm.seen(right))
         return _same_sizes(vm, left, right) is (symbol == "==")
     return NULL
 
