@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import looked_up, raw_needs_gain, weight_bits
-from schedules.footprint import scale_bytes, scale_span
+from schedules.footprint import operand_bytes, scale_bytes, scale_span
 from schedules.layouts import LANES, padded, planes
 from tile_types import get_type
 
@@ -20,21 +20,29 @@ CONTENTION = 0.03
 OUTPUT_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """A prediction.
 
     seconds: Predicted time of one call.
-    bound: Name of the largest part.
-    parts: ``(name, seconds)`` of every part of the model.
+    names, times: Of every part of the model, and its seconds.
     bytes, flops: Bytes that must cross DRAM once, and useful operations.
     """
 
     seconds: float
-    bound: str
-    parts: tuple[tuple[str, float], ...]
+    names: tuple[str, ...]
+    times: tuple[float, ...]
     bytes: int
     flops: int
+
+    @property
+    def bound(self) -> str:
+        """Name of the largest part; none of a prediction whose parts were not kept."""
+        return max(zip(self.times, self.names, strict=True))[1] if self.names else ""
+
+    @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """``(name, seconds)`` of every part."""
+        return tuple(zip(self.names, self.times, strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -52,6 +60,25 @@ def minimum_bytes(gemm: Gemm, m: int) -> int:
     activation = {"float32": 4, "float16": 2, "bfloat16": 2}.get(gemm.activation, 1)
     results = m * gemm.n * OUTPUT_BYTES[gemm.output] * (1 + gemm.residual)
     return weight_bytes(gemm) + m * elements_per_row(gemm) * activation + results
+
+
+class Traffic(NamedTuple):
+    """Bytes of a product's operands.
+
+    weights: Of packed weights with their scales and zeros.
+    activations: Of x as the core takes it, once.
+    least: That any kernel must move, results included.
+    """
+
+    weights: int
+    activations: int
+    least: int
+
+
+@lru_cache(maxsize=4096)
+def traffic_of(gemm: Gemm, m: int) -> Traffic:
+    """Return the bytes of a call of ``m`` rows."""
+    return Traffic(weight_bytes(gemm), m * gemm.k * operand_bytes(gemm), minimum_bytes(gemm, m))
 
 
 def elements_per_row(gemm: Gemm) -> int:
@@ -99,4 +126,4 @@ def joined(overlapped: dict[str, float], serial: dict[str, float], nbytes: int, 
     longest = max(overlapped.values())
     contention = CONTENTION * (sum(overlapped.values()) - longest)
     seconds = longest + contention + sum(serial.values())
-    return Cost(seconds, max(parts, key=parts.__getitem__), tuple(parts.items()), nbytes, flops)
+    return Cost(seconds, tuple(parts), tuple(parts.values()), nbytes, flops)

@@ -125,8 +125,7 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
         "lds": count * stage.lds,
         "l1": count * stage.l1,
     }
-    bound = max(parts, key=parts.__getitem__)
-    return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+    return Cost(seconds, tuple(parts), tuple(parts.values()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
 def _all_experts(gemm: Gemm) -> Gemm:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from math import exp
 
-from ladder.ir.gemm import Gemm
-from schedules.cost import minimum_bytes, weight_bytes
+from schedules.cost import Traffic
 from schedules.cost_grid import Grid
-from schedules.footprint import operand_bytes
 from schedules.schedule import GpuSchedule
 from schedules.shares import whole_tiles
 from targets import TileDevice
@@ -22,12 +20,11 @@ STEPS = 14
 """Halvings of the interval in which the age of what L2 replaces is sought."""
 
 
-def moved_bytes(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> int:
+def moved_bytes(device: TileDevice, schedule: GpuSchedule, traffic: Traffic, grid: Grid) -> int:
     """Return the bytes that cross DRAM, at least all operands and results once."""
-    once, capacity = minimum_bytes(gemm, m), device.layer("l2").capacity
+    (weights, activations, once), capacity = traffic, device.layer("l2").capacity
     if once <= capacity:
         return once
-    weights, activations = weight_bytes(gemm), m * gemm.k * operand_bytes(gemm)
     tiles = grid.along_m * grid.along_n
     whole = int(whole_tiles(tiles, device.units)) if schedule.stream_k else tiles
     in_step = _in_step(device, schedule, grid, weights, activations) * whole / tiles

@@ -23,13 +23,13 @@ was not fitted (`schedules.cost_mma`). The model ranks candidates where nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
+from typing import NamedTuple
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import decodes_to_floats, is_timed_by_sixteens
-from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost import Cost, Traffic, decode_ops, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, TO_FP8
 from schedules.cost_cpu import predict_cpu
@@ -46,6 +46,7 @@ from schedules.footprint import (
     k_slices,
     launch_registers,
     math_registers,
+    of_any_n,
     operand_bytes,
     promotes,
     promotes_rarely,
@@ -227,12 +228,11 @@ def _constants(gemm: Gemm) -> Mapping[str, float]:
 
 def forget() -> None:
     """Drop what was computed with constants that have changed since."""
-    for kept in (_constants, _loss, _wgmma_work):
+    for kept in (_constants, _terms, is_tight):
         kept.cache_clear()
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Seconds that a multiprocessor spends on the blocks of a launch, by cause.
 
     chain: Serial latency of one block, were it alone, that other work hides.
@@ -241,6 +241,7 @@ class Work:
     power: How chain and shared units add up: 1 in sequence, 2 partly overlapped.
     fills: Latency of loading all stages of a block, one after the other.
     stages: Buffers among which the loads rotate.
+    row: What each row of x adds to chain and issue, where blocks copy or split it themselves.
     """
 
     chain: float
@@ -250,6 +251,14 @@ class Work:
     fills: float = 0.0
     stages: int = 1
     edge: float = 0.0
+    row: tuple[float, float] = (0.0, 0.0)
+
+    def with_rows(self, rows: int) -> Work:
+        """Return the work of a block that has so many rows of x."""
+        chain, issue = self.row
+        return Work(
+            self.chain + rows * chain, self.issue + rows * issue, self.tensor, self.power, row=self.row
+        )
 
     def together(self, blocks: float) -> float:
         """Return the time of ``blocks`` that run side by side.
@@ -267,43 +276,62 @@ class Work:
         return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
 
 
+PARTS = ("launch", "dram", "l2", "latency", "decode", "core")
+"""Parts of the model's time on an NVIDIA GPU, but for those of ``mma``."""
+
+
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = grid_of(gemm, device, schedule, m)
-    dram = _dram_seconds(gemm, device, schedule, m, grid)
-    l2 = _l2_seconds(gemm, device, schedule, m, grid)
+    traffic = traffic_of(gemm, m)
+    dram = _dram_seconds(device, schedule, traffic, grid)
+    l2 = _l2_seconds(device, schedule, traffic, grid)
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
         return predict_mma(gemm, device, schedule, m, grid, memory)
-    power = 0.0
-    if schedule.pipeline == "gemv":
-        work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
-        overlap = GEMV_OVERLAP
-    elif schedule.pipeline == "digits":
-        work, launch = _digits_work(gemm, device, schedule, m), GEMV_START_SECONDS
-        overlap = GEMV_OVERLAP
-    else:
-        work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
-        launch, overlap, l2 = own["LAUNCH_SECONDS"], own["OVERLAP"], l2 / own["L2_SHARE"]
-        power = (
-            own["FLOP_SECONDS"] * _padded_flops(gemm, schedule, grid) * _efficiency(gemm, device, schedule)
-        )
-    units = _unit_seconds(gemm, device, schedule, grid, work) * _loss(gemm, schedule)
-    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
-    parts = {
-        "launch": launch,
-        "dram": dram,
-        "l2": l2,
-        "latency": -(-grid.rounds // grid.resident) * work.chain,
-        "decode": grid.rounds * work.issue,
-        "core": grid.rounds * work.tensor,
-    }
-    bound = max(parts, key=parts.__getitem__)
-    return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+    terms = _terms(of_any_n(gemm), device, schedule)
+    overlap, l2 = terms.overlap, l2 / terms.l2_share
+    work = terms.work.with_rows(min(m, schedule.tile_m)) if schedule.pipeline in SLICED else terms.work
+    units = _unit_seconds(gemm, device, schedule, grid, work) * terms.stretch
+    power = terms.flop_seconds * grid.along_n * grid.along_m
+    seconds = terms.start + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
+    latency = -(-grid.rounds // grid.resident) * work.chain
+    parts = (terms.start, dram, l2, latency, grid.rounds * work.issue, grid.rounds * work.tensor)
+    return Cost(seconds, PARTS, parts, traffic.least, 2 * m * gemm.n * gemm.k)
+
+
+class Terms(NamedTuple):
+    """What the time of a launch is made of whatever M is.
+
+    work: Of one block, without the rows of x.
+    start: Seconds of an empty launch.
+    overlap: How units, DRAM and L2 add up, as `Work.power`.
+    l2_share: Of L2's bandwidth that the pipeline reaches.
+    stretch: By what the work of a multiprocessor is stretched.
+    flop_seconds: Time that the power of one block tile's operations costs.
+    """
+
+    work: Work
+    start: float
+    overlap: float
+    l2_share: float
+    stretch: float
+    flop_seconds: float
 
 
 @lru_cache(maxsize=16384)
+def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
+    stretch = _loss(gemm, schedule)
+    if schedule.pipeline in SLICED:
+        work = (_gemv_work if schedule.pipeline == "gemv" else _digits_work)(gemm, device, schedule)
+        return Terms(work, GEMV_START_SECONDS, GEMV_OVERLAP, 1.0, stretch, 0.0)
+    work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
+    flops = 2.0 * schedule.tile_n * schedule.tile_m * gemm.k  # those on padding included
+    power = own["FLOP_SECONDS"] * flops * _efficiency(gemm, device, schedule)
+    return Terms(work, own["LAUNCH_SECONDS"], own["OVERLAP"], own["L2_SHARE"], stretch, power)
+
+
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
     if schedule.pipeline == "gemv":
@@ -316,6 +344,7 @@ def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     )
 
 
+@lru_cache(maxsize=16384)
 def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether a wgmma schedule needs nearly all registers: none such was ever among the fastest."""
     return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
@@ -329,11 +358,6 @@ def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
     if schedule.pipeline == "wgmma":
         return 1.0
     return FITTED_PEAK / device.peak(device.core_for(gemm.activation, schedule.pipeline))
-
-
-def _padded_flops(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
-    """Return the operations of a launch of wgmma, those on padding included."""
-    return 2.0 * grid.along_n * schedule.tile_n * grid.along_m * schedule.tile_m * gemm.k
 
 
 def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
@@ -356,7 +380,6 @@ def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
     return _constants(gemm)["CUT_SECONDS"] + outputs * each
 
 
-@lru_cache(maxsize=16384)
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: stages of slabs, 128 bytes of K each, then the epilogue."""
     core = device.core_for(gemm.activation, schedule.pipeline)
@@ -408,7 +431,7 @@ def _edge_seconds(gemm: Gemm, schedule: GpuSchedule) -> float:
     )
 
 
-def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
+def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
@@ -417,33 +440,34 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
         issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
-    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm) / schedule.cluster
     ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
-    chain = tiles * GEMV_TILE_CYCLES + ramp + GEMV_TOKEN_CYCLES * copied
+    chain = tiles * GEMV_TILE_CYCLES + ramp
     chain += GEMV_CLUSTER_CYCLES * (schedule.cluster > 1)
-    slots = tiles * strips * schedule.warps / 4 * issue + GEMV_COPY_CYCLES * copied  # per scheduler
-    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
+    slots = tiles * strips * schedule.warps / 4 * issue  # per scheduler
+    copied = padded(gemm.k) * operand_bytes(gemm) / schedule.cluster / device.clock
+    row = (GEMV_TOKEN_CYCLES * copied, GEMV_COPY_CYCLES * copied)
+    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER, row=row)
 
 
-def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
+def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
     tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = schedule.warp_rows // 16
     fragments = -(-digit_columns(gemm, schedule) // 8)
     issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
-    items = min(m, schedule.tile_m) * padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)
-    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster
+    items = padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)  # of a row of x
+    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster / device.clock
     tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
-    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting + DIGIT_CLUSTER_CYCLES * (schedule.cluster > 1)
-    slots = tiles * strips * schedule.warps / 4 * issue + splitting
-    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
+    chain = tiles * tile + DIGIT_BLOCK_CYCLES + DIGIT_CLUSTER_CYCLES * (schedule.cluster > 1)
+    slots = tiles * strips * schedule.warps / 4 * issue
+    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER, row=(splitting, splitting))
 
 
-def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
+def _dram_seconds(device: TileDevice, schedule: GpuSchedule, traffic: Traffic, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
     dram = device.layer("dram")
     bandwidth = dram.bandwidth * dram.sustained
-    moved = moved_bytes(gemm, device, schedule, m, grid)
+    moved = moved_bytes(device, schedule, traffic, grid)
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
         share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
         return moved / bandwidth * max(1.0, share)
@@ -452,10 +476,9 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
     return moved / min(bandwidth, in_flight / dram.latency)
 
 
-def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
+def _l2_seconds(device: TileDevice, schedule: GpuSchedule, traffic: Traffic, grid: Grid) -> float:
     """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
     sharing = schedule.cluster if schedule.pipeline in WARPGROUPS else 1
-    activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
-    moved = grid.along_m * weight_bytes(gemm) + activations
+    moved = grid.along_m * traffic.weights + grid.along_n / sharing * traffic.activations
     return moved / (l2.bandwidth * l2.sustained)

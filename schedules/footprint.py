@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from ladder.ir.gemm import Gemm
+from ladder.ir.gemm import PACKED_ROWS, Gemm
 from schedules.codes import table_bytes, weight_bits
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
@@ -356,6 +356,12 @@ def math_registers(warps: int) -> int:
         return 240
     pool = (warps + 4) * launch_registers(warps + 4)
     return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
+
+
+@lru_cache(maxsize=4096)
+def of_any_n(gemm: Gemm) -> Gemm:
+    """Return the problem that stands for those of any N in caches of what a block takes and does."""
+    return replace(gemm, n=2 * PACKED_ROWS if gemm.gate else 1)
 
 
 @lru_cache(maxsize=16384)

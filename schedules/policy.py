@@ -8,9 +8,10 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
-from schedules.footprint import k_slices
+from schedules.footprint import SLICED, k_slices
 from schedules.invariance import Order, order_of_sums
 from schedules.layouts import TILE, packed_group, padded
 from schedules.legal import is_legal, placement_for
@@ -52,7 +53,7 @@ FOREIGN_SECONDS = 1e3
 """What a schedule takes at an M that its pipeline is not made for: models of pipelines do not compare."""
 
 FAR_BEHIND = 3.0
-"""How much slower than the fastest at some M a kernel is that need not compete for serving every M."""
+"""How much slower than the fastest at some M a kernel is that need not compete at others."""
 
 EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
     1: (
@@ -95,8 +96,7 @@ CLOSE_GAIN = 0.0004
 """What a kernel of such a plan must gain, as `schedules.segments.GAIN` says of others."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A schedule with its predicted cost."""
 
     schedule: Schedule
@@ -133,11 +133,18 @@ def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[TransformStep
 
 
 def rank(
-    gemm: Gemm, device: TileDevice, m: int, *, full: bool = False, wide: bool = False
+    gemm: Gemm,
+    device: TileDevice,
+    m: int,
+    *,
+    full: bool = False,
+    wide: bool = False,
+    without: Collection[Schedule] = (),
 ) -> tuple[Candidate, ...]:
     """Return candidates for M = ``m``, the one predicted fastest first.
 
-    ``full`` as in `tilings`; ``wide`` (and ``full``): of all pipelines that could serve this M.
+    ``full`` as in `tilings`; ``wide`` (and ``full``): of all pipelines that could serve this M;
+    ``without``: schedules for a GPU that need not be looked at.
 
     On a CPU the measured table (`schedules.cpu_policy`) leads, whatever the model says.
 
@@ -155,8 +162,9 @@ def rank(
             for pipeline in _serving(gemm, pipelines)
             if device.cores_for(gemm.activation, pipeline)
             for schedule in tilings(gemm, device, pipeline, m, full=full)
-            if not is_unrolled_too_far(schedule)
-            and not any(spills_like(gemm, device, schedule, other) for other in spilling)
+            if schedule not in without
+            and not is_unrolled_too_far(schedule)
+            and not (spilling and any(spills_like(gemm, device, schedule, other) for other in spilling))
         ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
@@ -190,7 +198,7 @@ def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None
     tried = (*estimator.measured, *(candidate.schedule for candidate in ranked))
     expected = {schedule: estimator.seconds(schedule, m) for schedule in tried}
     best = min(expected, key=expected.__getitem__)
-    return Candidate(best, replace(predict(gemm, device, best, m), seconds=expected[best]))
+    return Candidate(best, predict(gemm, device, best, m)._replace(seconds=expected[best]))
 
 
 def _serving(gemm: Gemm, names: Sequence[str]) -> list[str]:
@@ -277,12 +285,20 @@ def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> fl
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
-    pool = estimator.measured
+    pool, lost = estimator.measured, set[Schedule]()
     for m in sorted({*GPU_BUCKETS[:-1], *(MIDDLE if estimator.close else ())}):
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
-            pool += [candidate.schedule for candidate in rank(gemm, device, m)[:few]]
+            ranked = rank(gemm, device, m, without=lost)
+            pool += [candidate.schedule for candidate in ranked[:few]]
+            # What streams weights does the same for each of the few M it serves, but for a little more of x.
+            late = FAR_BEHIND * ranked[0].cost.seconds
+            lost |= {each for each, cost in ranked if _streams(each) and cost.seconds > late}
     return list(dict.fromkeys(pool))
+
+
+def _streams(schedule: Schedule) -> bool:
+    return isinstance(schedule, GpuSchedule) and schedule.pipeline in SLICED
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice, product
 from math import gcd
 
-from ladder.ir.gemm import PACKED_ROWS, Gemm
+from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
 from schedules.codes import decodes_to_floats, is_timed_by_sixteens
 from schedules.cost_model import is_tight
@@ -21,6 +21,7 @@ from schedules.footprint import (
     WARPGROUPS,
     k_blocks,
     k_slices,
+    of_any_n,
     operand_bytes,
     stage_bytes,
 )
@@ -100,7 +101,7 @@ def tilings(
     full: Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits of K
         that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
-    column = _column(gemm, pipeline)
+    column, block = _column(gemm, pipeline), of_any_n(gemm)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
     competing = _tiles_of_m(gemm, pipeline, full=full)
     useful = _useful_m(competing, m)
@@ -113,7 +114,9 @@ def tilings(
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
-        elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
+        elif pipeline != "wgmma" or (
+            _finds_idle(gemm, device, schedule, m) and not is_tight(block, schedule)
+        ):
             if schedule not in deeper:
                 deeper[schedule] = tuple(_depths(column, device, schedule))
             yield from deeper[schedule]
@@ -121,8 +124,7 @@ def tilings(
 
 def _column(gemm: Gemm, pipeline: str) -> Gemm:
     """Return a problem of the same legal schedules: N does not count, for some pipelines nor does K."""
-    least = 2 * PACKED_ROWS if gemm.gate else 1
-    plain = replace(gemm, n=least, bias=False, epilogue=(), residual=False, factor=False)
+    plain = replace(of_any_n(gemm), bias=False, epilogue=(), residual=False, factor=False)
     if pipeline not in ("wgmma", "mma"):
         return plain
     windows = Windows((1, 1), (2, 2)) if gemm.windows else None

@@ -229,7 +229,7 @@ def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
             raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
         kept = parse_plan(text)
         if not _is_outdated(Request(gemm, device.name), kept):
-            return Candidate(kept.schedule_for(m), Cost(float(seconds), "", (), 0, 0))
+            return Candidate(kept.schedule_for(m), Cost(float(seconds), (), (), 0, 0))
     found: Candidate | None = None
     try:
         found = best_candidate(gemm, device, m)

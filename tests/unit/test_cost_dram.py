@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.cost import minimum_bytes, weight_bytes
+from schedules.cost import minimum_bytes, traffic_of, weight_bytes
 from schedules.cost_dram import moved_bytes
 from schedules.cost_grid import grid_of
 from schedules.cost_model import predict
@@ -20,7 +20,7 @@ HALF_WHOLE = GpuSchedule("wgmma", 128, 192, 128, stages=4, warps=12, persistent=
 def moved(gemm: Gemm, schedule: GpuSchedule, m: int, target: str = H100.name) -> int:
     """Return the bytes that cross DRAM."""
     device = get_device(target)
-    return moved_bytes(gemm, device, schedule, m, grid_of(gemm, device, schedule, m))
+    return moved_bytes(device, schedule, traffic_of(gemm, m), grid_of(gemm, device, schedule, m))
 
 
 def test_operands_that_fit_l2_are_read_once() -> None:

@@ -12,7 +12,7 @@ from targets import get_device
 from tile_types.errors import MissingToolError
 
 H200, B200, MI300 = map(get_device, ("cuda/sm_90a", "cuda/sm_100a", "rocm/gfx942"))
-COST = Cost(2e-6, "dram", (("dram", 2e-6), ("launch", 1e-7)), 100, 200)
+COST = Cost(2e-6, ("dram", "launch"), (2e-6, 1e-7), 100, 200)
 
 PTX = """
 wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {%f1}, %rd1, %rd2, p, 1, 1;
