@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -33,30 +32,6 @@ from ladder.cli.options import (
     Weight,
     Zero,
 )
-from tile_types.errors import (
-    ArtifactError,
-    CheckpointError,
-    ConversionError,
-    DTypeError,
-    LadderError,
-    ParseError,
-    ScheduleError,
-    ShapeError,
-    UnknownNameError,
-    ValueRangeError,
-)
-
-BAD_INPUT = (
-    CheckpointError,
-    ConversionError,
-    DTypeError,
-    ParseError,
-    ScheduleError,
-    ShapeError,
-    UnknownNameError,
-    ValueRangeError,
-)
-"""What the user asked for cannot be; every other `LadderError` is a failure."""
 
 app = typer.Typer(
     name="ladder",
@@ -203,6 +178,7 @@ def tune(
     """Measure schedules on a GPU and remember the fastest: never needed for correct results."""
     from ladder.cli import tune as tuning
     from ladder.cli.problem import Problem
+    from tile_types.errors import ParseError
 
     if compile_only != (output is not None):
         raise ParseError("--compile-only and --output DIR go together")
@@ -407,6 +383,8 @@ def report(
 
 def write_page(path: Path, text: str) -> None:
     """Write a page; raises ArtifactError if it cannot be."""
+    from tile_types.errors import ArtifactError
+
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -448,9 +426,6 @@ def run(arguments: Sequence[str]) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "ladder")
         console.error(f"{error.format_message()} (see `{command} --help`)")
         return USAGE
-    except LadderError as error:
-        console.error(_one_line(error))
-        return USAGE if isinstance(error, BAD_INPUT) else FAILED
     except BrokenPipeError:
         # The reader of stdout left, as in `ladder types | head -1`: nothing is wrong. Python
         # would complain when it flushes at exit, hence the exchange.
@@ -459,15 +434,10 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         console.error("interrupted")
         return FAILED
+    except Exception as error:
+        from ladder.cli.errors import report
 
-
-def _one_line(error: LadderError) -> str:
-    """Return an error's first line, or all of it if the user asked for detail."""
-    text = str(error).strip()
-    if logging.getLogger("ladder").isEnabledFor(logging.INFO):
-        return text
-    first, _, rest = text.partition("\n")
-    return f"{first} [ladder --verbose shows the rest]" if rest.strip() else first
+        return report(error)
 
 
 def _names(text: str) -> tuple[str, ...]:
