@@ -239,3 +239,20 @@ def test_that_a_leaf_cannot_be_written_says_nothing_of_other_tensors() -> None:
         with pytest.raises(RuntimeError, match="leaf"):
             captured(leaf)
         assert torch.equal(captured(leaf * 1), torch.full((3,), 4.0))
+
+
+EQUAL_KEYS = (1, True, 1.0, (1, 0.0), (True, 0.0), (1, -0.0), (1.0, frozenset({2})), (1.0, frozenset({2.0})))
+
+
+@pytest.mark.parametrize("kind", [dict, set])
+def test_equal_keys_of_other_kinds_are_told_apart(kind: Callable[[Any], Any]) -> None:
+    held: Any = kind([(2, 2)] if kind is dict else [2])
+
+    def named(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return x + len(held), repr(list(held))
+
+    fast = capture(named)
+    for key in (*EQUAL_KEYS, *EQUAL_KEYS):
+        held.clear()
+        held.update({key: 2} if kind is dict else {key})
+        assert fast(torch.ones(2))[1] == repr([key])

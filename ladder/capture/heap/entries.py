@@ -9,7 +9,7 @@ from typing import Any
 from ladder.capture.heap.guard import Guard
 from ladder.capture.heap.nodes import Node
 from ladder.capture.heap.table import WHOLE
-from ladder.capture.values.kinds import is_a
+from ladder.capture.values.kinds import is_a, kind_among
 
 Entry = tuple[Any, Any, str, str]
 """Key, what lies there, text that reads it, and its path."""
@@ -37,7 +37,7 @@ def dict_entries(guard: Guard, node: Node, entry: dict[Any, Any]) -> Iterator[En
         guard.table.add(node.obj, WHOLE, keys, path)
     else:
         # Types first: comparing keys of other types may run code of the user's.
-        guard.check(_types(guard, var, keys), f"{path}: types of keys")
+        guard.check(_kinds(guard, var, keys), f"{path}: types of keys")
         guard.check(f"list({var}) == {guard.constant(keys)}", f"{path} has the keys {keys}")
     exact = type(node.obj) in (dict, OrderedDict)
     for key in keys:
@@ -50,9 +50,10 @@ def check_elements(guard: Guard, node: Node, elements: Any) -> None:
     """Check the elements of a set."""
     var, path = node.var, guard.path(node.var)
     items = guard.constant(elements)
-    guard.check(_types(guard, var, elements), f"{path}: types")
+    guard.check(_kinds(guard, var, elements), f"{path}: types")
     guard.check(f"list({var}) == {items}", f"{path} has the same elements")
 
 
-def _types(guard: Guard, var: str, elements: Iterable[Any]) -> str:
-    return f"[*map(type, {var})] == {guard.constant([*map(type, elements)])}"
+def _kinds(guard: Guard, var: str, elements: Iterable[Any]) -> str:
+    kind = kind_among(elements)
+    return f"[*map({guard.constant(kind)}, {var})] == {guard.constant([*map(kind, elements)])}"

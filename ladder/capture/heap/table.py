@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.values.kinds import by_value, has_same_value
+from ladder.capture.values.kinds import by_value, has_same_value, kind_among
 
 dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 """A number that differs after each change of a dictionary; None where torch has it no more."""
@@ -142,7 +142,8 @@ class Entry:
         """Look whether it is so."""
         home, value = self.home, self.value
         if self.key is WHOLE:
-            return list(home) == value and [*map(type, home)] == [*map(type, value)]
+            kind = kind_among(value)
+            return list(home) == value and [*map(kind, home)] == [*map(kind, value)]
         found = self.found()
         if found is value:
             return True

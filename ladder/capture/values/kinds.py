@@ -6,7 +6,7 @@ import enum
 import re
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -158,6 +158,20 @@ def has_same_value(found: Any, value: Any) -> bool:
     if is_a(value, float | complex | np.generic) and not value:
         return repr(found) == repr(value)
     return bool(found == value)
+
+
+def kind_of(key: Any) -> Any:
+    """Return what tells a key from equal ones: its type, the sign of zero, the kinds of what it holds."""
+    if type(key) is tuple:
+        return tuple(map(kind_of, key))
+    if type(key) is frozenset:
+        return frozenset((each, kind_of(each)) for each in key)
+    return repr(key) if type(key) in (float, complex) and not key else type(key)
+
+
+def kind_among(keys: Iterable[Any]) -> Callable[[Any], Any]:
+    """Return what tells keys from equal ones: ``type``, where equal ones of one type are the same."""
+    return kind_of if any(type(key) in (float, complex, tuple, frozenset) for key in keys) else type
 
 
 def has_same_numbers(found: Any, value: Any) -> bool:
