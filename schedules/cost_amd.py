@@ -10,6 +10,9 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 * A matrix instruction takes the passes that the CDNA3 ISA states (table 28 and section 7.1), which is
   the peak rate of `targets`; a vector instruction takes four clocks of a SIMD with sixteen lanes
   (CDNA3 ISA, section 1.1): 64 lanes per clock and unit.
+* RDNA's units have two SIMDs of 32 lanes, which issue a vector instruction of a wave each clock (RDNA3 ISA,
+  section 1.1; pairs of instructions are not counted on). Its matrix instructions have the rates of the
+  datasheets. Its last cache, between L2 and memory, is not modelled: weights come from memory.
 * LDS delivers 128 bytes per clock and unit, L1 64 (CDNA3 whitepaper).
 * Loads are asked for one stage ahead, so a stage takes at least the latency of memory, unless the
   blocks that share a unit take turns.
@@ -31,13 +34,18 @@ from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.footprint import operand_bytes, promotes
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, division, leaves_offsets, tile_rows
+from schedules.waves import division, form, is_dot, leaves_offsets, tile_rows
 from targets import TileDevice
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
 """Exponents that join the units of one compute unit: with several waves per SIMD, and with one."""
 
 SIMDS = 4
+"""SIMDs of a compute unit of CDNA."""
+
+VECTOR_LANES = 64
+"""Lanes of a compute unit that issue in a clock: those of four SIMDs of 16, or of RDNA's two of 32."""
+
 LDS_BYTES, L1_BYTES = 128, 64
 """Bytes per clock of a compute unit."""
 
@@ -77,6 +85,10 @@ FABRIC_BYTES = 17.2e12
 
 DOT_LANES = 2.0
 """Products of 16-bit operands per lane and dot instruction; those of 8 bits are four."""
+
+BFLOAT_DOT_LANES = 0.4
+"""The same of bfloat16, per vector instruction: three widen halves of a weight register and of one of x, that
+two rows share, and two add products."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,11 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     return Cost(seconds, tuple(parts), tuple(parts.values()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
+def simds(schedule: GpuSchedule) -> int:
+    """Return the SIMDs of a compute unit: four where waves have 64 lanes, two where they have 32."""
+    return SIMDS * form(schedule).lanes // VECTOR_LANES
+
+
 def _all_experts(gemm: Gemm) -> Gemm:
     """Return the product of as many weight rows as all experts have: as many blocks and bytes."""
     return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False) if gemm.experts else gemm
@@ -168,23 +185,23 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     tokens, rows = schedule.tile_m, tile_rows(schedule)
     span = schedule.tile_k * schedule.split_k
     bytes_of_x = tokens * span * operand_bytes(gemm)
-    weights = rows * span * waves.m_waves
+    weights = rows * span * waves.m_waves * form(schedule).copies
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
-    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule) / WAVE
-    operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
+    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule) / VECTOR_LANES
+    operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / VECTOR_LANES
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
-        operations += groups * 2 * tokens * rows / WAVE
+        operations += groups * 2 * tokens * rows / VECTOR_LANES
     core = device.core_for(gemm.activation, schedule.pipeline)
     products = 2.0 * tokens * rows * span
     matrix = products / core.ops_per_cycle
-    if schedule.pipeline == "dot":
-        lanes = DOT_LANES * 2 / operand_bytes(gemm)
-        operations, matrix = operations + products / 2 / lanes / WAVE, 0.0
+    if is_dot(schedule):
+        lanes = BFLOAT_DOT_LANES if gemm.activation == "bfloat16" else DOT_LANES * 2 / operand_bytes(gemm)
+        operations, matrix = operations + products / 2 / lanes / VECTOR_LANES, 0.0
     lds = (waves.row_waves + 1) * bytes_of_x / LDS_BYTES
     l1 = (weights * weight_bits(gemm) / 8 + bytes_of_x) / L1_BYTES
     # A SIMD issues for its own waves only: fewer waves than SIMDs leave some idle.
-    idle = max(1.0, SIMDS / schedule.warps)
+    idle = max(1.0, simds(schedule) / schedule.warps)
     return Stage(matrix * idle, operations * idle, lds, l1)
 
 
@@ -211,7 +228,7 @@ def _unit_clocks(
     clocks, waiting, left = 0.0, 0.0, rounds
     while left > 0:
         here = min(left, max(1, resident))
-        exponent = OVERLAP if here * schedule.warps >= 2 * SIMDS else LONE_OVERLAP
+        exponent = OVERLAP if here * schedule.warps >= 2 * simds(schedule) else LONE_OVERLAP
         busy = stage.joined(here, exponent) + BARRIER_CLOCKS
         # Asked for when the stage before began: the latency shows where a stage is shorter.
         turns = left // here if here == max(1, resident) else 1

@@ -11,7 +11,7 @@ from ladder.ir.gemm import PACKED_ROWS, Gemm
 from schedules.codes import table_bytes, weight_bits
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, lds_bytes, tile_rows, wave_registers
+from schedules.waves import FORMS, block_lanes, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 
 WARP = 32
@@ -44,8 +44,8 @@ X_SUMS = 1024
 X_BUFFER_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
-WAVES = ("mfma", "mfma32", "dot")
-"""Pipelines of waves of 64 lanes."""
+WAVES = tuple(FORMS)
+"""Pipelines of AMD's waves."""
 
 WARPGROUPS = ("wgmma", "tcgen05")
 """Pipelines of warpgroups that a producer feeds through a ring of stages."""
@@ -383,5 +383,5 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
 def block_threads(schedule: GpuSchedule) -> int:
     """Return the threads of a block: computing warps, one producer, one that starts products of tcgen05."""
     if schedule.pipeline in WAVES:
-        return WAVE * schedule.warps
+        return block_lanes(schedule)
     return WARP * (schedule.warps + {"wgmma": 1, "tcgen05": 2}.get(schedule.pipeline, 0))

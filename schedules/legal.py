@@ -32,7 +32,7 @@ from schedules.footprint import (
 from schedules.layouts import lane_of, packed_group
 from schedules.rules import AXES, RULES, serves
 from schedules.schedule import GpuSchedule
-from schedules.waves import MOST_REGISTERS, divisions, tile_rows
+from schedules.waves import MOST_REGISTERS, MOST_THREADS, NARROW, block_lanes, divisions, tile_rows
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -181,11 +181,13 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if (
-        schedule.pipeline == "mfma"
+        schedule.pipeline in NARROW
         and schedule.warp_rows > 16
         and (schedule.tile_n > 64 or schedule.tile_m > 32)
     ):
         yield "narrow blocks are for few tokens: use tile_n=64 and at most 32 tokens with warp_rows=32"
+    if block_lanes(schedule) > MOST_THREADS:
+        yield f"TVM marks AMD kernels as having at most {MOST_THREADS} threads, got {block_lanes(schedule)}"
     if not divisions(schedule):
         yield (
             f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
@@ -257,6 +259,9 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "mfma": _wave_violations,
     "mfma32": _wave_violations,
     "dot": _wave_violations,
+    "wmma": _wave_violations,
+    "wmma_split": _wave_violations,
+    "dot32": _wave_violations,
 }
 
 

@@ -29,6 +29,22 @@ class Rule:
     """Placements to choose from; none: the one of `placement_for`."""
 
 
+def _wmma(feature: str) -> Rule:
+    """Return the rule of RDNA's matrix instructions."""
+    return Rule(
+        feature,
+        (16, 32, 64, 128),
+        (64, 128, 256),
+        (64, 128),
+        (2,),
+        (4, 8),
+        (1, 2, 4, 8),
+        (False,),
+        warp_rows=(16, 32),
+        placement=("operand", "accumulator"),
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
         "ldmatrix",
@@ -116,6 +132,20 @@ RULES: Mapping[str, Rule] = {
         warp_rows=(32, 64),
         placement=("operand", "accumulator"),
     ),
+    "wmma": _wmma("wmma"),
+    "wmma_split": _wmma("wmma.split"),
+    "dot32": Rule(
+        "dot32",
+        (1, 2, 4),
+        (64,),
+        (64, 128, 256, 512),
+        (2,),
+        (4, 8),
+        (1, 2, 4, 8),
+        (False,),
+        warp_rows=(32, 64),
+        placement=("operand", "accumulator"),
+    ),
 }
 
 
@@ -131,6 +161,9 @@ SERVES: Mapping[str, frozenset[str]] = {
     "mfma": frozenset({"experts", "token_group"}),
     "mfma32": frozenset({"experts", "token_group"}),
     "dot": frozenset({"experts", "token_group"}),
+    "wmma": frozenset({"experts", "token_group"}),
+    "wmma_split": frozenset({"experts", "token_group"}),
+    "dot32": frozenset({"experts", "token_group"}),
     "cpu": frozenset(),
 }
 """Which of `Gemm.extras` each pipeline supports."""

@@ -15,8 +15,20 @@ from schedules.instructions import INSTRUCTIONS
 from schedules.transforms import Transform, Use, parse_transform
 from tile_types.errors import ParseError, ScheduleError
 
-GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "tcgen05", "mfma", "mfma32", "dot")
-"""Skeletons of GPU kernels: ``mfma`` and ``dot`` on AMD, the others on NVIDIA."""
+GPU_PIPELINES = (
+    "gemv",
+    "digits",
+    "mma",
+    "wgmma",
+    "tcgen05",
+    "mfma",
+    "mfma32",
+    "dot",
+    "wmma",
+    "wmma_split",
+    "dot32",
+)
+"""Skeletons of GPU kernels: from ``mfma`` on AMD's, the others NVIDIA's."""
 
 
 def check(condition: bool, message: str) -> None:

@@ -44,6 +44,9 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "mfma": (2,),
     "mfma32": (2,),
     "dot": (2,),
+    "wmma": (2,),
+    "wmma_split": (2,),
+    "dot32": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
@@ -55,6 +58,13 @@ LARGE: Mapping[str, tuple[str, ...]] = {"wgmma": ("wgmma",), "tcgen05": ("tcgen0
 
 Nothing of ``tcgen05`` was measured yet, so that it must be predicted to be faster.
 """
+
+WAVES_OF: Mapping[str, tuple[str, str]] = {
+    "mfma": ("dot", "mfma"),
+    "wmma": ("dot32", "wmma"),
+    "wmma.split": ("dot32", "wmma_split"),
+}
+"""Feature of an AMD device -> its pipelines for few rows of A, and for many."""
 
 MOST_GEMV_M = 32
 """M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
@@ -74,7 +84,8 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
     if device.vendor == "cpu":
         return ("cpu",)
     if device.vendor == "amd":
-        return ("dot", "mfma") if m <= MOST_DOT_M else ("mfma",)
+        dots, matrix = next(names for feature, names in WAVES_OF.items() if feature in device.features)
+        return (dots, matrix) if m <= MOST_DOT_M else (matrix,)
     large = next((names for feature, names in LARGE.items() if feature in device.features), ("mma",))
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_M else ("gemv",)

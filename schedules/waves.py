@@ -1,4 +1,4 @@
-"""How AMD blocks share their tile among waves of 64 lanes, and what that takes.
+"""How AMD blocks share their tile among waves, and what that takes.
 
 Used by the emitters (`ladder.lower.rocm`), by legality and by cost models.
 """
@@ -14,13 +14,16 @@ from schedules.schedule import GpuSchedule
 from tile_types import get_type
 
 WAVE = 64
-"""Lanes of a wave."""
+"""Lanes of a wave of CDNA; those of RDNA have 32 (`Form.lanes`)."""
 
 STEP_ROWS = 32
 """Weight rows of a wave's step: those of which two NVIDIA warps hold packed words."""
 
 STEP_COLUMNS = 16
 """Activation rows of an MFMA step."""
+
+DOT_LANES = 16
+"""Lanes that hold sums of different rows where lanes multiply for themselves: two rows each."""
 
 BANKS = 32
 """Banks of LDS, four bytes each."""
@@ -31,13 +34,19 @@ SPARE_REGISTERS = 40
 GRANULE_REGISTERS = 120
 """The same where several scale groups of a tile end on accumulators: products of many are in flight."""
 
+DOT_GRANULE_REGISTERS = 60
+"""The same of dot products of waves of 32 lanes, whatever scales multiply (compiled for gfx1100)."""
+
+MOST_THREADS = 256
+"""Threads of a block: TVM marks AMD kernels as having at most so many."""
+
 MOST_REGISTERS = 252
 """Registers of a lane up to which no kernel was seen to spill, by estimate; two waves then share a SIMD."""
 
 
 def narrow(schedule: GpuSchedule) -> bool:
     """Whether a block has as many rows as the waves of a slice of K take, whatever its ``tile_n``."""
-    return schedule.pipeline == "dot" or schedule.warp_rows >= STEP_ROWS
+    return is_dot(schedule) or schedule.warp_rows >= STEP_ROWS
 
 
 def tile_rows(schedule: GpuSchedule) -> int:
@@ -46,22 +55,56 @@ def tile_rows(schedule: GpuSchedule) -> int:
     return schedule.warp_rows * waves if narrow(schedule) else schedule.tile_n
 
 
-STEPS: Mapping[str, tuple[int, int]] = {
-    "mfma": (STEP_ROWS, STEP_COLUMNS),
-    "mfma32": (2 * STEP_ROWS, 2 * STEP_COLUMNS),
-    "dot": (STEP_ROWS, 1),
+@dataclass(frozen=True)
+class Form:
+    """Extents of a pipeline's step.
+
+    rows, columns: Weight rows and activation rows.
+    lanes: Of a wave.
+    parts: Threads' packed words that a lane decodes.
+    """
+
+    rows: int
+    columns: int
+    lanes: int = WAVE
+    parts: int = 1
+
+    @property
+    def copies(self) -> int:
+        """Lanes that decode the same word."""
+        return self.lanes * self.parts * STEP_ROWS // (self.rows * WAVE)
+
+
+FORMS: Mapping[str, Form] = {
+    "mfma": Form(STEP_ROWS, STEP_COLUMNS),
+    "mfma32": Form(2 * STEP_ROWS, 2 * STEP_COLUMNS, parts=2),
+    "dot": Form(STEP_ROWS, 1),
+    "wmma": Form(STEP_ROWS, STEP_COLUMNS, 32, 4),
+    "wmma_split": Form(STEP_ROWS, STEP_COLUMNS, 32, 2),
+    "dot32": Form(STEP_ROWS, 1, 32, 2),
 }
-"""Rows and activation rows of a pipeline's step."""
+"""Steps by pipeline: ``wmma`` is RDNA3's, which both halves of a wave hold, ``wmma_split`` RDNA4's."""
+
+DOTS = ("dot", "dot32")
+"""Pipelines of dot products within lanes."""
+
+NARROW = ("mfma", "wmma", "wmma_split")
+"""Pipelines whose blocks may have as many rows as their waves take, whatever ``tile_n``."""
 
 
-def step_rows(schedule: GpuSchedule) -> int:
-    """Return the rows of a step."""
-    return STEPS[schedule.pipeline][0]
+def form(schedule: GpuSchedule) -> Form:
+    """Return the extents of a schedule's step."""
+    return FORMS[schedule.pipeline]
 
 
-def step_columns(schedule: GpuSchedule) -> int:
-    """Return the activation rows of a step."""
-    return STEPS[schedule.pipeline][1]
+def is_dot(schedule: GpuSchedule) -> bool:
+    """Whether lanes multiply for themselves."""
+    return schedule.pipeline in DOTS
+
+
+def block_lanes(schedule: GpuSchedule) -> int:
+    """Return the threads of a block."""
+    return schedule.warps * form(schedule).lanes
 
 
 @dataclass(frozen=True)
@@ -79,14 +122,14 @@ class Division:
 def divisions(schedule: GpuSchedule) -> list[Division]:
     """Return every even division of a tile; none if waves do not fit."""
     waves, rest = divmod(schedule.warps, schedule.split_k)
-    most = 1 if schedule.pipeline == "dot" else waves
+    most = 1 if is_dot(schedule) else waves
     return [
         Division(waves // split, split)
         for split in range(1, most + 1)
         if rest == 0
         and waves % split == 0
-        and schedule.tile_m % (step_columns(schedule) * split) == 0
-        and tile_rows(schedule) % (step_rows(schedule) * (waves // split)) == 0
+        and schedule.tile_m % (form(schedule).columns * split) == 0
+        and tile_rows(schedule) % (form(schedule).rows * (waves // split)) == 0
     ]
 
 
@@ -116,12 +159,12 @@ def row_blocks(schedule: GpuSchedule) -> int:
 
 def joins_waves(schedule: GpuSchedule) -> bool:
     """Whether sums of several waves or lanes are added up through LDS."""
-    return schedule.pipeline == "dot" or schedule.split_k > 1
+    return is_dot(schedule) or schedule.split_k > 1
 
 
 def parts(schedule: GpuSchedule) -> int:
-    """Return the partial sums of an output within a block: dot products leave four in a wave."""
-    return schedule.split_k * (4 if schedule.pipeline == "dot" else 1)
+    """Return the partial sums of an output within a block: dot products leave one for each 16 lanes."""
+    return schedule.split_k * (form(schedule).lanes // DOT_LANES if is_dot(schedule) else 1)
 
 
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -135,7 +178,7 @@ def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
     That takes sums of x, for which matrix cores have time where M is small. It spares bfloat16 its
     way through float32; float16 would gain little, by subnormal operands.
     """
-    few = schedule.pipeline == "mfma" and schedule.split_k > 1 and schedule.placement == "accumulator"
+    few = schedule.pipeline in NARROW and schedule.split_k > 1 and schedule.placement == "accumulator"
     return few and gemm.activation == "bfloat16" and gemm.zero == "none"
 
 
@@ -159,17 +202,20 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
 
     ``promoted``: whether partial sums move to a second set.
     """
-    lanes = schedule.warps * WAVE
+    step, dots = form(schedule), is_dot(schedule)
     blocks, tiles = row_blocks(schedule), schedule.tile_k // TILE
     tokens = schedule.tile_m // division(schedule).m_waves
-    held = 2 * tokens if schedule.pipeline == "dot" else STEP_ROWS * tokens // WAVE
+    held = 2 * tokens if dots else STEP_ROWS * tokens // step.lanes
     sums = blocks * held * (1 + promoted)
-    operands = 8 * blocks + 4 * (tokens // step_columns(schedule))
-    words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles
-    pieces = -(-stage_bytes(gemm, schedule) // 16 // lanes) * 4
+    parts = step.parts * STEP_ROWS // step.rows
+    operands = 8 * blocks * parts + 4 * parts * (tokens // step.columns)
+    words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles * parts
+    pieces = -(-stage_bytes(gemm, schedule) // 16 // block_lanes(schedule)) * 4
     granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1
-    rows = 4 if promoted and schedule.pipeline != "dot" else 2
+    rows = 2 if dots or not promoted else 4 * WAVE // step.lanes
     groups = 2 * blocks * tiles * rows * granules if gemm.scale else 0
-    many = promoted and granules > 1 and schedule.pipeline != "dot"
+    many = promoted and granules > 1 and not dots
     ends = GRANULE_REGISTERS if many and gemm.scale else 0
+    if dots and step.parts > 1 and granules > 1 and gemm.scale:
+        ends = DOT_GRANULE_REGISTERS
     return sums + operands + words + pieces + groups + ends + SPARE_REGISTERS

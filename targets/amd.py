@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
+REGISTERS: Mapping[int, int] = {64: 131072, 32: 98304}
+"""Lanes of a wave -> 32-bit registers of a compute unit: CDNA has 512 for each lane of four SIMDs, RDNA 1536
+for each lane of two (LLVM's AMDGPU usage guide; RDNA3 and RDNA4 ISA)."""
+
 PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": ("mfma", "dot")}
 """Pipelines that multiply a type: lanes have dot products of these; of the others matrix cores alone."""
 
@@ -72,6 +76,16 @@ def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wa
     return Core(name, m, m, k, a, a, accumulator, rate, pipelines, lane_bytes, lanes, CORE_SUSTAINED)
 
 
+def _wmma(name: str, a: str, accumulator: str, rate: float, repeats: int, *dots: str) -> Core:
+    """Return a WMMA core of 16 x 16 x 16: each lane holds a row, of K all or, if ``repeats`` is 1, half.
+
+    dots: The pipeline of dot products, where lanes have them too.
+    """
+    pipelines = ("wmma" if repeats == 2 else "wmma_split", *dots)
+    lane_bytes = repeats * 8 * (1 if a == "int8" or a.startswith("fp8") else 2)
+    return Core(name, 16, 16, 16, a, a, accumulator, rate, pipelines, lane_bytes, (2, 16), CORE_SUSTAINED)
+
+
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
     target = {
         "kind": "rocm",
@@ -94,8 +108,8 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         target=tuple(sorted(target.items())),
         features=chip.features,
         vector_ops_per_cycle=64.0,
-        registers_per_unit=131072,
-        max_threads_per_unit=2048,
+        registers_per_unit=REGISTERS[chip.wave],
+        max_threads_per_unit=32 * chip.wave,
         max_blocks_per_unit=32,
         shared_per_block=chip.lds,
         shared_per_unit=chip.lds,
@@ -110,7 +124,8 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
 CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot", "flushes.float16"})
 CDNA3 = (CDNA2 - {"flushes.float16"}) | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
 CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128"}
-RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot"})
+RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot32"})
+RDNA4 = frozenset({"wmma.split", "fp16", "bf16", "int8", "fp8", "dot32", "dot.fp8", "wait.ds"})
 
 GFX90A = _device(
     # One of the two dies of an MI250; each is a device of its own.
@@ -208,12 +223,34 @@ GFX1100 = _device(
         "rocm>=5.7",
     ),
     (
-        # No pipeline emits WMMA. It replicates A over both halves of the wave: 16 lanes of 32 bytes
-        # (RDNA3 ISA, 7.9).
-        Core("v_wmma_f32_16x16x16_f16", 16, 16, 16, "float16", "float16", "float32", 512, (), 16, (2, 16)),
-        Core("v_wmma_f32_16x16x16_bf16", 16, 16, 16, "bfloat16", "bfloat16", "float32", 512, (), 16, (2, 16)),
-        Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, (), 16, (1, 16)),
+        # Both halves of a wave hold the operands (RDNA3 ISA, 7.9).
+        _wmma("v_wmma_f32_16x16x16_f16", "float16", "float32", 512, 2, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_bf16", "bfloat16", "float32", 512, 2, "dot32"),
+        _wmma("v_wmma_i32_16x16x16_iu8", "int8", "int32", 512, 2, "dot32"),
     ),
 )
 
-DEVICES = (GFX90A, GFX942, GFX950, GFX1100)
+GFX1201 = _device(
+    Chip(
+        "gfx1201",
+        "Radeon RX 9070 XT",
+        64,
+        2.97e9,
+        32,
+        (16 * GIB, 640e9, 640e9 * DRAM_SUSTAINED, 800e-9),
+        # What L2 delivers is not published: as much per unit and clock as that of the RX 7900 XTX.
+        (8 * MIB, 2.77e12),
+        64 * KIB,
+        RDNA4,
+        "rocm>=6.4",
+    ),
+    (
+        _wmma("v_wmma_f32_16x16x16_f16", "float16", "float32", 1024, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_bf16", "bfloat16", "float32", 1024, 1, "dot32"),
+        _wmma("v_wmma_i32_16x16x16_iu8", "int8", "int32", 2048, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_fp8_fp8", "fp8_e4m3", "float32", 2048, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_bf8_bf8", "fp8_e5m2", "float32", 2048, 1, "dot32"),
+    ),
+)
+
+DEVICES = (GFX90A, GFX942, GFX950, GFX1100, GFX1201)

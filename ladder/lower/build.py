@@ -34,6 +34,9 @@ KERNELS = {
     "mfma": "ladder.lower.rocm.gemm:WaveGemm",
     "mfma32": "ladder.lower.rocm.gemm:WaveGemm",
     "dot": "ladder.lower.rocm.gemm:WaveGemm",
+    "wmma": "ladder.lower.rocm.gemm:WaveGemm",
+    "wmma_split": "ladder.lower.rocm.gemm:WaveGemm",
+    "dot32": "ladder.lower.rocm.gemm:WaveGemm",
 }
 """Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
 

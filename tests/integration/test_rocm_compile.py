@@ -139,8 +139,8 @@ def test_the_interface_compiles_and_says_why_it_does_not_run() -> None:
     weight = op.pack(ladder.quantize(torch.randn(128, 256), "int4", group_size=128))
     with pytest.raises(DeviceError, match="rocm/gfx942"):
         op(torch.randn(2, 256, dtype=torch.float16), weight)
-    with pytest.raises(ConversionError, match="no pipeline emits code"):
-        rank(Gemm(128, 256, "int4"), get_device("rocm/gfx1100"), 1)
+    with pytest.raises(ConversionError, match="use one of bfloat16, float16, int8"):
+        rank(Gemm(128, 256, "int4", "fp8_e4m3"), get_device("rocm/gfx1100"), 1)
 
 
 @pytest.mark.parametrize(("masked", "m"), [(False, 1), (False, 64), (True, 64)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -36,6 +37,7 @@ from targets import get_device
 from tile_types.errors import LadderError
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
+RADEON = ("gfx1100", "gfx1201")
 
 
 @pytest.fixture
@@ -52,7 +54,11 @@ WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
 OPERAND = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="operand")
 MFMA32 = GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator")
 
-LEGAL = {"mfma": WIDE, "dot": DOT, "mfma32": MFMA32}
+WMMA = GpuSchedule("wmma", 16, 64, 64, 2, 8, 4, placement="accumulator")
+SPLIT = replace(WMMA, pipeline="wmma_split")
+DOT32 = GpuSchedule("dot32", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+
+LEGAL = {each.pipeline: each for each in (WIDE, DOT, MFMA32, WMMA, SPLIT, DOT32)}
 
 PRODUCTS = {
     "mfma": ("gfx942", "int4", "float16", "float16", 13, MFMA),
@@ -60,13 +66,21 @@ PRODUCTS = {
     "mfma32 of fp8": ("gfx950", "fp8_e4m3", "fp8_e4m3", "float32", 40, MFMA32),
     "mfma of int8": ("gfx90a", "int3", "int8", "float32", 17, WIDE),
     "bfloat16": ("gfx942", "int4", "bfloat16", "bfloat16", 9, OPERAND),
+    "wmma": ("gfx1100", "int4", "float16", "float16", 13, WMMA),
+    "wmma of bfloat16": ("gfx1100", "int4", "bfloat16", "bfloat16", 9, replace(OPERAND, pipeline="wmma")),
+    "wmma of int8": ("gfx1100", "int8", "int8", "float32", 17, WMMA),
+    "dot32": ("gfx1100", "nf4", "float16", "float32", 2, DOT32),
+    "dot32 of int8": ("gfx1100", "int3", "int8", "float32", 1, DOT32),
+    "wmma_split": ("gfx1201", "nf4", "float16", "float16", 17, SPLIT),
+    "wmma_split of fp8": ("gfx1201", "fp8_e4m3", "fp8_e4m3", "float32", 17, SPLIT),
+    "dot32 of fp8": ("gfx1201", "fp6_e3m2", "fp8_e4m3", "float32", 2, DOT32),
 }
 
 VECTORS = ("gfx950", "nf4", "bfloat16", "bfloat16", 5, MFMA)
 """Its rows of results are stored as vectors, with a bias of bfloat16."""
 
 
-@pytest.mark.daily(3, among="machine code of products")
+@pytest.mark.daily(4, among="machine code of products")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, machine_code: None) -> None:
     check_product(*PRODUCTS[name], 83, 264)
@@ -102,7 +116,7 @@ def test_chains(arch: str, machine_code: None) -> None:
     chains.check(ARCHITECTURES.index(arch) + 4, f"rocm/{arch}")
 
 
-@pytest.mark.daily(3, among="machine code of products")
+@pytest.mark.daily(4, among="machine code of products")
 @pytest.mark.parametrize("name", ["counts of fp8", "offsets of few tokens"])
 def test_experts(name: str, machine_code: None) -> None:
     result, _ = experts.simulated(name)
@@ -164,11 +178,11 @@ WEIGHTS = (
     "uint2",
 )
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-TOKENS = {"dot": 3, "mfma": 19, "mfma32": 45}
+TOKENS = {"dot": 3, "mfma": 19, "mfma32": 45, "dot32": 3, "wmma": 19, "wmma_split": 21}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", ARCHITECTURES + RADEON)
 def test_all_products(arch: str, long_test: None) -> None:
     for weight, activation, (pipeline, m) in product(WEIGHTS, ACTIVATIONS, TOKENS.items()):
         zero = "float" if weight == "uint2" and activation in ("float16", "bfloat16") else "none"
@@ -231,7 +245,7 @@ def _turned(sync: Callable[[], None]) -> Any:
 @pytest.mark.parametrize(
     ("sync", "kinds"),
     [
-        (partial(d.block_sync, 64), set()),
+        (partial(d.block_sync, get_device("gfx942")), set()),
         (lambda: b.emit(T.tvm_storage_sync("shared")), {"barrier"}),
         (lambda: None, {"race"}),
     ],

@@ -88,6 +88,9 @@ def test_pipelines_need_their_device() -> None:
         ("sm_100a", 64, ("tcgen05", "mma")),
         ("sm_70", 1, ("mma",)),
         ("cpu", 1, ("cpu",)),
+        ("gfx942", 1, ("dot", "mfma")),
+        ("gfx1100", 4, ("dot32", "wmma")),
+        ("gfx1201", 5, ("wmma_split",)),
     ],
 )
 def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
@@ -211,8 +214,9 @@ def test_unsupported_activations_and_devices() -> None:
         make_plan(replace(INT4, activation="bfloat16"), get_device("sm_75"))
     with pytest.raises(ConversionError, match="float32"):
         make_plan(replace(INT4, activation="float32"), H200)
+    radeon = get_device("gfx1100")
     with pytest.raises(ConversionError, match=r"gfx1100.*no pipeline"):
-        make_plan(INT4, get_device("gfx1100"))
+        make_plan(INT4, replace(radeon, cores=tuple(replace(core, pipelines=()) for core in radeon.cores)))
     with pytest.raises(ScheduleError, match="does not run on"):
         predict(INT4, H200, cpu_schedule(INT4, get_device("cpu/avx2"), 1), 1)
     bytes4, avx2 = replace(INT4, activation="int8"), get_device("cpu/avx2")

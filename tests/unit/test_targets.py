@@ -17,7 +17,7 @@ from tile_types.errors import ConversionError, DeviceError, UnknownNameError
 
 DESIGN_DEVICES = {
     *(f"cuda/sm_{arch}" for arch in ("70", "75", "80", "86", "89", "90a", "100a")),
-    *(f"rocm/gfx{arch}" for arch in ("90a", "942", "950", "1100")),
+    *(f"rocm/gfx{arch}" for arch in ("90a", "942", "950", "1100", "1201")),
     "cpu/amx", "cpu/avx512_vnni", "cpu/avx512_bf16", "cpu/avx2", "cpu/dotprod",
 }  # fmt: skip
 
@@ -35,6 +35,9 @@ DATASHEET = [
     ("gfx942", "float16", 1307.4),
     ("gfx942", "int8", 2614.9),
     ("gfx950", "float16", 2516),
+    ("gfx1100", "float16", 122.8),
+    ("gfx1201", "float16", 195),
+    ("gfx1201", "fp8_e4m3", 389),
 ]
 
 ZEN4_CPUINFO = """processor\t: 0

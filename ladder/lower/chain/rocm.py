@@ -129,7 +129,7 @@ class RocmDialect(Dialect):
         return block, thread
 
     def sync(self) -> None:
-        d.block_sync(self.wave)
+        d.block_sync(self.device)
 
     def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
         width = 4 * count // SIZES.get(str(buffer.dtype), 4)

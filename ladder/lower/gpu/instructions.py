@@ -137,6 +137,7 @@ class MatrixStep:
     activation rows: Activation rows of a step.
     steps: Steps that an instruction takes at once: it then has four registers of W and two of x for each.
     parts: Threads' packed words that a lane decodes for a step, each with columns of K of its own.
+    joined: Parts whose registers an instruction takes at once.
     """
 
     activation: str
@@ -149,6 +150,7 @@ class MatrixStep:
     columns: int = STEP_COLUMNS
     steps: int = 1
     parts: int = 1
+    joined: int = 1
 
     @property
     def element_bytes(self) -> int:

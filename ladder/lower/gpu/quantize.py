@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -125,7 +125,7 @@ class Quantizer(ABC):
     that every product with it is NaN; codes are unspecified then.
     """
 
-    warp: ClassVar[int] = WARP
+    warp: int = WARP
     """Lanes that exchange values."""
 
     def __init__(self, plan: Quantization) -> None:

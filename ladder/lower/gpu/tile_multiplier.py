@@ -24,7 +24,7 @@ class TileMultiplier:
     def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
         self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
-        self.parts = accumulators.step.parts
+        self.parts, self.joined = accumulators.step.parts, accumulators.step.joined
         self.word_blocks, self.m_blocks = accumulators.row_blocks * self.parts, accumulators.m_blocks
         self.span = 2 * 4
         self.operands = b.local(self.word_blocks * self.span, "uint32")
@@ -55,7 +55,7 @@ class TileMultiplier:
             for m_block in range(self.m_blocks):
                 load_activations(m_block, span, self._loaded(m_block))
                 for granule in self._granules(span):
-                    for block in range(self.word_blocks):
+                    for block in range(0, self.word_blocks, self.joined):
                         self._multiply(block, m_block, span, granule)
                     self._flush(group_registers, m_block, span, granule, flush)
 
@@ -84,8 +84,9 @@ class TileMultiplier:
         (granule,) = self._granules(span)
         for m_block, x in enumerate(self.x):
             load_activations(m_block, span, x)
-        for block in range(self.word_blocks):
-            self._decode(words, group_registers, block, span)
+        for block in range(0, self.word_blocks, self.joined):
+            for each in range(block, block + self.joined):
+                self._decode(words, group_registers, each, span)
             for m_block in range(self.m_blocks):
                 self._multiply(block, m_block, span, granule)
         for m_block in range(self.m_blocks):
@@ -114,7 +115,7 @@ class TileMultiplier:
             )
 
     def _multiply(self, block: int, m_block: int, span: int, granule: int) -> None:
-        """Emit a granule's steps of one row block within a span, or of a part of it."""
+        """Emit a granule's steps of the joined parts of a row block from ``block`` on within a span."""
         low = granule * self.groups.registers - span * self.span
         loaded, (row_block, part) = self._loaded(m_block), divmod(block, self.parts)
         together = self.accumulators.step.steps
@@ -123,9 +124,12 @@ class TileMultiplier:
             inside = [low <= r < low + self.groups.registers for r in registers]
             if not any(inside):
                 continue
-            x = [loaded[4 * part + r] for r in range(2 * step, 2 * (step + together))]
-            first = block * self.span
-            a = [self.operands[first + r] if yes else None for r, yes in zip(registers, inside, strict=True)]
+            a, x = [], []
+            for each in range(self.joined):
+                x += [loaded[4 * (part + each) + r] for r in range(2 * step, 2 * (step + together))]
+                first = (block + each) * self.span
+                held = zip(registers, inside, strict=True)
+                a += [self.operands[first + r] if yes else None for r, yes in held]
             self.accumulators.multiply(row_block * self.m_blocks + m_block, a, x)
             if row_block == 0:
                 self.accumulators.add_x(m_block, a, x)

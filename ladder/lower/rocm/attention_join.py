@@ -15,7 +15,6 @@ from ladder.lower.rocm.attention_operands import pack
 from ladder.lower.rocm.attention_place import RUN, Place, Spec, aligned
 from ladder.lower.rocm.attention_sums import Sums, over_keys, power
 from schedules.wave_attention import FRAGMENT, PAD, STATE, shared_words
-from schedules.waves import WAVE
 
 Expr = Any
 
@@ -80,7 +79,7 @@ class Join:
                 for at in range(0, len(run), VECTOR):
                     words = [d.as_type(value, "uint32") for value in run[at : at + VECTOR]]
                     b.store(shared, d.vector(words), d.lanes(row * width + first + at, VECTOR))
-        d.block_sync(WAVE)
+        d.block_sync(self.spec.device)
         pieces = size // VECTOR
 
         def store(piece: Expr) -> None:

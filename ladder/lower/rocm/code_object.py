@@ -31,7 +31,7 @@ ELF_HEADER = {
 """Field -> where it lies, how, and what ROCm's loader wants: a 64-bit shared object of AMDGPU_HSA."""
 
 FLAGS_AT = 0x30
-PROCESSORS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41}
+PROCESSORS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41, "gfx1201": 0x4E}
 """Architecture -> EF_AMDGPU_MACH in the low byte of the flags."""
 
 FEATURES = {"XNACK": (0x300, (0, 0x100)), "SRAMECC": (0xC00, (0, 0x400))}

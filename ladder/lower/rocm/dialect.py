@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import builder as b
+from targets import TileDevice
 
 Expr = Any
 
@@ -38,16 +39,19 @@ LDS_DONE = {64: 0xC07F, 32: 0xFC07}
 """Wave width -> operand of S_WAITCNT that waits for LGKMCNT 0 and for no other counter.
 
 Sources: CDNA3 ISA, section 4.4; RDNA3 ISA, section 5.6. Devices of 64 lanes are GFX9, those of 32 are
-GFX11, which places the counters differently.
+GFX11, which places the counters differently; GFX12 has a wait for each counter (``wait.ds``).
 """
 
 
-def block_sync(wave: int) -> None:
-    """Emit a barrier of the block that LDS accesses do not cross, on a device with waves of ``wave`` lanes.
+def block_sync(device: TileDevice) -> None:
+    """Emit a barrier of the block that LDS accesses do not cross.
 
     S_BARRIER alone orders instructions of waves, not their accesses to LDS: each wave awaits its own first.
     """
-    effect("llvm.amdgcn.s.waitcnt", T.int32(LDS_DONE[wave]))
+    if "wait.ds" in device.features:
+        effect("llvm.amdgcn.s.wait.dscnt", T.int16(0))
+    else:
+        effect("llvm.amdgcn.s.waitcnt", T.int32(LDS_DONE[device.warp]))
     b.emit(T.tvm_storage_sync("shared"))
 
 

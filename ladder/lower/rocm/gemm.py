@@ -32,7 +32,6 @@ from ladder.lower.rocm.gemm_place import Place, Spec, choose_spec, find_place
 from ladder.lower.rocm.gemm_results import Results
 from ladder.lower.rocm.gemm_weights import Weights
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE
 from targets import TileDevice
 
 Expr = Any
@@ -100,7 +99,7 @@ class Body:
     def _iteration(self, multiplier: TileMultiplier, iteration: Expr, half: int, is_last: Expr) -> None:
         """Multiply a stage, which is in set ``half`` of registers and LDS; fetch the next to the other."""
         other = 1 - half
-        d.block_sync(WAVE)
+        d.block_sync(self.spec.device)
         ahead = b.bind(iteration + 1)
         self.x.fetch(ahead)
         d.schedule_fence()  # x is awaited first: loads return in order

@@ -17,16 +17,13 @@ from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import WaveDecoder, wave_decoder
 from ladder.lower.rocm.geometry import WaveGeometry
 from ladder.lower.rocm.grouped import WaveLanes
-from ladder.lower.rocm.steps import WaveStep, dot_step, select_step, wide_step
+from ladder.lower.rocm.steps import STEPS_OF, WaveStep, best_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
-from schedules.waves import STEP_ROWS, WAVE, leaves_offsets
+from schedules.waves import STEP_ROWS, leaves_offsets
 from targets import TileDevice
 
 Expr = Any
-
-STEPS_OF = {"mfma": select_step, "mfma32": wide_step, "dot": dot_step}
-"""Pipeline -> what selects its step for a device and a type of activations."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     Raises DeviceError if the device has no instruction for the activations.
     Raises ScheduleError if the schedule does not fit the device.
     """
-    step, groups = STEPS_OF[schedule.pipeline](device, gemm.activation), Groups(gemm, schedule.placement)
+    step = best_step(STEPS_OF[schedule.pipeline], device, gemm.activation)
+    groups = Groups(gemm, schedule.placement)
     geo, raw = WaveGeometry(groups, step, device, schedule), leaves_offsets(gemm, schedule)
     return Spec(gemm, device, schedule, step, groups, geo, raw, wave_decoder(gemm, device, raw=raw))
 
@@ -97,10 +95,10 @@ def find_place(spec: Spec, args: Arguments) -> Place:
     block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
     row, column = raster(block, rows, columns, schedule.raster)
     row_tile = b.bind(row)
-    lane = b.bind(thread % WAVE)
-    found = find_m_tile(args, b.keep(column), schedule.tile_m, WaveLanes(lane))
+    lane = b.bind(thread % spec.device.warp)
+    found = find_m_tile(args, b.keep(column), schedule.tile_m, WaveLanes(lane, spec.device.warp))
     first_m = b.keep(found.first)
-    wave, per_slice = b.bind(thread // WAVE), schedule.warps // schedule.split_k
+    wave, per_slice = b.bind(thread // spec.device.warp), schedule.warps // schedule.split_k
     first_block = b.keep(row_tile * own)
     split = schedule.split_k > 1
     slice_: Expr = wave // per_slice if split else 0

@@ -17,7 +17,7 @@ from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.gemm_place import Place, Spec
 from ladder.lower.rocm.steps import RUN
-from schedules.waves import STEP_ROWS, WAVE
+from schedules.waves import STEP_ROWS
 
 Expr = Any
 
@@ -66,7 +66,7 @@ class Results:
         """Add up the sums of all slices of K, and of all lanes of a row, through LDS, and store them."""
         geo, place = self.spec.geo, self.place
         self._leave()
-        d.block_sync(WAVE)
+        d.block_sync(self.spec.device)
         runs = geo.rows // RUN
 
         def store(piece: Expr) -> None:
@@ -83,9 +83,12 @@ class Results:
         lanes, part = step.lanes, place.slice
         inside = b.bind((place.row_block - place.first_block) * STEP_ROWS)
         if lanes.partial_lanes:
-            part = place.slice * (WAVE // lanes.partial_lanes[0]) + place.lane // lanes.partial_lanes[0]
+            part = (
+                place.slice * (self.spec.device.warp // lanes.partial_lanes[0])
+                + place.lane // lanes.partial_lanes[0]
+            )
         part, run = b.bind(part), step.run
-        d.block_sync(WAVE)
+        d.block_sync(self.spec.device)
         fragments, firsts = range(geo.row_blocks * geo.m_blocks), range(0, lanes.accumulators, run)
         for fragment, first in product(fragments, firsts):
             block, m_block = divmod(fragment, geo.m_blocks)

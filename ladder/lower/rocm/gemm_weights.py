@@ -16,9 +16,13 @@ from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.gemm_place import Place, Spec
 from ladder.lower.rocm.groups import WaveGroupRegisters
 from ladder.lower.rocm.steps import RUN
-from schedules.waves import STEP_ROWS, WAVE
+from schedules.layouts import THREADS, TILE
+from schedules.waves import STEP_ROWS
 
 Expr = Any
+
+BLOCK_THREADS = THREADS * STEP_ROWS // TILE
+"""Threads that own the packed words of a 32-row block of a tile."""
 
 
 @dataclass(frozen=True)
@@ -112,5 +116,5 @@ class Weights:
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
         words = self.tile_words(step, half)[block * self.spec.step.parts + part].buffers
         for buffer, (offset, width) in zip(words, load_order(self.spec.groups.bits), strict=True):
-            place = offset + (upper * WAVE + thread) * width
+            place = offset + (upper * BLOCK_THREADS + thread) * width
             d.load(buffer, self.place.args.words, row_tile, tile, place, width=width)

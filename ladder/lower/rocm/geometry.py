@@ -11,7 +11,6 @@ from ladder.lower.rocm.steps import RUN, WaveStep
 from schedules import waves
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
-from schedules.waves import WAVE
 from targets import TileDevice
 
 HALF_WAVE_CHUNKS = 32
@@ -60,7 +59,7 @@ class WaveGeometry:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.schedule.warps * WAVE
+        return waves.block_lanes(self.schedule)
 
     @property
     def rows(self) -> int:

@@ -14,7 +14,7 @@ Expr = Any
 
 @dataclass(frozen=True)
 class WaveLanes:
-    """The 64 lanes of a wave."""
+    """The lanes of a wave: ``count`` of them."""
 
     lane: Expr
     count: int = WAVE

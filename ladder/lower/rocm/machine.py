@@ -85,7 +85,7 @@ class RocmMachine(TirMachine):
         if core == "float16":
             values = [as_type(operand, "float16x2") for operand in operands]
             return as_type(_calculate(operation, "float16x2", *values), "uint32")
-        halves = [_bfloat_halves(operand) for operand in operands]
+        halves = [bfloat_halves(operand) for operand in operands]
         low, high = (_calculate(operation, "float32", *(half[i] for half in halves)) for i in (0, 1))
         return (join_exact if self.exact else join_bfloat)(low, high)
 
@@ -150,7 +150,7 @@ def permute_selector(selector: Expr) -> Expr:
     return b.bind((halves | halves << T.uint32(4)) & T.uint32(0x07070707))
 
 
-def _bfloat_halves(word: Expr) -> tuple[Expr, Expr]:
+def bfloat_halves(word: Expr) -> tuple[Expr, Expr]:
     """Return two bfloat16 lanes as float32."""
     low, high = word << T.uint32(16), word & T.uint32(0xFFFF0000)
     return T.reinterpret(low, dtype="float32"), T.reinterpret(high, dtype="float32")

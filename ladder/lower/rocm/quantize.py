@@ -6,7 +6,7 @@ x is quantised to: half the values are converted there. -0 becomes 0.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -17,25 +17,21 @@ from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import reads_fnuz
 from ladder.lower.rocm.machine import NARROW, permute_selector
 from schedules.schedule import check
-from schedules.waves import WAVE
+from schedules.waves import MOST_THREADS
 from targets import TileDevice
 
 Expr = Any
-
-MOST_THREADS = 256
-"""TVM marks AMD kernels as having at most 256 threads."""
 
 
 class RocmQuantizer(Quantizer):
     """One AMD kernel being emitted."""
 
-    warp: ClassVar[int] = WAVE
-
     def __init__(self, plan: Quantization, device: TileDevice) -> None:
         check(
-            plan.threads % WAVE == 0 and plan.threads <= MOST_THREADS,
-            f"a row takes 1 to {MOST_THREADS // WAVE} whole waves, got {plan.threads} threads",
+            plan.threads % device.warp == 0 and plan.threads <= MOST_THREADS,
+            f"a row takes 1 to {MOST_THREADS // device.warp} whole waves, got {plan.threads} threads",
         )
+        self.device, self.warp = device, device.warp
         # What values are multiplied by before their conversion.
         self.factor = 0.5 if reads_fnuz(device, plan.activation) else 1.0
         super().__init__(plan)
@@ -47,10 +43,10 @@ class RocmQuantizer(Quantizer):
         return d.shared(words)
 
     def sync(self) -> None:
-        d.block_sync(WAVE)
+        d.block_sync(self.device)
 
     def shuffle_xor(self, value: Expr, distance: int) -> Expr:
-        return d.shuffle_xor(value, "uint32", b.bind(self.thread % WAVE), distance)
+        return d.shuffle_xor(value, "uint32", b.bind(self.thread % self.warp), distance)
 
     def load(self, values: Any, first: int, column: Expr) -> None:
         loaded = self.x[self.row, d.lanes(column, 4 * self.per_word)]

@@ -50,7 +50,7 @@ def emit(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, nam
     check_legal(form, device)
     check(isinstance(schedule, WaveScaledSchedule), f"no schedule of AMD GPUs: {schedule}")
     with b.function(name) as kernel:
-        _Body(form, schedule).emit()
+        _Body(form, device, schedule).emit()
     return kernel.func
 
 
@@ -79,8 +79,8 @@ class _Side:
 class _Body:
     """Emits one kernel."""
 
-    def __init__(self, form: ScaledGemm, schedule: WaveScaledSchedule) -> None:
-        self.form, self.schedule = form, schedule
+    def __init__(self, form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule) -> None:
+        self.form, self.device, self.schedule = form, device, schedule
         m, n, row_bytes, x_atoms, w_atoms, groups = (
             b.symbol(name) for name in ("M", "N", "row_bytes", "x_atoms", "w_atoms", "groups")
         )
@@ -197,7 +197,7 @@ class _Body:
             for index, each in enumerate(sums):
                 value = d.as_type(each[d.lanes(0, RUN)], "uint32x4")
                 b.store(shared, value, place(self.slice - 1, index))
-        d.block_sync(LANES)
+        d.block_sync(self.device)
         with b.when(self.slice == 0):
             for number in range(others):
                 for index, each in enumerate(sums):

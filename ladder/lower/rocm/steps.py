@@ -1,15 +1,19 @@
-"""Matrix and dot instructions of CDNA as steps of 32 weight rows over 32 bytes of K.
+"""Matrix and dot instructions of AMD GPUs as steps of 32 weight rows over 32 bytes of K.
 
 The 64 lanes of a wave hold what two NVIDIA warps hold (`schedules.layouts`): lane l takes the packed
 words of thread ``owner(l)``, whose registers a0, a2 are row g and a1, a3 row g+8. MFMA 16x16 takes
 16 rows at once, so a step is two of them. D holds row ``4 * (l // 16) + i`` and activation row ``l % 16``
 (AMD Instinct MI300 ISA, "MFMA register layouts"). Which columns of K a lane holds does not matter as
 long as x agrees: lane l takes the words of column group ``l // 16``.
+
+The 32 lanes of a wave of RDNA take the words of several threads (``parts``). WMMA of RDNA3 reads 16 columns
+of K of row ``l % 16`` from both halves of the wave, that of RDNA4 eight from each (RDNA3 ISA, section 7.9;
+RDNA4 ISA, section 7.12; LLVM's tests of the intrinsics).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +22,15 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, lanes, vector
+from ladder.lower.rocm.machine import bfloat_halves
 from schedules.waves import STEP_COLUMNS, STEP_ROWS
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
 Index = Any
+
+K_GROUPS = 4
+"""Threads that hold the columns of K of a row of a packed tile."""
 
 RUN = 4
 """Neighbouring rows of an activation row that a lane of D holds."""
@@ -88,9 +96,36 @@ class WideMap(WaveMap):
         return lane % 32
 
 
+class HalfMap(WaveMap):
+    """Who holds what where WMMA make a step: sixteen rows that follow each other, one activation row.
+
+    Rows g of a lane's words are one instruction's, rows g+8 another's. Which lane has which row of an
+    instruction is ours to choose: RDNA4's lanes of a half hold eight neighbouring rows of D.
+    """
+
+    def operand(self, lane: Index) -> tuple[Index, Index]:
+        return lane // 8 % 2 * 16 + lane % 8, lane // 16
+
+    def half(self, slot: int) -> int:
+        return slot // 8
+
+    def slot_row(self, lane: Index, slot: int) -> Index:
+        return lane // 16 * 16 + slot
+
+
+class InterleavedMap(HalfMap):
+    """The same of RDNA3, where register i of a lane of half h holds row ``2 * i + h`` of D."""
+
+    def operand(self, lane: Index) -> tuple[Index, Index]:
+        return lane % 2 * 16 + lane % 16 // 2, 0
+
+
 WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
 WIDE_MAP = WideMap(accumulators=32, rows_per_lane=32)
 DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
+DOT32_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16,))
+HALF_MAP = HalfMap(accumulators=16, rows_per_lane=16)
+INTERLEAVED_MAP = InterleavedMap(accumulators=16, rows_per_lane=16)
 PAIRS = (Issue((0, 2), (0, 1), (0, 1, 2, 3)), Issue((1, 3), (0, 1), (4, 5, 6, 7)))
 QUADS = (Issue((0, 2, 4, 6), (0, 1, 2, 3), (0, 1, 2, 3)), Issue((1, 3, 5, 7), (0, 1, 2, 3), (4, 5, 6, 7)))
 SINGLES = (
@@ -122,7 +157,7 @@ class WaveStep(MatrixStep):
 
     def k_group(self, lane: Index, part: int) -> Index:
         """Return which group of four columns of K, of those of a thread, a lane multiplies."""
-        return lane // 16
+        return K_GROUPS // self.parts * part + lane // 16
 
     def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
         """Return whose packed words a lane takes: which 32-row block of the step, which thread of 64."""
@@ -163,6 +198,43 @@ class WideStep(WaveStep):
 
 
 @dataclass(frozen=True)
+class HalfWaveStep(WaveStep):
+    """A step of WMMA of RDNA4: two instructions of 16 weight rows, 16 activation rows."""
+
+    def perform(
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+    ) -> None:
+        _wmma(self, weight, acc, totals, a, b)
+
+
+def _wmma(
+    step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
+) -> None:
+    """Emit a WMMA: integers are said to be signed, and sums not to saturate."""
+    kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
+    at = lanes(totals[0], len(totals))
+    operands = [as_type(vector(registers), step.operand) for registers in (a, x)]
+    name, sums = step.spelling.format(w=LLVM_FP8.get(weight, "")), as_type(acc[at], kind)
+    if step.carrier == "uint32":
+        signed = T.bool(True)
+        given = (signed, operands[0], signed, operands[1], sums, T.bool(False))
+    else:
+        given = (*operands, sums)
+    b.store(acc, as_type(cross_lane(kind, name, *given), f"{acc.dtype}x{len(totals)}"), at)
+
+
+@dataclass(frozen=True)
+class RepeatedStep(HalfWaveStep):
+    """The same of RDNA3: both halves of a wave decode the words of all four threads of their rows."""
+
+    def k_group(self, lane: Index, part: int) -> Index:
+        return part
+
+    def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
+        return 0, lane % 2 * 32 + lane % 16 // 2 * 4 + part
+
+
+@dataclass(frozen=True)
 class DotStep(WaveStep):
     """A step of dot products within lanes, for few activation rows: no row of a matrix core goes unused."""
 
@@ -171,18 +243,50 @@ class DotStep(WaveStep):
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
     ) -> None:
-        _dots(self, acc, totals[0], a, b)
+        _dots(self, weight, acc, totals[0], a, b)
+
+    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
+        """Return ``total`` and the products of a register's elements; nothing saturates."""
+        return intrinsic(kind, self.spelling, *operands, total, T.bool(False))
 
 
-def _dots(step: DotStep, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
+@dataclass(frozen=True)
+class SignedDotStep(DotStep):
+    """The same where the instruction is told that its operands are signed."""
+
+    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
+        signed = T.bool(True)
+        given = (signed, operands[0], signed, operands[1], total, T.bool(False))
+        return intrinsic(kind, self.spelling, *given)
+
+
+@dataclass(frozen=True)
+class Fp8DotStep(DotStep):
+    """The same of 8-bit floats, whose types the instruction's name states."""
+
+    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
+        return intrinsic(kind, self.spelling.format(w=LLVM_FP8[weight]), *operands, total)
+
+
+@dataclass(frozen=True)
+class WidenedDotStep(DotStep):
+    """The same of bfloat16, by float32 multiply-adds: TVM has no values of V_DOT2_F32_BF16's type."""
+
+    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
+        for factors in zip(*map(bfloat_halves, operands), strict=True):
+            total = intrinsic(kind, self.spelling, *factors, total)
+        return total
+
+
+def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
     """Emit the products of registers of one row with those of an activation row, one after the other."""
     kind = "int32" if step.carrier == "uint32" else "float32"
     total = as_type(acc[at], kind)
     for weights, activations in zip(a, x, strict=True):
         if getattr(weights, "value", None) == 0:  # takes no part
             continue
-        operands = (as_type(register, step.operand) for register in (weights, activations))
-        total = intrinsic(kind, step.spelling, *operands, total, T.bool(False))
+        operands = [as_type(register, step.operand) for register in (weights, activations)]
+        total = step.product(kind, weight, operands, total)
     b.store(acc, as_type(total, str(acc.dtype)), at)
 
 
@@ -254,21 +358,74 @@ def _dot(activation: str, name: str, operand: str, carrier: str = "float32") -> 
 DOTS: tuple[DotStep, ...] = (_dot("float16", "fdot2", "float16x2"), _dot("int8", "sdot4", "int32", "uint32"))
 
 
-def select_step(device: TileDevice, activation: str) -> WaveStep:
-    """Return the best matrix step of a device for activations of type ``activation``.
+def _dot32(
+    kind: type[DotStep], activation: str, name: str, operand: str, carrier: str = "float32"
+) -> DotStep:
+    feature = "dot.fp8" if kind is Fp8DotStep else "dot32"
+    return kind(
+        activation, (0, 0), f"llvm.{name}", ROW_PAIRS, DOT32_MAP, carrier, 0, 1, parts=2, feature=feature,
+        operand=operand,
+    )  # fmt: skip
+
+
+DOTS32: tuple[DotStep, ...] = (
+    _dot32(DotStep, "float16", "amdgcn.fdot2", "float16x2"),
+    _dot32(WidenedDotStep, "bfloat16", "fma.f32", "uint32"),
+    _dot32(SignedDotStep, "int8", "amdgcn.sudot4", "int32", "uint32"),
+    _dot32(Fp8DotStep, "fp8_e4m3", "amdgcn.dot4.f32.{w}.fp8", "int32"),
+    _dot32(Fp8DotStep, "fp8_e5m2", "amdgcn.dot4.f32.{w}.bf8", "int32"),
+)
+"""The same of waves of 32 lanes, which take the words of two threads."""
+
+WMMA = "llvm.amdgcn.wmma."
+
+
+def _halves(registers: int) -> tuple[Issue, ...]:
+    """Return the issues of WMMA whose operands are so many registers: rows g, then rows g+8."""
+    x, first = tuple(range(registers)), tuple(range(0, 2 * registers, 2))
+    return (
+        Issue(first, x, tuple(range(8))),
+        Issue(tuple(i + 1 for i in first), x, tuple(range(8, 16))),
+    )
+
+
+def _repeated(activation: str, name: str, operand: str, registers: int, **other: Any) -> WaveStep:
+    """Return the row of an instruction whose operands are so many registers, of ``joined`` threads' words."""
+    return RepeatedStep(
+        activation, (0, 0), WMMA + name, _halves(registers), INTERLEAVED_MAP, columns=STEP_COLUMNS, steps=2,
+        parts=K_GROUPS, joined=registers // 4, feature="wmma", operand=operand, **other,
+    )  # fmt: skip
+
+
+def _split(activation: str, name: str, operand: str, registers: int, **other: Any) -> WaveStep:
+    return HalfWaveStep(
+        activation, (0, 0), WMMA + name, _halves(registers), HALF_MAP, columns=STEP_COLUMNS,
+        steps=registers // 2, parts=K_GROUPS // 2, feature="wmma.split", operand=operand, **other,
+    )  # fmt: skip
+
+
+WMMA_STEPS: tuple[WaveStep, ...] = (
+    _repeated("float16", "f32.16x16x16.f16", "float16x16", 8),
+    _repeated("bfloat16", "f32.16x16x16.bf16", "int16x16", 8),
+    _repeated("int8", "i32.16x16x16.iu8", "int32x4", 4, carrier="uint32"),
+)
+"""WMMA of RDNA3."""
+
+SPLIT_STEPS: tuple[WaveStep, ...] = (
+    _split("float16", "f32.16x16x16.f16", "float16x8", 4),
+    _split("bfloat16", "f32.16x16x16.bf16", "int16x8", 4),
+    _split("int8", "i32.16x16x16.iu8", "int32x2", 2, carrier="uint32"),
+    _split("fp8_e4m3", "f32.16x16x16.{w}.fp8", "int32x2", 2),
+    _split("fp8_e5m2", "f32.16x16x16.{w}.bf8", "int32x2", 2),
+)
+"""WMMA of RDNA4."""
+
+
+def best_step(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> WaveStep:
+    """Return the first of a pipeline's steps that a device has for activations of a type.
 
     Raises DeviceError if the device has none; the message names what it has.
     """
-    return _best(STEPS, device, activation)
-
-
-def wide_step(device: TileDevice, activation: str) -> WaveStep:
-    """Return the best step of MFMA 32x32; the rest as for `select_step`."""
-    return _best(WIDE_STEPS, device, activation)
-
-
-def _best(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> WaveStep:
-    """Return the first of some steps that a device has for activations of a type."""
     usable = [step for step in steps if step.feature in device.features]
     for step in usable:
         if step.activation == activation:
@@ -279,6 +436,12 @@ def _best(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> Wav
     )
 
 
-def dot_step(device: TileDevice, activation: str) -> WaveStep:
-    """Return the step for few activation rows, of dot products; the rest as for `select_step`."""
-    return _best(DOTS, device, activation)
+STEPS_OF: Mapping[str, Sequence[WaveStep]] = {
+    "mfma": STEPS,
+    "mfma32": WIDE_STEPS,
+    "dot": DOTS,
+    "wmma": WMMA_STEPS,
+    "wmma_split": SPLIT_STEPS,
+    "dot32": DOTS32,
+}
+"""Pipeline -> its steps, best first for each activation type."""

@@ -7,6 +7,7 @@ Instructions" (V_DOT2, V_DOT4, V_DOT8, V_CVT_PK); LLVM AMDGPU usage, the intrins
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,12 @@ def _dot(bits: int, signed: tuple[bool, bool]) -> Function:
         found = (word[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.int64)
         return np.where(found >> bits - 1 & 1, found - (1 << bits), found) if is_signed else found
 
-    def dot(a: Array, b: Array, c: Array, clamp: Array) -> Array:
+    def dot(*given: Array) -> Array:
+        # V_DOT4_I32_IU8 is told which operands are signed.
+        told = len(given) > len("abc") + 1
+        a, b, c, clamp = (given[1], *given[3:]) if told else given
+        if told and not (given[0].all() and given[2].all()):
+            raise UnknownCallError("a dot product of unsigned operands")
         if np.asarray(clamp).any():
             raise UnknownCallError("a dot product that saturates")
         total = (parts(a, signed[0]) * parts(b, signed[1])).sum(axis=-1)
@@ -138,6 +144,29 @@ def _dot_halves(flushes: bool) -> Callable[[Translator, CallView], Read]:
             total = odd(*two_sum(products[..., 0], products[..., 1]))
             result = odd(*two_sum(total, np.asarray(c(cohort), np.float64))).astype(np.float32)
             return flushed(result, LEAST_SUM) if flushes else result
+
+        return read
+
+    return translate
+
+
+def dot_bytes(a: Array, b: Array, c: Array, kinds: tuple[str, str]) -> Array:
+    """V_DOT4_F32_FP8_BF8 and its kind: four products of 8-bit floats and a float32, rounded once."""
+    factors = []
+    for word, kind in ((a, kinds[0]), (b, kinds[1])):
+        codes = np.ascontiguousarray(word)[..., None].view(np.uint8)
+        factors.append(codes.view(NUMPY[kind]).astype(np.float64))
+    total = (factors[0] * factors[1]).sum(axis=-1)
+    found: Array = odd(*two_sum(total, np.asarray(c).view(np.float32).astype(np.float64))).astype(np.float32)
+    return found
+
+
+def _dot_bytes(kinds: tuple[str, str]) -> Callable[[Translator, CallView], Read]:
+    def translate(t: Translator, call: CallView) -> Read:
+        a, b, c = (t.read(operand) for operand in call.operands)
+
+        def read(cohort: Cohort) -> Value:
+            return dot_bytes(as_word(a(cohort)), as_word(b(cohort)), np.asarray(c(cohort), np.float32), kinds)
 
         return read
 
@@ -242,6 +271,7 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.alignbit": _words(_shifted(1)),
     "llvm.fshr": _words(_shifted(1)),
     "llvm.amdgcn.sdot4": _words(_dot(8, (True, True))),
+    "llvm.amdgcn.sudot4": _words(_dot(8, (True, True))),
     "llvm.amdgcn.udot4": _words(_dot(8, (False, False))),
     "llvm.amdgcn.sdot8": _words(_dot(4, (True, True))),
     "llvm.amdgcn.udot8": _words(_dot(4, (False, False))),
@@ -264,5 +294,9 @@ def rows_of(floats: Mapping[str, str], flushes: bool) -> dict[str, Callable[[Tra
     rows = {
         **dots,
         **{f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()},
+    }
+    rows |= {
+        f"llvm.amdgcn.dot4.f32.{a}.{b}": _dot_bytes((floats[a], floats[b]))
+        for a, b in product(floats, floats)
     }
     return {**rows, **{f"llvm.amdgcn.cvt.pk.{name}.f32": _to_bytes(dtype) for name, dtype in floats.items()}}

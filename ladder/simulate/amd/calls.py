@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ladder.simulate.amd import arithmetic, lanes, mfma, scaled
+from ladder.simulate.amd import arithmetic, lanes, mfma, scaled, wmma
+from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.banks import Banks
 from ladder.simulate.barriers import GroupWait
 from ladder.simulate.cohort import Cohort, Wait
@@ -24,12 +25,9 @@ LDS = Banks(WAVE, reads={16: tuple((*range(a, a + 4), *range(b, b + 4)) for a, b
 Conflicts on AMD GPUs Using CK-Tile Framework", 2025). gfx950 has 64, whose passes are not published: its
 conflicts are counted as if it had 32."""
 
-CORES = {core.arch: core for core in (mfma.CDNA2, mfma.CDNA3, mfma.CDNA4)}
-
-RDNA_WAVE = 32
-RDNA = {"gfx1100"}
-"""Architectures of which the simulator knows all but the matrix instructions; their LDS has 32 banks for each
-half of a workgroup processor (RDNA3 ISA, section 1.1), whose passes are taken to serve lanes in order."""
+RDNA_LDS = Banks(wmma.LANES)
+"""32 banks for each half of a workgroup processor (RDNA3 ISA, section 1.1), whose passes are taken to serve
+lanes in order."""
 
 INTRINSICS = ("tirx.call_llvm_intrin", "tirx.call_llvm_pure_intrin")
 
@@ -72,6 +70,7 @@ HINTS = (
     "llvm.amdgcn.iglp.opt",
     "llvm.amdgcn.s.setprio",
     "llvm.amdgcn.s.waitcnt",
+    "llvm.amdgcn.s.wait.dscnt",
     "llvm.amdgcn.s.sleep",
 )
 """Calls that change when something happens, never what: LLVM waits for loads by itself."""
@@ -83,20 +82,21 @@ def calls_for(arch: str) -> Calls:
 
     Raises UnknownCallError if the simulator does not know the architecture; names those it does.
     """
-    if arch not in CORES and arch not in RDNA:
-        raise UnknownCallError(f"the simulator does not know {arch}; it knows {', '.join([*CORES, *RDNA])}")
+    if arch not in CORES:
+        raise UnknownCallError(f"the simulator does not know {arch}; it knows {', '.join(CORES)}")
+    core = CORES[arch]
+    halves = isinstance(core, HalfCore)
     reads: dict[str, Callable[[Translator, CallView], Any]] = {**lanes.READS, **arithmetic.READS}
-    if arch in CORES:
-        core = CORES[arch]
-        reads |= {**arithmetic.rows_of(core.bytes_as, core.flushes), **mfma.rows(core)}
-        reads |= {scaled.NAME: scaled.translate} if core is mfma.CDNA4 else {}
+    reads |= arithmetic.rows_of(core.bytes_as, core.flushes)
+    reads |= wmma.rows(core) if halves else mfma.rows(core)
+    reads |= {scaled.NAME: scaled.translate} if core is mfma.CDNA4 else {}
     return Calls(
         reads=reads,
         steps=dict.fromkeys(HINTS, _nothing),
         stops={"tirx.tvm_storage_sync": _barrier, "llvm.amdgcn.s.barrier": _barrier},
         helpers=_no_helpers,
-        lanes=WAVE if arch in CORES else RDNA_WAVE,
-        banks=LDS if arch in CORES else Banks(RDNA_WAVE),
+        lanes=wmma.LANES if halves else WAVE,
+        banks=RDNA_LDS if halves else LDS,
         named=_named,
         target=f"rocm/{arch}",
     )

@@ -11,7 +11,10 @@ from typing import Any
 from ladder.lower.passes import as_generated
 from ladder.lower.rocm.code_object import code_bytes
 from ladder.simulate.amd import calls_for
+from ladder.simulate.amd.mfma import Core
+from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.expressions import GlobalBuffer
+from ladder.simulate.gcn import rdna
 from ladder.simulate.gcn.launch import Report, run
 from ladder.simulate.gcn.listing import GcnError, encoded_bytes, parse_listing
 from ladder.simulate.launch import bind_extents
@@ -96,19 +99,23 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
         compiled = compile_functions({name: function}, device, Path(folder) / "kernel.so")
     found = launches(function, device, arrays)
     for launch in found:
-        require_same_code(compiled.source, compiled.binary, launch.kernel)
+        require_same_code(compiled.source, compiled.binary, launch.kernel, CORES[device.arch])
     return [
         run(compiled.source, launch.kernel, device.arch, launch.arguments, launch.grid, launch.threads)
         for launch in found
     ]
 
 
-def require_same_code(assembly: str, binary: bytes, kernel: str) -> None:
+def require_same_code(assembly: str, binary: bytes, kernel: str, core: Core) -> None:
     """Check that the code object holds as many bytes of code as the assembly's instructions take.
 
     Raises GcnError if it does not: they are not of the same kernel.
     """
-    written = sum(map(encoded_bytes, parse_listing(assembly, kernel).instructions))
+    instructions = parse_listing(assembly, kernel).instructions
+    if isinstance(core, HalfCore):
+        written = sum(rdna.encoded_bytes(i, core.split) for i in instructions)
+    else:
+        written = sum(map(encoded_bytes, instructions))
     held = code_bytes(binary, kernel)
     if written != held:
         raise GcnError(f"the assembly of {kernel} takes {written} bytes, the code object has {held}")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ladder.simulate.amd.calls import CORES
+from ladder.simulate.amd import wmma
 from ladder.simulate.amd.mfma import Core
+from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.findings import Finding
-from ladder.simulate.gcn import memory, packed, scalar, vector
-from ladder.simulate.gcn.listing import GcnError, Instruction, Listing, parse_listing
+from ladder.simulate.gcn import memory, packed, rdna, scalar, vector
+from ladder.simulate.gcn.listing import TEMPORARY, GcnError, Instruction, Listing, parse_listing
 from ladder.simulate.gcn.wave import LANES, Wave
 from ladder.simulate.values import Array
 from tile_types.errors import unknown_name
@@ -53,11 +54,15 @@ class Report:
 
 @dataclass
 class Group:
-    """State that the waves of a workgroup share, and the list of findings."""
+    """State that the waves of a workgroup share, and the list of findings.
+
+    ``stores_apart``: whether stores have a counter of their own.
+    """
 
     space: memory.Space
     core: Core
     local: memory.LocalMemory
+    stores_apart: bool = False
     found: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def report(self, kind: str, text: str) -> None:
@@ -85,13 +90,15 @@ class Program:
     def _translate(self, i: Instruction) -> Any:
         if i.op in STOPS or i.op == "s_waitcnt":
             return i.op
-        found = (
+        if i.op == rdna.PAIR:
+            return rdna.pair(i, self._translate)
+        return (
             scalar.translate(i, self.listing.labels)
             or memory.translate(i)
             or packed.translate(i)
             or vector.translate(i)
+            or rdna.translate(i)
         )
-        return found
 
     @staticmethod
     def _used(i: Instruction) -> frozenset[int]:
@@ -104,11 +111,11 @@ class Program:
 def run(
     assembly: str, kernel: str, arch: str, arguments: Sequence[Array | int], grid: int, threads: int
 ) -> Report:
-    """Execute a launch of a kernel for GFX9 on the CPU, all lanes; tensors are read and written in place.
+    """Execute a launch of a kernel on the CPU, all lanes; tensors are read and written in place.
 
     assembly: What LLVM wrote beside the code object.
     kernel: Symbol of the kernel.
-    arch: ``"gfx90a"``, ``"gfx942"`` or ``"gfx950"``.
+    arch: ``"gfx90a"``, ``"gfx942"``, ``"gfx950"``, ``"gfx1100"`` or ``"gfx1201"``.
     arguments: Tensors and numbers in the order of the kernel's arguments.
     grid, threads: Workgroups, and threads of each.
     Raises GcnError if the code has an instruction that the emulator does not know, or the arguments do not
@@ -116,9 +123,13 @@ def run(
     """
     if arch not in CORES:
         raise unknown_name("architecture", arch, CORES)
-    listing = parse_listing(assembly, kernel)
+    listing, core = parse_listing(assembly, kernel), CORES[arch]
+    halves = isinstance(core, HalfCore)
+    lanes = wmma.LANES if halves else LANES
+    if halves:
+        listing.instructions = [rdna.as_gfx9(i) for i in listing.instructions]
     program = Program(listing)
-    if threads % LANES:
+    if threads % lanes:
         raise GcnError(f"{threads} threads are no whole waves")
     arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
     kernarg = _kernarg(listing, arguments)
@@ -128,8 +139,8 @@ def run(
     with np.errstate(all="ignore"):
         for number in range(grid):
             lds = memory.LocalMemory(listing.settings["group_segment_fixed_size"])
-            group = Group(space, CORES[arch], lds, found)
-            waves = [Wave(group, index) for index in range(threads // LANES)]
+            group = Group(space, core, lds, halves, found)
+            waves = [Wave(group, index, lanes) for index in range(threads // lanes)]
             for wave in waves:
                 _set_up(wave, listing, memory.Space.address(len(arrays)), number)
             _run_group(program, group, waves, counts)
@@ -174,7 +185,10 @@ def _set_up(wave: Wave, listing: Listing, kernarg: int, group: int) -> None:
         raise GcnError("the emulator knows no preloaded arguments")
     if listing.settings["system_sgpr_workgroup_id_x"]:
         wave.s[at] = group
-    wave.v[0] = np.arange(LANES, dtype=np.uint32) + np.uint32(wave.number * LANES)
+    if getattr(wave.group.core, "split", False):  # RDNA4
+        wave.s[TEMPORARY + 9] = group
+        wave.scalar_memory = deque()
+    wave.v[0] = np.arange(LANES, dtype=np.uint32) + np.uint32(wave.number * wave.lanes)
 
 
 def _run_group(program: Program, group: Group, waves: list[Wave], counts: Counter[str]) -> None:

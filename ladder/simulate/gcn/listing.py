@@ -17,13 +17,14 @@ VECTOR, ACCUMULATION, SCALAR = 0, 256, 512
 """Where the numbers of VGPRs, AGPRs and SGPRs begin in sets of registers."""
 
 BASES = {"v": VECTOR, "a": ACCUMULATION, "s": SCALAR}
-VCC, M0, EXEC = 106, 124, 126
-"""Places of special registers among the SGPRs."""
+VCC, M0, NULL, EXEC, TEMPORARY = 106, 124, 125, 126, 108
+"""Places of special registers among the SGPRs; ``ttmp0`` is the first of the temporary ones."""
 
 NAMED = {"vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "exec": (EXEC, 2), "m0": (M0, 1)}
-NAMED |= {"exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1)}
+NAMED |= {"exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1), "null": (NULL, 1)}
+NAMED |= {f"ttmp{i}": (TEMPORARY + i, 1) for i in range(16)}
 
-REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+):(\d+)\])")
+REGISTER = re.compile(r"([vas])(?:(\d+)(\.[lh])?|\[(\d+):(\d+)\])")
 MODIFIER = re.compile(r"\b([a-z]\w*):(\[[^\]]*\]|\S+)")
 FLAGS = {"off", "glc", "slc", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror", "gds", "lds"}
 SUFFIXES = ("_e32", "_e64", "_dpp", "_sdwa")
@@ -37,6 +38,7 @@ class Operand:
     index, count: First register and number of registers.
     text: A literal as it is written.
     negated, absolute, extended: Modifiers of a source: ``-``, ``|x|`` and ``sext(x)``.
+    half: ``".l"`` or ``".h"`` where half of a register is meant.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Operand:
     negated: bool = False
     absolute: bool = False
     extended: bool = False
+    half: str = ""
 
     @property
     def registers(self) -> frozenset[int]:
@@ -121,10 +124,10 @@ def encoded_bytes(i: Instruction) -> int:
         return 4
     if i.op.startswith("v_") and i.form != "e32" and i.op not in ALONE:
         return 8
-    return 8 if i.op.startswith(("v_fmaak", "v_fmamk")) or any(map(_takes_bytes, i.operands)) else 4
+    return 8 if i.op.startswith(("v_fmaak", "v_fmamk")) or any(map(takes_bytes, i.operands)) else 4
 
 
-def _takes_bytes(operand: Operand) -> bool:
+def takes_bytes(operand: Operand) -> bool:
     """Tell whether an operand is a constant that follows its instruction."""
     text = operand.text
     if operand.kind != "literal" or text.lstrip("-") in INLINE:
@@ -163,13 +166,16 @@ def parse_operand(text: str) -> Operand:
     match = REGISTER.fullmatch(body)
     if match is None:
         return Operand("literal", text=body)
-    first = int(match[2] or match[3])
-    last = int(match[2] or match[4])
-    return Operand(match[1], first, last - first + 1, "", negated, absolute, extended)
+    first = int(match[2] or match[4])
+    last = int(match[2] or match[5])
+    return Operand(match[1], first, last - first + 1, "", negated, absolute, extended, match[3] or "")
 
 
 def parse_instruction(line: str) -> Instruction:
     """Read one line without comments."""
+    if " :: " in line:
+        parts = [parse_instruction(part) for part in line.split(" :: ")]
+        return Instruction(line, "v_dual", "", (*parts[0].operands, *parts[1].operands), {})
     op, _, rest = line.partition(" ")
     modifiers = dict(MODIFIER.findall(rest))
     rest = MODIFIER.sub("", rest)

@@ -78,7 +78,7 @@ def _scalar_load(i: Instruction) -> Step:
         found = _loaded(w, i, address, np.ones(1, np.bool_), 4 * count)
         for at, word in enumerate(found.reshape(-1).view(np.uint32)):
             w.set_scalar(to + at, int(word))
-        w.issue(w.local_memory, Outstanding(i.text, "scalar", results))
+        w.issue(w.scalar_memory, Outstanding(i.text, "scalar", results))
 
     return step
 
@@ -173,7 +173,8 @@ def _global_store(i: Instruction) -> Step:
         for tensor in np.unique(number[good]):
             lanes = np.flatnonzero(good & (number == tensor))
             space.bytes[tensor][offset[lanes, None] + np.arange(width)] = bytes_[lanes]
-        w.issue(w.vector_memory, Outstanding(i.text, "global", frozenset()))
+        if not w.group.stores_apart:
+            w.issue(w.vector_memory, Outstanding(i.text, "global", frozenset()))
 
     return step
 
@@ -294,7 +295,7 @@ def _permute(i: Instruction) -> Step:
 
     def step(w: Wave) -> None:
         require_whole(w, i)
-        lane = np.broadcast_to((at(w) + offset) >> np.uint32(2) & np.uint32(LANES - 1), LANES)
+        lane = np.broadcast_to((at(w) + offset) >> np.uint32(2) & np.uint32(w.lanes - 1), LANES)
         held = np.where(w.mask, data(w), np.uint32(0))
         if backward:
             found = held[lane]

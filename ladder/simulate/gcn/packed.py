@@ -278,8 +278,8 @@ def matrix(i: Instruction, name: str) -> Step:
     def step(w: Wave) -> None:
         require_whole(w, i)
         what = _product(spelled, w.group.core, i)
-        a, b = (_file(w, operand).view(np.uint8) for operand in given[:2])
-        c = np.zeros((LANES, to.count), U) if given[2].kind == "literal" else _file(w, given[2])
+        a, b = (registers_of(w, operand).view(np.uint8) for operand in given[:2])
+        c = np.zeros((LANES, to.count), U) if given[2].kind == "literal" else registers_of(w, given[2])
         kind = np.int32 if what.integer else np.float32
         sums = mfma.multiply(what, w.group.core, a[None], b[None], c.view(kind)[None])[0].astype(kind)
         getattr(w, to.kind)[to.index : to.index + to.count] = sums.view(U).T
@@ -306,9 +306,9 @@ def scaled_matrix(i: Instruction) -> Step:
 
     def step(w: Wave) -> None:
         require_whole(w, i)
-        a, b = (_file(w, operand).view(np.uint8)[None] for operand in given[:2])
-        scales = [_file(w, operand)[None, :, 0] for operand in given[3:5]]
-        c = np.zeros((LANES, to.count), U) if given[2].kind == "literal" else _file(w, given[2])
+        a, b = (registers_of(w, operand).view(np.uint8)[None] for operand in given[:2])
+        scales = [registers_of(w, operand)[None, :, 0] for operand in given[3:5]]
+        c = np.zeros((LANES, to.count), U) if given[2].kind == "literal" else registers_of(w, given[2])
         sums = scaled.multiply(a, b, c.view(np.float32)[None], (scales[0], scales[1]))[0]
         getattr(w, to.kind)[to.index : to.index + to.count] = sums.view(U).T
 
@@ -325,7 +325,7 @@ def _product(spelled: str, core: mfma.Core, i: Instruction) -> mfma.Product:
     raise GcnError(f"{core.arch} has no {i.text}, or the emulator does not know it")
 
 
-def _file(w: Wave, operand: Operand) -> Array:
+def registers_of(w: Wave, operand: Operand) -> Array:
     """Return neighbouring registers as ``[lanes, registers]``."""
     held = getattr(w, operand.kind)[operand.index : operand.index + operand.count]
     return np.ascontiguousarray(held.T)

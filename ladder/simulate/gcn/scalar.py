@@ -127,16 +127,16 @@ SAVES: dict[str, Callable[[int, int], int]] = {
     "andn2": lambda a, exec_: a & ~exec_,
     "andn1": lambda a, exec_: ~a & exec_,
 }
-"""``s_*_saveexec_b64``: what becomes of the active lanes."""
+"""``s_*_saveexec``: what becomes of the active lanes."""
 
 BRANCHES: dict[str, Callable[[Wave], bool]] = {
     "branch": lambda w: True,
     "cbranch_scc0": lambda w: not w.scc,
     "cbranch_scc1": lambda w: bool(w.scc),
-    "cbranch_vccz": lambda w: not w.scalar(VCC, 2),
-    "cbranch_vccnz": lambda w: bool(w.scalar(VCC, 2)),
-    "cbranch_execz": lambda w: not w.scalar(EXEC, 2),
-    "cbranch_execnz": lambda w: bool(w.scalar(EXEC, 2)),
+    "cbranch_vccz": lambda w: not w.scalar(VCC, w.mask_words),
+    "cbranch_vccnz": lambda w: bool(w.scalar(VCC, w.mask_words)),
+    "cbranch_execz": lambda w: not w.scalar(EXEC, w.mask_words),
+    "cbranch_execnz": lambda w: bool(w.scalar(EXEC, w.mask_words)),
 }
 
 
@@ -245,14 +245,15 @@ def _select(i: Instruction, name: str) -> Step:
 
 
 def _save(i: Instruction, name: str) -> Step:
-    to, a = i.operands[0], read(i.operands[1], 2)
+    count = int(name[-2:]) // 32
+    to, a = i.operands[0], read(i.operands[1], count)
     function = SAVES[name.partition("_")[0]]
 
     def step(w: Wave) -> None:
-        given, before = a(w), w.scalar(EXEC, 2)
-        w.set_scalar(to.index, before, 2)
-        w.set_scalar(EXEC, function(given, before) & EVERY, 2)
-        w.scc = int(w.scalar(EXEC, 2) != 0)
+        given, before = a(w), w.scalar(EXEC, count)
+        w.set_scalar(to.index, before, count)
+        w.set_scalar(EXEC, function(given, before) & w.every, count)
+        w.scc = int(w.scalar(EXEC, count) != 0)
 
     return step
 
@@ -285,7 +286,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({f"cmp{k}_{r}_{t}" for k in ("", "k") for r in COMPARISONS for t in ("i32", "u32", "u64")}, _compare),
     ({"bitcmp0_b32", "bitcmp1_b32"}, _bit),
     ({"cselect_b32", "cselect_b64"}, _select),
-    ({f"{kind}_saveexec_b64" for kind in SAVES}, _save),
+    ({f"{kind}_saveexec_b{size}" for kind in SAVES for size in (32, 64)}, _save),
     ({"nop", "setprio", "sleep", "sethalt", "inst_prefetch"}, _nothing),
 )
 """Mnemonics behind ``s_``, and what makes their closures."""

@@ -88,7 +88,7 @@ def _parts(word: Array, bits: int, is_signed: bool) -> Array:
     return np.where(found >> bits - 1 & 1, found - (1 << bits), found) if is_signed else found
 
 
-def _dot_integers(bits: int, is_signed: bool) -> Callable[..., Array]:
+def dot_integers(bits: int, is_signed: bool) -> Callable[..., Array]:
     def dot(a: Array, b: Array, c: Array) -> Array:
         total = (_parts(a, bits, is_signed) * _parts(b, bits, is_signed)).sum(axis=-1)
         found: Array = (total + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
@@ -190,6 +190,7 @@ TABLE: dict[str, Row] = {
     "lshl_or_b32": ("u32", "u32 u32 u32", lambda a, n, c: a << (n & U(31)) | c),
     "and_or_b32": ("u32", "u32 u32 u32", lambda a, b, c: a & b | c),
     "or3_b32": ("u32", "u32 u32 u32", lambda a, b, c: a | b | c),
+    "xor3_b32": ("u32", "u32 u32 u32", lambda a, b, c: a ^ b ^ c),
     "xad_u32": ("u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c),
     "bfe_u32": ("u32", "u32 u32 u32", _field),
     "bfe_i32": ("u32", "u32 u32 u32", _signed_field),
@@ -197,10 +198,14 @@ TABLE: dict[str, Row] = {
     "perm_b32": ("u32", "u32 u32 u32", perm),
     "alignbit_b32": ("u32", "u32 u32 u32", _align(1)),
     "alignbyte_b32": ("u32", "u32 u32 u32", _align(8)),
-    "dot4_i32_i8": ("u32", "u32 u32 u32", _dot_integers(8, True)),
-    "dot4_u32_u8": ("u32", "u32 u32 u32", _dot_integers(8, False)),
-    "dot8_i32_i4": ("u32", "u32 u32 u32", _dot_integers(4, True)),
+    "dot4_i32_i8": ("u32", "u32 u32 u32", dot_integers(8, True)),
+    "dot4_u32_u8": ("u32", "u32 u32 u32", dot_integers(8, False)),
+    "dot8_i32_i4": ("u32", "u32 u32 u32", dot_integers(4, True)),
     # 16 bits
+    "mov_b16": ("u16", "u16", lambda x: x),
+    "and_b16": ("u16", "u16 u16", np.bitwise_and),
+    "or_b16": ("u16", "u16 u16", np.bitwise_or),
+    "xor_b16": ("u16", "u16 u16", np.bitwise_xor),
     "add_u16": ("u16", "u16 u16", np.add),
     "sub_u16": ("u16", "u16 u16", np.subtract),
     "subrev_u16": ("u16", "u16 u16", lambda a, b: b - a),
@@ -227,8 +232,8 @@ ACCUMULATING: dict[str, Row] = {
     "fmac_f32": ("f32", "f32 f32 f32", f.fma),
     "mac_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.flush(f.flush(f.flush(a) * f.flush(b)) + f.flush(c))),
     "fmac_f16": ("f16", "f16 f16 f16", f.fma),
-    "dot4c_i32_i8": ("u32", "u32 u32 u32", _dot_integers(8, True)),
-    "dot8c_i32_i4": ("u32", "u32 u32 u32", _dot_integers(4, True)),
+    "dot4c_i32_i8": ("u32", "u32 u32 u32", dot_integers(8, True)),
+    "dot8c_i32_i4": ("u32", "u32 u32 u32", dot_integers(4, True)),
 }
 """The same where the result is added to: its register is the last source."""
 
@@ -384,7 +389,7 @@ def read_lane(i: Instruction, name: str) -> Step:
     lane = None if name == "readfirstlane_b32" else source(i.operands[2], "u32")
 
     def step(w: Wave) -> None:
-        at = int(w.mask.argmax()) if lane is None else int(lane(w)) & LANES - 1
+        at = int(w.mask.argmax()) if lane is None else int(lane(w)) & w.lanes - 1
         w.set_scalar(to, int(np.broadcast_to(value(w), LANES)[at]))
 
     return step

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.gcn.listing import EXEC, M0, VCC, GcnError, Instruction, Operand
+from ladder.simulate.gcn.listing import EXEC, M0, NULL, VCC, GcnError, Instruction, Operand
 from ladder.simulate.values import Array
 
 LANES = 64
@@ -45,25 +45,28 @@ class Outstanding:
 
 
 class Wave:
-    """One wave of 64 lanes.
+    """One wave of 64 lanes, or of 32: then the upper half of every register is never active.
 
     group: What the waves of its workgroup share.
     number: Its number within the workgroup.
+    lanes: Its lanes.
     """
 
-    def __init__(self, group: Any, number: int) -> None:
-        self.group, self.number = group, number
+    def __init__(self, group: Any, number: int, lanes: int = LANES) -> None:
+        self.group, self.number, self.lanes = group, number, lanes
+        self.every, self.mask_words = (1 << lanes) - 1, lanes // 32
         self.v = np.full((256, LANES), ONES, np.uint32)
         self.a = np.full((256, LANES), ONES, np.uint32)
-        self.s = [0] * 128
+        self.s = [0] * 128  # that of ``null`` stays 0
         self.scc = 0
         self.pc = 0
         self.mask = np.ones(LANES, np.bool_)
         self.whole = True
-        self.set_scalar(EXEC, EVERY, 2)
+        self.set_scalar(EXEC, self.every, 2)
         self.s[VCC] = self.s[M0] = 0
         self.vector_memory: deque[Outstanding] = deque()
         self.local_memory: deque[Outstanding] = deque()
+        self.scalar_memory = self.local_memory
         self.pending: frozenset[int] = frozenset()
 
     # ---- scalar registers --------------------------------------------------------------------------
@@ -72,13 +75,15 @@ class Wave:
         return self.s[index] | self.s[index + 1] << 32 if count == 2 else self.s[index]
 
     def set_scalar(self, index: int, value: int, count: int = 1) -> None:
-        """Write one SGPR or two."""
+        """Write one SGPR or two; what goes to ``null`` is lost."""
+        if index == NULL:
+            return
         self.s[index] = value & ONES
         if count == 2:
             self.s[index + 1] = value >> 32 & ONES
         if index <= EXEC + 1 and index + count > EXEC:
             active = self.scalar(EXEC, 2)
-            self.mask, self.whole = lanes_of(active), active == EVERY
+            self.mask, self.whole = lanes_of(active & self.every), active & self.every == self.every
 
     # ---- waits ---------------------------------------------------------------------------------------
     def issue(self, queue: deque[Outstanding], entry: Outstanding) -> None:
@@ -98,8 +103,8 @@ class Wave:
             return
         while len(queue) > most:
             queue.popleft()
-        both = (*self.vector_memory, *self.local_memory)
-        self.pending = frozenset().union(*(entry.results for entry in both))
+        left = (*self.vector_memory, *self.local_memory, *self.scalar_memory)
+        self.pending = frozenset().union(*(entry.results for entry in left))
 
 
 def lanes_of(mask: int) -> Array:
@@ -129,6 +134,9 @@ def literal_bits(text: str, kind: str) -> int:
 
 
 # ---- sources -----------------------------------------------------------------------------------------
+HALVES = {".l": (0, 16), ".h": (16, 16)}
+"""First bit and bits of a half of a register."""
+
 SELECTS = {f"BYTE_{i}": (8 * i, 8) for i in range(4)} | {
     "WORD_0": (0, 16),
     "WORD_1": (16, 16),
@@ -139,6 +147,8 @@ SELECTS = {f"BYTE_{i}": (8 * i, 8) for i in range(4)} | {
 def words(operand: Operand, kind: str = "u32") -> Callable[[Wave], Array]:
     """Return what reads the low 32 bits of a source of any file as an array of lanes, or as one number."""
     index = operand.index
+    if operand.half == ".h":
+        return lambda w: w.v[index] >> np.uint32(16)
     if operand.kind == "v":
         return lambda w: w.v[index]
     if operand.kind == "a":
@@ -209,8 +219,8 @@ def mask_source(operand: Operand) -> Read:
     if operand.kind == "literal":
         constant = lanes_of(int(operand.text, 0) & EVERY)
         return lambda w: constant
-    index = operand.index
-    return lambda w: lanes_of(w.scalar(index, 2))
+    index, count = operand.index, operand.count
+    return lambda w: lanes_of(w.scalar(index, count))
 
 
 # ---- results -----------------------------------------------------------------------------------------
@@ -227,7 +237,10 @@ def store_words(operand: Operand) -> Callable[[Wave, Array], None]:
 
 
 def result(i: Instruction, kind: str) -> Callable[[Wave, Any], None]:
-    """Return what writes a result of a type; a narrow one clears the rest unless SDWA says otherwise."""
+    """Return what writes a result of a type.
+
+    A narrow one clears the rest unless SDWA says otherwise, or half of a register is named.
+    """
     operand, dtype = i.operands[0], TYPES[kind]
     low = store_words(operand)
     if dtype.itemsize == 8:
@@ -240,7 +253,8 @@ def result(i: Instruction, kind: str) -> Callable[[Wave, Any], None]:
 
         return both
     shift, size = SELECTS[i.modifiers.get("dst_sel", "DWORD")]
-    keeps = i.modifiers.get("dst_unused", "UNUSED_PAD") == "UNUSED_PRESERVE"
+    keeps = i.modifiers.get("dst_unused", "UNUSED_PAD") == "UNUSED_PRESERVE" or operand.half != ""
+    shift, size = HALVES.get(operand.half, (shift, size))
     if i.modifiers.get("dst_unused") == "UNUSED_SEXT":
         raise GcnError(f"a result that extends its sign: {i.text}")
     field = np.uint32(((1 << size) - 1) << shift)
@@ -258,10 +272,10 @@ def result(i: Instruction, kind: str) -> Callable[[Wave, Any], None]:
 
 
 def mask_result(operand: Operand) -> Callable[[Wave, Array], None]:
-    """Return what writes a truth value for each active lane to an SGPR pair; others get 0."""
-    index = operand.index
+    """Return what writes a truth value for each active lane to SGPRs; others get 0."""
+    index, count = operand.index, operand.count
 
     def write(w: Wave, value: Array) -> None:
-        w.set_scalar(index, number_of(np.broadcast_to(value, LANES) & w.mask), 2)
+        w.set_scalar(index, number_of(np.broadcast_to(value, LANES) & w.mask), count)
 
     return write
