@@ -140,11 +140,6 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     return Cost(seconds, tuple(parts), tuple(parts.values()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
-def simds(schedule: GpuSchedule) -> int:
-    """Return the SIMDs of a compute unit: four where waves have 64 lanes, two where they have 32."""
-    return SIMDS * form(schedule).lanes // VECTOR_LANES
-
-
 def _all_experts(gemm: Gemm) -> Gemm:
     """Return the product of as many weight rows as all experts have: as many blocks and bytes."""
     return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False) if gemm.experts else gemm
@@ -201,7 +196,7 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     lds = (waves.row_waves + 1) * bytes_of_x / LDS_BYTES
     l1 = (weights * weight_bits(gemm) / 8 + bytes_of_x) / L1_BYTES
     # A SIMD issues for its own waves only: fewer waves than SIMDs leave some idle.
-    idle = max(1.0, simds(schedule) / schedule.warps)
+    idle = max(1.0, device.schedulers / schedule.warps)
     return Stage(matrix * idle, operations * idle, lds, l1)
 
 
@@ -228,7 +223,7 @@ def _unit_clocks(
     clocks, waiting, left = 0.0, 0.0, rounds
     while left > 0:
         here = min(left, max(1, resident))
-        exponent = OVERLAP if here * schedule.warps >= 2 * simds(schedule) else LONE_OVERLAP
+        exponent = OVERLAP if here * schedule.warps >= 2 * device.schedulers else LONE_OVERLAP
         busy = stage.joined(here, exponent) + BARRIER_CLOCKS
         # Asked for when the stage before began: the latency shows where a stage is shorter.
         turns = left // here if here == max(1, resident) else 1

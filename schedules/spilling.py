@@ -11,7 +11,6 @@ import json
 from ladder.ir.gemm import Gemm
 from schedules.footprint import resources
 from schedules.schedule import GpuSchedule
-from schedules.waves import is_dot
 from targets import TileDevice
 
 TRIES = 12
@@ -63,4 +62,4 @@ def _room(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
 
 def is_unrolled_too_far(schedule: GpuSchedule) -> bool:
     """Tell whether LLVM would spill what it unrolls of a stage."""
-    return is_dot(schedule) and schedule.split_k == 1 and schedule.tile_k > LONGEST_DOT
+    return schedule.pipeline == "dot" and schedule.split_k == 1 and schedule.tile_k > LONGEST_DOT

@@ -115,6 +115,7 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         shared_per_unit=chip.lds,
         toolkit=chip.toolkit,
         dies=chip.dies,
+        schedulers=chip.wave // 16,
         source=f"{chip.title} datasheet and architecture whitepaper",
     )
 

@@ -80,6 +80,7 @@ class TileDevice:
     toolkit: Compiler versions that know the device, e.g. ``"cuda>=9.0,<13.0"``.
     source: Where the constants come from.
     dies: Dies with an L2 of their own, to which blocks are dealt in turn.
+    schedulers: Parts of a unit that issue for their own warps, each with its share of the registers.
     """
 
     name: str
@@ -103,6 +104,7 @@ class TileDevice:
     toolkit: str = ""
     source: str = ""
     dies: int = 1
+    schedulers: int = 4
 
     def __hash__(self) -> int:
         """Return the hash of the name alone: devices are keys of many caches, and few share a name."""

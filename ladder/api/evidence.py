@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from ladder.runtime.build import Kernel
     from targets import TileDevice
 
-SCHEDULERS = 4
-"""Schedulers of an SM, SIMDs of a CU: each holds a quarter of the registers."""
-
 Report = Mapping[str, int]
 Sources = Mapping[str, str]
 
@@ -195,8 +192,8 @@ def resident_blocks(device: TileDevice, registers: int, shared: int, threads: in
     threads: Of a block.
     """
     warps = -(-threads // device.warp)
-    per_scheduler = device.registers_per_unit // SCHEDULERS // device.warp
-    resident_warps = SCHEDULERS * (per_scheduler // (-(-max(registers, 1) // 8) * 8))
+    per_scheduler = device.registers_per_unit // device.schedulers // device.warp
+    resident_warps = device.schedulers * (per_scheduler // (-(-max(registers, 1) // 8) * 8))
     by_shared = device.shared_per_unit // max(shared + reserved, 1)
     by_threads = device.max_threads_per_unit // (warps * device.warp)
     return min(resident_warps // warps, by_shared, by_threads, device.max_blocks_per_unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,15 @@ CASES = {
     "counts of fp8": ("gfx942", "fp8_e4m3", "fp8_e4m3", COUNTS, MFMA),
     "more experts than lanes": ("gfx942", "int4", "float16", MANY, DOT),
     "gfx950": ("gfx950", "mxfp4", "float16", OFFSETS, WIDE),
+    "gfx1100": ("gfx1100", "int4", "float16", OFFSETS, replace(MFMA, pipeline="wmma")),
+    "more experts than lanes of gfx1100": (
+        "gfx1100",
+        "nf4",
+        "bfloat16",
+        MANY,
+        replace(DOT, pipeline="dot32"),
+    ),
+    "counts of gfx1201": ("gfx1201", "int4", "int8", COUNTS, replace(WIDE, pipeline="wmma_split")),
 }
 
 BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "int8": 1e-5, "fp8_e4m3": 2e-3}

@@ -51,7 +51,7 @@ def _row(plan: Quantization, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return x, codes, np.full(_expected(x, plan)[1].shape, np.nan, np.float32)
 
 
-TARGETS = ("cuda/sm_90a", "rocm/gfx90a", "rocm/gfx942", "rocm/gfx950")
+TARGETS = ("cuda/sm_90a", "rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", "rocm/gfx1100", "rocm/gfx1201")
 
 
 def _kernels() -> list[tuple[str, str]]:
