@@ -274,20 +274,18 @@ class QuantizedTensor:
         """
         try:
             metadata, arrays = dict(data["metadata"]), dict(data["arrays"])
-            version = metadata.pop("version")
-            if version != FORMAT_VERSION:
-                raise ArtifactError(
-                    f"quantized tensor of version {version}, this Ladder reads {FORMAT_VERSION}"
-                )
+            _require_metadata(metadata)
             metadata |= {"ttype": get_type(metadata["ttype"]), "shape": _pair(metadata["shape"])}
-            metadata["block"] = _pair(metadata["block"])
+            metadata["block"] = _pair(metadata["block"], 1)
             if metadata["scale_type"] != "none" and "scale" not in arrays:
                 raise ArtifactError(f"its scales, of type {metadata['scale_type']}, are missing")
             for name, array in arrays.items():
                 if name == "scale" and metadata["scale_type"] in _ONE_BYTE and array.dtype.itemsize == 1:
                     arrays[name] = arrays_of(array).view(array, metadata["scale_type"])
-            _require_types(metadata["ttype"], arrays)
-            return cls(**metadata, **arrays)
+            _require_types(metadata, arrays)
+            found = cls(**metadata, **arrays)
+            _require_order(found)
+            return found
         except ArtifactError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, LadderError) as error:
@@ -296,14 +294,51 @@ class QuantizedTensor:
             ) from error
 
 
-def _require_types(ttype: TType, arrays: dict[str, Array]) -> None:
-    """Raise `ArtifactError` for codes or scales of a type that they cannot have."""
-    storage, scale = arrays["storage"], arrays.get("scale")
-    wanted, found = storage_dtype(ttype.elem_bits), arrays_of(storage).dtype_name(storage)
-    if found != wanted:
-        raise ArtifactError(f"its codes are {found}, {ttype.name} is stored in {wanted}")
+_METADATA: dict[str, tuple[type, ...]] = {
+    "ttype": (str,),
+    "zero_kind": (str,),
+    "scale_type": (str,),
+    "type_name": (str,),
+    "tensor_scale": (int, float, type(None)),
+}
+"""Entry of `QuantizedTensor.to_dict`'s metadata -> what it may be."""
+
+
+def _require_metadata(metadata: dict[str, Any]) -> None:
+    """Take the version out of metadata, and raise if it or an entry is none that is read."""
+    version = metadata.pop("version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(f"quantized tensor of version {version}, this Ladder reads {FORMAT_VERSION}")
+    for name, kinds in _METADATA.items():
+        value = metadata.get(name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise TypeError(f"its {name} is {value!r}, not {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+def _require_order(matrix: QuantizedTensor) -> None:
+    """Raise `ArtifactError` unless columns in an order of their own are each there once."""
+    if matrix.columns is None:
+        return
+    order = _as_numpy(matrix.columns)
+    if order.dtype.kind not in "iu" or sorted(order.tolist()) != list(range(matrix.shape[1])):
+        raise ArtifactError(f"its columns are no order of {matrix.shape[1]} columns")
+
+
+def _require_types(metadata: dict[str, Any], arrays: dict[str, Array]) -> None:
+    """Raise `ArtifactError` for codes, scales or zero points of a type that they cannot have."""
+    ttype, scale_type, kind = (metadata[name] for name in ("ttype", "scale_type", "zero_kind"))
+    names = {name: arrays_of(array).dtype_name(array) for name, array in arrays.items()}
+    wanted = storage_dtype(ttype.elem_bits)
+    if names["storage"] != wanted:
+        raise ArtifactError(f"its codes are {names['storage']}, {ttype.name} is stored in {wanted}")
+    scale = arrays.get("scale")
     if scale is not None and not arrays_of(scale).is_float(scale):
-        raise ArtifactError(f"its scales are {arrays_of(scale).dtype_name(scale)}, not real numbers")
+        raise ArtifactError(f"its scales are {names['scale']}, not real numbers")
+    if scale is not None and "float" in scale_type and names["scale"] != scale_type:
+        raise ArtifactError(f"its scales are {names['scale']}, not {scale_type}")
+    fitting = {"integer": ("int8", "uint8"), "float": (names.get("scale"),)}.get(kind, ())
+    if "zero" in arrays and names["zero"] not in fitting:
+        raise ArtifactError(f"its zero points of kind {kind} are {names['zero']}")
 
 
 _ONE_BYTE = tuple(name for name in NUMPY_DTYPES if name.startswith(("e8", "fp8")))
@@ -314,9 +349,12 @@ def check_quantized(weight: object) -> None:
     require_kind(weight, QuantizedTensor, "weight must be what ladder.quantize(matrix, type) returned")
 
 
-def _pair(values: Any) -> tuple[int, int]:
-    first, second = values
-    return int(first), int(second)
+def _pair(values: Any, least: int = 0) -> tuple[int, int]:
+    """Return two extents; raises ArtifactError if they are none."""
+    match values:
+        case [int(first), int(second)] if min(first, second) >= least and bool not in map(type, values):
+            return first, second
+    raise ArtifactError(f"{values!r} are no two extents of at least {least}")
 
 
 def _as_numpy(array: Array) -> Array:

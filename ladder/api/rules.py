@@ -16,7 +16,7 @@ from ladder.api.conv import Conv, refusal
 from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.linear_modules import is_linear
-from ladder.api.stacked_experts import install, is_experts, quantized_layers, stacks
+from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
 from tile_types.errors import LadderError, ShapeError
 
@@ -176,13 +176,16 @@ def _put_in_place(model: torch.nn.Module, replaced: Mapping[torch.nn.Module, tor
 
 
 def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
-    return [(name, module) for name, module in model.named_modules() if _weights(module)]
+    experts = [module for module in model.modules() if is_experts(module)]
+    within = {holder(module, stack) for module in experts for stack in stacks(module)} - {*experts}
+    found = ((name, module) for name, module in model.named_modules() if module not in within)
+    return [(name, module) for name, module in found if _weights(module)]
 
 
 def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return a module's own parameters but vectors: matrices, stacks of them, filters, tables."""
     if is_experts(module):
-        return [weight for name in stacks(module) if (weight := getattr(module, name)) is not None]
+        return [weight for name in stacks(module) if (weight := held(module, name)) is not None]
     own = () if isinstance(module, Linear) else module._parameters.values()
     return [each for each in own if each is not None and each.dim() > 1]
 

@@ -1,12 +1,15 @@
 """Experts with stacked weights, as transformers' models have them, on `ladder.GroupedMatmul`.
 
-Every class that transformers' ``use_experts_implementation`` decorates says how its weights lie; the gate's
-function stays the class's own.
+Every class that transformers' ``use_experts_implementation`` decorates says how its weights lie; the others
+are rows of `FORMS`. The gate's function stays the class's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from types import MethodType
 from typing import Any
 
@@ -24,14 +27,52 @@ HOME = "quantized"
 """Where experts hold their layers: transformers, saving, would take apart what has the weights' names."""
 
 
+@dataclass(frozen=True)
+class Form:
+    """How a class of experts holds its weights.
+
+    stacks: Their paths below the module: ``[E, N, K]``, or one matrix ``[E * N, K]``.
+    transposed: Those whose matrices are ``[K, N]``.
+    forward: The module's method once layers have taken the weights' places.
+    """
+
+    stacks: tuple[str, ...]
+    transposed: tuple[str, ...]
+    forward: Callable[..., torch.Tensor]
+
+
+def form(module: torch.nn.Module) -> Form | None:
+    """Return how experts hold their weights; None if a module is none, or does not say."""
+    if all(hasattr(module, name) for name in ("has_gate", "is_transposed", "num_experts", DOWN)):
+        names = ((GATED if module.has_gate else UP), DOWN)
+        return Form(names, names if module.is_transposed else (), forward)
+    return FORMS.get((type(module).__module__, type(module).__name__))
+
+
 def is_experts(module: torch.nn.Module) -> bool:
-    """Tell experts with stacked weights that say how these lie."""
-    return all(hasattr(module, name) for name in ("has_gate", "is_transposed", "num_experts", DOWN))
+    """Tell experts with stacked weights of a known form."""
+    return form(module) is not None
 
 
-def stacks(module: torch.nn.Module) -> tuple[str, str]:
-    """Return the names of the two weights of experts."""
-    return (GATED if module.has_gate else UP), DOWN
+def stacks(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the paths of the weights of experts."""
+    found = form(module)
+    return () if found is None else found.stacks
+
+
+def held(module: torch.nn.Module, stack: str) -> Any:
+    """Return a stacked weight; None where a layer has its place."""
+    return attrgetter(stack)(module)
+
+
+def holder(module: torch.nn.Module, stack: str) -> torch.nn.Module:
+    """Return the module whose own parameter a stacked weight is."""
+    return module.get_submodule(stack.rpartition(".")[0])
+
+
+def home_of(stack: str) -> str:
+    """Return the name of a stacked weight's layer."""
+    return stack.replace(".", "_")
 
 
 def number_of(module: torch.nn.Module) -> int:
@@ -39,9 +80,12 @@ def number_of(module: torch.nn.Module) -> int:
     return int(module.num_experts)  # type: ignore[arg-type]
 
 
-def as_matrix(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
+def as_matrix(module: torch.nn.Module, stack: str, weight: torch.Tensor) -> torch.Tensor:
     """Return a stacked weight as one matrix ``[E * N, K]``."""
-    return (weight.transpose(1, 2) if module.is_transposed else weight).flatten(0, 1)
+    found = form(module)
+    assert found is not None
+    each = weight.reshape(number_of(module), -1, weight.shape[-1])
+    return (each.transpose(1, 2) if stack in found.transposed else each).flatten(0, 1)
 
 
 def layers_from(
@@ -52,21 +96,21 @@ def layers_from(
     module: Experts.
     weights: `stacks` -> matrix ``[E * N, K]``.
     **options: For `GroupedLinear`.
-    Raises LadderError if one of the two weights is missing: experts are quantized as a whole.
+    Raises LadderError if one of the weights is missing: experts are quantized as a whole.
     """
     missing = [name for name in stacks(module) if name not in weights]
     if missing:
-        raise LadderError(f"the experts' {missing[0]} is not quantized, the other weight is: quantize both")
+        raise LadderError(f"the experts' {missing[0]} is not quantized, another weight is: quantize all")
     experts = number_of(module)
     return {name: GroupedLinear.from_stack(weights[name], experts, **options) for name in stacks(module)}
 
 
 def quantized_layers(module: torch.nn.Module, weight: str, **options: Any) -> dict[str, GroupedLinear]:
     """Quantize the weights of experts, which are left as they are; ``options`` as in `Linear.from_linear`."""
-    owner = getattr(module, DOWN)
+    owner = held(module, stacks(module)[-1])
     kept = {name: options.pop(name) for name in LINEAR_OPTIONS if name in options}
     weights = {
-        name: quantized_matrix(as_matrix(module, getattr(module, name)), weight, **options)
+        name: quantized_matrix(as_matrix(module, name, held(module, name)), weight, **options)
         for name in stacks(module)
     }
     return layers_from(module, weights, dtype=owner.dtype, device=owner.device, **kept)
@@ -74,10 +118,12 @@ def quantized_layers(module: torch.nn.Module, weight: str, **options: Any) -> di
 
 def install(module: torch.nn.Module, layers: Mapping[str, GroupedLinear]) -> None:
     """Put layers in place of the stacked weights of experts, so that its products run on Ladder's kernels."""
-    for name in stacks(module):
-        setattr(module, name, None)
-    setattr(module, HOME, torch.nn.ModuleDict(layers))
-    module.forward = MethodType(forward, module)
+    found = form(module)
+    assert found is not None
+    for name in found.stacks:
+        setattr(holder(module, name), name.rpartition(".")[2], None)
+    setattr(module, HOME, torch.nn.ModuleDict({home_of(name): layer for name, layer in layers.items()}))
+    module.forward = MethodType(found.forward, module)
 
 
 def forward(
@@ -90,9 +136,8 @@ def forward(
         expert (of this rank).
     """
     up, down = (_with_bias(self, name) for name in stacks(self))
-    gate = self._apply_gate if self.has_gate else self.act_fn
-    experts = int(self.num_experts)
-    return mixture(hidden_states, top_k_index, top_k_weights, up, gate, down, experts)
+    gate = self._apply_gate if stacks(self)[0] == GATED else self.act_fn
+    return mixture(hidden_states, top_k_index, top_k_weights, up, gate, down, number_of(self))
 
 
 def _with_bias(module: Any, name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -101,10 +146,67 @@ def _with_bias(module: Any, name: str) -> Callable[[torch.Tensor, torch.Tensor],
 
     def call(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = layer(x, offsets)
-        if module.has_bias:
+        if getattr(module, "has_bias", False):
             at = torch.searchsorted(offsets[1:], torch.arange(len(x), device=x.device), right=True)
             rows = rows + getattr(module, f"{name}_bias")[at.clamp(max=module.num_experts - 1)]
         behind = name == DOWN and getattr(module, "has_post_expert_norm", False)  # not in 5.17
         return module.post_expert_norm(rows) if behind else rows
 
     return call
+
+
+def forward_all(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Return what each expert makes of its rows (Llama 4).
+
+    hidden_states: ``[E * T, H]``, as many rows for each expert, expert after expert.
+    """
+    layers, experts = getattr(self, HOME), number_of(self)
+    rows = hidden_states.reshape(-1, self.hidden_size)
+    offsets = torch.arange(experts + 1, dtype=torch.int32, device=rows.device) * (len(rows) // experts)
+    gate, up = layers[GATED](rows, offsets).chunk(2, dim=-1)
+    y: torch.Tensor = layers[DOWN](up * self.act_fn(gate), offsets)
+    return y
+
+
+def forward_apart(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the weighted sum of each token's experts, whose gates are matrices of their own (DBRX).
+
+    hidden_states: ``[B, T, H]``; the others as `forward` takes them.
+    """
+    layers, rows = getattr(self, HOME), hidden_states.reshape(-1, self.hidden_size)
+
+    def gated(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self.mlp.activation_fn(layers["mlp_w1"](rows, offsets))
+        product = product * layers["mlp_v1"](rows, offsets)
+        return product
+
+    down = layers["mlp_w2"]
+    y = mixture(rows, top_k_index, top_k_weights, gated, torch.nn.Identity(), down, number_of(self))
+    return y.view(hidden_states.shape[0], -1, self.hidden_size)
+
+
+def forward_sorted(self: Any, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
+    """Return the products of rows in the order of their experts (JetMoe).
+
+    inputs: ``[T, K]``.
+    expert_size: Rows of each expert.
+    """
+    offsets = torch.tensor([0, *accumulate(expert_size)], dtype=torch.int32, device=inputs.device)
+    y: torch.Tensor = getattr(self, HOME)["weight"](inputs, offsets)
+    return y
+
+
+_MODELS = "transformers.models"
+FORMS = {
+    (f"{_MODELS}.step3p7.modeling_step3p7", "Step3p7Experts"): Form((GATED, DOWN), (), forward),
+    (f"{_MODELS}.llama4.modeling_llama4", "Llama4TextExperts"): Form(
+        (GATED, DOWN), (GATED, DOWN), forward_all
+    ),
+    (f"{_MODELS}.dbrx.modeling_dbrx", "DbrxExperts"): Form(
+        ("mlp.w1", "mlp.v1", "mlp.w2"), ("mlp.w2",), forward_apart
+    ),
+    (f"{_MODELS}.jetmoe.modeling_jetmoe", "JetMoeParallelExperts"): Form(("weight",), (), forward_sorted),
+}
+"""Module and name of a class that does not say how its weights lie -> its form; nothing of it is imported."""

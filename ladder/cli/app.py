@@ -15,6 +15,7 @@ from ladder.cli import console
 from ladder.cli.console import FAILED, OK, USAGE
 from ladder.cli.here import cache, devices, doctor, types
 from ladder.cli.options import (
+    MOST_SEED,
     Ablation,
     Activation,
     Bias,
@@ -221,7 +222,9 @@ def superopt(
     pruning: Annotated[bool, typer.Option(help="Prune by abstract expressions.")] = True,
     checkpoint: Annotated[Path | None, typer.Option(help="File to go on from and to write to.")] = None,
     show: Annotated[Path | None, typer.Option(help="Write an HTML page with drawings to this file.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the proofs. [fresh entropy]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the proofs. [fresh entropy]", min=0, max=MOST_SEED)
+    ] = None,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take what the same search found before; keep what this finds.")
     ] = False,
@@ -328,7 +331,7 @@ def generate(
         Literal["cpu", "cuda"] | None, typer.Option(help="Where. [default: a GPU if there is one]")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0: the likeliest token each time.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the drawing of tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the drawing of tokens.", min=0, max=MOST_SEED)] = 0,
     eager: Annotated[bool, typer.Option("--eager", help="Do not compile: to compare.")] = False,
     as_json: Json = False,
 ) -> None:

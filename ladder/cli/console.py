@@ -7,9 +7,12 @@ import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from ladder.faults import LadderWarning
 
 OK, FAILED, USAGE = 0, 1, 2
 """Exit codes: done, failed, the request itself was wrong."""
@@ -61,10 +64,22 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 
 def log_to_stderr(verbose: bool) -> None:
-    """Send Ladder's log to stderr: warnings, or every step if ``verbose``."""
+    """Send Ladder's log to stderr: warnings as a line each, or every step if ``verbose``."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     logging.getLogger("ladder").setLevel(level)
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+    """Print a warning of Ladder's as one line, others as Python does."""
+    if issubclass(category, LadderWarning):
+        print(f"ladder: warning: {message}", file=sys.stderr)
+    else:
+        _python_shows(message, category, *place, **rest)
+
+
+_python_shows = warnings.showwarning
 
 
 def silent(description: str, done: float | None = None) -> None:

@@ -30,7 +30,7 @@ def run_inspect(path: str) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
         "formats": dict(Counter(entry.format or "not quantized" for entry in entries)),
-        "config": json.loads(json.dumps(checkpoint.config, default=str)),
+        "config": json.loads(json.dumps(checkpoint.config, default=str), parse_constant=lambda name: None),
         "bytes": sum(entry.nbytes for entry in entries),
         "tensors": [_described(entry) for entry in entries],
     }

@@ -181,7 +181,7 @@ def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) ->
     Returns: JSON-able: ``text``, ``tokens``, ``load_s``, ``first_s`` (seconds until the first token,
         compiling included), ``token_ms`` (median of the later ones), ``tokens_per_s``, ``memory`` (bytes, the
         most in use), ``device``, ``graphs``.
-    Raises ValueRangeError if the prompt is empty.
+    Raises ValueRangeError if the prompt is empty, or it and the tokens take more positions than there are.
     """
     model = ladder.compile(ready.model) if request.compiled else ready.model
     clock = Clock(ready.tokenizer, write)
@@ -189,6 +189,7 @@ def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) ->
     tokens.pop("token_type_ids", None)
     if not tokens["input_ids"].numel():
         raise ValueRangeError("the prompt has no tokens")
+    _require_positions(ready.model, tokens["input_ids"].shape[-1], request.tokens)
     options: dict[str, Any] = {"do_sample": request.temperature > 0}
     if request.temperature:
         options["temperature"] = request.temperature
@@ -210,6 +211,16 @@ def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) ->
         "device": ready.device,
         "graphs": model.explain().partition("\n")[0] if request.compiled else "eager",
     }
+
+
+def _require_positions(model: Any, prompt: int, more: int) -> None:
+    """Raise `ValueRangeError` if a model was not made for a text of so many tokens."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(most, int) and prompt + more > most:
+        raise ValueRangeError(
+            f"a prompt of {prompt} tokens and {more} more take {prompt + more} positions;"
+            f" {type(model).__name__} has {most}"
+        )
 
 
 def _memory(device: str) -> int:

@@ -22,7 +22,8 @@ Bias = Annotated[bool, typer.Option("--bias/--no-bias", help="Add a bias vector.
 Epilogue = Annotated[str, typer.Option(help="Element-wise operators applied last, separated by commas.")]
 Output = Annotated[str | None, typer.Option(help="Result type. [default: the activation's, if 16 bits wide]")]
 Target = Annotated[str, typer.Option(help="Device to compile for; see `ladder devices`.")]
-Seed = Annotated[int, typer.Option(help="Seed of the random weights and activations.")]
+MOST_SEED = (1 << 63) - 1
+Seed = Annotated[int, typer.Option(help="Seed of the random weights and activations.", min=0, max=MOST_SEED)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the READMEs.")]
 Searched = Annotated[

@@ -20,6 +20,10 @@ SCALE_NAMES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16
 """torch's name of a block scale's element -> ours."""
 
 
+BLOCK = (128, 128)
+"""Rows and columns that share a scale of fp8 where the configuration does not say."""
+
+
 def mxfp4_shape(layer: Layer) -> Shape:
     """Return [E, N, K]."""
     experts, rows, groups, octets = layer.shape("_blocks", 4)
@@ -51,6 +55,7 @@ def read_mxfp4(layer: Layer) -> tuple[QuantizedTensor, ...]:
 def fp8_shape(layer: Layer) -> Shape:
     """Return [N, K] or, of experts, [E, N, K]."""
     shape = layer.shape("")
+    layer.require_type("", "float8_e4m3fn", "float8_e5m2")
     layer.require(len(shape) in (2, 3), f"its weight has the shape {list(shape)}")
     return shape
 
@@ -75,7 +80,8 @@ def _fp8_matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> Quant
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"scales have the shape {list(scale.shape)}")
     rows, columns = scale.shape
-    fitting = (b for b in stated_blocks(layer) if (-(-n // b[0]), -(-k // b[1])) == (rows, columns))
+    known = (*stated_blocks(layer), BLOCK)
+    fitting = (b for b in known if (-(-n // b[0]), -(-k // b[1])) == (rows, columns))
     block = next(fitting, None) or (group_of(layer, n, rows), group_of(layer, k, columns))
     return QuantizedTensor(
         get_type(EIGHT_BIT[layer[""].dtype]),

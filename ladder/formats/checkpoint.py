@@ -42,7 +42,7 @@ FORMATS = (
 CONFIGS = (("config.json", "quantization_config"), ("quantize_config.json", ""), ("quant_config.json", ""))
 """File of a folder -> the key that describes the quantization; empty for the whole file."""
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
 
 DAMAGE = (LadderError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError)
@@ -154,10 +154,9 @@ class Checkpoint(Mapping[str, "Loaded"]):
         if isinstance(loaded, torch.Tensor):
             return loaded if dtype is None else loaded.to(dtype)
         form, _ = self.layers[name]
-        if isinstance(loaded, tuple):
-            result = torch.stack([_as_tool(form, matrix) for matrix in loaded])
-        else:
-            result = _as_tool(form, loaded)
+        matrices = loaded if isinstance(loaded, tuple) else (loaded,)
+        values = self._guarded(name, lambda: [_as_tool(form, matrix) for matrix in matrices])
+        result = torch.stack(values) if isinstance(loaded, tuple) else values[0]
         return result if dtype is None else result.to(dtype)
 
     def _guarded(self, name: str, read: Callable[[], T]) -> T:
@@ -165,9 +164,8 @@ class Checkpoint(Mapping[str, "Loaded"]):
         try:
             return read()
         except CheckpointError as error:
-            if str(self.path) not in str(error):
-                raise CheckpointError(f"{self.path}: {error}") from error
-            raise
+            text = str(error) if name in str(error) else f"{name}: {error}"
+            raise CheckpointError(text if str(self.path) in text else f"{self.path}: {text}") from error
         except DAMAGE as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(
@@ -187,8 +185,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Parameters
     ----------
     path
-        A folder with ``*.safetensors`` (and its ``config.json``), an index of shards, or one file:
-        ``.safetensors``, ``.gguf``, or ``.pt`` and ``.bin`` of tensors, which are unpickled as data only.
+        A folder with ``model.safetensors`` or one other file (and its ``config.json``), an index of shards,
+        or one file: ``.safetensors``, ``.gguf``, or ``.pt`` and ``.bin`` of tensors, which are unpickled as
+        data only.
 
     Returns
     -------
@@ -200,7 +199,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         If it cannot be read: missing, truncated, damaged, or of a form that is not known.
     """
     found = Path(path)
-    require(found.exists(), f"there is no checkpoint at {found}")
+    require(os.fspath(path) != "" and os.path.exists(found), f"there is no checkpoint at {path}")
     if found.suffix == ".gguf":
         file = read_gguf(found)
         return Checkpoint(found, file.layers, file.plain, metadata=file.metadata)
@@ -220,7 +219,7 @@ def _arrays(path: Path) -> Arrays:
             return read_shards(path / INDEX)
         files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
         safe = [file for file in files if file.suffix == ".safetensors"]
-        chosen = safe or files
+        chosen = [file for file in safe if file.name == WHOLE] or safe or files
         require(len(chosen) > 0, f"{path} holds no file of {', '.join(ENDINGS)}")
         require(len(chosen) == 1, f"{path} holds several files and no {INDEX}; name one of them")
         return _arrays(chosen[0])
@@ -253,22 +252,33 @@ def assign(
     """
     layers: dict[str, tuple[Format, Layer]] = {}
     taken: set[str] = set()
+    unfit: dict[str, str] = {}
     for name in arrays:
         if name in taken:
             continue
         for suffix in {form.key for form in FORMATS if name.endswith(form.key)}:
             prefix = name.removesuffix(suffix)
             found = _recognised(arrays, prefix, suffix, config)
-            if found is not None:
-                _, layer = found
-                require(layer.name not in layers, f"{layer.name} is stored in two formats")
-                layers[layer.name] = found
-                taken.update(prefix + part for part in layer.parts)
+            if isinstance(found, str):
+                unfit[name] = found
+                continue
+            _, layer = found
+            require(layer.name not in layers, f"{layer.name} is stored in two formats")
+            layers[layer.name] = found
+            taken.update(prefix + part for part in layer.parts)
+    for name, why in unfit.items():
+        require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
     lost = next((name for name in arrays if name not in taken and _is_lost(name, arrays)), None)
     require(lost is None, f"{lost} is there without its description")
     clash = next((name for name in layers if name in arrays and name not in taken), None)
     require(clash is None, f"{clash} is there both quantized and as it is")
     return layers, {name: stored for name, stored in arrays.items() if name not in taken}
+
+
+def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
+    """Tell whether an array must be part of a quantized tensor, by its name or by the configuration."""
+    forms = [form for form in FORMATS if name.endswith(form.key)]
+    return name.endswith(DISTINCT) or any(config.get("quant_method") in form.methods for form in forms)
 
 
 def _is_lost(name: str, arrays: Arrays) -> bool:
@@ -279,8 +289,8 @@ def _is_lost(name: str, arrays: Arrays) -> bool:
 
 def _recognised(
     arrays: Arrays, prefix: str, key: str, config: Mapping[str, Any]
-) -> tuple[Format, Layer] | None:
-    """Return the format of arrays that share a prefix, or None if they are of none."""
+) -> tuple[Format, Layer] | str:
+    """Return the format of arrays that share a prefix, or why they are of none."""
     fitting: list[tuple[Format, Layer]] = []
     reasons: list[str] = []
     for form in (form for form in FORMATS if form.key == key):
@@ -301,8 +311,7 @@ def _recognised(
         raise CheckpointError(
             f"{fitting[0][1].name} is stored as {fitting[0][0].name}, the configuration says {method!r}"
         )
-    require(bool(stated) or key not in DISTINCT, f"{prefix + key}: {'; '.join(reasons)}")
-    return stated[0] if stated else None
+    return stated[0] if stated else "; ".join(reasons)
 
 
 DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")

@@ -6,8 +6,9 @@ import json
 import math
 import mmap
 import os
+import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            require(stat.S_ISREG(path.stat().st_mode), f"{path} is no file")  # opening a pipe would wait
             with path.open("rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 require(self.size > 0, f"{path} is empty")
@@ -132,13 +134,14 @@ def itemsize(dtype: str) -> int:
     return bits // 8
 
 
-def parse_json(text: bytes, what: str) -> dict[str, Any]:
+def parse_json(text: bytes, what: str, *, unique: bool = False) -> dict[str, Any]:
     """Return a JSON object.
 
+    unique: Whether a key that is there twice is refused; otherwise the last one counts.
     Raises CheckpointError if it is none.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique if unique else None)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{what} is no JSON: {error}") from error
     require(isinstance(value, dict), f"{what} is a {type(value).__name__}, not an object")
@@ -146,11 +149,20 @@ def parse_json(text: bytes, what: str) -> dict[str, Any]:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a small file."""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{ascii(key)[:200]} is there twice")
+        found[key] = value
+    return found
+
+
+def read_json(path: Path, *, unique: bool = False) -> dict[str, Any]:
+    """Return the JSON object of a small file, as `parse_json` does."""
     file = MappedFile(path)
     require(file.size <= MOST_HEADER, f"{path} has {file.size} bytes: too long for what it should be")
-    return parse_json(file.bytes(0, file.size), str(path))
+    return parse_json(file.bytes(0, file.size), str(path), unique=unique)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +192,13 @@ class Arrays(Mapping[str, Stored]):
 def read_safetensors(path: Path) -> Arrays:
     """Read the header of a safetensors file.
 
-    Raises CheckpointError if the file is truncated, or its header is damaged or describes arrays that overlap
-        or lie outside.
+    Raises CheckpointError if the file is truncated, or its header is damaged or describes arrays that
+        overlap, lie outside or leave bytes between them.
     """
     file = MappedFile(path)
     (length,) = struct.unpack("<Q", file.bytes(0, 8))
     require(length <= min(MOST_HEADER, file.size - 8), f"{path}: a header of {length} bytes does not fit")
-    header = parse_json(file.bytes(8, length), f"the header of {path}")
+    header = parse_json(file.bytes(8, length), f"the header of {path}", unique=True)
     metadata = header.pop("__metadata__", {})
     require(
         isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values()),
@@ -194,13 +206,14 @@ def read_safetensors(path: Path) -> Arrays:
     )
     require(len(header) <= MOST_TENSORS, f"{path} names {len(header)} tensors")
     stored = {name: _stored(file, name, entry, 8 + length) for name, entry in header.items()}
-    _require_apart(file, stored.values(), 8 + length)
+    _require_adjacent(file, stored.values(), 8 + length)
     return Arrays(stored, metadata)
 
 
 def _stored(file: MappedFile, name: str, entry: Any, start: int) -> Stored:
     """Check one entry of a header."""
     where = f"tensor {name!r} of {file.path}"
+    require_name(name, file.path)
     require(isinstance(entry, dict), f"{where}: its entry is no object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -226,6 +239,13 @@ def _stored(file: MappedFile, name: str, entry: Any, start: int) -> Stored:
     return Stored(name, torch_name, tuple(shape), file, start + offsets[0])
 
 
+def require_name(name: str, path: Path) -> None:
+    """Raise if a tensor's name could not be shown: it has control characters or halves of UTF-16 pairs."""
+    require(
+        name.isprintable(), f"{path} has a tensor with the name {ascii(name)[:200]}: it cannot be printed"
+    )
+
+
 def require_shape(shape: Any, where: str) -> None:
     """Raise unless a value is a list of extents whose product is moderate."""
     fits = isinstance(shape, list | tuple) and len(shape) <= MOST_AXES and all(map(_is_count, shape))
@@ -236,13 +256,16 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _require_apart(file: MappedFile, stored: Any, start: int) -> None:
-    """Raise if arrays overlap."""
-    spans = sorted((entry.begin, entry.begin + entry.nbytes, entry.name) for entry in stored)
-    end = start
-    for begin, after, name in spans:
-        require(begin >= end or begin == after, f"tensor {name!r} of {file.path} overlaps another")
-        end = max(end, after)
+def _require_adjacent(file: MappedFile, stored: Iterable[Stored], end: int) -> None:
+    """Raise unless arrays follow each other from a place on to the end of the file, as the format demands."""
+    for begin, after, name in sorted(
+        (entry.begin, entry.begin + entry.nbytes, entry.name) for entry in stored
+    ):
+        where = f"tensor {name!r} of {file.path}"
+        require(begin >= end, f"{where} overlaps another")
+        require(begin == end, f"{where} begins {begin - end} bytes after the one before it")
+        end = after
+    require(end == file.size, f"{file.path} has {file.size - end} bytes that belong to no tensor")
 
 
 def read_shards(index: Path) -> Arrays:
@@ -250,7 +273,7 @@ def read_shards(index: Path) -> Arrays:
 
     Raises CheckpointError if a file is missing, lies outside of the folder, or lacks what it should hold.
     """
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, unique=True).get("weight_map")
     require(isinstance(weight_map, dict) and bool(weight_map), f"{index} has no weight_map")
     assert isinstance(weight_map, dict)
     files: dict[str, Arrays] = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ladder.formats.bits import in_threads
-from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, require
+from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, require, require_name
 from ladder.formats.gguf_blocks import BLOCKS, BlockType, Decoded, Octets
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from tile_types.errors import CheckpointError
@@ -140,6 +140,7 @@ class _Info:
 def _infos(cursor: Cursor, count: int) -> Iterator[_Info]:
     for _ in range(count):
         name, axes = cursor.text(MOST_NAME), cursor.number("I")
+        require_name(name, cursor.file.path)
         require(1 <= axes <= MOST_DIMENSIONS, f"{cursor.file.path}: tensor {name!r} has {axes} dimensions")
         extents = tuple(cursor.number("Q") for _ in range(axes))
         require(math.prod(extents) < 1 << 48, f"{cursor.file.path}: tensor {name!r} has the shape {extents}")
@@ -173,17 +174,17 @@ def _placed(file: MappedFile, metadata: dict[str, Any], infos: list[_Info], star
 
 
 def shape_of(row: BlockType, layer: Layer) -> Shape:
-    """Return the extents in elements."""
-    shape = layer.shape("")
-    return (*shape[:-1], shape[-1] // row.nbytes * row.elements)
+    """Return [N, K] in elements, or of a stack [E, N, K]; a vector is a matrix of one row."""
+    *outer, n, octets = (1, *layer.shape("")) if len(layer.shape("")) == 1 else layer.shape("")
+    return (*((math.prod(outer),) if outer else ()), n, octets // row.nbytes * row.elements)
 
 
 def read(row: BlockType, layer: Layer) -> Loaded:
-    """Read a matrix, or a stack of them as one each; a vector is a matrix of one row."""
-    *outer, n, k = (1, *shape_of(row, layer))
+    """Read a matrix, or a stack of them as one each."""
+    *outer, n, k = shape_of(row, layer)
     octets = layer.tensor("").numpy().reshape(-1, n, k // row.elements * row.nbytes)
     matrices = tuple(_matrix(row, octets[index], k) for index in range(len(octets)))
-    return matrices[0] if math.prod(outer) == 1 and len(layer.shape("")) <= 2 else matrices
+    return matrices if outer else matrices[0]
 
 
 def _matrix(row: BlockType, octets: Octets, k: int) -> QuantizedTensor:

@@ -50,7 +50,6 @@ FORMAT = Format(
     lambda layer: True,
     shape,
     read,
-    methods=("ladder",),
     parts=(CODES,),
     optional=ARRAYS,
     result="",

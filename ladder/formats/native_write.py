@@ -9,16 +9,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.checkpoint import Checkpoint
-from ladder.formats.files import DTYPES, require
-from ladder.formats.layer import Loaded, Shape
-from ladder.formats.native import ARRAYS, KEY
+from ladder.formats.checkpoint import Checkpoint, Entry
+from ladder.formats.files import DTYPES, MOST_HEADER, Stored, require
+from ladder.formats.layer import Loaded
+from ladder.formats.native import ARRAYS, CODES, KEY
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
 NAMES = {torch_name: name for name, (torch_name, bits) in DTYPES.items() if bits >= 8}
+SUFFIX = ".safetensors"
+ENTRY = 220
+"""Bytes at most that an array's entry in the header takes besides the tensor's name."""
+
 ALIGNMENT = 64
 """Bytes to a multiple of which descriptions are filled up, so that most arrays lie aligned."""
 
@@ -28,10 +32,14 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
 
     Stacked experts become one tensor each, ``name.0`` and so on.
 
-    Raises CheckpointError if the file cannot be written; what was begun is removed.
+    Raises CheckpointError if the file cannot be written, or is one of the checkpoint's own; what was begun is
+        removed.
     """
     names = list(names)
-    room = 4096 + sum(_room(checkpoint.entry(name).shape, name) for name in names)
+    require(path.suffix == SUFFIX, f"{path} is to be written: its name must end with {SUFFIX}")
+    room = 4096 + sum(_room(checkpoint.entry(name)) for name in names)
+    require(room <= MOST_HEADER, f"{checkpoint.path} has too many tensors for one file: {len(names)}")
+    require(not _is_source(checkpoint, path), f"{path} is what is to be read: name another file")
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -41,8 +49,10 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
                 octets = _octets(array)
                 header[name] = _entry(array, at, at + len(octets))
                 at += file.write(octets)
+            text = json.dumps(header, ensure_ascii=False).encode()
+            require(len(text) <= room, f"the header of {path} takes {len(text)} bytes, not {room}")
             file.seek(0)
-            file.write(struct.pack("<Q", room) + json.dumps(header).encode().ljust(room))
+            file.write(struct.pack("<Q", room) + text.ljust(room))
         part.replace(path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error}") from error
@@ -51,10 +61,18 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
     return 8 + room + at
 
 
-def _room(shape: Shape, name: str) -> int:
-    """Return how many bytes the entries of a tensor take in the header at most."""
-    matrices = math.prod(shape[:-2]) if len(shape) > 2 else 1
-    return matrices * (len(ARRAYS) + 3) * (6 * len(name) + 200)
+def _room(entry: Entry) -> int:
+    """Return how many bytes the entries of a tensor, or of stacked experts, take in the header at most."""
+    each = len(json.dumps(entry.name, ensure_ascii=False).encode()) + ENTRY
+    arrays = math.prod(entry.shape[:-2]) * len((CODES, *ARRAYS, KEY)) if entry.format else 1
+    return arrays * each
+
+
+def _is_source(checkpoint: Checkpoint, path: Path) -> bool:
+    """Tell whether a file is one of those that a checkpoint is read from."""
+    parts = (part for _, layer in checkpoint.layers.values() for part in layer.parts.values())
+    arrays = (array for array in (*checkpoint.plain.values(), *parts) if isinstance(array, Stored))
+    return path.exists() and any(path.samefile(file) for file in {array.file.path for array in arrays})
 
 
 def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.files import MOST_TENSORS, Arrays, MappedFile, Stored, require
+from ladder.formats.files import MOST_TENSORS, Arrays, MappedFile, Stored, require, require_name
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored],
     if array is None:
         return
     require(array.layout.__str__() == "torch.strided", f"{file.path}: {name!r} is no dense tensor")
+    require_name(name, file.path)
     require(name not in stored and len(stored) < MOST_TENSORS, f"{file.path}: {name!r} is there twice")
     dtype = str(array.dtype).removeprefix("torch.")
     stored[name] = ArrayInMemory(name, dtype, tuple(array.shape), file, 0, array.detach())

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightRenaming
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import extents_of, matrix_of
 from ladder.api.quantization import quantize
-from ladder.api.stacked_experts import as_matrix, install, is_experts, layers_from, number_of, stacks
+from ladder.api.stacked_experts import as_matrix, holder, install, is_experts, layers_from, number_of, stacks
 from ladder.formats.checkpoint import Checkpoint
 from ladder.integrations import transformers_experts as experts
 from ladder.integrations.loading import (
@@ -72,14 +72,23 @@ class LadderQuantize(ConversionOps):  # type: ignore[misc]
         missing_keys: set[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        """Take the weight of a layer; nothing is left to be put into the model."""
+        """Take the weight of a layer, or of each that a stored one is divided into.
+
+        input_dict: Name in the model -> weight, perhaps in a list.
+        Returns: Those that are not quantized, to be put into the model.
+        """
         assert model is not None
-        value = next(iter(input_dict.values()))
-        name = full_layer_name.removesuffix(".weight")
-        self.quantizer.take_or_fail(model, name, value[0] if isinstance(value, list) else value)
-        if missing_keys is not None:
-            missing_keys.discard(full_layer_name)
-        return {}
+        found = input_dict if len(input_dict) > 1 else {full_layer_name: next(iter(input_dict.values()))}
+        kept = {}
+        for full, value in found.items():
+            if not self.quantizer.param_needs_quantization(model, full):
+                kept[full] = value
+                continue
+            name = full if full in self.quantizer.stacks else full.removesuffix(".weight")
+            self.quantizer.take_or_fail(model, name, value[0] if isinstance(value, list) else value)
+            if missing_keys is not None:
+                missing_keys.discard(full)
+        return kept
 
 
 @register_quantizer(METHOD)
@@ -94,7 +103,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.held: dict[str, QuantizedTensor] = {}
         self.failed: LadderError | None = None
         self.linear: set[str] = set()
-        self.stacks: set[str] = set()
+        self.stacks: dict[str, tuple[str, str]] = {}
         self.device_map: Mapping[str, Any] | None = None
         self.plan: LayerPlan | None = None
 
@@ -123,10 +132,11 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         Raises LadderError if it cannot be quantized so; the layer is named.
         """
         options, _ = self.quantization_config.split()
-        path, plan = name.rpartition(".")[0], self.plan
+        plan = self.plan
         try:
             if name in self.stacks:
-                weight = as_matrix(model.get_submodule(path), weight)
+                path, stack = self.stacks[name]
+                weight = as_matrix(model.get_submodule(path), stack, weight)
             else:
                 weight = matrix_of(model.get_submodule(name), weight)
                 require_shape(model.get_submodule(name), name, weight)
@@ -138,12 +148,14 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _empty(self, model: torch.nn.Module, name: str) -> None:
         """Take a weight away, so that transformers does not initialise what it takes to be missing."""
-        path, _, stack = name.rpartition(".")
-        module: Any = model.get_submodule(path if name in self.stacks else name)
-        module._is_hf_initialized = True
         if name in self.stacks:
-            setattr(module, stack, None)
+            path, stack = self.stacks[name]
+            owner: Any = holder(model.get_submodule(path), stack)
+            owner._is_hf_initialized = True
+            setattr(owner, stack.rpartition(".")[2], None)
             return
+        module: Any = model.get_submodule(name)
+        module._is_hf_initialized = True
         # No rows, but a weight: modules initialise those of the layers that they hold, too.
         module.weight = torch.nn.Parameter(
             torch.empty(0, extents_of(module)[1], device="cpu"), requires_grad=False
@@ -194,8 +206,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         checkpoint = opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
         stored = names_in(model, checkpoint.layers)
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
-        for name in self.stacks:
-            path, _, stack = name.rpartition(".")
+        for name, (path, stack) in self.stacks.items():
             wanted[name] = experts.sources(stack, number_of(model.get_submodule(path)), path, stored)
         for name, sources in wanted.items():
             if sources:
@@ -225,14 +236,14 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
         options, plan = {"dtype": dtype, **options}, self.plan
         assert plan is not None  # made before weights were loaded
-        for path in {name.rpartition(".")[0] for name in self.stacks & set(self.held)}:
+        for path in {path for name, (path, _) in self.stacks.items() if name in self.held}:
             plan.refuse_stacks(path)
+            module = model.get_submodule(path)
             weights = {
                 stack: self.held.pop(f"{path}.{stack}")
-                for stack in experts.MEMBERS
+                for stack in stacks(module)
                 if f"{path}.{stack}" in self.held
             }
-            module = model.get_submodule(path)
             install(module, layers_from(module, weights, device=device_of(self.device_map, path), **options))
         while self.held:
             name, matrix = self.held.popitem()
@@ -244,6 +255,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             plan.connect(name, layer)
             model.set_submodule(name, layer)
         plan.restore()
+        keep_apart(model)
         return model
 
     def is_serializable(self) -> bool:
@@ -256,11 +268,32 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:
-    """Return the names of experts' stacked weights but those that are, or lie within, the skipped modules."""
+def keep_apart(model: Any) -> None:
+    """Forget what would join or rearrange quantized weights when the model is saved.
+
+    They are stored as they are; loading finds them by their names in the model, whatever a checkpoint of the
+    plain model has.
+    """
+    quantized = [name for name, module in model.named_modules() if isinstance(module, Linear)]
+
+    def alters(conversion: Any) -> bool:
+        saving = conversion.reverse_transform() if isinstance(conversion, WeightConverter) else None
+        return saving is not None and any(
+            saving.rename_source_key(f"{name}.weight")[1] is not None for name in quantized
+        )
+
+    known = getattr(model, "_weight_conversions", None) or ()
+    model._weight_conversions = [conversion for conversion in known if not alters(conversion)]
+
+
+def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the names of experts' stacked weights but those that are, or lie within, the skipped modules.
+
+    Returns: Name -> that of the experts, and the weight's path below them.
+    """
     found = [(name, module) for name, module in model.named_modules() if is_experts(module)]
     kept = [(name, module) for name, module in found if not is_within(name, skipped)]
-    return {f"{name}.{stack}" for name, module in kept for stack in stacks(module)}
+    return {f"{name}.{stack}": (name, stack) for name, module in kept for stack in stacks(module)}
 
 
 def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:

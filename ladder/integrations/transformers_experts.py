@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
-from ladder.api.stacked_experts import DOWN, GATED, HOME, UP
+from ladder.api.stacked_experts import DOWN, GATED, HOME, UP, home_of
 from tile_types import QuantizedTensor
 from tile_types.shards import joined
 
@@ -20,7 +20,7 @@ MEMBERS = {
 def sources(stack: str, experts: int, prefix: str, known: Container[str]) -> list[str]:
     """Return the names that a checkpoint has a stacked weight by: one, or one per part of each expert.
 
-    stack: `GATED`, `UP` or `DOWN`.
+    stack: Its path below the module.
     experts: E.
     prefix: Name of the module.
     known: Names in the checkpoint.
@@ -29,13 +29,13 @@ def sources(stack: str, experts: int, prefix: str, known: Container[str]) -> lis
     whole = [
         name
         for name in (
-            f"{prefix}{path}" for path in (f".{stack}", f".{stack}.weight", f".{HOME}.{stack}.weight")
+            f"{prefix}.{path}" for path in (stack, f"{stack}.weight", f"{HOME}.{home_of(stack)}.weight")
         )
         if name in known
     ]
     families = [
         [f"{prefix}.{expert}.{member}.weight" for expert in range(experts) for member in members]
-        for members in MEMBERS[stack]
+        for members in MEMBERS.get(stack, ())
     ]
     complete = (names for names in families if all(name in known for name in names))
     return whole[:1] or next(complete, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ladder
+from ladder.cli.formats import run_convert
 from ladder.formats.files import read_safetensors
+from ladder.formats.gguf import read_gguf
 
 FILES = Path(__file__).parent / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -101,6 +104,25 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
     "sizes that contradict": (
         ".safetensors",
         safetensors_of({"a": ENTRY | {"data_offsets": [0, 7]}}, bytes(8)),
+    ),
+    "bytes between tensors": (
+        ".safetensors",
+        safetensors_of({"a": ENTRY, "b": ENTRY | {"data_offsets": [12, 20]}}, bytes(20)),
+    ),
+    "bytes before the first tensor": (
+        ".safetensors",
+        safetensors_of({"a": ENTRY | {"data_offsets": [8, 16]}}, bytes(16)),
+    ),
+    "bytes after the last tensor": (".safetensors", safetensors_of({"a": ENTRY}, bytes(9))),
+    "a tensor named twice": (
+        ".safetensors",
+        safetensors_of({"a": ENTRY, "b": ENTRY}, bytes(8)).replace(b'"b"', b'"a"'),
+    ),
+    "a name that moves the cursor": (".safetensors", safetensors_of({"a\x1b[2J": ENTRY}, bytes(8))),
+    "half of a UTF-16 pair in a name": (".safetensors", safetensors_of({"a\ud800": ENTRY}, bytes(8))),
+    "a line break in a name of GGUF": (
+        ".gguf",
+        b"GGUF" + struct.pack("<IQQQ", 3, 1, 0, 2) + b"\na" + struct.pack("<IQIQ", 1, 2, 0, 0) + bytes(64),
     ),
     "another magic number": (".gguf", b"GGML" + bytes(60)),
     "big-endian GGUF": (".gguf", b"GGUF" + struct.pack(">IQQ", 3, 0, 0)),
@@ -192,6 +214,79 @@ def test_a_configuration_of_another_method_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
     with pytest.raises(ladder.CheckpointError, match=r"gptq.*bitsandbytes"):
         ladder.load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
+def test_scales_beside_codes_of_another_type_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Where the configuration says that they belong together, as in ModelOpt's AWQ; else they are tensors."""
+    arrays = {"a.weight": torch.zeros(8, 8, dtype=dtype), "a.weight_scale": torch.ones(8, 1)}
+    save_file(arrays, tmp_path / "model.safetensors")
+    assert sorted(ladder.load_checkpoint(tmp_path)) == sorted(arrays)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "modelopt"}}')
+    with pytest.raises(ladder.CheckpointError, match=r"a\.weight_scale.*8-bit"):
+        ladder.load_checkpoint(tmp_path)
+
+
+def test_blocks_of_fp8_are_128_wide_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
+    """600 rows and 5 scales: blocks of 128, not of 120."""
+    codes, scales = torch.ones(600, 128).to(torch.float8_e4m3fn), torch.arange(1.0, 6.0)[:, None]
+    save_file({"a.weight": codes, "a.weight_scale_inv": scales}, tmp_path / "model.safetensors")
+    values = ladder.load_checkpoint(tmp_path).dequantize("a.weight")
+    assert torch.equal(values[:, 0], torch.arange(600).div(128, rounding_mode="floor") + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"block": [0, 16]}, "extents"),
+        ({"block": [1, True]}, "extents"),
+        ({"shape": [2.5, 64]}, "2.5"),
+        ({"tensor_scale": [1]}, "tensor_scale"),
+        ({"scale_type": "float32"}, "float32"),
+        ({"scale_type": 1}, "scale_type"),
+        ({"version": 9}, "version"),
+        ({"zero_kind": "float"}, "zero"),
+    ],
+)
+def test_altered_descriptions_of_our_own(change: dict[str, object], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    run_convert(str(FILES / "gptq_desc_act.safetensors"), path)
+    arrays = load_file(path)
+    described = json.loads(bytes(arrays["layer.weight.description"].tolist())) | change
+    arrays["layer.weight.description"] = torch.tensor(list(json.dumps(described).encode()), dtype=torch.uint8)
+    save_file(arrays, path)
+    with pytest.raises(ladder.CheckpointError, match=says) as raised:
+        load_all(path)
+    assert "layer.weight" in str(raised.value)
+
+
+@pytest.mark.parametrize("order", [[0, 0], [1, 128]])
+def test_columns_that_are_no_order_are_refused(order: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    run_convert(str(FILES / "gptq_desc_act.safetensors"), path)
+    arrays = load_file(path)
+    arrays["layer.weight.columns"][:2] = torch.tensor(order)
+    save_file(arrays, path)
+    with pytest.raises(ladder.CheckpointError, match="columns"):
+        load_all(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """Opening a pipe would wait for somebody to write."""
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    for path in (tmp_path / "pipe.safetensors", "", "a" * 5000, tmp_path / "nowhere"):
+        with pytest.raises(ladder.CheckpointError):
+            ladder.load_checkpoint(path)
+
+
+def test_damage_of_a_tensor_names_it(tmp_path: Path) -> None:
+    octets = bytearray((FILES / "all.gguf").read_bytes())
+    stored = read_gguf(FILES / "all.gguf").layers["nvfp4"][1].parts[""]
+    octets[stored.begin] = 0xFF  # a scale of NVFP4 with a sign
+    path = tmp_path / "signed.gguf"
+    path.write_bytes(octets)
+    with pytest.raises(ladder.CheckpointError, match=r"signed\.gguf: nvfp4: a scale has a sign"):
+        ladder.load_checkpoint(path)["nvfp4"]
 
 
 @pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/passwd", 3, "absent.safetensors"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ladder
 from ladder.api.problem import gemm_for
@@ -171,3 +174,50 @@ def test_inspect_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "q4_k" in capsys.readouterr().out
     assert run(["inspect", str(tmp_path / "absent")]) == 2
     assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_convert_writes_only_what_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line each, and nothing is left behind or lost."""
+    source = tmp_path / "model.safetensors"
+    opened("gptq_v2_4bit.safetensors", tmp_path)
+    held, files = source.read_bytes(), sorted(tmp_path.iterdir())
+    for output, says in {
+        tmp_path / "model.gguf": "must end with .safetensors",
+        source: "is what is to be read",
+        tmp_path / "absent" / "a.safetensors": "cannot write",
+    }.items():
+        assert run(["convert", str(source), str(output)]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == files
+    assert source.read_bytes() == held
+    assert run(["convert", str(source), str(tmp_path / "ours.safetensors")]) == 0
+    ours, folder = (ladder.load_checkpoint(path) for path in (tmp_path / "ours.safetensors", tmp_path))
+    assert (ours.formats, folder.formats) == (("ladder",), ("gptq",))  # each by its own, beside one config
+
+
+def test_headers_of_many_axes_and_long_names_have_room(tmp_path: Path) -> None:
+    """A filter is one array, however many matrices its shape would make; characters may take 4 bytes."""
+    names = ["filter", "\N{GRINNING FACE}" * 200]
+    save_file({names[0]: torch.zeros(40, 50, 3, 3), names[1]: torch.ones(2)}, tmp_path / "a.safetensors")
+    checkpoint = ladder.load_checkpoint(tmp_path / "a.safetensors")
+    assert write(checkpoint, tmp_path / "b.safetensors", checkpoint) < 90_000
+    assert torch.equal(ladder.load_checkpoint(tmp_path / "b.safetensors")[names[1]], torch.ones(2))
+
+
+def test_a_configuration_with_infinities_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"a": [Infinity, 1e999, NaN, 2]}}')
+    assert run(["inspect", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == {"a": [None, None, None, 2]}
+
+
+def test_warnings_are_one_line(tmp_path: Path) -> None:
+    source, output = FILES / "hqq_axis0.safetensors", tmp_path / "a.safetensors"
+    command = [sys.executable, "-m", "ladder", "convert", str(source), str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("ladder: warning: HQQ groups along axis 0 are dequantized")
+    assert done.stderr.count("\n") == 1

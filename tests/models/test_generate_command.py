@@ -75,6 +75,9 @@ def test_bad_requests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--prompt", "tiles", "--weight", "int99"): "unknown type 'int99'",
         ("--prompt", "", "--weight", "none", "--device", "cpu"): "the prompt has no tokens",
         ("--prompt", "tiles", "--dtype", "float99"): "not one of",
+        ("--prompt", "tiles", "--seed", "-1"): "greater than or equal to 0",
+        ("--prompt", "tiles", "--seed", str(1 << 70)): "less than or equal to",
+        ("--prompt", "tiles", "--weight", "none", "--tokens", "2048"): "LlamaForCausalLM has 2048",
     }.items():
         assert commands.run(["generate", str(folder), *arguments]) == 2
         assert says in capsys.readouterr().err
