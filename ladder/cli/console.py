@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ladder.faults import LadderWarning
-
 OK, FAILED, USAGE = 0, 1, 2
 """Exit codes: done, failed, the request itself was wrong."""
 
@@ -73,6 +71,8 @@ def log_to_stderr(verbose: bool) -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
     """Print a warning of Ladder's as one line, others as Python does."""
+    from ladder.faults import LadderWarning
+
     if issubclass(category, LadderWarning):
         print(f"ladder: warning: {message}", file=sys.stderr)
     else:
