@@ -143,3 +143,27 @@ def test_padded_rows_of_torchs_encoder_are_eagers() -> None:
             torch.testing.assert_close(fast(x, src_key_padding_mask=padded), wanted)
             bias = model.norm.bias.expand_as(wanted)
             assert torch.equal(wanted[padded], bias[padded]) == at_end
+
+
+@pytest.fixture
+def opaque() -> Iterator[Any]:
+    """A function that no interpreter follows, of which torch.compile was told to make one node."""
+
+    def folded(x: Tensor, other: Tensor, *, times: int) -> Tensor:
+        rows = [int(extent) for extent in x.shape]
+        return (x * times).reshape(-1, rows[-1]) + eval("other", {"other": other})
+
+    yield torch.compiler.allow_in_graph(folded)
+    torch._dynamo.reset()
+
+
+def test_what_is_allowed_in_graphs_is_one_operator_of_these_extents(opaque: Any) -> None:
+    def program(x: Tensor, other: Tensor) -> Tensor:
+        return opaque(x.sin(), other, times=3).cos()  # type: ignore[no-any-return]
+
+    fast = capture(program)
+    for number in (2, 2, 3, 4, 2, 5):
+        x, other = torch.randn(number, 3, 4), torch.randn(4)
+        assert torch.equal(fast(x, other), program(x, other))
+    assert (fast.outcome, fast.calls["eager"]) == ("whole", 0), fast.explain()
+    assert {node.target for graph in fast.graphs for node in graph.graph.nodes} >= {opaque}

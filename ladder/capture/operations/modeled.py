@@ -121,6 +121,18 @@ def scan(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str
     return tensor_operator(vm, tensors.scanning(function, combine), tuple(rest), kwargs)
 
 
+def one_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what ``torch.compiler.allow_in_graph`` was given: one operator, of tensors of these extents."""
+    settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
+    return tensor_operator(vm, function, args, kwargs)
+
+
+def is_allowed_in_graph(function: Any) -> bool:
+    """Tell whether ``torch.compiler.allow_in_graph`` was given a function."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and rules.is_callable_allowed(function)
+
+
 def check(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Do what ``torch._check`` does where the condition holds; where it does not, it raises by itself."""
     if len(args) != 3 or kwargs or vm.plain(args[1]) is not True:
@@ -239,4 +251,5 @@ NAMED: dict[tuple[str, str], Call] = {
 
 def modeled(function: types.FunctionType) -> Call | None:
     """Return how a Python function that is not interpreted is called; None if it is."""
-    return FUNCTIONS.get(function) or NAMED.get((function.__module__, function.__qualname__))
+    known = FUNCTIONS.get(function) or NAMED.get((function.__module__, function.__qualname__))
+    return one_operator if known is None and is_allowed_in_graph(function) else known
