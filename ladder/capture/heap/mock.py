@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from typing import Any
 
 from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import MockStep
@@ -24,7 +25,23 @@ def live_steps(steps: list[MockStep], wanted: set[str]) -> tuple[list[MockStep],
             found = steps[number].uses - needed
             needed |= found
             ahead += [serves for name in found for serves in serving.get(name, ())]
-    return [step for number, step in enumerate(steps) if number in kept], needed
+    live = [step for number, step in enumerate(steps) if number in kept]
+    lasting = without_overwritten(live)
+    return (live, needed) if len(lasting) == len(live) else live_steps(lasting, wanted)
+
+
+def without_overwritten(steps: list[MockStep]) -> list[MockStep]:
+    """Leave out what replaces an item of a dictionary that is replaced again, with no other step between."""
+    lasting, later = list[MockStep](), set[Any]()
+    for step in reversed(steps):
+        if step.slot is None:
+            later.clear()
+        elif step.slot in later:
+            continue
+        else:
+            later.add(step.slot)
+        lasting.append(step)
+    return lasting[::-1]
 
 
 def changed_roots(heap: Heap) -> frozenset[int] | None:

@@ -105,11 +105,15 @@ class Node:
 
 
 class MockStep:
-    """One line of the mock: it defines `var`, uses `uses`, changes `changes`."""
+    """One line of the mock: it defines `var`, uses `uses`, changes `changes`.
 
-    __slots__ = ("changes", "keep", "text", "uses", "var")
+    `slot`: the variable of a dictionary and its key, where the line does nothing but replace that item.
+    """
+
+    __slots__ = ("changes", "keep", "slot", "text", "uses", "var")
 
     def __init__(self, text: str, var: str | None, uses: set[str], changes: set[str], keep: bool) -> None:
+        self.slot: tuple[str, type, Any] | None = None
         self.text = text
         self.var = var
         self.uses = uses

@@ -258,6 +258,9 @@ def store_key(vm: Interpreter, container: dict[Any, Any], key: Any, item: Any) -
     target = vm.heap.reference(container, uses)
     text = f"dict.__setitem__({target}, {vm.heap.constant(key)}, {vm.heap.reference(item, uses)})"
     vm.heap.keep_entry(node, key)
+    replaces = key in container
     dict.__setitem__(container, key, vm.unlifted(item))
     node.wrote(key, item)
     vm.heap.change(text, [node], uses)
+    if replaces:
+        vm.heap.steps[-1].slot = node.var, type(key), key

@@ -19,8 +19,10 @@ import torch
 from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
+from ladder.capture.interpreter.evaluate import run
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations import collectives
+from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.objects import identify, perform, pinned_part
 from ladder.capture.operations.replay import is_hidden
 from ladder.capture.operations.symbolic import settle_extents
@@ -125,6 +127,25 @@ def one_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: 
     """Call what ``torch.compiler.allow_in_graph`` was given: one operator, of tensors of these extents."""
     settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
     return tensor_operator(vm, function, args, kwargs)
+
+
+def map_rows(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Follow what calls the function of a ``torch.vmap``: all rows at once, of these extents."""
+    settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
+    args, kwargs = vm.plain_given(args, kwargs)
+    with vm.barrier():
+        return run(vm, new_frame(vm, function, args, kwargs))
+
+
+def load_rules(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Have torch load its rules for ``torch.vmap``, as it does once in a process."""
+    function()
+
+
+def has_rows(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether ``torch.vmap`` holds a tensor."""
+    vm.heap.node(args[0])
+    return bool(function(*args))
 
 
 def is_allowed_in_graph(function: Any) -> bool:
@@ -238,12 +259,15 @@ FUNCTIONS: dict[Any, Call] = {
     collections.namedtuple: make_tuple_class,
     torch._check_with: check,
     getattr(_APPLY, "__func__", _APPLY): apply_function,
+    torch._C._functorch.is_batchedtensor: has_rows,
 }
 """Functions, and native class methods as their class holds them -> ``call(vm, function, args, kwargs)``."""
 ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}
 """(module, qualified name) of cached functions whose results, lists among them, no caller changes."""
 NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
+    ("torch._functorch.vmap", "_flat_vmap"): map_rows,
+    ("torch._functorch.predispatch", "lazy_load_decompositions"): load_rules,
     **collectives.NAMED,
 }
 """(module, qualified name) of such functions in modules that are not imported for them -> the same."""

@@ -211,7 +211,7 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
             return bool(quick)
     if is_fixed(vm, container):
         return bool(replay(vm, operator.contains, (container, item), {}, looking=True))
-    if is_a(container, set) and identity_key(vm, container, item):
+    if is_a(container, set | dict) and identity_key(vm, container, item):
         return item in container
     if type(container) in (set, frozenset) and is_key(item):
         vm.heap.touch(container, 1)

@@ -33,6 +33,7 @@ from ladder.capture.values.kinds import PLAIN_DICTS, is_a, is_constant, is_plain
 from ladder.capture.values.shapes import Walk
 
 _MAPPINGS = (dict, OrderedDict)
+_KEYS: tuple[type, ...] = (type({}.keys()), type(OrderedDict().keys()))
 
 
 def _consumes(function: Any) -> bool:
@@ -92,6 +93,8 @@ def replay(
         args = tuple(map(vm.plain, args))
     elif hidden and function not in LAZY:
         raise CaptureError("a native given a generator")
+    if function in natives.CONSUMERS and len(args) == 1:
+        args = (_keys_alone(vm, args[0]),)
     if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
         vm.heap.touch(args[0], 1)
         args = (tuple(args[0]), *args[1:])
@@ -108,6 +111,13 @@ def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: b
         return _hidden_result(vm, function, args, kwargs)
     changes = [vm.heap.node(args[0])] if function in natives.CHANGES else []
     return perform(vm, function, args, kwargs, changes)
+
+
+def _keys_alone(vm: Interpreter, value: Any) -> Any:
+    """Return the keys of a dictionary that the program has made: its items need not be made for them."""
+    source = vm.heap.node(value).source if type(value) in _KEYS else None
+    made = source is not None and not vm.heap.node(source).external
+    return tuple(value) if made and is_constant(tuple(value)) else value
 
 
 def _holds_fixed(vm: Interpreter, item: Any) -> bool:

@@ -18,7 +18,13 @@ from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
 from ladder.capture.operations.counts import gives_as_many, gives_operand
 from ladder.capture.operations.objects import new_container
-from ladder.capture.operations.symbolic import fake_results, is_open, real_values, settled_for_operator
+from ladder.capture.operations.symbolic import (
+    fake_results,
+    is_open,
+    real_values,
+    settle_extents,
+    settled_for_operator,
+)
 from ladder.capture.python.words import words
 from ladder.capture.trace.assumptions import Assumption
 from ladder.capture.trace.trace import Value
@@ -72,7 +78,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     node = operator_node(vm, function, *nodes)
     vm.trace.effects[node] = effect_of(node, (values, named), result, monitor)
     _note_result(vm, result, node, inputs, monitor)
-    if not _depends(monitor, inputs):
+    if not (_depends(monitor, inputs) or tensors.maps_rows()):
         _note_fakes(vm, function, args, kwargs, inputs, result)
     return result
 
@@ -103,7 +109,9 @@ def _meet_slots(vm: Interpreter, name: str) -> None:
 
 
 def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Return arguments in which only what the graph can take is `Dynamic`."""
+    """Return arguments in which only what the graph can take is `Dynamic`, under ``torch.vmap`` nothing."""
+    if tensors.maps_rows():
+        settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
     if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
         args = tuple(settled_for_operator(vm, value) for value in args)
     return args, {key: settled_for_operator(vm, value) for key, value in kwargs.items()}

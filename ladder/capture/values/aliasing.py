@@ -123,5 +123,7 @@ def _memory_of(value: Any) -> int:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return a key of the memory behind `tensor`."""
+    """Return a key of the memory behind `tensor`, which ``torch.vmap`` may hold."""
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return int(tensor.untyped_storage()._cdata)

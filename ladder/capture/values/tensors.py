@@ -44,30 +44,20 @@ READS_NUMBERS = frozenset(words("item __int__ __float__ __bool__ __index__ tolis
 MOST_NUMBERS = 64
 """Elements that are read from a tensor and compared in each call; the graph breaks where more are read."""
 
+_AUTOCAST = words(
+    "set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting"
+    " autocast_decrement_nesting clear_autocast_cache"
+)
 STATE_WRITES = frozenset(
-    getattr(torch._C, name)
-    for name in (
-        "_set_grad_enabled",
-        "set_autocast_enabled",
-        "set_autocast_dtype",
-        "set_autocast_cache_enabled",
-        "autocast_increment_nesting",
-        "autocast_decrement_nesting",
-        "clear_autocast_cache",
-        "set_anomaly_enabled",
+    getattr(home, name)
+    for home, names in (
+        (torch._C, ("_set_grad_enabled", "set_anomaly_enabled", *_AUTOCAST)),
+        (torch, _AUTOCAST),
+        (torch._C._functorch, ("_vmap_increment_nesting", "_vmap_decrement_nesting")),
     )
-    if hasattr(torch._C, name)
-) | {
-    getattr(torch, name)
-    for name in (
-        "set_autocast_enabled",
-        "set_autocast_dtype",
-        "set_autocast_cache_enabled",
-        "autocast_increment_nesting",
-        "autocast_decrement_nesting",
-        "clear_autocast_cache",
-    )
-}
+    for name in names
+    if hasattr(home, name)
+)
 """Natives that change the global state of torch; they become nodes of the graph, in order."""
 
 STATE_GUARDED = frozenset(
@@ -209,6 +199,11 @@ def modes_are_active() -> bool:
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
+def maps_rows() -> bool:
+    """Tell whether the program is inside ``torch.vmap``, where extents are numbers."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def is_plain_tensor(value: Any) -> bool:
     """Say whether operators on `value` run no Python code of the user's."""
     kind = type(value)
@@ -328,7 +323,9 @@ def _native_operators() -> frozenset[Any]:
     homes = torch.overrides.get_overridable_functions()
     overridable = [item for home in homes for item in homes[home] if home is not torch.Tensor]
     factories = [getattr(torch, name) for name in _FACTORIES]
-    return frozenset(item for item in (*overridable, *factories) if type(item) is types.BuiltinFunctionType)
+    batching = [torch._C._functorch._add_batch_dim, torch._C._functorch._remove_batch_dim]
+    items = (*overridable, *factories, *batching)
+    return frozenset(item for item in items if type(item) is types.BuiltinFunctionType)
 
 
 NATIVE_OPERATORS = _native_operators()

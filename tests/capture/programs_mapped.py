@@ -1,0 +1,140 @@
+"""``torch.vmap`` and ``torch.func.functional_call``: rows at once, and modules with others' weights."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from capture_world import calls, normal, program
+from torch import nn
+from torch.func import functional_call, stack_module_state
+
+SIZES = [lambda size=size: (normal(size, 4),) for size in (3, 3, 5, 6, 3)]
+PAIRS = [lambda size=size: (normal(size, 4), normal(size, 3, seed=1)) for size in (3, 3, 5, 6, 3)]
+
+
+def perceptron(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+@program
+def rows_and_a_tensor_from_outside():
+    weight = normal(4, seed=2)
+    return calls(lambda x, y: torch.vmap(lambda a, b: (a * weight).sin() + b.sum())(x, y) * 2, *PAIRS)
+
+
+@program
+def rows_of_rows_in_dictionaries():
+    def inner(a):
+        return {"sin": a.sin(), "others": (a.sum(), a + 1)}
+
+    def fn(x, other):
+        return torch.vmap(torch.vmap(inner))(x.unsqueeze(1) * other["scale"])
+
+    arguments = [lambda size=size: (normal(size, 4), {"scale": normal(4)}) for size in (3, 3, 5)]
+    return calls(fn, *arguments)
+
+
+@program
+def axes_of_rows():
+    def fn(x, y):
+        outer = torch.vmap(torch.outer, in_dims=(1, None), out_dims=2)(x, y[0])
+        return outer, torch.vmap(torch.dot, chunk_size=2)(x, x)
+
+    return calls(fn, *PAIRS)
+
+
+@program
+def masks_of_indices():
+    offset = torch.tensor(2)
+
+    def mask(batch, query, key):
+        return (query + offset >= key) & (batch >= 0)
+
+    def fn(x):
+        found = mask
+        for axes in ((None, None, 0), (None, 0, None), (0, None, None)):
+            found = torch.vmap(found, in_dims=axes)
+        return found(torch.arange(2), torch.arange(x.shape[0]), torch.arange(x.shape[1])), x + 1
+
+    return calls(fn, *SIZES)
+
+
+@program
+def rows_with_effects():
+    log, count = [], torch.zeros(2)
+
+    def row(a):
+        log.append(tuple(a.shape))
+        count.add_(1)
+        changed = a.clone()
+        changed[0] = 1.0
+        a.mul_(2)
+        return changed + a
+
+    return calls(lambda x: torch.vmap(row)(x), *SIZES, observe=lambda: (list(log), count.clone()))
+
+
+@program
+def random_rows():
+    def fn(x):
+        same = torch.vmap(lambda a: a + torch.rand(4), randomness="same")(x)
+        return same, torch.vmap(lambda a: a + torch.rand(4), randomness="different")(x)
+
+    return calls(fn, *SIZES)
+
+
+@program
+def weights_of_another():
+    model, other = perceptron(0), dict(perceptron(1).named_parameters())
+    return calls(lambda x: functional_call(model, other, (x,)) + model(x), *SIZES, observe=model.state_dict)
+
+
+@program
+def tied_weights_of_another():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).eval()
+    model[2].weight = model[0].weight
+    other = {"0.weight": normal(4, 4, seed=5)}
+    return calls(lambda x: functional_call(model, other, (x,)), *SIZES, observe=lambda: model[2].weight)
+
+
+@program
+def rows_of_models():
+    models = [perceptron(seed) for seed in range(3)]
+    weights, buffers = stack_module_state(models)
+    base = copy.deepcopy(models[0]).to("meta")
+
+    def run(weights, buffers, x):
+        return functional_call(base, (weights, buffers), (x,))
+
+    return calls(lambda x: torch.vmap(run, (0, 0, None))(weights, buffers, x), *SIZES)
+
+
+@program
+def rows_that_read_values():
+    log = []
+
+    def row(a):
+        log.append(1)
+        return a * 2 if a.sum() > 0 else a * a.sum().item()
+
+    return calls(lambda x: torch.vmap(row)(x), *SIZES, observe=lambda: len(log))
+
+
+@program
+def items_replaced_again():
+    kept, log = {"a": None, "b": 0}, []
+
+    def fn(x):
+        kept["a"] = x + 1
+        kept["b"] = 2
+        before = dict(kept)
+        kept["a"] = x * 2
+        log.append(before["b"])
+        kept["new"] = 1
+        kept["b"] = kept["new"] = 3
+        kept["a"] = before["a"] * 3
+        return before, list(kept), kept["a"] * 2
+
+    return calls(fn, *SIZES, observe=lambda: (dict(kept), list(log)))
