@@ -30,6 +30,9 @@ MOST_ELEMENTS = 1 << 34
 MOST_COMPUTED = 1 << 26
 """Elements of a tensor that is computed at import."""
 
+MOST_FOLLOWED = 1 << 20
+"""Elements of a vector up to which ONNX's rules follow its values."""
+
 SMALL = 1024
 """Elements up to which stored tensors are given to the checker: shapes, axes and the like."""
 
@@ -57,7 +60,7 @@ def check_model(model: Any, title: str) -> None:
 
     Raises ImportRefused: Says what the checker, or which limit, refuses.
     """
-    nodes = list(_nodes(model.graph))
+    nodes = list(nodes_of(model.graph))
     if len(nodes) > MOST_NODES:
         raise ImportRefused(f"{title} has {len(nodes)} nodes, at most {MOST_NODES} are imported")
     for tensor in _tensors(model.graph):
@@ -80,11 +83,41 @@ def _inferred(model: Any) -> Any:
     """Return the model with all types and shapes that the standard's rules give.
 
     Rules that follow values of shapes through a model take some for others: without them, it may be valid.
+    They take memory for each element of a sum of vectors, so they are not asked about long ones.
     """
+    plain = _inferred_plainly(model)
+    graph = plain.graph
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        shape = info.type.tensor_type.shape
+        if len(shape.dim) == 1 and shape.dim[0].dim_value > MOST_FOLLOWED:
+            return plain
     try:
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError:
+        return plain
+
+
+def _inferred_plainly(model: Any) -> Any:
+    """Return the model with types and shapes by rules that follow no values.
+
+    It may be valid but for the shapes that it states of what it computes, which importing warns of.
+    """
+    try:
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError:
+        computed = (*model.graph.value_info, *model.graph.output)
+        if not any(_cleared(info) for info in computed):
+            raise
+        return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def _cleared(info: Any) -> bool:
+    """Take away the shape that is stated of a value; returns whether there was one."""
+    kind = info.type.WhichOneof("value")
+    found: bool = kind == "tensor_type" and info.type.tensor_type.HasField("shape")
+    if found:
+        info.type.tensor_type.ClearField("shape")
+    return found
 
 
 def check_extents(dims: Any, what: str, most: int = MOST_ELEMENTS) -> None:
@@ -155,7 +188,7 @@ def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
         if int(stated.get("length", size)) != size or start < 0:
             raise ValueError(f"its type and shape take {size} bytes")
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist")
+            raise FileNotFoundError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
         with path.open("rb") as stream:
             stream.seek(start)
             data: bytes = stream.read(size if start + size <= path.stat().st_size else 0)
@@ -179,19 +212,19 @@ def stored_bytes(tensor: Any) -> int:
     return elements * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph and of those in it."""
+def nodes_of(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph, or of a function, and of the graphs in them."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(inner)
+                yield from nodes_of(inner)
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
     """Yield the stored tensors of a graph and of its nodes."""
     yield from graph.initializer
-    yield from _tensors_of(_nodes(graph))
+    yield from _tensors_of(nodes_of(graph))
 
 
 def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:

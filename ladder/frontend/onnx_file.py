@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.defs
-import onnx.inliner
 
 from ladder.frontend.onnx_check import check_model, check_size, external_bytes
+from ladder.frontend.onnx_local import inlined
 from ladder.frontend.onnx_values import Known
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import ArtifactError
@@ -93,7 +93,7 @@ def _checked(file: OnnxFile) -> OnnxFile:
         raise ArtifactError(f"{file.title} is truncated or no ONNX model: it states {what}; export it again")
     _check_versions(file.title, versions)
     if file.model.functions:
-        file = OnnxFile(_inlined(file), file.folder, file.title)
+        file = OnnxFile(inlined(file.model, file.title), file.folder, file.title)
     file = OnnxFile(_with_open_extents(file.model), file.folder, file.title)
     check_model(file.model, file.title)
     return file
@@ -115,13 +115,6 @@ def _with_open_extents(model: Any) -> Any:
 def _stated(model: Any) -> list[Any]:
     graph = model.graph
     return [*graph.input, *graph.value_info, *graph.output]
-
-
-def _inlined(file: OnnxFile) -> Any:
-    try:
-        return onnx.inliner.inline_local_functions(file.model)
-    except Exception as error:  # of the C++ library
-        raise ImportRefused(f"{file.title}: its functions cannot be inlined: {error}") from error
 
 
 def _check_versions(title: str, versions: Mapping[str, int]) -> None:

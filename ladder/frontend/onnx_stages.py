@@ -243,10 +243,15 @@ def has_graphs(node: Any) -> bool:
 
 
 def attribute_literals(given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
-    """Return attributes as a tile graph can hold them; None if it cannot."""
+    """Return attributes as a tile graph can hold them; None if it cannot, or not so many."""
+    if sum(len(value) for value in given.values() if isinstance(value, Sequence)) > MOST_LITERALS:
+        return None
     found = tuple((name, _literal(value)) for name, value in sorted(given.items()))
     return None if any(value is _NONE for _, value in found) else found
 
+
+MOST_LITERALS = 1 << 20
+"""Elements of a node's attributes in a tile graph, where each is an object: trees may have many more."""
 
 _NONE = object()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ladder
 from ladder.api.problem import gemm_for
+from ladder.frontend.onnx_check import check_model
 from ladder.frontend.onnx_import import import_onnx
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -111,7 +113,7 @@ def test_external_data_is_read_from_the_models_folder_only(tmp_path: Path) -> No
         with pytest.raises(ladder.ArtifactError, match="'w' cannot be read"):
             import_onnx(external(folder, location="w.data", **stated), gemm_for)
     os.mkfifo(folder / "pipe")
-    with pytest.raises(ladder.ArtifactError, match="does not exist"):
+    with pytest.raises(ladder.ArtifactError, match="pipe is no file"):
         import_onnx(external(folder, location="pipe"), gemm_for)
     with pytest.raises(ladder.ArtifactError, match="is no file"):
         import_onnx(folder, gemm_for)
@@ -120,3 +122,17 @@ def test_external_data_is_read_from_the_models_folder_only(tmp_path: Path) -> No
 def test_annotated_products_pass_the_check() -> None:
     model = model_of(node("MatMul", ["x", "w"], weight_ttype="int8"), w=np.ones((4, 8), np.float32))
     assert len(import_onnx(model, gemm_for).weights) == 1
+
+
+def test_long_vectors_are_not_followed() -> None:
+    """ONNX's rules that follow values take memory for each element of a sum: a refusal comes before that."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> agraph (float[1] x, float[{n}] t) => (float[{n}] y)
+    {{ y = Add(x, t) }}"""
+    with pytest.raises(ladder.LadderError, match="has extents"):
+        ladder.compile(onnx.parser.parse_model(text.format(n=1 << 40)))
+    model = onnx.parser.parse_model(text.format(n=1 << 21))
+    with mock.patch.object(
+        onnx.shape_inference, "infer_shapes", wraps=onnx.shape_inference.infer_shapes
+    ) as infer:
+        check_model(model, "the model")
+    assert not any(call.kwargs.get("data_prop") for call in infer.call_args_list)

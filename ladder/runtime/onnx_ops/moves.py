@@ -181,8 +181,9 @@ def _scatter_nd(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     places = [from_the_end(indices[..., at], x.shape[at]).reshape(-1) for at in range(depth)]
     strides = [prod(x.shape[at + 1 : depth]) for at in range(depth)]
     rows = sum((p * s for p, s in zip(places, strides, strict=True)), torch.zeros_like(places[0]))
-    table = x.reshape(prod(x.shape[:depth]), -1).clone()
-    new = updates.reshape(len(rows), -1)
+    width = prod(x.shape[depth:])
+    table = x.reshape(prod(x.shape[:depth]), width).clone()
+    new = updates.reshape(len(rows), width)
     if how == "none":
         table[rows] = new
     else:

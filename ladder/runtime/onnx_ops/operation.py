@@ -21,10 +21,17 @@ class Operation:
     version: int
     given: Mapping[str, Any] = field(default_factory=dict)
     count: int = 1
+    _made: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute."""
         return self.given.get(name, default)
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """Return what a row makes of the attributes alone; it is made in the first call."""
+        if not self._made:
+            self._made.append(make())
+        return self._made[0]
 
     def axes(self, operand: Any, name: str = "axes") -> list[int] | None:
         """Return integers from an operand or, as older versions have it, from an attribute."""

@@ -1,4 +1,4 @@
-"""Operators of text, trees and pictures: the standard's own reference implementation computes them."""
+"""Operators of text, pictures and classical models: the standard's own reference computes them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ NAMES = (
     *(
         f"ai.onnx.ml::{name}"
         for name in (
-            *("ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "TreeEnsemble", "TreeEnsembleRegressor"),
-            *("TreeEnsembleClassifier", "LinearClassifier", "LinearRegressor", "Normalizer", "Scaler"),
+            *("ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "Normalizer", "Scaler"),
+            *("LinearClassifier", "LinearRegressor"),
             *(
                 "Imputer",
                 "OneHotEncoder",
                 "FeatureVectorizer",
                 "SVMClassifier",
                 "SVMRegressor",
-                "DictVectorizer",
             ),
         )
     ),

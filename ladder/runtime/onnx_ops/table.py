@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ladder.runtime.onnx_ops.casts import CASTS
 from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
+from ladder.runtime.onnx_ops.maps import MAPS
 from ladder.runtime.onnx_ops.microsoft import MICROSOFT
 from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Run
@@ -16,12 +17,14 @@ from ladder.runtime.onnx_ops.reference import REFERENCE
 from ladder.runtime.onnx_ops.resize import RESIZES
 from ladder.runtime.onnx_ops.sequences import SEQUENCES
 from ladder.runtime.onnx_ops.signals import SIGNALS
+from ladder.runtime.onnx_ops.trees import TREES
 from ladder.runtime.onnx_ops.vision import VISION
 from ladder.runtime.onnx_ops.windows import WINDOWS
 
 TABLE: Mapping[str, Run] = {
     **ELEMENTWISE, **CASTS, **MOVES, **REDUCTIONS, **WINDOWS, **RECURRENT, **RESIZES, **VISION, **SIGNALS,
     **SEQUENCES, **MICROSOFT, **QUANTIZED, **REFERENCE,
+    **MAPS, **TREES,
 }  # fmt: skip
 """Operator, with its domain where it is not ONNX's own -> what computes it."""
 

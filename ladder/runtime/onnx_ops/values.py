@@ -1,7 +1,8 @@
 """Values of ONNX models at run time, and their element types.
 
 A tensor is a `torch.Tensor`; tensors of types in which torch cannot compute (4 and 2 bits, text) are numpy
-arrays. A sequence is a list; an optional value is the value itself or None.
+arrays. A sequence is a list, a map a dictionary of Python's numbers or text; an optional value is the value
+itself or None.
 """
 
 from __future__ import annotations

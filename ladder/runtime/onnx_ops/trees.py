@@ -1,0 +1,330 @@
+"""Tree ensembles of ``ai.onnx.ml``: all rows go down all trees at once, one level at a time.
+
+Where the standard is vague (two classes of which one has votes), scores are those of onnxruntime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.values import array_of
+from tile_types.errors import ShapeError
+
+MODES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "BRANCH_LEQ": torch.le,
+    "BRANCH_LT": torch.lt,
+    "BRANCH_GTE": torch.ge,
+    "BRANCH_GT": torch.gt,
+    "BRANCH_EQ": torch.eq,
+    "BRANCH_NEQ": torch.ne,
+}
+"""Comparisons of a feature with a node's number, in order; the true branch is taken if it holds."""
+
+MEMBER, LEAF = 6, 7
+"""Modes of a node that asks for one of several numbers, and of one that asks nothing."""
+
+MOST = 1 << 20
+"""Places in trees that are followed at once: rows times trees."""
+
+BRANCHES = ("nodes_falsenodeids", "nodes_truenodeids")
+
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+"""In the order of their numbers."""
+
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+"""In the order of their numbers."""
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees as arrays over all their nodes.
+
+    features, splits, modes, missing: Of each node: the column that it compares, with which number, how, and
+        whether NaN takes the true branch.
+    children: ``[nodes * 2]``, false and true branch; of a leaf itself.
+    roots: Of each tree.
+    depth: Comparisons until all rows are at leaves.
+    targets, weights: ``[nodes, votes]``; a node of fewer votes has some for a target past the last.
+    members: Node that asks for one of several numbers -> these.
+    """
+
+    features: torch.Tensor
+    splits: torch.Tensor
+    modes: torch.Tensor
+    missing: torch.Tensor
+    children: torch.Tensor
+    roots: torch.Tensor
+    depth: int
+    targets: torch.Tensor
+    weights: torch.Tensor
+    members: Mapping[int, torch.Tensor]
+
+    @cached_property
+    def is_positive(self) -> bool:
+        """Tell whether no vote is below 0."""
+        return bool((self.weights >= 0).all())
+
+    def leaves(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the leaf of each row in each tree."""
+        at = self.roots.expand(len(x), -1)
+        for _ in range(self.depth):
+            values = x.gather(1, self.features[at])
+            taken = self._compared(values, at)
+            if self.tracks_missing:
+                taken = taken | (self.missing[at] & values.isnan())
+            at = self.children[at * 2 + taken]
+        return at
+
+    def _compared(self, values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        splits = self.splits[at]
+        if len(self.comparisons) == 1 and not self.members:
+            found: torch.Tensor = self.comparisons[0][1](values, splits)  # leaves have two equal branches
+            return found
+        modes, taken = self.modes[at], torch.zeros_like(at, dtype=torch.bool)
+        for mode, compare in self.comparisons:
+            taken = taken | ((modes == mode) & compare(values, splits))
+        for node, members in self.members.items():
+            taken = taken | ((at == node) & torch.isin(values, members))
+        return taken
+
+    @cached_property
+    def comparisons(self) -> list[tuple[int, Callable[[Any, Any], Any]]]:
+        """Modes that some node has, with what they compute."""
+        used = set(torch.unique(self.modes).tolist())
+        return [(mode, compare) for mode, compare in enumerate(MODES.values()) if mode in used]
+
+    @cached_property
+    def tracks_missing(self) -> bool:
+        """Tell whether NaN takes the true branch of some node."""
+        return bool(self.missing.any())
+
+    def scores(self, x: torch.Tensor, count: int, how: str) -> torch.Tensor:
+        """Return ``[rows, targets]`` what the leaves' votes come to."""
+        parts = [
+            self._scores(part, count, how) for part in torch.split(x, max(MOST // max(len(self.roots), 1), 1))
+        ]
+        return torch.cat(parts) if parts else x.new_zeros(0, count)
+
+    def _scores(self, x: torch.Tensor, count: int, how: str) -> torch.Tensor:
+        leaves = self.leaves(x)
+        targets, weights = self.targets[leaves].flatten(1), self.weights[leaves].flatten(1)
+        if how in ("SUM", "AVERAGE"):
+            found = weights.new_zeros(len(x), count + 1).scatter_add(1, targets, weights)
+            return found[:, :count] / (len(self.roots) if how == "AVERAGE" else 1)
+        start = torch.finfo(weights.dtype).max * (1 if how == "MIN" else -1)
+        empty = weights.new_full((len(x), count + 1), start)
+        return empty.scatter_reduce(1, targets, weights, "amin" if how == "MIN" else "amax")[:, :count]
+
+
+def _depth(roots: np.ndarray, children: np.ndarray, leaf: np.ndarray) -> int:
+    """Return the length of the longest way to a leaf.
+
+    Raises ShapeError if a way has no end.
+    """
+    level, depth = np.unique(roots), 0
+    while not leaf[level].all():
+        level, depth = np.unique(children[level[~leaf[level]]]), depth + 1
+        if depth > len(children):
+            raise ShapeError("the nodes of a tree form a cycle")
+    return depth
+
+
+def _votes(nodes: int, owners: np.ndarray, targets: Any, weights: Any, count: int) -> tuple[Any, Any]:
+    """Return targets and weights of votes per node, padded."""
+    order = np.argsort(owners, kind="stable")
+    sorted_owners = owners[order]
+    starts = np.searchsorted(sorted_owners, np.arange(nodes))
+    place = np.arange(len(owners)) - starts[sorted_owners]
+    most = int(place.max(initial=0)) + 1
+    padded = np.full((nodes, most), count, np.int64), np.zeros((nodes, most), np.asarray(weights).dtype)
+    padded[0][sorted_owners, place] = np.asarray(targets, np.int64)[order]
+    padded[1][sorted_owners, place] = np.asarray(weights)[order]
+    return torch.from_numpy(padded[0]), torch.from_numpy(padded[1])
+
+
+def _numbers(op: Operation, name: str, default: Any = ()) -> np.ndarray:
+    """Return an attribute of floats, or of doubles as a tensor."""
+    tensor = op.get(f"{name}_as_tensor")
+    return array_of(tensor) if tensor is not None else np.asarray(op.get(name, default), np.float32)
+
+
+def _listed(op: Operation, of: str) -> Forest:
+    """Return the trees of a classifier or regressor.
+
+    of: Prefix of the attributes that hold the leaves' votes.
+    """
+    trees, ids = (np.asarray(op.get(f"nodes_{name}"), np.int64) for name in ("treeids", "nodeids"))
+    false, true = (np.asarray(op.get(name), np.int64) for name in BRANCHES)
+    span = int(max(side.max(initial=0) for side in (ids, false, true))) + 1
+    keys = trees * span + ids
+    order = np.argsort(keys, kind="stable")
+
+    def place(tree: Any, node: Any) -> np.ndarray:
+        wanted = np.asarray(tree, np.int64) * span + np.asarray(node, np.int64)
+        at = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)]
+        if not np.array_equal(keys[at], wanted):
+            raise ShapeError("a branch or a vote of a tree is of a node that is not there")
+        return np.asarray(at)
+
+    numbers = {"LEAF": LEAF, **{mode: at for at, mode in enumerate(MODES)}}
+    modes = np.array([numbers[mode] for mode in op.get("nodes_modes")])
+    leaf, own = modes == LEAF, np.arange(len(modes))
+    sides = (place(trees, np.where(leaf, ids, side)) for side in (false, true))
+    children = np.stack([np.where(leaf, own, side) for side in sides], 1)
+    roots = np.sort(np.unique(trees, return_index=True)[1])
+    owners = place(op.get(f"{of}_treeids"), op.get(f"{of}_nodeids"))
+    count = _targets(op)
+    targets, weights = _votes(len(modes), owners, op.get(f"{of}_ids"), _numbers(op, f"{of}_weights"), count)
+    return Forest(
+        torch.tensor(op.get("nodes_featureids")),
+        torch.from_numpy(_numbers(op, "nodes_values").copy()),
+        torch.from_numpy(modes),
+        torch.tensor(op.get("nodes_missing_value_tracks_true") or [0] * len(modes)) != 0,
+        torch.from_numpy(children.reshape(-1)),
+        torch.from_numpy(roots),
+        _depth(roots, children, leaf),
+        targets,
+        weights,
+        {},
+    )
+
+
+def _targets(op: Operation) -> int:
+    """Return how many numbers a row gets."""
+    labels = op.get("classlabels_int64s") or op.get("classlabels_strings")
+    return len(labels) if labels else int(op.get("n_targets", 1))
+
+
+def _indexed(op: Operation) -> Forest:
+    """Return the trees of a TreeEnsemble; leaves are put behind the inner nodes."""
+    modes = array_of(op.get("nodes_modes")).astype(np.int64)
+    inner, weights = len(modes), array_of(op.get("leaf_weights"))
+    leaves, own = len(weights), np.arange(inner + len(weights))
+    sides = []
+    for side in ("false", "true"):
+        ids, is_leaf = (np.asarray(op.get(f"nodes_{side}{name}"), np.int64) for name in ("nodeids", "leafs"))
+        sides.append(np.concatenate([ids + inner * (is_leaf != 0), own[inner:]]))
+    children, leaf = np.stack(sides, 1), own >= inner
+    if children.min(initial=0) < 0 or children.max(initial=0) >= inner + leaves:
+        raise ShapeError("a branch of a tree is of a node that is not there")
+    roots = np.asarray(op.get("tree_roots"), np.int64)
+    only = children[roots, 0] == children[roots, 1]  # a tree of one leaf
+    roots = np.where(only & leaf[children[roots, 0]], children[roots, 0], roots)
+    splits = array_of(op.get("nodes_splits"))
+    targets, votes = _votes(len(own), own[inner:], op.get("leaf_targetids"), weights, _targets(op))
+    filled = np.zeros(leaves, np.int64)
+    missing = np.asarray(op.get("nodes_missing_value_tracks_true") or [0] * inner, np.int64)
+    return Forest(
+        torch.from_numpy(np.concatenate([np.asarray(op.get("nodes_featureids"), np.int64), filled])),
+        torch.from_numpy(np.concatenate([splits, filled.astype(splits.dtype)])),
+        torch.from_numpy(np.concatenate([modes, filled + LEAF])),
+        torch.from_numpy(np.concatenate([missing, filled]) != 0),
+        torch.from_numpy(children.reshape(-1)),
+        torch.from_numpy(roots),
+        _depth(roots, children, leaf),
+        targets,
+        votes,
+        _members(op, modes),
+    )
+
+
+def _members(op: Operation, modes: np.ndarray) -> dict[int, torch.Tensor]:
+    """Return the numbers that nodes ask for; NaN ends those of a node."""
+    found, values = dict[int, torch.Tensor](), op.get("membership_values")
+    if values is None:
+        return found
+    ends = torch.nonzero(values.isnan()).flatten().tolist()
+    starts = [0, *(end + 1 for end in ends)]
+    for node, start, end in zip(np.flatnonzero(modes == MEMBER).tolist(), starts, ends, strict=False):
+        found[node] = values[start:end]
+    return found
+
+
+# scores ----------------------------------------------------------------------------------------------
+
+
+def _softmax_zero(x: torch.Tensor) -> torch.Tensor:
+    """Return shares of exponentials; a 0 keeps to 0."""
+    zero = x.abs() <= 1e-7
+    raised = torch.where(zero, 0.0, (x - x.amax(-1, keepdim=True)).exp())
+    total = raised.sum(-1, keepdim=True)
+    found: torch.Tensor = torch.where(total == 0, 0.5, raised / total)
+    return found
+
+
+def _probit(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.special.ndtri(x.double()).to(x.dtype)
+    return found
+
+
+POST: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "NONE": lambda x: x,
+    "SOFTMAX": lambda x: torch.softmax(x, -1),
+    "LOGISTIC": torch.sigmoid,
+    "SOFTMAX_ZERO": _softmax_zero,
+    "PROBIT": _probit,
+}
+
+
+def _features(x: Any) -> torch.Tensor:
+    """Return rows of numbers that are compared."""
+    rows: torch.Tensor = x if x.ndim == 2 else x.reshape(1, -1)
+    return rows if rows.dtype == torch.float64 else rows.to(torch.float32)
+
+
+def _regressed(op: Operation, x: Any) -> torch.Tensor:
+    forest = op.once(lambda: _listed(op, "target"))
+    scores = forest.scores(_features(x), _targets(op), op.get("aggregate_function", "SUM"))
+    base = _numbers(op, "base_values")
+    if base.size:
+        scores = scores + torch.from_numpy(base.copy())
+    return POST[op.get("post_transform", "NONE")](scores).float()
+
+
+def _ensembled(op: Operation, x: Any) -> torch.Tensor:
+    forest = op.once(lambda: _indexed(op))
+    scores = forest.scores(x, _targets(op), AGGREGATES[op.get("aggregate_function", 1)])
+    return POST[TRANSFORMS[op.get("post_transform", 0)]](scores).to(x.dtype)
+
+
+def _classified(op: Operation, x: Any) -> tuple[Any, torch.Tensor]:
+    """Return labels and scores."""
+    labels: Sequence[Any] = op.get("classlabels_strings") or op.get("classlabels_int64s")
+    forest = op.once(lambda: _listed(op, "class"))
+    scores = forest.scores(_features(x), len(labels), "SUM")
+    base, voted = torch.from_numpy(_numbers(op, "base_values").copy()), set(op.get("class_ids"))
+    post = op.get("post_transform", "NONE")
+    if len(labels) <= 2 and len(voted) == 1:
+        first = scores[:, min(voted)] + (base[-1] if len(base) else 0)
+        chosen, scores = _one_voted(first, forest.is_positive, post)
+        labels = labels if len(labels) == 2 else (type(labels[0])(), labels[0])
+    else:
+        scores = scores + base if len(base) else scores
+        chosen, scores = scores.argmax(-1), POST[post](scores)
+    if isinstance(labels[0], str):
+        return np.array(labels, object)[chosen.numpy()], scores.float()
+    return torch.tensor(labels)[chosen], scores.float()
+
+
+def _one_voted(score: torch.Tensor, positive: bool, post: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which of two classes is chosen, and the scores of both, where only one has votes."""
+    chosen = (score > (0.5 if positive else 0.0)).long()
+    if positive:
+        return chosen, torch.stack([1 - score, score], 1)
+    both = torch.stack([-score, score], 1)
+    return chosen, torch.sigmoid(both) if post == "LOGISTIC" else both
+
+
+TREES: Mapping[str, Run] = {
+    "ai.onnx.ml::TreeEnsembleRegressor": _regressed,
+    "ai.onnx.ml::TreeEnsembleClassifier": _classified,
+    "ai.onnx.ml::TreeEnsemble": _ensembled,
+}
+"""Operators of trees."""

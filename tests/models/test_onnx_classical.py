@@ -1,0 +1,183 @@
+"""Operators of classical models: trees, maps, and functions that a model states in other versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, parser
+from onnx.reference import ReferenceEvaluator
+
+import ladder
+from ladder.faults import LadderWarning
+from ladder.runtime.model.program import ImportRefused
+
+ML = "ai.onnx.ml"
+
+
+def model_of(nodes: list[Any], outputs: list[Any], ml: int = 3, columns: int = 3) -> Any:
+    """Return a model of rows ``x`` of float32."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", columns])
+    graph = helper.make_graph(nodes, "g", [x], outputs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, ml)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def trees(mode: str) -> dict[str, Any]:
+    """Return attributes of two trees of three leaves and one of one."""
+    modes = [mode, mode, "LEAF", "LEAF", "LEAF"]
+    return {
+        "nodes_treeids": [0] * 5 + [1] * 5 + [2],
+        "nodes_nodeids": [0, 1, 2, 3, 4] * 2 + [0],
+        "nodes_featureids": [0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0],
+        "nodes_values": [0.25, -0.5, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+        "nodes_modes": [*modes, *modes, "LEAF"],
+        "nodes_truenodeids": [1, 2, 0, 0, 0] * 2 + [0],
+        "nodes_falsenodeids": [4, 3, 0, 0, 0] * 2 + [0],
+        "nodes_missing_value_tracks_true": [1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
+    }
+
+
+def votes(prefix: str, kinds: int) -> dict[str, Any]:
+    ids = [at % kinds for at in range(7)]
+    return {
+        f"{prefix}_treeids": [0, 0, 0, 1, 1, 1, 2],
+        f"{prefix}_nodeids": [2, 3, 4, 2, 3, 4, 0],
+        f"{prefix}_ids": ids,
+        f"{prefix}_weights": [1.0, -2.0, 3.5, 0.5, 0.25, -1.0, 0.75],
+    }
+
+
+def rows() -> Any:
+    """Return rows with numbers on the borders, and missing ones."""
+    values = torch.tensor([-1.0, -0.5, 0.0, 0.25, 1.0, 2.0, float("nan")])
+    return values[torch.randint(0, 7, (64, 3), generator=torch.Generator().manual_seed(0))]
+
+
+@pytest.mark.parametrize("mode", ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ"])
+@pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
+def test_regressor(mode: str, how: str) -> None:
+    """Rows end at the leaves that the standard's reference finds, missing numbers too."""
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain=ML, n_targets=1, aggregate_function=how,
+        base_values=[0.125], **trees(mode), **votes("target", 1),
+    )  # fmt: skip
+    model = model_of([node], [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])])
+    x = rows()
+    wanted = ReferenceEvaluator(model).run(None, {"x": x.numpy()})[0]
+    np.testing.assert_allclose(ladder.compile(model)(x).numpy(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("post", ["NONE", "SOFTMAX", "LOGISTIC"])
+def test_classifier_with_maps(post: str) -> None:
+    """Labels and a map of scores per row, as scikit-learn's models have them."""
+    labels = ["low", "middle", "high"]
+    nodes = [
+        helper.make_node(
+            "TreeEnsembleClassifier", ["x"], ["label", "scores"], domain=ML, classlabels_strings=labels,
+            post_transform=post, **trees("BRANCH_LEQ"), **votes("class", 3),
+        ),
+        helper.make_node("ZipMap", ["scores"], ["maps"], domain=ML, classlabels_strings=labels),
+    ]  # fmt: skip
+    outputs = [helper.make_empty_tensor_value_info(name) for name in ("label", "maps", "scores")]
+    model, x = model_of(nodes, outputs), rows()
+    label, maps, scores = ladder.compile(model)(x)
+    single = model_of(nodes[:1], [outputs[0], outputs[2]])
+    wanted = ReferenceEvaluator(single).run(None, {"x": x.numpy()})
+    assert label.tolist() == wanted[0].tolist()
+    np.testing.assert_allclose(scores.numpy(), wanted[1], rtol=1e-5)
+    assert maps == [dict(zip(labels, row, strict=True)) for row in scores.tolist()]
+
+
+@pytest.mark.parametrize(("weights", "post", "expected"), [
+    ([0.75, 0.25], "NONE", ([1, 0], [[0.25, 0.75], [0.75, 0.25]])),
+    ([0.5, -1.0], "NONE", ([1, 0], [[-0.5, 0.5], [1.0, -1.0]])),
+    ([0.5, -1.0], "LOGISTIC", ([1, 0], [[0.37754068, 0.62245935], [0.7310586, 0.26894143]])),
+])  # fmt: skip
+def test_one_of_two_classes_has_votes(weights: list[float], post: str, expected: Any) -> None:
+    """The other class's score follows, as onnxruntime has it."""
+    node = helper.make_node(
+        "TreeEnsembleClassifier", ["x"], ["label", "scores"], domain=ML, classlabels_int64s=[0, 1],
+        post_transform=post, nodes_treeids=[0, 0, 0], nodes_nodeids=[0, 1, 2], nodes_featureids=[1, 0, 0],
+        nodes_values=[0.0, 0.0, 0.0], nodes_modes=["BRANCH_LT", "LEAF", "LEAF"], nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0], class_treeids=[0, 0], class_nodeids=[1, 2], class_ids=[0, 0],
+        class_weights=weights,
+    )  # fmt: skip
+    model = model_of([node], [helper.make_empty_tensor_value_info(name) for name in ("label", "scores")])
+    label, scores = ladder.compile(model)(torch.tensor([[0.0, -1.0, 0.0], [0.0, 1.0, 0.0]]))
+    assert label.tolist() == expected[0]
+    np.testing.assert_allclose(scores.numpy(), expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"nodes_truenodeids": [0, 2, 0, 0, 0] * 2 + [0]}, "cycle"),
+    ({"nodes_truenodeids": [1, 9, 0, 0, 0] * 2 + [0]}, "not there"),
+    ({"nodes_featureids": [0, 2, 0, 0, 0, 7, 0, 0, 0, 0, 0]}, "7"),
+])  # fmt: skip
+def test_trees_that_are_none(changed: dict[str, Any], message: str) -> None:
+    given = trees("BRANCH_LEQ") | changed
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain=ML, n_targets=1, **given, **votes("target", 1)
+    )
+    model = model_of([node], [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])])
+    with pytest.raises(ladder.LadderError, match=message):
+        ladder.compile(model)(rows())
+
+
+def test_categories_and_cast_maps() -> None:
+    """Text to numbers and back; rows of a map's values."""
+    from ladder.runtime.onnx_ops.maps import MAPS
+    from ladder.runtime.onnx_ops.operation import Operation
+
+    given = {"cats_strings": ["a", "b"], "cats_int64s": [5, 7], "default_int64": -9}
+    mapped = Operation(f"{ML}::CategoryMapper", 1, given)
+    row = MAPS[mapped.name]
+    assert row(mapped, np.array([["b", "c"]], object)).tolist() == [[7, -9]]
+    assert row(mapped, torch.tensor([5, 6])).tolist() == ["a", "_Unused"]
+    cast = Operation(f"{ML}::CastMap", 1, {"map_form": "SPARSE", "max_map": 4})
+    assert MAPS[cast.name](cast, {2: 1.5}).tolist() == [[0, 0, 1.5, 0]]
+    with pytest.raises(ladder.ShapeError, match="key 4"):
+        MAPS[cast.name](cast, {4: 1.0})
+    vector = Operation(f"{ML}::DictVectorizer", 1, {"string_vocabulary": ["x", "y"]})
+    assert MAPS[vector.name](vector, {"y": 2.0}).tolist() == [[0, 2]]
+
+
+FUNCTION = """<ir_version: 10, opset_import: ["" : 22, "mine" : 1]>
+agraph (float[3, 4] x) => (float[1, 1] y) {{ t = mine.twice(x) y = ReduceSum(t) }}
+<domain: "mine", opset_import: ["" : {version}]> twice (a) => (b) {{ {body} }}"""
+
+
+def test_functions_of_another_version() -> None:
+    """Functions count as the model's version where their operators are the same in both."""
+    x = torch.randn(3, 4)
+    model = parser.parse_model(FUNCTION.format(version=21, body="b = Add(a, a)"))
+    torch.testing.assert_close(ladder.compile(model)(x), (x + x).sum().reshape(1, 1))
+    changed = parser.parse_model(FUNCTION.format(version=12, body="c = ReduceSum(a) b = Add(a, c)"))
+    with pytest.raises(
+        ImportRefused, match=r"'twice' is written for version 12 .* and Add, ReduceSum changed"
+    ):
+        ladder.compile(changed)
+
+
+def test_stated_shapes_that_are_wrong() -> None:
+    """A shape that a model states of its result is no reason to refuse it, as long as the type is right."""
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> agraph (float[N, 8] x) => (float[N, 8] y)
+        <float[8, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul(x, w) }"""
+    )
+    x = torch.randn(5, 8)
+    with pytest.warns(LadderWarning, match="what it gives is taken"):
+        found = ladder.compile(model)(x)
+    np.testing.assert_allclose(found, x @ torch.arange(1.0, 9.0).reshape(8, 1), rtol=1e-5)
+
+
+def test_scatter_of_nothing() -> None:
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> agraph
+        (int64[4] x, int64[M, 1] at, int64[M] u) => (int64[4] y) { y = ScatterND(x, at, u) }"""
+    )
+    x = torch.arange(4)
+    found = ladder.compile(model)(x, torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    assert torch.equal(found, x)
