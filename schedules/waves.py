@@ -34,8 +34,8 @@ SPARE_REGISTERS = 40
 GRANULE_REGISTERS = 120
 """The same where several scale groups of a tile end on accumulators: products of many are in flight."""
 
-DOT_GRANULE_REGISTERS = 60
-"""The same of dot products of waves of 32 lanes, whatever scales multiply (compiled for gfx1100)."""
+DOT_GRANULE_REGISTERS = 90
+"""The same of dot products of waves of 32 lanes, whatever scales multiply, and of 16-bit codes (compiled)."""
 
 MOST_THREADS = 256
 """Threads of a block: TVM marks AMD kernels as having at most so many."""
@@ -216,6 +216,7 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     groups = 2 * blocks * tiles * rows * granules if gemm.scale else 0
     many = promoted and granules > 1 and not dots
     ends = GRANULE_REGISTERS if many and gemm.scale else 0
-    if dots and step.parts > 1 and granules > 1 and gemm.scale:
+    dense = get_type(gemm.weight).elem_bits == lane_of("float16")
+    if dots and step.parts > 1 and (dense or (granules > 1 and gemm.scale)):
         ends = DOT_GRANULE_REGISTERS
     return sums + operands + words + pieces + groups + ends + SPARE_REGISTERS

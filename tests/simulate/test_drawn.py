@@ -25,6 +25,8 @@ COUNTS = {
     "rocm/gfx942": 24,
     "rocm/gfx90a": 12,
     "rocm/gfx950": 9,
+    "rocm/gfx1100": 9,
+    "rocm/gfx1201": 9,
 }
 """Target -> draws of a seed."""
 

@@ -33,26 +33,35 @@ Step = Callable[[Wave], Any]
 PAIR = "v_dual"
 """Mnemonic of two instructions that one wave issues at once."""
 
+KINDS = {"u": "u", "i": "s"}
+"""How narrow loads begin, and what GFX9 has in its place."""
+
+CARRIES = {"add": "addc", "sub": "subb", "subrev": "subbrev"}
+
 RENAMED: tuple[tuple[str, str], ...] = (
     (r"(s|global)_load_b32", r"\1_load_dword"),
     (r"global_store_b32", "global_store_dword"),
     *((rf"(s|global)_(load|store)_b{32 * n}", rf"\1_\2_dwordx{n}") for n in (2, 3, 4, 8, 16)),
-    (r"global_load_([ui])8", r"global_load_\1byte"),
-    (r"global_load_([ui])16", r"global_load_\1short"),
-    (r"global_load_d16_(hi_)?([ui])8", r"global_load_\2byte_d16_\1"),
-    (r"global_load_d16_(hi_)?b16", r"global_load_ushort_d16_\1"),
+    *((f"global_load_{ours}8", f"global_load_{theirs}byte") for ours, theirs in KINDS.items()),
+    *((f"global_load_{ours}16", f"global_load_{theirs}short") for ours, theirs in KINDS.items()),
+    *((f"global_load_d16_{ours}8", f"global_load_{theirs}byte_d16") for ours, theirs in KINDS.items()),
+    *((f"global_load_d16_hi_{ours}8", f"global_load_{theirs}byte_d16_hi") for ours, theirs in KINDS.items()),
+    (r"global_load_d16_b16", "global_load_ushort_d16"),
+    (r"global_load_d16_hi_b16", "global_load_ushort_d16_hi"),
     (r"global_store_b8", "global_store_byte"),
     (r"global_store_b16", "global_store_short"),
     (r"global_store_d16_hi_b8", "global_store_byte_d16_hi"),
     (r"global_store_d16_hi_b16", "global_store_short_d16_hi"),
-    (r"ds_load_2addr_(stride64_)?(b\d+)", r"ds_read2\1_\2"),
-    (r"ds_store_2addr_(stride64_)?(b\d+)", r"ds_write2\1_\2"),
+    (r"ds_load_2addr_stride64_(b\d+)", r"ds_read2st64_\1"),
+    (r"ds_load_2addr_(b\d+)", r"ds_read2_\1"),
+    (r"ds_store_2addr_stride64_(b\d+)", r"ds_write2st64_\1"),
+    (r"ds_store_2addr_(b\d+)", r"ds_write2_\1"),
     (r"ds_load_(\w+)", r"ds_read_\1"),
     (r"ds_store_(\w+)", r"ds_write_\1"),
     (r"v_(add|sub|subrev)_nc_(\w+)", r"v_\1_\2"),
-    (r"v_(add|sub|subrev)_co_ci_u32", r"v_\1c_co_u32"),
+    *((f"v_{ours}_co_ci_u32", f"v_{theirs}_co_u32") for ours, theirs in CARRIES.items()),
     (r"v_mad_co_u64_u32", "v_mad_u64_u32"),
-    (r"v_(max|min|med3|max3|min3)_num_(f\d+)", r"v_\1_\2"),
+    (r"v_(max|min|med3|max3|min3|minmax|maxmin)_num_(f\d+)", r"v_\1_\2"),
     (r"v_dot2acc_(\w+)", r"v_dot2c_\1"),
     (r"s_(add|sub)_co_([iu]32)", r"s_\1_\2"),
     (r"s_add_co_ci_u32", "s_addc_u32"),
@@ -60,7 +69,7 @@ RENAMED: tuple[tuple[str, str], ...] = (
     (r"s_(and|or)_not1_(\w+)", r"s_\1n2_\2"),
     (r"s_ctz_i32_(b\d+)", r"s_ff1_i32_\1"),
     (r"s_barrier_wait", "s_barrier"),
-)  # fmt: skip
+)
 """Patterns of mnemonics, and what GFX9 calls the same."""
 
 NOTHING = re.compile(
@@ -81,15 +90,8 @@ def as_gfx9(i: Instruction) -> Instruction:
     if i.op.startswith("v_cmpx_"):
         active = Operand("s", *NAMED["exec_lo"])
         return replace(i, op=i.op.replace("cmpx", "cmp"), operands=(active, *i.operands))
-    op = i.op
-    for pattern, name in RENAMED:
-        match = re.fullmatch(pattern, op)
-        if match is not None:
-            op = match.expand(name).replace("stride64_", "st64").rstrip("_")
-            op = op.replace("_ibyte", "_sbyte").replace("_ishort", "_sshort").replace("subc_co", "subb_co")
-            op = op.replace("subrevc_co", "subbrev_co").replace("d16_hi_", "d16_hi")
-            break
-    return replace(i, op=op)
+    matches = ((re.fullmatch(pattern, i.op), name) for pattern, name in RENAMED)
+    return next((replace(i, op=match.expand(name)) for match, name in matches if match), i)
 
 
 def halves_of(i: Instruction) -> tuple[Instruction, Instruction]:
@@ -262,7 +264,7 @@ def encoded_bytes(i: Instruction, split: bool) -> int:
         return 4
     if i.op.startswith(("s_load", "ds_")):
         return 8
-    if i.op.startswith("global_"):
+    if i.op.startswith(("global_", "scratch_")):
         return 12 if split else 8
     constant = 4 * any(map(takes_bytes, i.operands))
     if i.op.startswith("s_") or i.form == "e32" or SHORT.fullmatch(i.op):

@@ -122,6 +122,8 @@ TABLE: dict[str, Row] = {
     "minimum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "max3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.larger(a, b), c)),
     "min3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.smaller(f.smaller(a, b), c)),
+    "minmax_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.smaller(a, b), c)),
+    "maxmin_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.smaller(f.larger(a, b), c)),
     "med3_f32": ("f32", "f32 f32 f32", f.median),
     "fma_f32": ("f32", "f32 f32 f32", f.fma),
     "fmaak_f32": ("f32", "f32 f32 f32", f.fma),
