@@ -78,6 +78,25 @@ def mapped_over_chunks():
 
 
 @program
+def asserted_of_open_extents():
+    def fn(x):
+        torch._assert(x.shape[0] % 7 > 0, f"{x.shape[0]} rows are whole weeks")
+        return x.sin() * x.shape[0]
+
+    return calls(fn, *SIZES, lambda: (normal(14, 4),), lambda: (normal(8, 4),))
+
+
+@program
+def calls_of_generic_classes():
+    def fn(x):
+        counts, rows = dict[str, int](two=2), list[int]((1, x.shape[0]))
+        rows.append(3)
+        return x * counts["two"] + len(rows), rows, set[int](rows[:1]), tuple[int, ...](rows)
+
+    return calls(fn, *SIZES)
+
+
+@program
 def wrapped_inside():
     def fn(x):
         def local(y: torch.Tensor, scale: int = 3) -> torch.Tensor:

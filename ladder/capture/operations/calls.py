@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Itself
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself
 from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.interpreter.recording import recorded
@@ -125,6 +125,14 @@ def _call_partial(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     return vm.call(inner, (*before, *args), {**named, **kwargs})
 
 
+def _call_alias(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``list[int]`` and the like: the class, whose instances cannot keep what they were called by."""
+    kind = function.__origin__
+    if kind.__dictoffset__ or "__slots__" in vars(kind):
+        raise CaptureError(f"a call of {function}, which its instance keeps")
+    return vm.call(kind, args, kwargs)
+
+
 def _call_getter(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     node = vm.heap.node(function)
     keys = function.__reduce__()[1]
@@ -157,7 +165,7 @@ def _has_override(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool
             vm.heap.node(item)
             if not tensors.is_plain_tensor(item):
                 raise CaptureError("a tensor subclass")
-        elif not is_constant(item):
+        elif type(item) is not Dynamic and not is_constant(item):
             raise CaptureError("an object that might override operators")
     return bool(function(*args))
 
@@ -285,6 +293,7 @@ COMPOSED: dict[type, Call] = {
     types.FunctionType: call_function,
     types.MethodType: _call_method,
     functools.partial: _call_partial,
+    types.GenericAlias: _call_alias,
     operator.itemgetter: _call_getter,
     operator.attrgetter: _call_getter,
     weakref.ReferenceType: _call_reference,
