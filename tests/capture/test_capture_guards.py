@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder.capture import capture
+from ladder.capture.heap.table import Entry, Table
 
 LAYERS = 10
 
@@ -256,3 +257,17 @@ def test_equal_keys_of_other_kinds_are_told_apart(kind: Callable[[Any], Any]) ->
         held.clear()
         held.update({key: 2} if kind is dict else {key})
         assert fast(torch.ones(2))[1] == repr([key])
+
+
+def test_the_second_call_looks_into_no_dictionary_that_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = model()
+    fast = capture(layers)
+    x = torch.ones(1, 4)
+    wanted = fast(x)
+    assert Own.forward.__annotations__  # reading them changes what the function refers to
+    monkeypatch.setattr(Table, "recheck", lambda table: pytest.fail("all facts are looked at"))
+    looked = []
+    monkeypatch.setattr(Entry, "holds", lambda entry: looked.append(entry) or entry.found() is entry.value)
+    assert torch.equal(fast(x), wanted)
+    assert not [entry for entry in looked if isinstance(entry.home, dict)]
+    assert fast.calls["recorded"] == 1

@@ -161,9 +161,15 @@ class Functions:
     dictionaries; of other functions the fields are read.
     """
 
-    __slots__ = ("identical", "owners", "parts")
+    __slots__ = ("facts", "identical", "owners", "parts")
 
-    def __init__(self, owners: list[types.FunctionType]) -> None:
+    def __init__(self, facts: list[Entry]) -> None:
+        self.facts = facts
+        self._look()
+
+    def _look(self) -> None:
+        """Note what the functions refer to now."""
+        owners = list({id(fact.home): fact.home for fact in self.facts}.values())
         with_defaults = [each for each in owners if (each.__defaults__, each.__kwdefaults__) != (None, None)]
         strict = set(map(id, with_defaults))
         self.owners = (*with_defaults, *(each for each in owners if id(each) not in strict))
@@ -172,11 +178,20 @@ class Functions:
         """Those of functions with defaults come first: tuples may be equal and hold other numbers."""
 
     def hold(self) -> bool:
-        """Compare what the functions refer to; code that is equal does the same."""
+        """Compare what the functions refer to; code that is equal does the same.
+
+        They come to refer to more when annotations or attributes are first read: their facts tell then.
+        """
         if not self.owners:
             return True
         found = gc.get_referents(*self.owners)
-        return found == self.parts and all(map(is_, found, self.identical))
+        if found == self.parts and all(map(is_, found, self.identical)):
+            return True
+        self._look()
+        held = all(fact.holds() for fact in self.facts)
+        if not held:
+            self.parts = []
+        return held
 
     @staticmethod
     def takes(entry: Entry) -> bool:
@@ -259,8 +274,8 @@ class Table:
         """the versions at which these held,"""
         self.state: object = None
         """what `changes` gave then,"""
-        self.vacant: tuple[dict[Any, Any], ...] = ()
-        """and those that were empty then, where they do not count that they take all entries of another."""
+        self.vacant: tuple[int, ...] = ()
+        """and those that were empty then, where taking all entries of another is not counted."""
         self.restless: frozenset[int] = frozenset()
         """Ids of the objects that the record itself changes: their changes are not counted."""
 
@@ -279,7 +294,7 @@ class Table:
         rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": []}
         counted: dict[int, tuple[dict[Any, Any], list[Entry]]] = {}
         fields: dict[str, tuple[list[Any], list[Any]]] = {}
-        functions: dict[int, types.FunctionType] = {}
+        functions: list[Entry] = []
         self.others = []
         for entry in self.facts:
             counts = type(entry.key) is not Field and id(entry.home) not in self.restless
@@ -289,7 +304,7 @@ class Table:
             elif entry.key is WHOLE:
                 self.others.append(entry)
             elif Functions.takes(entry):
-                functions[id(entry.home)] = entry.home
+                functions.append(entry)
             elif type(entry.key) is Field:
                 owners, values = fields.setdefault(entry.key, ([], []))
                 owners.append(entry.home)
@@ -302,7 +317,7 @@ class Table:
                 rows["there"].append((entry.home, entry.key, entry.value))
         self.there = _columns(rows["there"], 3)
         self.missing = _columns(rows["missing"], 2)
-        self.functions = Functions([*functions.values()])
+        self.functions = Functions(functions)
         self.fields = [(attrgetter(name), *columns) for name, columns in fields.items()]
         self.within = [entries for _, entries in counted.values()]
         self.homes = [behind for behind, _ in counted.values()]
@@ -326,8 +341,9 @@ class Table:
         """Look into the dictionaries that changed since all facts about them held."""
         if dict_version is None:
             return True
-        if any(self.vacant):
-            self.versions, self.state = [UNKNOWN] * len(self.homes), None
+        for at in self.vacant:
+            if self.homes[at]:
+                self.versions[at], self.state = UNKNOWN, None
         state = changes.state() if changes is not None else None
         if state is not None and state is self.state:
             return True
@@ -336,7 +352,7 @@ class Table:
             changed = [at for at, same in enumerate(map(eq, versions, self.versions)) if not same]
             if not all(entry.holds() for at in changed for entry in self.within[at]):
                 return False
-            self.vacant = () if CLONES_COUNT else tuple(home for home in self.homes if not home)
+            self.vacant = () if CLONES_COUNT else tuple(at for at, home in enumerate(self.homes) if not home)
         self.versions, self.state = versions, state
         return True
 

@@ -83,6 +83,7 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     source = _function("run", roots, lines)
     run, check = _compiled(source + _function("check", roots, learning), guard.space)
     record = Record(run, check, guard.checks, source, module, trace.operators, point)
+    guard.table.unchanged()  # notes where its facts hold already: the next call need not look there
     record.pinned = frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned)
     record.assumed = assumed
     record.calls_cached, record.side = guard.calls_cached, vm.side
