@@ -6,7 +6,7 @@ has too goes through its table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 from math import inf
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.aten_rows import ROWS as ATEN
-from ladder.frontend.importer import attribute
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
+from ladder.frontend.onnx_pads import mirrored, padded
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
 from ladder.ir.shapes import broadcast_shapes
@@ -230,19 +230,7 @@ def _backward(call: Call, value: str, axis: int, start: Extent, end: Extent, ste
     if not (isinstance(start, int) and isinstance(end, int) and isinstance(extent, int) and step):
         raise call.refuse("a negative step needs known sizes")
     found = range(*slice(start, end, step).indices(extent))
-    return _mirrored(call, value, axis, found.start if found else 0, len(found), -step)
-
-
-def _mirrored(call: Call, value: str, axis: int, first: int, count: int, step: int = 1) -> str:
-    """Return elements of an axis from one on towards the beginning."""
-    shape = call.im.shape(value)
-    axis %= len(shape)
-    if not count:
-        return call.im.take_axis(value, axis, 0, 0)
-    names = [f"a{at}" for at in range(len(shape))]
-    places = [f"{first}-{step}*{name}" if at == axis else name for at, name in enumerate(names)]
-    spec = f"{' '.join(places)} -> {' '.join(names)}"
-    return call.im.g.add("map", value, spec=spec, sizes=((names[axis], count),), pad=False)
+    return mirrored(call, value, axis, found.start if found else 0, len(found), -step)
 
 
 def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -> tuple[Extent, Extent]:
@@ -321,39 +309,6 @@ def _taken(call: Call, axis: int, ids: str) -> Any:
     found = im.reshape(im.g.add("take", table, ids), [*places, *rest])
     back = [*(len(places) + at for at in range(axis)), *range(len(places))]
     return im.permute(found, [*back, *range(len(back), len(places) + len(rest))])
-
-
-def _padded(call: Call) -> Any:
-    rank = len(call.shape(0))
-    pads = call.ints(1, "pads") or []
-    axes = [axis % rank for axis in call.ints(3) or range(rank)]
-    mode = call.given.get("mode", b"constant")
-    if min(pads, default=0) < 0 or _is_coded(call.out):
-        return None
-    if mode == b"reflect":
-        return _reflected(call, zip(axes, pads, pads[len(axes) :], strict=False))
-    if mode != b"constant":
-        return None
-    low, high = [0] * rank, [0] * rank
-    for at, axis in enumerate(axes):
-        low[axis], high[axis] = pads[at], pads[at + len(axes)]
-    value = attribute(call.given.get("value") or call.number(2) or 0, call.ttype(0))
-    return call.im.g.add("pad", call.tensor(0), low=tuple(low), high=tuple(high), value=value)
-
-
-def _reflected(call: Call, amounts: Iterable[tuple[int, int, int]]) -> Any:
-    """Pad axes by what lies next to their ends, mirrored; None if that is more than there is."""
-    value = call.tensor(0)
-    for axis, before, after in amounts:
-        extent = call.im.shape(value)[axis]
-        if not before and not after:
-            continue
-        if not isinstance(extent, int) or max(before, after) >= extent:
-            return None
-        parts = [(before, before), (extent - 2, after)]
-        ends = [_mirrored(call, value, axis, first, count) if count else None for first, count in parts]
-        value = call.im.g.add("concat", *filter(None, (ends[0], value, ends[1])), axis=axis)
-    return value
 
 
 def _filled(call: Call) -> Any:
@@ -466,7 +421,7 @@ MOVES: dict[str, Row] = {
     "Split": _divided_up,
     "Slice": _sliced,
     "Gather": _gathered,
-    "Pad": _padded,
+    "Pad": padded,
     "Range": _counted,
     "Trilu": _triangle,
 }

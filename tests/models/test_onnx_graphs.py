@@ -176,10 +176,27 @@ def test_floats_of_8_bits_have_no_chains(node: str, result: str) -> None:
 MIRRORED = {
     "Pad": """<ir_version: 8, opset_import: ["" : 18]> mirrored (float[3, 7, 5] x) => (y)
         <int64[6] p = {0, 2, 4, 1, 6, 0}> { z = Relu(x)  y = Pad <mode = "reflect"> (z, p) }""",
+    "Pad around": """<ir_version: 9, opset_import: ["" : 19]> around (float[3, 7, 5] x) => (y)
+        <int64[6] p = {0, 2, 5, 1, 7, 0}> { z = Relu(x)  y = Pad <mode = "wrap"> (z, p) }""",
+    "Pad by the ends": """<ir_version: 8, opset_import: ["" : 18]> ends (float[3, 7, 5] x) => (y)
+        <int64[6] p = {0, 9, 4, 1, 6, 0}> { z = Relu(x)  y = Pad <mode = "edge"> (z, p) }""",
     "Slice": """<ir_version: 8, opset_import: ["" : 18]> mirrored (float[3, 7, 5] x) => (y)
         <int64[2] s = {-1, 5}, int64[2] e = {-99, 0}, int64[2] a = {1, 2}, int64[2] t = {-2, -1}>
         { z = Relu(x)  q = Slice(z, s, e, a, t)  y = Neg(q) }""",
 }
+
+
+@pytest.mark.parametrize(("mode", "first"), [("edge", [2.0, 2.0, 2.0]), ("constant", [0.0, 0.0, 2.0])])
+def test_pads_below_zero_take_away(mode: str, first: list[float]) -> None:
+    """Shifted signals, as kaldi's features have them; the kernel of what follows reads them so."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]> shifted (float[4] x) => (y)
+        <int64[2] p = {{2, -1}}> {{ z = Pad <mode = "{mode}"> (x, p)  y = Neg(z) }}"""
+    )
+    fast = ladder.compile(model)
+    found = fast(torch.tensor([2.0, 3.0, 4.0, 5.0]))
+    assert found.tolist() == [-value for value in [*first, 3.0, 4.0]]
+    assert "onnx.Pad" not in fast.plan()
 
 
 @pytest.mark.parametrize("operator", MIRRORED)

@@ -137,6 +137,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "Pad": ("Pad", [X, ints(0, 1, 2, 0, 3, 0), np.array(1.5, np.float32)], {}),
     "Pad an axis": ("Pad", [X, ints(1, 2), None, ints(-1)], {}),
     "Pad by what lies beside": ("Pad", [X, ints(1, 4, 0, 0, 2, 3)], {"mode": "reflect"}),
+    "Pad by the last": ("Pad", [X, ints(1, 4, 0, 0, 7, 3)], {"mode": "edge"}),
     "Trilu": ("Trilu", [X], {}),
     "Trilu below": ("Trilu", [X, np.array(-1, np.int64)], {"upper": 0}),
     "ReduceSum": ("ReduceSum", [X, ints(1)], {"keepdims": 0}),

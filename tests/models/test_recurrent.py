@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper
 from torch.utils._pytree import tree_leaves
 
 import ladder
+from ladder.runtime.onnx_ops import recurrent
 from ladder.runtime.onnx_ops.evaluate import operation_of
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 
@@ -89,6 +91,26 @@ def test_layers(case: Any) -> None:
         for found, wanted in zip(fast(**given), by_steps(model, given), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
     assert "ladder recurrent" in fast.plan()
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+def test_layers_of_torch(operator: str, direction: str, layout: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no kernel is built, torch's layer computes what the steps do."""
+    more = {"layout": layout} | ({"linear_before_reset": 1} if operator == "GRU" else {})
+    for given in (("b",), ()):
+        model = layer(operator, 11, direction, given, more)
+        x = arguments(model, 7, 3)
+        called = mock.patch.object(torch, operator.lower(), wraps=getattr(torch, operator.lower()))
+        with called as function:
+            found = by_steps(model, x)
+        function.assert_called_once()
+        with monkeypatch.context() as without:
+            without.setattr(recurrent, "_is_of_torch", lambda *_: False)
+            wanted = by_steps(model, x)
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
 def test_functions_of_large_and_lost_numbers() -> None:

@@ -116,6 +116,8 @@ def _recurrent(cell: Cell, gates: int, states: int, default: Sequence[str]) -> R
         b = x.new_zeros(directions, 2 * gates * size) if b is None else b
         first = [_initial(op, value, directions, batch, size, x) for value in _states(rest, states)]
         peepholes = rest[states] if len(rest) > states else None
+        if lengths is None and peepholes is None and x.numel() and _is_of_torch(op, gates, x):
+            return _by_torch(op, x, w, r, b, first)
         functions = _functions(op, default, directions)
         all_, last = [], []
         for at in range(directions):
@@ -140,6 +142,40 @@ def _recurrent(cell: Cell, gates: int, states: int, default: Sequence[str]) -> R
         return _arranged(op, all_, last, states)
 
     return run
+
+
+ORDERS = {4: (0, 2, 3, 1), 3: (1, 0, 2)}
+"""Number of gates -> in which order torch has them: input, forget, cell, output; reset, update, new."""
+
+
+def _is_of_torch(op: Operation, gates: int, x: Any) -> bool:
+    """Tell whether torch has such a layer on CPUs: the usual functions, forward or both ways."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return False
+    unusual = ("clip", "input_forget", "activations", "activation_alpha", "activation_beta", "product")
+    forward = op.get("direction", "forward") in ("forward", "bidirectional")
+    reset = gates == 4 or bool(op.get("linear_before_reset", 0))
+    return gates in ORDERS and forward and reset and not any(op.get(name) for name in unusual)
+
+
+def _by_torch(op: Operation, x: Any, w: Any, r: Any, b: Any, first: list[Any]) -> tuple[Any, ...]:
+    """Compute an LSTM or a GRU by torch's layer."""
+    order = ORDERS[4 if len(first) == 2 else 3]
+    parts = (w, r, *b.chunk(2, 1))
+    weights = [_ordered(part[at], order) for at in range(len(w)) for part in parts]
+    function: Any = torch.lstm if len(first) == 2 else torch.gru
+    given = first if len(first) == 2 else first[0]
+    y, *ends = function(x, given, weights, True, 1, 0.0, False, len(w) == 2, False)
+    y = y.reshape(*y.shape[:2], len(w), r.shape[2])
+    if op.get("layout", 0):
+        return y.transpose(0, 1), *(end.transpose(0, 1) for end in ends)
+    return y.transpose(1, 2), *ends
+
+
+def _ordered(part: Any, order: Sequence[int]) -> Any:
+    """Return rows of gates in another order."""
+    gates = part.chunk(len(order))
+    return torch.cat([gates[at] for at in order])
 
 
 def _states(rest: Sequence[Any], states: int) -> list[Any]:
