@@ -10,14 +10,22 @@ TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
 """Module and name of the class whose weight is ``[K, N]``: no import of transformers is needed to tell it."""
 
 
+OTHERS = (("transformers.models.falcon.modeling_falcon", "FalconLinear"),)
+"""Classes derived from torch's that compute the same."""
+
+
 def is_linear(module: torch.nn.Module) -> bool:
     """Tell a layer that is just ``x W^T + b``: of these classes themselves, since others may do more."""
-    return type(module) is torch.nn.Linear or is_transposed(module)
+    return type(module) is torch.nn.Linear or _class(module) in (TRANSPOSED, *OTHERS)
 
 
 def is_transposed(module: torch.nn.Module) -> bool:
     """Tell a linear layer whose weight is ``[K, N]``."""
-    return (type(module).__module__, type(module).__name__) == TRANSPOSED
+    return _class(module) == TRANSPOSED
+
+
+def _class(module: torch.nn.Module) -> tuple[str, str]:
+    return type(module).__module__, type(module).__name__
 
 
 def matrix_of(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:

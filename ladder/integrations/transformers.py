@@ -172,10 +172,25 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             [] if self.pre_quantized else kept + list(getattr(model, "_keep_in_fp32_modules", None) or ())
         )
         self.linear, self.stacks = linear_layers(model, skipped), stacked_weights(model, skipped)
+        if not self.pre_quantized:
+            self._require_known(model, skipped)
         self.plan = LayerPlan(model, self.linear)
         self._refuse_missing(model)
         if self.pre_quantized:
             self._take_stored(model, checkpoint_files or ())
+
+    def _require_known(self, model: torch.nn.Module, skipped: Iterable[str]) -> None:
+        """Raise `LadderError` for experts of an unknown form, and for a model with nothing to quantize."""
+        for name, module in model.named_modules():
+            stacked = any(weight.ndim == 3 for weight in module.parameters(recurse=False))
+            unknown = stacked and "Expert" in type(module).__name__ and not is_within(name, skipped)
+            if unknown and not any(full.startswith(f"{name}.") for full in self.stacks):
+                raise LadderError(
+                    f"{name}: how {type(module).__name__} holds its experts is not known;"
+                    f" modules_to_not_convert=[{name.rpartition('.')[2]!r}] leaves them as they are"
+                )
+        if not self.linear and not self.stacks:
+            raise LadderError(f"{type(model).__name__} has no linear layer or expert to quantize")
 
     def _refuse_missing(self, model: Any) -> None:
         """Make loading fail if a weight could not be quantized, or if tensors are missing without excuse.

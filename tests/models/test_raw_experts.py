@@ -111,6 +111,44 @@ def test_loaded_quantized_and_saved(kind: str, tmp_path: Path) -> None:
     assert torch.equal(logits(again), logits(model))
 
 
+def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
+    """By name, unless they are named as those that stay: most of the weights are theirs."""
+    sizes = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+    sizes |= {"v_head_dim": 16, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 96, "zero_expert_num": 2}
+    more = {"num_layers": 1, "n_routed_experts": 4, "moe_topk": 2, "num_key_value_heads": 4}
+    config = transformers.AutoConfig.for_model("longcat_flash", **{**SIZES, **sizes, **more})
+    model = transformers.LongcatFlashForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    options: dict[str, Any] = {"group_size": 32}
+    with pytest.raises(ladder.LadderError, match=r"layers\.0\.mlp\.experts: how LongcatFlashExperts"):
+        type(model).from_pretrained(tmp_path, quantization_config=LadderConfig("int4", **options))
+    options["modules_to_not_convert"] = ["experts"]
+    loaded = type(model).from_pretrained(tmp_path, quantization_config=LadderConfig("int4", **options))
+    assert experts_of(loaded) == 0
+    assert any(isinstance(module, ladder.Linear) for module in loaded.modules())
+
+
+def test_linear_layers_of_falcon(tmp_path: Path) -> None:
+    """They are of a class derived from torch's."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64}
+    plain = transformers.FalconForCausalLM(
+        transformers.FalconConfig(**sizes, bias=True, dtype="float32")
+    ).eval()
+    plain.save_pretrained(tmp_path)
+    config = LadderConfig("int4", group_size=32)
+    model = type(plain).from_pretrained(tmp_path, quantization_config=config).eval()
+    assert sum(type(module) is ladder.Linear for module in model.modules()) == 8
+    assert torch.allclose(logits(model), logits(dequantized(model, plain)), atol=2e-4, rtol=2e-3)
+
+
+def test_a_model_of_which_nothing_is_quantized_is_refused(tmp_path: Path) -> None:
+    plain = random_model("jetmoe")
+    plain.save_pretrained(tmp_path)
+    config = LadderConfig("int4", group_size=32, modules_to_not_convert=["model", "lm_head"])
+    with pytest.raises(ladder.LadderError, match="no linear layer or expert"):
+        type(plain).from_pretrained(tmp_path, quantization_config=config)
+
+
 @pytest.mark.daily(1, among="whole models of transformers")
 @pytest.mark.parametrize("kind", MODELS)
 def test_quantized_in_place_and_compiled(kind: str) -> None:
