@@ -113,9 +113,10 @@ def check_product(
     assert result.counts["s_barrier"]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("arch", ARCHITECTURES + RADEON)
 def test_chains(arch: str, machine_code: None) -> None:
-    chains.check(ARCHITECTURES.index(arch) + 4, f"rocm/{arch}")
+    chains.check((ARCHITECTURES + RADEON).index(arch) + 4, f"rocm/{arch}")
 
 
 @pytest.mark.daily(4, among="machine code of products")
@@ -227,9 +228,9 @@ def _first_without_spills(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", ARCHITECTURES + RADEON)
 def test_all_chains(arch: str, machine_code: None, long_test: None) -> None:
-    for seed in range(300 + ARCHITECTURES.index(arch), 420, 3):
+    for seed in range(300 + (ARCHITECTURES + RADEON).index(arch), 420, 3):
         chains.check(seed, f"rocm/{arch}")
 
 

@@ -103,9 +103,6 @@ class HalfMap(WaveMap):
     instruction is ours to choose: RDNA4's lanes of a half hold eight neighbouring rows of D.
     """
 
-    def operand(self, lane: Index) -> tuple[Index, Index]:
-        return lane // 8 % 2 * 16 + lane % 8, lane // 16
-
     def half(self, slot: int) -> int:
         return slot // 8
 

@@ -1,4 +1,4 @@
-"""Executes AMD machine code (gfx90a, gfx942, gfx950; gfx1100, gfx1201) instruction by instruction, on the CPU.
+"""Executes machine code of AMD GPUs (gfx90a, gfx942, gfx950, gfx1100, gfx1201) on the CPU, by instruction.
 
 It reads the assembly that LLVM wrote beside a code object, knows nothing of TIR, and checks what TIR cannot
 show: waits for memory, barriers passed with LDS accesses outstanding, lanes that exchange while part of the
