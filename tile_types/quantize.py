@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -130,10 +131,11 @@ def _block(
     rows, columns = int(shape[0]), int(shape[1])
     if granularity is not None and granularity not in GRANULARITIES:
         raise unknown_name("granularity", granularity, GRANULARITIES)
-    grouped_by = group_size if group_size not in (None, -1) else None
-    if grouped_by is not None and not 1 <= grouped_by <= columns:
+    grouped_by: Any = group_size if group_size not in (None, -1) else None
+    whole = isinstance(grouped_by, Integral) and not isinstance(grouped_by, bool)
+    if grouped_by is not None and not (whole and 1 <= grouped_by <= columns):
         raise ShapeError(
-            f"group_size must be in 1..K={columns} (or -1 for one scale per row), got {group_size}"
+            f"group_size must be in 1..K={columns} (or -1 for one scale per row), got {group_size!r}"
         )
     said = {"group": grouped_by is not None, "block2d": block is not None}
     wanted = granularity or next((name for name, given in said.items() if given), None)

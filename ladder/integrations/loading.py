@@ -14,12 +14,16 @@ from ladder.api.linear import LINEAR_OPTIONS
 from ladder.api.linear_modules import extents_of, is_linear
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import read_json
-from tile_types import QuantizedTensor
-from tile_types.errors import CheckpointError
+from tile_types import QuantizedTensor, TType
+from tile_types.errors import CheckpointError, DTypeError, unknown_name
 
 METHOD = "ladder"
 MOST_NAMED = 8
 """Tensors that an error names."""
+
+
+QUANTIZE_OPTIONS = ("group_size", "block", "scale_type", "zero", "scaling", "granularity")
+OPTIONS = (*QUANTIZE_OPTIONS, *LINEAR_OPTIONS)
 
 
 class Settings:
@@ -29,6 +33,8 @@ class Settings:
     modules_to_not_convert: Names of modules that stay as they are.
     **options: For `ladder.quantize` (``group_size``, ``zero``, ``scaling``, ...) and `ladder.Linear`
         (``activation``).
+    Raises UnknownNameError for other options.
+    Raises DTypeError if ``weight`` is no type or name, or ``modules_to_not_convert`` no list of names.
     """
 
     quant_method: str = METHOD
@@ -37,6 +43,14 @@ class Settings:
         self, weight: str = "int4", *, modules_to_not_convert: list[str] | None = None, **options: Any
     ) -> None:
         options.pop("quant_method", None)
+        if not isinstance(weight, str | TType):
+            raise DTypeError(f"weight must be a type or its name, got {weight!r}")
+        kept: Any = modules_to_not_convert
+        if kept is not None and (isinstance(kept, str) or not all(isinstance(name, str) for name in kept)):
+            raise DTypeError(f"modules_to_not_convert must be a list of names, got {kept!r}")
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown_name("option", name, OPTIONS)
         self.weight = weight
         self.modules_to_not_convert = modules_to_not_convert
         self.options = options

@@ -149,6 +149,27 @@ def test_a_model_of_which_nothing_is_quantized_is_refused(tmp_path: Path) -> Non
         type(plain).from_pretrained(tmp_path, quantization_config=config)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"weight": True}, "True"),
+        ({"weight": None}, "None"),
+        ({"group_siz": 32}, "group_size"),
+        ({"modules_to_not_convert": "lm_head"}, "list of names"),
+        ({"modules_to_not_convert": [3]}, "list of names"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ladder.LadderError, match=says):
+        LadderConfig(**options)
+
+
+@pytest.mark.parametrize("group_size", [True, 32.0, "32"])
+def test_group_sizes_are_whole_numbers(group_size: Any) -> None:
+    with pytest.raises(ladder.ShapeError, match="group_size"):
+        ladder.quantize(torch.randn(8, 64), "int4", group_size=group_size)
+
+
 @pytest.mark.daily(1, among="whole models of transformers")
 @pytest.mark.parametrize("kind", MODELS)
 def test_quantized_in_place_and_compiled(kind: str) -> None:
