@@ -101,6 +101,12 @@ class Captured(Store):
         """All records, those of the entry first."""
         return [*super().records, *(self.within.records if self.within is not None else ())]
 
+    def totals(self) -> tuple[int, int, float]:
+        """Return what `Store.totals` does, calls of a module by its own methods included."""
+        recorded, eager, seconds = super().totals()
+        more = (0, 0, 0.0) if self.within is None else self.within.totals()
+        return recorded + more[0], eager + more[1], seconds + more[2]
+
     @property
     def outcome(self) -> str:
         """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""

@@ -16,11 +16,10 @@ MOST = 8
 def explain(store: Store, *, guards: bool = False) -> str:
     """Return graphs, graph breaks, guards by kind and seconds; with ``guards`` every condition too."""
     name = getattr(store.function, "__qualname__", type(store.function).__qualname__)
-    calls, records = store.calls, store.records
+    (recorded, eager, seconds), records = store.totals(), store.records
     lines = [
         f"{name}: {store.outcome}; {len(store.graphs)} graphs in {len(records)} records;"
-        f" calls: {calls['recorded']} recorded, {calls['eager']} eager;"
-        f" {store.seconds:.1f} s recording and compiling"
+        f" calls: {recorded} recorded, {eager} eager; {seconds:.1f} s recording and compiling"
     ]
     if store.given_up:
         lines.append(f"  runs without capture: {store.given_up}")

@@ -363,6 +363,10 @@ class Store:
         """Run the function as it is from now on; the first reason is kept."""
         self.given_up = self.given_up or why
 
+    def totals(self) -> tuple[int, int, float]:
+        """Return calls recorded, calls that ran eagerly, and seconds of recording and compiling."""
+        return self.calls["recorded"], self.calls["eager"], self.seconds
+
     def spent(self, seconds: float) -> None:
         """Note how long recording and compiling took."""
         self.seconds += seconds
