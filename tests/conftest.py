@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -25,12 +26,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("LADDER_STRICT", "1")
     # Threads of several test processes share the cores: one that waits must not keep a core busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    gc.disable()  # until all tests are collected: what that makes stays
     config.addinivalue_line(
         "markers",
         "daily(count, among, together): run so many cases of a test, or of the tests that name the same "
         "group, others every day; tests that name the same `together` share a costly fixture and count "
         "as one case; --long runs them all",
     )
+
+
+def pytest_collection_finish() -> None:
+    """Keep what all tests share out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,6 +23,9 @@ from tile_types.errors import LadderError
 BEAT = 0.25
 """Seconds between two looks at the other processes."""
 
+INTERRUPT = getattr(signal, "SIGRTMAX", signal.SIGINT)
+"""What interrupts Python in the main thread: behind a shell's ``&`` SIGINT is ignored."""
+
 _numbers = itertools.count()
 """Every process enters its blocks in the same order, so that numbers tell them apart in the store."""
 
@@ -43,6 +46,7 @@ class Together:
         self.silence, self.grace = silence, grace
         self.failure = ""
         self._ended = threading.Event()
+        self._replaced: Any = None
         store: Any = dist.distributed_c10d._get_default_store()
         with contextlib.suppress(NotImplementedError, RuntimeError):  # one that cannot be cloned is shared
             store = store.clone()  # its own connection: another thread may wait in the first
@@ -52,6 +56,8 @@ class Together:
 
     def __enter__(self) -> Together:
         """Begin to watch."""
+        if threading.current_thread() is threading.main_thread():
+            self._replaced = signal.signal(INTERRUPT, signal.default_int_handler) or signal.SIG_DFL
         self._watcher.start()
         return self
 
@@ -65,6 +71,8 @@ class Together:
         except KeyboardInterrupt:  # the watcher's, a moment too late
             if not self.failure:
                 raise
+        if self._replaced is not None:
+            signal.signal(INTERRUPT, self._replaced)
         if error is None and not self.failure:
             with contextlib.suppress(RuntimeError):
                 self.store.add(f"done/{self.rank}", 1)
@@ -121,8 +129,8 @@ class Together:
         stop_waiting()
         with contextlib.suppress(Exception):  # what cannot be aborted may end by itself
             dist.distributed_c10d._abort_process_group()
-        if not self._ended.is_set():
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        if self._replaced is not None and not self._ended.is_set():
+            signal.pthread_kill(threading.main_thread().ident, INTERRUPT)  # type: ignore[arg-type]
         if not self._ended.wait(self.grace):
             print(f"ladder: {self.failure}", file=sys.stderr, flush=True)
             os._exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,11 @@ ENDS = {
 }
 
 
+def in_the_background() -> None:
+    """Ignore SIGINT, as what a shell starts behind ``&`` does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.mark.daily(2, among="groups of processes")
 @pytest.mark.parametrize("how", ENDS)
 def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_path: Path) -> None:
@@ -158,7 +164,10 @@ def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_pat
     message, *codes = ENDS[how]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", FAILING, str(tmp_path), str(rank), how], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", FAILING, str(tmp_path), str(rank), how],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=in_the_background if how == "computes" else None,
         )
         for rank in range(RANKS)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +22,6 @@ MACHINE_PATH = re.compile(r"[\"'\s=(]/(?:root|home|work|opt|Users)" + r"/\w+")
 def sources() -> Iterator[Path]:
     for folder in CODE:
         yield from (ROOT / folder).rglob("*.py")
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def texts() -> Iterator[Path]:
@@ -59,7 +53,7 @@ def test_functions_are_short() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
         for path in sources()
-        for node in ast.walk(parsed(path))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, kinds) and (node.end_lineno or 0) - node.lineno >= limits(path)[1]
     ]
     assert long == []
@@ -90,7 +84,7 @@ def test_attributes_are_made_by_constructors() -> None:
         f"{path.relative_to(ROOT)}: {kind.name}.{name}"
         for path in sources()
         if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks")
-        for kind in ast.walk(parsed(path))
+        for kind in ast.walk(ast.parse(path.read_text()))
         if isinstance(kind, ast.ClassDef)
         for name in sorted(late_attributes(kind))
     ]

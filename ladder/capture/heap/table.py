@@ -161,21 +161,18 @@ class Functions:
     dictionaries; of other functions the fields are read.
     """
 
-    __slots__ = ("facts", "identical", "owners", "parts")
+    __slots__ = ("facts", "identical", "owners", "parts", "strict")
 
     def __init__(self, facts: list[Entry]) -> None:
         self.facts = facts
-        self._look()
-
-    def _look(self) -> None:
-        """Note what the functions refer to now."""
-        owners = list({id(fact.home): fact.home for fact in self.facts}.values())
+        owners = {id(fact.home): fact.home for fact in facts}.values()
         with_defaults = [each for each in owners if (each.__defaults__, each.__kwdefaults__) != (None, None)]
         strict = set(map(id, with_defaults))
         self.owners = (*with_defaults, *(each for each in owners if id(each) not in strict))
+        """Those with defaults come first: tuples may be equal and hold other numbers."""
+        self.strict = len(with_defaults)
         self.parts = gc.get_referents(*self.owners)
         self.identical = gc.get_referents(*with_defaults)
-        """Those of functions with defaults come first: tuples may be equal and hold other numbers."""
 
     def hold(self) -> bool:
         """Compare what the functions refer to; code that is equal does the same.
@@ -187,7 +184,7 @@ class Functions:
         found = gc.get_referents(*self.owners)
         if found == self.parts and all(map(is_, found, self.identical)):
             return True
-        self._look()
+        self.parts, self.identical = found, gc.get_referents(*self.owners[: self.strict])
         held = all(fact.holds() for fact in self.facts)
         if not held:
             self.parts = []
