@@ -40,9 +40,6 @@ from targets import TileDevice
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
 """Exponents that join the units of one compute unit: with several waves per SIMD, and with one."""
 
-SIMDS = 4
-"""SIMDs of a compute unit of CDNA."""
-
 VECTOR_LANES = 64
 """Lanes of a compute unit that issue in a clock: those of four SIMDs of 16, or of RDNA's two of 32."""
 

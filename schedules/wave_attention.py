@@ -112,8 +112,8 @@ LAUNCH, BLOCK = 2.0e-6, 1.0e-6
 EXPECTED = 1.25
 """How much longer kernels that no hardware has run are taken to last than what is counted."""
 
-VECTOR_CYCLES, SIMDS = 4, 4
-"""Cycles of a wave's vector instruction, and SIMDs of a unit."""
+VECTOR_CYCLES = 4
+"""Cycles of a wave's vector instruction."""
 
 PER_SCORE, PER_LOAD, PER_TURN = 16, 10, 60
 """Vector instructions of a lane's score, of a load with its address, and of a turn (machine code's)."""
@@ -147,9 +147,9 @@ def predict(
     blocks = batch * form.kv_heads * tiles
     seen = keys / 2 if form.causal and tokens > plan.rows else keys
     turns = ceil(seen / (plan.span * plan.key_waves))
-    at_once = max(1, min(SIMDS * 512 // (registers(form, plan) * plan.waves), 32 // plan.waves))
+    at_once = max(1, min(device.schedulers * 512 // (registers(form, plan) * plan.waves), 32 // plan.waves))
     rounds = ceil(blocks / (device.units * at_once))
-    held = min(at_once, ceil(blocks / device.units)) * plan.waves / SIMDS
+    held = min(at_once, ceil(blocks / device.units)) * plan.waves / device.schedulers
     core = device.core_for(form.ttype)
     products = 4 * FRAGMENT * FRAGMENT * size * plan.fragments * plan.parts
     loads = plan.fragments * size * form.stored_bytes // 32
@@ -157,7 +157,7 @@ def predict(
     vector = (
         PER_TURN + PER_SCORE * scores + PER_LOAD * loads + plan.parts * size // 8 + plan.fragments * size // 8
     )
-    cycles = products * SIMDS / (core.ops_per_cycle * core.sustained) + VECTOR_CYCLES * vector
+    cycles = products * device.schedulers / (core.ops_per_cycle * core.sustained) + VECTOR_CYCLES * vector
     turn = max(dram.latency, cycles / device.clock * max(1.0, held))
     moved = blocks * turns * plan.key_waves * plan.span * 2 * size * form.stored_bytes
     streamed = max(moved / tiles, moved / L2_SHARE) / (dram.bandwidth * dram.sustained)

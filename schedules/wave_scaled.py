@@ -20,7 +20,6 @@ from schedules.cost_amd import (
     L1_BYTES,
     LAUNCH_SECONDS,
     OVERLAP,
-    SIMDS,
 )
 from schedules.scaled import ScaledCost
 from schedules.schedule import Schedule, check
@@ -124,7 +123,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, 
     resident = min(8, -(-blocks // device.units))
     rounds = -(-blocks // (device.units * resident))
     waves = WAVES * resident
-    busy = max(core * waves / SIMDS, own * loaded * waves / L1_BYTES) / device.clock
+    busy = max(core * waves / device.schedulers, own * loaded * waves / L1_BYTES) / device.clock
     latency = device.layer("dram").latency * turns
     stored = form.n * m * (4 if form.output == "float32" else 2)
     moved = (form.n + m) * form.row_bytes * (1 + 1 / 16) + stored

@@ -95,7 +95,7 @@ def calls_for(arch: str) -> Calls:
         steps=dict.fromkeys(HINTS, _nothing),
         stops={"tirx.tvm_storage_sync": _barrier, "llvm.amdgcn.s.barrier": _barrier},
         helpers=_no_helpers,
-        lanes=wmma.LANES if halves else WAVE,
+        lanes=core.lanes,
         banks=RDNA_LDS if halves else LDS,
         named=_named,
         target=f"rocm/{arch}",

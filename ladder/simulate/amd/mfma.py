@@ -48,12 +48,14 @@ class Core:
     products: What it multiplies: spelling of A's type -> the (M, K) of its instructions without blocks.
     bytes_as: What 8-bit floats mean.
     flushes: Whether it reads and writes subnormal numbers as zeros.
+    lanes: Of a wave.
     """
 
     arch: str
     products: Mapping[str, tuple[tuple[int, int], ...]]
     bytes_as: Mapping[str, str]
     flushes: bool
+    lanes: int = LANES
 
 
 CDNA2 = Core(

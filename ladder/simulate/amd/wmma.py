@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ladder.simulate.amd import mfma
-from ladder.simulate.amd.mfma import OCP, WIDE, Core, as_bytes, operand
+from ladder.simulate.amd.mfma import OCP, WIDE, Core, Product, as_bytes, operand
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.program import Read
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
@@ -38,6 +38,7 @@ DISAGREEING = 0x7FFFFFFF
 class HalfCore(Core):
     """The matrix cores of an RDNA GPU; ``split``: whether halves of a wave hold halves of K."""
 
+    lanes: int = LANES
     split: bool = False
 
 
@@ -49,19 +50,6 @@ SPELLING = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Product:
-    """Element types of A and B of an instruction."""
-
-    a: str
-    b: str
-
-    @property
-    def integer(self) -> bool:
-        """Whether sums are int32."""
-        return self.a == "int8"
-
-
 def parse(name: str, core: HalfCore) -> Product:
     """Read an intrinsic's name.
 
@@ -71,7 +59,7 @@ def parse(name: str, core: HalfCore) -> Product:
     kinds = {**WIDE, "iu8": "int8", **core.bytes_as}
     if match is None or match["a"] not in kinds or (match["a"] in core.bytes_as) != bool(match["b"]):
         raise UnknownCallError(f"{core.arch} has no {name}, or the simulator does not know it")
-    return Product(kinds[match["a"]], kinds[match["b"] or match["a"]])
+    return Product(EXTENT, EXTENT, kinds[match["a"]], kinds[match["b"] or match["a"]])
 
 
 def lane_elements(core: HalfCore) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.amd import wmma
 from ladder.simulate.amd.mfma import Core
 from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.findings import Finding
@@ -124,8 +123,7 @@ def run(
     if arch not in CORES:
         raise unknown_name("architecture", arch, CORES)
     listing, core = parse_listing(assembly, kernel), CORES[arch]
-    halves = isinstance(core, HalfCore)
-    lanes = wmma.LANES if halves else LANES
+    halves, lanes = isinstance(core, HalfCore), core.lanes
     if halves:
         listing.instructions = [rdna.as_gfx9(i) for i in listing.instructions]
     program = Program(listing)
