@@ -9,7 +9,7 @@ from math import gcd
 
 from ladder.ir.gemm import PACKED_ROWS, Gemm
 from schedules.codes import table_bytes, weight_bits
-from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from schedules.waves import FORMS, block_lanes, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
@@ -146,6 +146,24 @@ def k_blocks(schedule: GpuSchedule) -> int:
 def k_slices(schedule: GpuSchedule) -> int:
     """Return the parts into which K is split, among blocks and among warps of a block."""
     return schedule.split_k * (schedule.cluster if schedule.pipeline in SLICED else 1)
+
+
+def turn_slabs(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the slabs (128 bytes of K) of a turn of wgmma's loop.
+
+    At least two, so that operand registers alternate; four where each slab ends with a wait for its products.
+    """
+    slab = SWIZZLE_ROW // operand_bytes(gemm)
+    grouped = gemm.group_size < gemm.k
+    step = gcd(packed_group(gemm.group_size, gemm.k), schedule.tile_k) if grouped else schedule.tile_k
+    drains = operand_bytes(gemm) == 1 and (grouped or gemm.token_group > 0) and step >= slab
+    return max(4 if drains else 2, schedule.tile_k // slab)
+
+
+def slice_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the elements of K of every slice but the last of wgmma's ``split_k``: whole turns of its loop."""
+    turn = turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
+    return -(-padded(gemm.k) // (turn * schedule.split_k)) * turn
 
 
 def block_rows(schedule: GpuSchedule) -> int:

@@ -89,6 +89,23 @@ def test_what_moves_with_the_number_of_rows_has_no_order() -> None:
     assert order_of_sums(gemm, replace(schedule, stream_k=True)) is None
 
 
+def test_slices_of_other_lengths_are_another_order() -> None:
+    gemm, schedule = gemm_for(64, 2624, "int4", "float16"), GpuSchedule("wgmma", 8, 64, 64, split_k=2)
+    longer = replace(schedule, tile_k=256)  # 24 and 17 tiles of K instead of 22 and 19
+    assert order_of_sums(gemm, schedule) != order_of_sums(gemm, longer)
+    even = replace(gemm, k=4096)
+    assert order_of_sums(even, schedule) == order_of_sums(even, longer)
+
+
+def test_who_adds_eight_slices_depends_on_the_rows_of_a_block() -> None:
+    gemm, schedule = gemm_for(512, 4096, "int4", "float16"), GpuSchedule("wgmma", 8, 64, split_k=8)
+    wider, widest = replace(schedule, tile_n=128, warps=8), replace(schedule, tile_n=256, warps=8)
+    assert order_of_sums(gemm, schedule) != order_of_sums(gemm, wider)
+    assert order_of_sums(gemm, wider) == order_of_sums(gemm, widest)
+    four = [order_of_sums(gemm, replace(each, split_k=4)) for each in (schedule, wider)]
+    assert four[0] == four[1]
+
+
 def test_the_kernels_themselves_are_shared() -> None:
     gemm = gemm_for(64, 64, "int4", "float16")
     assert replace(gemm, batch_invariant=True).shape_free() == gemm.shape_free()

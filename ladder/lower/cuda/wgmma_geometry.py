@@ -21,6 +21,7 @@ from schedules.footprint import (
     scale_span,
     staged_columns,
     streams_exponents,
+    turn_slabs,
 )
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import LEAST_SLABS
@@ -116,10 +117,8 @@ class WgmmaGeometry:
 
     @property
     def body(self) -> int:
-        """Slabs per iteration of the math loop: more where each one ends with a wait for its products."""
-        groups = self.group > 0 or self.gemm.token_group > 0
-        drains = self.lane == 8 and groups and self.promotion_step == self.slab
-        return max(4 if drains else 2, self.slabs)
+        """Slabs per iteration of the math loop."""
+        return turn_slabs(self.gemm, self.schedule)
 
     @property
     def tiles_per_slab(self) -> int:
