@@ -161,7 +161,7 @@ def turn_slabs(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def slice_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the elements of K of every slice but the last of wgmma's ``split_k``: whole turns of the loop."""
+    """Return the K of each slice of wgmma's ``split_k`` but the last: whole turns of its loop."""
     turn = turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
     return -(-padded(gemm.k) // (turn * schedule.split_k)) * turn
 
