@@ -80,6 +80,7 @@ def _carried_out(vm: Interpreter, run: Any, *args: Any) -> Any:
                 vm.point.add(emit(vm, raise_ending(vm.heap, error)), vm.beside)
             except CaptureError as reason:
                 vm.point.failures.append(str(reason))
+                vm.push_modes()
         error.__traceback__ = trimmed(error.__traceback__)
         raise
     return complete(vm, result)

@@ -69,6 +69,8 @@ def _made_anew(vm: Interpreter, value: str, text: str, uses: set[str]) -> Text:
 
 def _number_as_text(vm: Interpreter, value: torch.Tensor, conversion: int, spec: str) -> Text:
     """Return a replacement field that is a tensor of one number: as it is now, whatever changes it later."""
+    if vm.modes:
+        raise CaptureError("a mode sees how a tensor is written out")
     copy, uses = tensor_operator(vm, torch.clone, (value,), {}), set[str]()
     text = vm.heap.call_text(vm.heap.constant(formatted), (copy, conversion, spec), {}, uses)
     return _made_anew(vm, formatted(value, conversion, spec), text, uses)

@@ -74,7 +74,7 @@ def fork(vm: Interpreter, graph_break: GraphBreak, function: Any, args: Any, kwa
     Raises Abandoned if it could not, inside a side of another branch.
     """
     asks = function is bool and len(args) == 1 and is_a(args[0], torch.Tensor)
-    if vm.store.joins and (asks or type(found) is bool):
+    if vm.store.joins and not vm.modes and (asks or type(found) is bool):
         graph_break.point.forks = True
         try:
             _try_fork(vm, graph_break, function, args, kwargs, found)

@@ -67,6 +67,8 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     heap, trace, point = vm.heap, vm.trace, vm.point
     guard = heap.guard
     assert point is not None
+    if vm.modes and graph_break is None:
+        raise CaptureError("a mode is not left")
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
     _copy_inputs(heap, trace, needed)

@@ -37,6 +37,7 @@ class Interpreter:
     beginning: The point where the run began, if that is where the function begins.
     told_compiling: Whether the program has asked if a compiler traces it, and was told so.
     barriers: Instructions that wait for native code to return: no segment can end there.
+    modes: The `TorchFunctionMode`s that the segment has entered: none is pushed while it is recorded.
     """
 
     def __init__(self, store: Store, call: Call, call_function: Call) -> None:
@@ -50,6 +51,7 @@ class Interpreter:
         self.supposed = False
         self.frames: list[Frame] = []
         self.barriers: list[Any] = []
+        self.modes: list[Any] = []
         self.used_dynamic = False
         self.beginning: ResumePoint | None = None
         self.told_compiling = False
@@ -214,9 +216,16 @@ class Interpreter:
         """Record no more in this run."""
         self.recording = False
         self.release()
+        self.push_modes()
         for frame in self.frames:
             frame.stack[:] = map(self.plain, frame.stack)
             frame.slots.update({name: self.plain(value) for name, value in frame.slots.items()})
+
+    def push_modes(self) -> None:
+        """Put `modes` in force: what follows runs natively."""
+        for mode in self.modes:
+            torch._C._push_on_torch_function_stack(mode)
+        self.modes.clear()
 
 
 def _holds_dynamic(value: Any) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.capture.heap.nodes import CaptureError
+import torch
+
+from ladder.capture.heap.nodes import CaptureError, MockStep
 from ladder.capture.interpreter.emit import emit
 from ladder.capture.interpreter.endings import GraphBreak, Leaving, break_ending
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -83,16 +85,26 @@ def prepare_break(
 def close_segment(vm: Interpreter, graph_break: GraphBreak) -> bool:
     """End the segment as planned, before the call: nothing of ours runs in the state it leaves."""
     assert vm.point is not None
+    _push_again(vm)
     try:
         vm.point.add(emit(vm, break_ending(vm.heap, graph_break), graph_break), vm.beside)
     except CaptureError as error:
         vm.fail(error)
         return False
     vm.recording = False
+    vm.push_modes()
     vm.used_dynamic |= vm.heap.uses_dynamic
     vm.heap.settle_texts()
     vm.begin(set())
     return True
+
+
+def _push_again(vm: Interpreter) -> None:
+    """Add the steps that put the modes of the segment in force at its end."""
+    for mode in vm.modes:
+        uses: set[str] = set()
+        push = vm.heap.constant(torch._C._push_on_torch_function_stack)
+        vm.heap.steps.append(MockStep(f"{push}({vm.heap.reference(mode, uses)})", None, uses, set(), True))
 
 
 def open_segment(vm: Interpreter, graph_break: GraphBreak, result: Any) -> Any:

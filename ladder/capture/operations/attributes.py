@@ -16,6 +16,7 @@ from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.counts import counted_metadata
+from ladder.capture.operations.function_modes import by_mode
 from ladder.capture.operations.objects import pinned_part, seen_through, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -369,6 +370,8 @@ def _error_field(vm: Interpreter, found: Any, value: Any, name: str) -> Any:
 def _tensor_attr(vm: Interpreter, value: Any, name: str) -> Any:
     if not is_plain_tensor(value):
         raise CaptureError("an attribute of a tensor subclass")
+    if vm.modes and (found := by_mode(vm, getattr, (value, name), {})) is not NULL:
+        return found
     node = vm.heap.node(value)
     if name in VIEWS_BY_ATTRIBUTE or name == "data":
         return tensor_operator(vm, getattr, (value, name), {})

@@ -18,6 +18,7 @@ from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attribute_stores import delete_attr, store_attr
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.counts import counted_metadata, is_counted
+from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.objects import seen_through
 from ladder.capture.operations.replay import advance, is_fixed, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
@@ -151,6 +152,16 @@ def _meet_abstract(vm: Interpreter, kind: Any, abstract: Any) -> None:
         vm.heap.guard.check(f"{token}() == {abc.get_cache_token()}", "no class was registered as abstract")
 
 
+@watched
+def _tensor_length(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (value,) = args
+    if not is_plain_tensor(value):
+        raise CaptureError("the length of a tensor subclass")
+    if is_counted(vm, value):
+        return counted_metadata(vm, value, "__len__", ())
+    return open_metadata(vm, value, "__len__", ()) if is_open(vm, value) else len(value)
+
+
 def _len(vm: Interpreter, value: Any) -> Any:
     if type(value) is DynamicSize:
         return len(value)
@@ -159,11 +170,7 @@ def _len(vm: Interpreter, value: Any) -> Any:
     if is_constant(value) and vm.heap.find(value) is None:
         return len(value)
     if is_a(value, torch.Tensor):
-        if not is_plain_tensor(value):
-            raise CaptureError("the length of a tensor subclass")
-        if is_counted(vm, value):
-            return counted_metadata(vm, value, "__len__", ())
-        return open_metadata(vm, value, "__len__", ()) if is_open(vm, value) else len(value)
+        return _tensor_length(vm, len, (value,), {})
     if is_a(value, list | tuple | dict | set | frozenset | deque):
         method = vm.heap.class_attribute(kind, "__len__")
         if not is_a(method, types.FunctionType):

@@ -20,6 +20,7 @@ from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attributes import CACHED, load_attr
 from ladder.capture.operations.builtin_functions import BUILTINS
+from ladder.capture.operations.function_modes import ABOUT_MODES, count_modes
 from ladder.capture.operations.functions import generator_of, new_frame
 from ladder.capture.operations.modeled import call_cached, modeled
 from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
@@ -104,6 +105,8 @@ def _identified(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
 
 def _state_read(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the answer of a function that reads the state of torch, guarded."""
+    if vm.modes and function in ABOUT_MODES:
+        return count_modes(vm, function)
     given = tuple(map(vm.plain, args))
     found = function(*given, **kwargs)
     if "autocast" in function.__name__:
@@ -159,6 +162,8 @@ def _call_reference(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
 
 def _has_override(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool:
     """``has_torch_function`` and its forms: tensors of torch's own classes have none."""
+    if vm.modes:
+        raise CaptureError("a mode sees a function of several operators")
     flat = args[0] if len(args) == 1 and is_a(args[0], tuple | list) else args
     for item in flat:
         if is_a(item, torch.Tensor):

@@ -22,6 +22,7 @@ from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.evaluate import run
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations import collectives
+from ladder.capture.operations.function_modes import enter_device, leave_device, pop_mode, push_mode
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.objects import identify, perform, pinned_part
 from ladder.capture.operations.replay import is_hidden
@@ -89,6 +90,8 @@ METHODS: dict[tuple[type, str], Callable[..., Any]] = {
     **{
         (types.GeneratorType, name): partial(step_generator, name=name) for name in ("send", "throw", "close")
     },
+    (torch.device, "__enter__"): enter_device,
+    (torch.device, "__exit__"): leave_device,
     (contextvars.ContextVar, "get"): get_variable,
     (contextvars.ContextVar, "set"): set_variable,
     (contextvars.ContextVar, "reset"): reset_variable,
@@ -260,6 +263,8 @@ FUNCTIONS: dict[Any, Call] = {
     torch._check_with: check,
     getattr(_APPLY, "__func__", _APPLY): apply_function,
     torch._C._functorch.is_batchedtensor: has_rows,
+    torch._C._push_on_torch_function_stack: push_mode,
+    torch._C._pop_torch_function_stack: pop_mode,
 }
 """Functions, and native class methods as their class holds them -> ``call(vm, function, args, kwargs)``."""
 ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}

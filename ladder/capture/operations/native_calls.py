@@ -18,9 +18,10 @@ from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attribute_stores import delete_plain, store_plain
-from ladder.capture.operations.attributes import generic_attribute, meet_metadata
+from ladder.capture.operations.attributes import bind_descriptor, generic_attribute, meet_metadata
 from ladder.capture.operations.containers import container_method
 from ladder.capture.operations.counts import counted_metadata, is_counted
+from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
@@ -90,7 +91,7 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
     if kind is reversed and len(args) == 1 and not kwargs and _indexed(vm, args[0]):
         return vm.call_function(pinned_part(vm, polyfills.reversed_), args, kwargs)
     if kind in natives.STRUCTURE or kind in natives.DATA or kind is functools.partial:
-        return _replayed(vm, kind, args, kwargs)
+        return (watched(_replayed) if kind is torch.device else _replayed)(vm, kind, args, kwargs)
     meta_call = heap.class_attribute(type(kind), "__call__")
     if is_a(meta_call, types.FunctionType):
         return vm.call_function(meta_call, (kind, *args), kwargs)
@@ -325,6 +326,7 @@ _BY_METHOD = {
 """Methods of tensors that take or stand for types of tensors, or make lists."""
 
 
+@watched
 def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for item in args:
         if is_a(item, torch.Tensor):
@@ -372,6 +374,8 @@ def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, k
         return _object_wrapper(vm, owner, name, rest)
     if name == "__init__" and home is object:
         return None
+    if name == "__get__" and is_a(owner, types.GetSetDescriptorType) and len(rest) == 1:
+        return bind_descriptor(vm, owner, rest[0], type(rest[0]))
     if name == "__init__" and home is property and not vm.heap.node(owner).external:
         return perform(vm, property.__init__, (owner, *rest), kwargs, [vm.heap.node(owner)])
     if (name == "__call__" and home is type) or (is_a(owner, type) and name == "__call__"):

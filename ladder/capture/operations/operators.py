@@ -193,6 +193,19 @@ def _contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> bool:
     return _holds(vm, seen_through(vm, container), item) is not negate
 
 
+def _looked_up(container: Any, item: Any) -> tuple[Any, ...]:
+    """Return the functions and constants compared where `item` is looked for; empty if others are."""
+    if type(container) in (set, frozenset):
+        return (item,) if is_key(item) else ()
+    keys = (item, *container) if type(container) in (tuple, list) else ()
+    return keys if all(map(_is_native_key, keys)) else ()
+
+
+def _is_native_key(value: Any) -> bool:
+    """Tell whether a value is a function of a module or a constant that no class of the program compares."""
+    return is_key(value) and (type(value) is types.FunctionType or not user_constant(value))
+
+
 def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
     kind = type(container)
     _touch_constants(vm, container, item)
@@ -211,11 +224,16 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
             return bool(quick)
     if is_fixed(vm, container):
         return bool(replay(vm, operator.contains, (container, item), {}, looking=True))
+    return _holds_natively(vm, container, item)
+
+
+def _holds_natively(vm: Interpreter, container: Any, item: Any) -> bool:
     if is_a(container, set | dict) and identity_key(vm, container, item):
         return item in container
-    if type(container) in (set, frozenset) and is_key(item):
+    if keys := _looked_up(container, item):
         vm.heap.touch(container, 1)
-        vm.heap.meet_key(item)
+        for key in keys:
+            vm.heap.meet_key(key)
         return item in container
     if not (is_plain(item) and (is_a(container, dict) or is_plain(container))):
         raise CaptureError("membership among objects")

@@ -17,6 +17,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
 from ladder.capture.operations.counts import gives_as_many, gives_operand
+from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
     fake_results,
@@ -43,6 +44,7 @@ _OTHERWISE_WATCHED = frozenset({torch.max_pool1d, torch.nn.functional.max_pool1d
 _SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
 
 
+@watched
 def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
     if not vm.recording:

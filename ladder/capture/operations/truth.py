@@ -82,7 +82,7 @@ def _truth(vm: Interpreter, value: Any) -> bool:
 def _truth_of_numbers(vm: Interpreter, value: torch.Tensor) -> bool:
     """Return the truth of a tensor that is made of numbers alone, and so the same in all runs."""
     node = vm.heap.find(value)
-    if node is None or not vm.trace.is_constant(node.var) or value.numel() != 1:
+    if vm.modes or node is None or not vm.trace.is_constant(node.var) or value.numel() != 1:
         raise CaptureError("the truth of a tensor")
     return bool(value)
 

@@ -68,7 +68,12 @@ def by_identity(value: Any) -> bool:
 
 
 def by_value(value: Any) -> bool:
-    """Say whether `value` is an immutable scalar whose guard is its type and ``==``."""
+    """Say whether `value` is an immutable scalar whose guard is its type and ``==``.
+
+    Reading a native attribute, as ``torch.Tensor.shape.__get__`` names it, is one.
+    """
+    if type(value) is types.MethodWrapperType:
+        return type(value.__self__) is types.GetSetDescriptorType
     return type(value) in VALUE_TYPES or is_a(value, np.generic)
 
 

@@ -1,0 +1,171 @@
+"""Modes that the program pushes (`torch.overrides.TorchFunctionMode`): each sees the operators under it.
+
+While a segment is recorded they are kept in ``vm.modes`` and not pushed, since operators that the interpreter
+runs are none of theirs. What torch would tell the last of them of a call is found by making that call under
+a mode that only notes it; the method of the program's mode is then interpreted, without that mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.interpreter import Call, Interpreter
+from ladder.capture.operations.objects import new_container, pinned_part
+from ladder.capture.python.frames import NULL
+
+_FUNCTORCH = torch._C._functorch.__name__
+"""Its functions are told to no mode."""
+
+
+class _Call(NamedTuple):
+    """What a mode is told by ``__torch_function__``; `kwargs` may be left out."""
+
+    function: Any
+    types: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+
+
+class _Noted(BaseException):
+    """Raised instead of the call: nothing is computed. `call` is None where no mode is told of it."""
+
+    def __init__(self, call: _Call | None) -> None:
+        super().__init__()
+        self.call = call
+
+
+class _Noting(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> NoReturn:
+        raise _Noted(_Call(function, types, args, kwargs))
+
+
+class _Refusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, *given: Any, **named: Any) -> NoReturn:
+        raise _Noted(None)
+
+
+def _told(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call | None:
+    """Return what a mode is told of a call, None if nothing; the call is not made."""
+    try:
+        with _Refusing(), _Noting():  # type: ignore[no-untyped-call]
+            function(*args, **kwargs)
+    except _Noted as noted:
+        return noted.call
+    except Exception:
+        return None  # it raises this once more when it is made
+    return None
+
+
+def watched(call: Call) -> Call:
+    """Let modes see what `call` does with a function: one that sees it says what comes of it."""
+
+    @functools.wraps(call)
+    def shown(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if vm.recording and vm.modes and (found := by_mode(vm, function, args, kwargs)) is not NULL:
+            return found
+        return call(vm, function, args, kwargs)
+
+    return shown
+
+
+def by_mode(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what the last of the modes makes of a call; `NULL` if it is told nothing of it."""
+    if getattr(function, "__module__", "") == _FUNCTORCH:
+        return NULL
+    plain, named = tuple(map(vm.unlifted, args)), {key: vm.unlifted(item) for key, item in kwargs.items()}
+    call = _told(function, plain, named)
+    if call is None:
+        return NULL
+    args, kwargs = _as_given(vm, call, (plain, args), (named, kwargs))
+    mode = vm.modes.pop()
+    try:
+        with vm.barrier():
+            result = _asked(vm, mode, call, args, kwargs)
+    finally:
+        vm.modes.append(mode)
+        if not vm.recording:
+            vm.push_modes()
+    if result is NotImplemented:
+        vm.stop("a mode leaves an operator to others", vm.here())
+        return vm.natively(function, *args, **kwargs)
+    return result
+
+
+def _asked(vm: Interpreter, mode: Any, call: _Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call the method of a mode; that of a default device says only where tensors are made."""
+    function = pinned_part(vm, call.function)
+    if type(mode) is DeviceContext:
+        placed = function in _device_constructors() and kwargs.get("device") is None
+        return vm.call(function, args, {**kwargs, "device": mode.device} if placed else kwargs)
+    method = vm.call(getattr, (mode, "__torch_function__"), {})
+    told = function, tuple(call.types), args
+    return vm.call(method, told if call.kwargs is None else (*told, new_container(vm, kwargs)), {})
+
+
+def _as_given(
+    vm: Interpreter, call: _Call, args: tuple[Any, Any], kwargs: tuple[Any, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a mode is told, with open numbers where arguments are as the program gave them."""
+    (plain, given), (named, keywords) = args, kwargs
+    if len(call.args) == len(plain) and all(map(_is, call.args, plain)) and call.kwargs in (None, named):
+        return given, keywords
+    for item in (*given, *keywords.values()):
+        vm.plain(item)  # what is open is settled
+    return call.args, dict(call.kwargs or {})
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def enter_device(vm: Interpreter, device: torch.device) -> torch.device:
+    """Do ``torch.device.__enter__``: tensors are made there from now on."""
+    vm.call(torch._C._push_on_torch_function_stack, (vm.call(DeviceContext, (device,), {}),), {})
+    return device
+
+
+def leave_device(vm: Interpreter, device: torch.device, *error: Any) -> None:
+    """Do ``torch.device.__exit__``, which leaves the last mode."""
+    vm.call(torch._C._pop_torch_function_stack, (), {})
+
+
+def push_mode(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Enter a mode."""
+    (mode,) = args
+    if not isinstance(mode, TorchFunctionMode):
+        raise CaptureError("what is pushed is no mode of torch's own kind")
+    vm.heap.node(mode)
+    vm.modes.append(mode)
+
+
+def pop_mode(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leave the last mode of this segment, and return it."""
+    if not vm.modes:
+        raise CaptureError("a mode from before is left")
+    return vm.modes.pop()
+
+
+def count_modes(vm: Interpreter, function: Any) -> int | bool:
+    """Answer a question about the modes that are in force."""
+    known = _COUNTS.get(function)
+    if known is None:
+        raise CaptureError(f"{function.__name__} is read under a mode")
+    return known(len(vm.modes))
+
+
+_COUNTS: dict[Any, type[int]] = {
+    torch._C._len_torch_function_stack: int,
+    torch._C._is_torch_function_mode_enabled: bool,
+}
+ABOUT_MODES = frozenset({*_COUNTS, torch.overrides._get_current_function_mode_stack})
+"""What tells which modes are in force."""
