@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ladder.api.problem import gemm_for
-from ladder.frontend.onnx_branches import BRANCHES, BranchedStage, graph_model, outside, unchanged
+from ladder.frontend.onnx_branches import BRANCHES, BranchedStage, graph_model, handed_on, outside, unchanged
 from ladder.frontend.onnx_file import OnnxFile, open_onnx
 from ladder.frontend.onnx_import import import_stages, one_error
 from ladder.frontend.onnx_late import shape_of
@@ -24,7 +24,7 @@ from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel, TorchStage, Wanted, require_wanted
 from ladder.runtime.model.whole import WholeModel, by_name
 from ladder.runtime.onnx_ops.evaluate import bound_node
-from ladder.runtime.onnx_ops.specialized import Specialized
+from ladder.runtime.onnx_ops.specialized import Specialized, form_of
 from ladder.runtime.onnx_ops.values import given_value
 from ladder.runtime.packed import pack
 from tile_types.errors import LadderError
@@ -115,8 +115,9 @@ class OnnxModel:
             ordered = arguments if not named and len(arguments) == len(inputs) else None
             given = ordered or by_name(self.inputs, arguments, named).values()
             values = dict(zip(inputs, map(given_value, given), strict=True))
-            for special in self._of_shapes(where):
-                model = special.of(values)
+            form = form_of([*values.values()])
+            for special in self._special.get(where) or self._of_shapes(where):
+                model = special.of(values, form)
                 if model is not None:
                     return model(*values.values())
         return (self._built.get(where) or self.on(where))(*arguments, **named)
@@ -259,7 +260,8 @@ def node_stage(stage: NodeStage, staged: Staged, where: torch.device) -> TorchSt
 
     graphs = {attribute.name: attribute.g for attribute in stage.node.attribute}
     branches = {taken: special(graphs[name]) for taken, name in BRANCHES.items()}
-    return IfStage(node, stage.reads, stage.why, make, branches)
+    handed = {taken: handed_on(graphs[name], staged.stored) for taken, name in BRANCHES.items()}
+    return IfStage(node, stage.reads, stage.why, make, branches, handed)
 
 
 def specialized(

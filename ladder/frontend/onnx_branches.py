@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
@@ -93,17 +93,32 @@ def unchanged(node: Any, graph: Any) -> dict[str, str]:
     """Return input of a Loop's body that it hands on as it is -> the value that the node begins with."""
     if node.op_type != "Loop":
         return {}
-    same = {
-        made: inner.input[0] for inner in graph.node if inner.op_type == "Identity" for made in inner.output
-    }
+    same = _same(graph)
     found = {}
     for info, result, first in zip(graph.input[2:], graph.output[1:], node.input[2:], strict=False):
-        value = result.name
-        while value in same:
-            value = same[value]
-        if value == info.name:
-            found[value] = first
+        if _origin(result.name, same) == info.name:
+            found[info.name] = first
     return found
+
+
+def handed_on(graph: Any, stored: Collection[str]) -> tuple[str, ...] | None:
+    """Return the values around a branch that its results are; None where one is computed or stored."""
+    same = _same(graph)
+    found = tuple(_origin(result.name, same) for result in graph.output)
+    given = set(outside(graph)) - set(stored)
+    return found if set(found) <= given and len(same) == len(graph.node) else None
+
+
+def _same(graph: Any) -> dict[str, str]:
+    """Return result of an Identity -> its operand."""
+    nodes = (node for node in graph.node if node.op_type == "Identity")
+    return {node.output[0]: node.input[0] for node in nodes}
+
+
+def _origin(value: str, same: Mapping[str, str]) -> str:
+    while value in same:
+        value = same[value]
+    return value
 
 
 def outside(graph: Any) -> list[str]:

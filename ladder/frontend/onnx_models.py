@@ -16,6 +16,7 @@ from ladder.frontend.onnx_functions import FUNCTIONS
 from ladder.frontend.onnx_resize import RESIZES
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
 from ladder.frontend.onnx_stages import Piece, Weight
+from ladder.frontend.onnx_transposed import TRANSPOSED
 from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import insert_gemm, weight_type
@@ -328,6 +329,7 @@ MODELS: Mapping[str, Row] = {
     "GlobalAveragePool": _whole_mean,
     "GlobalMaxPool": _whole_maximum,
     **RESIZES,
+    **TRANSPOSED,
     "Softmax": _softmax("_softmax.default"),
     "LogSoftmax": _softmax("_log_softmax.default"),
     "LayerNormalization": _layer_norm,

@@ -108,6 +108,21 @@ def _sink_concat(match: Match) -> str | None:
     return _turned(match, match.builder.add("concat", *(x for x in found if x is not None), axis=axis))
 
 
+def _sink_repeats(match: Match) -> str | None:
+    """``repeat(turned x)``, of elements or the whole along any axes -> turned ``repeat(x)``."""
+    inner, shape = _inner(match, match["x"]), match.tile("x").shape
+    apart, wide = match.tile("apart").shape, match.tile("wide").shape
+    runs = _runs(wide, match.root.tile.shape)
+    if inner is None or runs is None or len(apart) != len(wide):
+        return None
+    if tuple(product([apart[at] for at in run]) for run in runs) != shape:
+        return None
+    order = [at for run in _last(runs) for at in run]
+    value = match.builder.add("reshape", inner, shape=tuple(apart[at] for at in order))
+    value = match.builder.add("broadcast", value, shape=tuple(wide[at] for at in order))
+    return _turned(match, match.builder.add("reshape", value, shape=_last(match.root.tile.shape)))
+
+
 def _sink_windows(match: Match) -> str | None:
     """``map(turned x)`` -> ``map(x)``; its result keeps channels last where each axis still has its own."""
     inner = _inner(match, match.root.inputs[0])
@@ -234,6 +249,9 @@ def _typed(match: Match, value: str, ttype: str) -> str:
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
 """Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
 
+REPEATS = pattern("reshape", pattern("broadcast", pattern("reshape", "x", name="apart"), name="wide"))
+"""Elements that stand several times side by side: an image made larger."""
+
 TRANSPOSE_SINKING: Rules = (
     Rule("channels last in windows", pattern("map"), _sink_windows),
     Rule("channels by themselves", pattern("contract"), _depthwise),
@@ -241,6 +259,7 @@ TRANSPOSE_SINKING: Rules = (
     Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
     Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
     Rule("channels last in joins", pattern("concat"), _sink_concat),
+    Rule("channels last in repeats", REPEATS, _sink_repeats),
     Rule("channels last in functions", Pattern(), _sink_elementwise),
 )
 """Rules that move transposes that put channels last behind what follows them."""

@@ -19,7 +19,7 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], "torch.dtype"], "torch.Te
 
 
 View = Callable[["torch.Tensor", tuple[int, ...], tuple[int, ...], int], "torch.Tensor"]
-"""``(tensor, sizes, strides, 0)`` -> a view from the tensor's first element on, for kernels alone."""
+"""``(tensor, sizes, strides, begin)`` -> a view from an element of the tensor on, for steps of plans."""
 
 
 @cache
@@ -31,9 +31,9 @@ def viewer() -> View:
 
 
 def _through_as_strided(
-    tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], _: int
+    tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], begin: int
 ) -> torch.Tensor:
-    return tensor.as_strided(sizes, strides)
+    return tensor.as_strided(sizes, strides, tensor.storage_offset() + begin)
 
 
 @cache

@@ -150,3 +150,30 @@ def test_a_weight_that_is_computed() -> None:
         for _ in range(4):
             weight = torch.randn(5, 4, 3, 3)
             assert torch.allclose(fast(x, weight), convolved(x, weight), atol=1e-5)
+
+
+class Upsampled(nn.Module):
+    """What feature pyramids do: an image made larger is added to another, and each channel is convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 32, 1), nn.Conv2d(3, 32, 3, stride=2, padding=1)
+        self.own = nn.Conv2d(32, 32, 5, padding=2, groups=32)
+        self.last = nn.Conv2d(32, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        larger = self.coarse(x)[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2)
+        return self.last(self.own(self.fine(x) + larger.reshape(x.shape[0], 32, *x.shape[2:])))
+
+
+def test_channels_stay_last_where_images_are_made_larger() -> None:
+    torch.manual_seed(0)
+    model, x = Upsampled().eval(), torch.randn(2, 3, 8, 12)
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        fast(x)
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
+    (own,) = [step.part.graph for step in fast.models[0].plan.steps if "reduce_sum" in step.part.operators]
+    assert any(
+        node.operator == "map" and own.producer(node.inputs[0]).operator == "input" for node in own.nodes
+    )

@@ -144,7 +144,7 @@ class RowNest(CpuNest):
 
         def each_row() -> None:
             with b.loop(count) as row, self.ranged(row, size):
-                self.row_of(block, first, row, panel)
+                self.row_of(block, row, first + row, panel)
 
         def whole() -> None:
             sums = self.products(size, first, panel, steps)
@@ -152,7 +152,7 @@ class RowNest(CpuNest):
                 self.put_into(block, sums, size, 0)
                 return
             for row in range(size):
-                self.row_of(sums, first, row, panel)
+                self.row_of(sums, row, first + row, panel)
 
         def rest() -> None:
             for tail in tails:
@@ -201,19 +201,19 @@ class RowNest(CpuNest):
         steps(first, rows, step)
         return sums
 
-    def row_of(self, block: Any, first: Expr, row: Expr, panel: Expr) -> None:
-        """Emit the results of one row of a block: whole vectors, and what is left of the last."""
+    def row_of(self, block: Any, at: Expr, row: Expr, panel: Expr) -> None:
+        """Emit the results of a row, the ``at``-th of a block: whole vectors, and the rest of the last."""
         lanes, width = self.lanes, self.vectors * self.lanes
         rest = self.columns_of_matrix % lanes
         for vector in range(self.vectors):
             start = panel * width + vector * lanes
 
             def whole(start: Expr = start, vector: int = vector) -> None:
-                self.elements(block, first + row, start, row * width + vector * lanes, lanes)
+                self.elements(block, row, start, at * width + vector * lanes, lanes)
 
             def part(start: Expr = start, vector: int = vector) -> None:
                 with b.when(start < self.columns_of_matrix):
-                    self.elements(block, first + row, start, row * width + vector * lanes, rest)
+                    self.elements(block, row, start, at * width + vector * lanes, rest)
 
             if self.panels * width == self.columns_of_matrix:
                 whole()
@@ -246,6 +246,8 @@ class Gather:
         self.rows = nest.values.simplified(self.high + 2 * self.above)
         self.line = nest.held(nest.values.simplified((self.wide + 2 * self.left) * self.channels))
         self.x = nest.x
+        self.is_image = not self.above and not self.left
+        """Whether no copy is needed."""
 
     def places(self, extent: Expr, axis: int) -> Expr:
         """Return how many windows there are along an axis."""
@@ -256,7 +258,7 @@ class Gather:
 
     def prepare(self) -> None:
         """Emit the copy with borders of zeros."""
-        if not self.above and not self.left:
+        if self.is_image:
             return
         nest, border, inner = self.nest, self.left * self.channels, self.wide * self.channels
         count = nest.values.simplified(self.batch * self.rows)
@@ -275,7 +277,7 @@ class Gather:
                 first = b.bind((image * self.high + row - self.above) * inner)
                 with b.loop(inner) as at:
                     b.store(self.x, source[first + at], begin + border + at)
-                zeros(begin + border + inner, border)
+                zeros(begin + border + inner, self.nest.values.simplified(self.line - border - inner))
 
             inside = tirx.And(row >= self.above, row < self.above + self.high)
             b.either(inside, copied, lambda: zeros(begin, self.line))
@@ -301,10 +303,22 @@ class Gather:
         return (image * self.rows + row * down) * self.line + column * (across * self.channels)
 
 
-def emit_rows(graph: Graph, depth: int, windows: Windows | None, registers: Registers, name: str) -> Any:
+def emit_rows(
+    graph: Graph,
+    depth: int,
+    windows: Windows | None,
+    registers: Registers,
+    name: str,
+    winograd: bool = False,
+) -> Any:
     """Emit the PrimFunc ``(sizes..., x, matrix, others..., y)`` of a chain that reads a product first."""
+    from ladder.lower.chain.winograd import WinogradNest
+
     chain = Chain.of(graph)
     plain = replace(chain, graph=decompose(chain.graph))
     with b.function(name) as result:
-        RowNest(plain, depth, registers, windows).emit()
+        if winograd and windows is not None:
+            WinogradNest(plain, depth, registers, windows).emit()
+        else:
+            RowNest(plain, depth, registers, windows).emit()
     return result.func

@@ -6,12 +6,14 @@ call then only looks at what is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
+from ladder.runtime.allocate import viewer
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.memory import contiguous
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
@@ -33,6 +35,17 @@ class Operand:
         if self.shape is not None:
             return tensor.reshape(self.shape)
         return tensor if tensor.ndim else tensor.reshape(1)
+
+    def viewer(self, shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return `seen` for contiguous tensors of one shape; None where the kernel takes that shape."""
+        wanted = self.shape or shape or (1,)
+        count = prod(shape)
+        known = prod(extent for extent in wanted if extent != -1)
+        sizes = tuple(count // known if extent == -1 else extent for extent in wanted)
+        if sizes == shape:
+            return None
+        view, strides = viewer(), contiguous(sizes)
+        return lambda tensor: view(tensor, sizes, strides, 0)
 
 
 def lies_well(tensor: torch.Tensor) -> bool:
@@ -63,17 +76,18 @@ def bind_entry(
     out: What it writes: buffers of the plan, new tensors, or a tensor that stays; none of them empty.
     """
     arguments: list[Any] = [*first]
-    moving: list[tuple[int, int, Operand]] = []
+    moving: list[tuple[int, int, Any]] = []
     for operand in operands:
         known = _known(memory, operand)
         if known is None:
-            moving.append((len(arguments), memory.slot[operand.value], operand))
+            moving.append((len(arguments), memory.slot[operand.value], _view_of(memory, operand)))
         arguments.append(known)
     made = []
     for operand in out:
         known = _known(memory, operand)
         if known is None:
-            made.append((len(arguments), memory.slot[operand.value], memory.target(operand.value), operand))
+            place, target = memory.slot[operand.value], memory.target(operand.value)
+            made.append((len(arguments), place, target, _view_of(memory, operand)))
         arguments.append(known)
     if not moving and not made:
         return lambda slots: entry(*arguments)
@@ -83,15 +97,19 @@ def bind_entry(
 def _partly_known(entry: Any, known: list[Any], moving: Sequence[Any], made: Sequence[Any]) -> Bound:
     def run(slots: Slots) -> None:
         arguments = known.copy()
-        for at, slot, operand in moving:
-            x = slots[slot]
-            arguments[at] = operand.seen(ready(x))
-        for at, slot, target, operand in made:
+        for at, slot, view in moving:
+            x = ready(slots[slot])
+            arguments[at] = x if view is None else view(x)
+        for at, slot, target, view in made:
             slots[slot] = y = target()
-            arguments[at] = operand.seen(y)
+            arguments[at] = y if view is None else view(y)
         entry(*arguments)
 
     return run
+
+
+def _view_of(memory: Workspace, operand: Operand) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    return operand.viewer(memory.now.numbers(memory.owner.plan.tiles[operand.value].shape)())
 
 
 def _known(memory: Workspace, operand: Any) -> Any:

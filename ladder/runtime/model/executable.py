@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.results import ArgumentPart, result_of
-from ladder.runtime.model.sizes import facts_of, reader
+from ladder.runtime.model.sizes import Sizes, facts_of, reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
 MOST_FITTING = 256
@@ -34,8 +34,10 @@ class Executable:
         self.read = reader(tuple(bound.places.values()))
         self._results = [result_of(item, bound.names, None) for item in bound.results]
         self._only_reads = self.where.type != "cuda" and not bound.arguments.written
-        self._fitting: set[tuple[Any, ...]] = set()
-        """Types, shapes and dtypes of arguments that fitted."""
+        self._fitting: dict[tuple[Any, ...], Sizes | None] = {}
+        """Types, shapes and dtypes of arguments that fitted -> the sizes that they show, as of `check`."""
+        self._shown = max((at for at, _ in bound.places.values()), default=-1)
+        """Position of the last argument that shows a size."""
         self._frames: list[Frame] = []
         """Those that no call uses."""
         self._lock = renewed(threading.Lock())
@@ -56,10 +58,14 @@ class Executable:
         Raises ShapeError if a tensor does not have the shape that the plan is for.
         Raises AliasingError if an argument lies in the memory of one that is written.
         """
+        return self.call(values)
+
+    def call(self, values: Sequence[Any], sizes: Sizes | None = None) -> tuple[Any, ...]:
+        """Run as a call does; ``sizes`` are those of the arguments, as `check` returns them."""
         look = UNKNOWN if self._only_reads else self.look(values)
         if not look.apart:
             raise AliasingError("arguments share memory that the model writes: give it tensors of their own")
-        return self.run(values, look)
+        return self.run(values, look, sizes)
 
     def look(self, values: Sequence[Any]) -> Look:
         """Compare the arguments of a call with those of the calls before."""
@@ -68,8 +74,8 @@ class Executable:
         with self._lock:
             return self.bound.arguments.look(values)
 
-    def run(self, values: Sequence[Any], look: Look) -> tuple[Any, ...]:
-        """Run with arguments that `look` has seen."""
+    def run(self, values: Sequence[Any], look: Look, sizes: Sizes | None = None) -> tuple[Any, ...]:
+        """Run with arguments that `look` has seen, and the sizes that they show; None reads them off."""
         given, generation = values, look.generation
         joined = self.bound.joined
         if joined is not None and joined.settled:
@@ -81,7 +87,7 @@ class Executable:
                 generation += joined.generation
         frame = self._take()
         try:
-            sizes = self.read(values) if self.bound.names else ()
+            sizes = self.read(values) if sizes is None else sizes
             found = frame.call(values, sizes, generation)
         finally:
             self._frames.append(frame)
@@ -102,11 +108,15 @@ class Executable:
         """Return the symbolic sizes of arguments by name."""
         return dict(zip(self.bound.names, self.read(values), strict=True))
 
-    def check(self, values: Sequence[Any], given: int | None = None) -> None:
+    def check(
+        self, values: Sequence[Any], given: int | None = None, within: Callable[[Sizes], None] | None = None
+    ) -> Sizes | None:
         """Raise unless arguments are what the plan is for: callers without guards of their own ask this.
 
         values: The arguments.
         given: How many, from the first on, may be other tensors than in the check before; by default all.
+        within: Raises if sizes are beyond limits; the same in all checks.
+        Returns: The sizes that the arguments show; None if an argument that is made of others shows one.
         Raises ShapeError, DTypeError: Names the argument.
         """
         try:
@@ -114,7 +124,7 @@ class Executable:
         except AttributeError:  # one is no tensor, which the loop below may refuse
             seen = None
         if seen in self._fitting:
-            return
+            return self._fitting[seen]
         from ladder.runtime.model.library import torch_type
 
         sizes: dict[str, int] = {}
@@ -127,10 +137,14 @@ class Executable:
             match_shape(tile.shape, value.shape, f"argument {at}", sizes)
             if value.dtype != torch_type(tile.ttype.name):
                 raise DTypeError(f"argument {at} must be {tile.ttype.name}, got {value.dtype}")
+        shown = self.read(values) if self._shown < len(values) else None
+        if within is not None and shown is not None:
+            within(shown)
         if len(self._fitting) >= MOST_FITTING:
             self._fitting.clear()
         if seen is not None:
-            self._fitting.add(seen)
+            self._fitting[seen] = shown
+        return shown
 
     def _take(self) -> Frame:
         """Return a frame that no other call uses."""

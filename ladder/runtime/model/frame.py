@@ -59,6 +59,8 @@ class Frame:
         self.states: dict[Sizes, State] = {}
         chains = (step.part for step in plan.steps if step.part.kind in ("chain", "rows") and step.sizes)
         shapes = {tile.shape for part in chains for node in part.graph.nodes for tile in node.tiles}
+        self.entered: State | None = None
+        """That of the last call."""
         self.counted = together([shape for shape in shapes if 0 not in shape], names)
         self.steps = Steps(self.memory)
         """For all sizes."""
@@ -88,6 +90,8 @@ class Frame:
 
     def enter(self, sizes: Sizes) -> State:
         """Let the steps run for these sizes from now on."""
+        if sizes == self.memory.sizes and self.entered is not None:
+            return self.entered
         state = self.states.get(sizes)
         if state is None:
             state = self._opened(sizes)
@@ -96,6 +100,7 @@ class Frame:
         memory = self.memory
         memory.sizes, memory.buffers, memory.now.known = sizes, state.buffers, state.extents
         memory.some_empty = state.some_empty
+        self.entered = state
         return state
 
     def _opened(self, sizes: Sizes) -> State:

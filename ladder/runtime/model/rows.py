@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.ir.printer import print_graph
-from ladder.ir.row_product import as_row_product
-from ladder.lower.chain.panels import panels
+from ladder.ir.row_product import RowProduct, as_row_product
+from ladder.lower.chain.panels import panels, with_winograd
 from ladder.lower.chain.symbols import size_names
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
@@ -19,7 +19,7 @@ from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.nodes import graph_run
-from schedules.row_panels import Registers, registers_of
+from schedules.row_panels import Registers, registers_of, takes_winograd
 from targets import get_device
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
     form = as_row_product(graph)
     chain, depth = canonical_chain(form.chain), form.depth
     windows, registers = form.windows, known_registers(device)
+    winograd = by_winograd(form, registers)
     facts = {"rows": print_graph(chain), "depth": depth, "windows": repr(windows)}
+    if winograd:
+        facts["products"] = "winograd"
     name = f"ladder_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
 
     def make(folder: Path) -> BuiltModule:
@@ -42,10 +45,16 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
         from ladder.lower.chain.cpu_rows import emit_rows
 
         return build_function(
-            lambda name: emit_rows(chain, depth, windows, registers, name), name, device, folder
+            lambda name: emit_rows(chain, depth, windows, registers, name, winograd), name, device, folder
         )
 
     return Job(facts, Identity.of(None, device), device, make)
+
+
+def by_winograd(form: RowProduct, registers: Registers) -> bool:
+    """Tell whether a product is one of windows that Winograd's products compute."""
+    shape = form.rows, form.depth, form.columns
+    return form.windows is not None and takes_winograd(*shape, form.windows, registers)
 
 
 def known_registers(device: TileDevice) -> Registers:
@@ -84,7 +93,10 @@ class Rows:
 
     def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the matrix as kernels read it."""
-        return panels(self.matrix(weight), self.registers)
+        matrix = self.matrix(weight)
+        if by_winograd(self.form, self.registers):
+            matrix = with_winograd(matrix)
+        return panels(matrix, self.registers)
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor

@@ -74,10 +74,12 @@ class IfStage(TorchStage):
     node, reads, why: As of any; the node runs a branch that cannot be a model.
     make: Condition -> the model of its branch for any shapes, None if it can be none.
     special: Condition -> the branch for the shapes that it is first taken with.
+    handed: Condition -> the values that its branch only hands on; None if it computes any.
     """
 
     make: Callable[[bool], WholeModel | StagedModel | None]
     special: Mapping[bool, Specialized]
+    handed: Mapping[bool, tuple[str, ...] | None]
 
     @cached_property
     def _made(self) -> dict[bool, WholeModel | StagedModel | None]:
@@ -86,6 +88,10 @@ class IfStage(TorchStage):
     def run(self, values: dict[str, Any]) -> None:
         """Compute results from values of the call."""
         taken = bool(values[self.node.reads[0]])
+        handed = self.handed[taken]
+        if handed is not None:
+            values.update([(made, values[name]) for made, name in zip(self.writes, handed, strict=True)])
+            return
         special = self.special[taken]
         names, model = special.names, special.of(values)
         if model is None:

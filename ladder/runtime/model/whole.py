@@ -60,11 +60,9 @@ class WholeModel:
         """
         given = self._tensors(arguments, named)
         values = [*given, *self.stored]
-        self.executable.check(values, len(given))
-        if self.limits:
-            self._check_limits(values)
+        sizes = self.executable.check(values, len(given), self._check_limits if self.limits else None)
         try:
-            computed = self.executable(*values)
+            computed = self.executable.call(values, sizes)
         except Exception as error:
             if self.libraries is None:
                 refuse_contradiction(error)
@@ -134,9 +132,9 @@ class WholeModel:
         shown = tuple(pair for pair in self.limits if set(size_names(pair)) <= set(names))
         return shown, evaluator(tuple(extent for pair in shown for extent in pair), names)
 
-    def _check_limits(self, values: Sequence[Any]) -> None:
+    def _check_limits(self, sizes: Sizes) -> None:
         limits, numbers = self._bounds
-        found = numbers(self.executable.read(values))
+        found = numbers(sizes)
         for (extent, most), size, bound in zip(limits, found[::2], found[1::2], strict=True):
             if size > bound:
                 raise ShapeError(f"the model needs {extent} <= {most}, this call has {size} and {bound}")

@@ -140,6 +140,15 @@ class Workspace:
             return True
         return value in self.shown_by and self.lies_still(self.shown_by[value])
 
+    def is_hidden(self, value: str) -> bool:
+        """Tell whether callers cannot see that a view shares memory: it is no result, or the plan's alone."""
+        if value not in self.shown():
+            return True
+        while value in self.shown_by:
+            value = self.shown_by[value]
+        plan, mine = self.owner.plan, {*self.owner.bindings, *self.constants}
+        return value not in mine and value not in plan.in_place
+
     def knows(self, step: PlanStep) -> bool:
         """Tell whether the extents of a step are the same in every call."""
         return not step.sizes or isinstance(self.now, Settled)

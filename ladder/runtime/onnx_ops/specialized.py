@@ -38,10 +38,10 @@ class Specialized:
         """In a row, with `form`."""
         self.models: dict[tuple[Any, ...], Model | None] = {}
 
-    def of(self, values: Mapping[str, Any]) -> Model | None:
-        """Return the model for values; None where there is none for theirs."""
+    def of(self, values: Mapping[str, Any], form: tuple[Any, ...] | None = None) -> Model | None:
+        """Return the model for values, whose `form_of` may be given; None where there is none for them."""
         given = [values[name] for name in self.names]
-        form = tuple([(v.dtype, v.shape) if isinstance(v, torch.Tensor) else (type(v),) for v in given])
+        form = form_of(given) if form is None else form
         if form in self.models or len(self.models) >= self.most:
             return self.models.get(form)
         self.calls = self.calls + 1 if form == self.form else 1
@@ -51,3 +51,8 @@ class Specialized:
         are_tensors = all(isinstance(value, torch.Tensor) for value in given)
         self.models[form] = self.make(dict(zip(self.names, given, strict=True))) if are_tensors else None
         return self.models[form]
+
+
+def form_of(given: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the types and shapes of values."""
+    return tuple([(v.dtype, v.shape) if isinstance(v, torch.Tensor) else (type(v),) for v in given])
