@@ -45,6 +45,12 @@ def is_timed_by_sixteens(gemm: Gemm) -> bool:
     return decodes_to_floats(gemm) and (lane_of(gemm.activation) == 16 or to_fp8)
 
 
+def takes_sixteens(gemm: Gemm) -> bool:
+    """Whether wgmma's tiles of any multiple of sixteen activation rows compete: also plain fp8's."""
+    plain = gemm.weight in FLOAT_OPERANDS and lane_of(gemm.activation) == 8 and gemm.group_size >= gemm.k
+    return is_timed_by_sixteens(gemm) or (plain and gemm.activation != "int8" and not gemm.token_group)
+
+
 @cache
 def evenly_spaced(weight: str) -> bool:
     """Whether values are whole multiples of a step, ascending with codes whose top bit may be flipped."""

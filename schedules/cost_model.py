@@ -52,6 +52,7 @@ from schedules.footprint import (
     promotes_rarely,
     registers_per_thread,
     resources,
+    slices_in_turn,
     stage_bytes,
 )
 from schedules.layouts import lane_of, packed_group, padded
@@ -84,6 +85,9 @@ MULTICAST_LOSS = 0.19
 
 PROMOTION_CYCLES = 100
 """wgmma: waiting for products that must be scaled before a slab ends (latency, not fitted)."""
+
+RESTART_CYCLES = 600
+"""wgmma: between slices of K that a block sums apart: last products, additions, first decoding (a guess)."""
 
 TENSOR_SHARE = 0.987
 """wgmma: part of the peak of the tensor cores that they reach while nothing else delays them."""
@@ -385,8 +389,9 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     core = device.core_for(gemm.activation, schedule.pipeline)
     slab = SWIZZLE_ROW // operand_bytes(gemm)
     slabs = schedule.tile_k // slab
-    turn = max(2, slabs) * slab * schedule.split_k  # K that one turn of the loop takes from all slices
-    count = -(-padded(gemm.k) // turn) * max(2, slabs)
+    # K that one turn of the loop takes from all slices
+    turn = max(2, slabs) * slab * max(schedule.split_k, schedule.deal)
+    count = -(-padded(gemm.k) // turn) * max(2, slabs) * slices_in_turn(schedule)
     row_tiles = schedule.tile_n // 16 // schedule.warps
     decode = _constants(gemm)["DECODE_CYCLES"] * slab / 2 * decode_ops(gemm, schedule.placement)
     issue = row_tiles * (_constants(gemm)["SLAB_CYCLES"] + decode)
@@ -401,11 +406,12 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
     tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constants(gemm)["INGEST_BYTES"])
     stall += row_tiles * _constants(gemm)["TILE_CYCLES"] + _constants(gemm)["STAGE_CYCLES"] / slabs
+    restarts = slices_in_turn(schedule) - 1
     edge = _constants(gemm)["BLOCK_SECONDS"] + _edge_seconds(gemm, schedule)
     edge, hidden = (0.0 if schedule.persistent else edge), _constants(gemm)["EDGE_OVERLAP"]
     warpgroups = schedule.warps // 4
     return Work(
-        count * stall / device.clock + hidden * edge,
+        (count * stall + restarts * RESTART_CYCLES) / device.clock + hidden * edge,
         count * warpgroups * issue / device.clock,
         count * tensor / device.clock,
         _constants(gemm)["WORK_POWER"],

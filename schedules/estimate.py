@@ -16,7 +16,7 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import is_timed_by_sixteens, raw_needs_gain
+from schedules.codes import is_timed_by_sixteens, raw_needs_gain, takes_sixteens
 from schedules.cost_model import predict
 from schedules.footprint import SLICED, resources
 from schedules.layouts import lane_of
@@ -37,8 +37,8 @@ UNTRIED_MIDDLE = 1.05
 NEAR = log(4.0)
 """Times at M whose logarithms differ by no more tell of each other."""
 
-UNTRIED_DECODED = 1.03
-"""The same beyond `ALIKE_ROWS` where weights are decoded to 16 bits: the model was fitted best there."""
+UNTRIED_MANY = 1.03
+"""The same beyond `ALIKE_ROWS` where tiles follow M by sixteens: few of them were timed."""
 
 LEAN = 0.6
 """Share of a schedule's own correction, in logarithms, that holds at another shape than it was measured at.
@@ -156,7 +156,7 @@ class Estimator:
         self._levels = _levels(gemm, device, legal)
         self._lean = 1.0 if exact else LEAN
         self.close = _close(gemm, device)
-        self._close_typical = _typical(self._corrections, UNTRIED_DECODED, ALIKE_ROWS)
+        self._typical_many = _typical(self._corrections, UNTRIED_MANY, ALIKE_ROWS)
         self._few = None if legal else self._borrowed(akin)
 
     def _borrowed(self, akin: Iterable[tuple[Gemm, Sequence[Measurement]]]) -> Estimator | None:
@@ -214,6 +214,8 @@ class Estimator:
             return 1.0, 1.0
         if self._is_middle(m):
             return self._levels.of(pipeline, m), UNTRIED_MIDDLE
+        if m > ALIKE_ROWS and takes_sixteens(self.gemm):
+            return self._typical_many, 1.0
         return self._typical, UNTRIED
 
     def knows(self, m: int) -> bool:
@@ -238,7 +240,7 @@ class Estimator:
         if found is not None:
             return exp(self._lean * log(found.at(m)) + (1 - self._lean) * log(level)) * predicted
         if close and not self.knows(m):
-            return self._close_typical * predicted
+            return self._typical_many * predicted
         if not self._surrounds(m):
             return untried * level * predicted
         fastest = min(map(partial(self.seconds, m=m), self.measured))

@@ -19,6 +19,9 @@ WARP = 32
 SWIZZLE_ROW = 128
 """Bytes of A in one row of the 128-byte swizzle that wgmma and TMA use (PTX ISA)."""
 
+DEALT_COLUMNS = 128
+"""Neighbouring columns of K that a slice takes at once where wgmma deals K: a turn of its loop (`deal`)."""
+
 CHUNK_BYTES = 16
 """Bytes that a thread copies at once."""
 
@@ -164,6 +167,11 @@ def slice_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the K of each slice of wgmma's ``split_k`` but the last: whole turns of its loop."""
     turn = turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
     return -(-padded(gemm.k) // (turn * schedule.split_k)) * turn
+
+
+def slices_in_turn(schedule: GpuSchedule) -> int:
+    """Return the slices of K that one wgmma block sums, each apart, one after another."""
+    return schedule.deal // schedule.split_k if schedule.deal > 1 else 1
 
 
 def block_rows(schedule: GpuSchedule) -> int:
@@ -331,6 +339,7 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         return sums + partial + rest + (row_tiles - 1) * 32
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
+    sums *= 1 + (slices_in_turn(schedule) > 1)
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
 
 

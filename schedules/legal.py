@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import decodes_to_floats, evenly_spaced, table_bytes, weight_bits
+from schedules.codes import evenly_spaced, table_bytes, weight_bits
 from schedules.footprint import (
     CHUNK_BYTES,
+    DEALT_COLUMNS,
     PROMOTED_COLUMNS,
     SPARE_REGISTERS,
     SWIZZLE_ROW,
@@ -30,7 +31,7 @@ from schedules.footprint import (
     shared_bytes,
 )
 from schedules.layouts import lane_of, packed_group
-from schedules.rules import AXES, RULES, serves
+from schedules.rules import AXES, DEALS, RULES, serves
 from schedules.schedule import GpuSchedule
 from schedules.waves import MOST_REGISTERS, MOST_THREADS, NARROW, block_lanes, divisions, tile_rows
 from targets import TileDevice
@@ -116,6 +117,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _window_violations(gemm, schedule)
     yield from _gate_violations(gemm, schedule)
+    yield from _deal_violations(gemm, schedule)
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 
@@ -205,15 +207,30 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     yield from _grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
-    # Integer products have fewer sizes, and large tiles of fp8 codes carry (`footprint.carries`).
-    by_eights = lane_of(gemm.activation) == 16 or decodes_to_floats(gemm)
-    if schedule.tile_m & (schedule.tile_m - 1) and not by_eights:
+    if schedule.tile_m & (schedule.tile_m - 1) and gemm.activation == "int8":  # products of fewer sizes
         yield f"sums of {gemm.activation} take tiles of a power of two, not of {schedule.tile_m} tokens"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
     if carries(gemm, schedule) and row_bytes != SWIZZLE_ROW:
         yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
+
+
+def _deal_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.deal == 1:
+        return
+    if schedule.pipeline != "wgmma" or lane_of(gemm.activation) == 8:
+        yield "only wgmma of 16-bit operands deals K"
+    if schedule.deal not in DEALS:
+        yield f"K is dealt to {', '.join(map(str, DEALS))} slices, not to {schedule.deal}"
+    if gemm.experts or gemm.windows:
+        yield "K is dealt of plain rows of x"
+    if schedule.split_k not in (1, schedule.deal):
+        yield f"one block or {schedule.deal} sum {schedule.deal} slices, not {schedule.split_k}"
+    if schedule.tile_k > DEALT_COLUMNS:
+        yield f"stages lie within runs of {DEALT_COLUMNS} columns, not tile_k={schedule.tile_k}"
+    if schedule.stream_k:
+        yield "stream_k cuts K elsewhere"
 
 
 PAIR_COLUMNS = 32
@@ -244,8 +261,8 @@ def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield "clusters of more than two blocks may not all fit at once, so persistent ones cannot have them"
     if schedule.stream_k and (not schedule.persistent or schedule.cluster > 1):
         yield "stream_k shares the tiles of a persistent grid without clusters"
-    if schedule.stream_k and lane_of(gemm.activation) == 8:
-        yield "stream_k adds float32 sums; those of 8-bit cores may be integers"
+    if schedule.stream_k and lane_of(gemm.activation) == 8 and not promotes(gemm, schedule):
+        yield "stream_k adds float32 sums; those of int8 without groups are integers"
     if schedule.cluster * schedule.split_k > 8:
         yield f"{schedule.cluster} x {schedule.split_k} blocks exceed the portable cluster size of 8"
 

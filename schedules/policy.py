@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ladder.ir.gemm import Gemm
+from schedules.codes import takes_sixteens
 from schedules.cost import Cost
 from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
 from schedules.footprint import SLICED, k_slices
-from schedules.invariance import Order, order_of_sums
+from schedules.invariance import Order, dealt, order_of_sums
 from schedules.layouts import TILE, packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
@@ -73,15 +74,25 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
     ),
-    64: (
+    32: (
+        GpuSchedule("wgmma", 48, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
+    ),
+    48: (
         GpuSchedule("wgmma", 64, 128, 64, stages=6, warps=8),
         GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
+    ),
+    64: (
+        GpuSchedule("wgmma", 80, 256, 64, stages=5, warps=8),
+        GpuSchedule("wgmma", 80, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
 }
 """By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
 serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill. Tokens are not spread
-evenly: a tile has room for more than the mean."""
+evenly: a tile has room for more than the mean; beyond the last, for two standard deviations of a random
+spread."""
 
 LEAST_STEPS = 4
 """Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768 on an H100)."""
@@ -254,7 +265,8 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
         short = padded(gemm.k) // TILE // k_slices(tile) < LEAST_STEPS and k_slices(tile) > 1
         if is_legal(gemm, device, tile) and not seen and not short:
             return tile
-    return rank(gemm, device, min(m, TYPICAL_LARGE_M))[0].schedule
+    every = replace(gemm, n=gemm.n * gemm.experts)  # all experts' blocks share the device
+    return rank(every, device, min(m + 2 * math.isqrt(m), TYPICAL_LARGE_M))[0].schedule
 
 
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
@@ -264,10 +276,15 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
     expected = partial(_predicted, gemm, device) if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
-    most, gain = (MOST_CLOSE, CLOSE_GAIN) if estimator.close else (MOST_SCHEDULES, GAIN)
+    most, gain = (MOST_CLOSE, CLOSE_GAIN) if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)
     served = segments(costs, cover(costs, octave_weights(grid), most, gain))
     limits = (*grid[:-1], LARGEST_M)
     return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
+
+
+def _by_sixteens(gemm: Gemm, device: TileDevice) -> bool:
+    """Whether tiles follow M by sixteens."""
+    return "wgmma" in device.features and takes_sixteens(gemm)
 
 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
@@ -286,7 +303,7 @@ def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> fl
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
     pool, lost = estimator.measured, set[Schedule]()
-    for m in sorted({*GPU_BUCKETS[:-1], *(MIDDLE if estimator.close else ())}):
+    for m in sorted({*GPU_BUCKETS[:-1], *(MIDDLE if _by_sixteens(gemm, device) else ())}):
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
             ranked = rank(gemm, device, m, without=lost)
@@ -306,11 +323,10 @@ def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> tuple[Schedule, ...]:
     """Return the schedules that compete where all must add in one order: that which is fastest over M."""
     pools: dict[Order, list[Schedule]] = {}
     for m in GPU_BUCKETS[:-1]:
-        ranked = rank(gemm, device, m, wide=True)
         best: dict[Order, Schedule] = {}
-        for candidate in ranked:
-            order = order_of_sums(gemm, candidate.schedule)
-            if order is not None and candidate.cost.seconds < FAR_BEHIND * ranked[0].cost.seconds:
+        for candidate in _with_dealt(gemm, device, m):
+            order = order_of_sums(gemm, device, candidate.schedule)
+            if order is not None:
                 best.setdefault(order, candidate.schedule)
         for order, schedule in best.items():
             pools.setdefault(order, []).append(schedule)
@@ -321,6 +337,14 @@ def _pool_of_one_order(gemm: Gemm, device: TileDevice) -> tuple[Schedule, ...]:
 
     check(bool(pools), f"no kernels for {gemm} on {device.name} add in one order for every M")
     return tuple(dict.fromkeys(min(pools.values(), key=over_all_m)))
+
+
+def _with_dealt(gemm: Gemm, device: TileDevice, m: int) -> list[Candidate]:
+    """Return the candidates for M = ``m`` that are not far behind, those that deal K among them, in order."""
+    ranked = rank(gemm, device, m, wide=True)
+    near = [each for each in ranked if each.cost.seconds < FAR_BEHIND * ranked[0].cost.seconds]
+    more = (other for each in near for other in dealt(gemm, device, each.schedule))
+    return sorted([*near, *(Candidate(each, predict(gemm, device, each, m)) for each in more)], key=_order)
 
 
 def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:
@@ -335,7 +359,7 @@ def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:
 
 def _cpu_choice(gemm: Gemm, device: TileDevice, limit: int, tuning: TuningDatabase | None) -> Schedule:
     if gemm.batch_invariant:  # of the instruction that serves the most rows
-        order = order_of_sums(gemm, best_schedule(gemm, device, LARGEST_M))
-        return next(s for s in cpu_candidates(gemm, device, limit) if order_of_sums(gemm, s) == order)
+        order = order_of_sums(gemm, device, best_schedule(gemm, device, LARGEST_M))
+        return next(s for s in cpu_candidates(gemm, device, limit) if order_of_sums(gemm, device, s) == order)
     measured = None if tuning is None else tuning.lookup(device, gemm, limit)
     return measured or best_schedule(gemm, device, limit)

@@ -149,6 +149,9 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+DEALS = (2, 4, 8)
+"""Slices to which ``wgmma`` may deal K: as many as ``gemv`` and clusters sum fast."""
+
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
 """Fields of a schedule for which a rule states what is allowed."""
 

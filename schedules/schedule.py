@@ -65,6 +65,8 @@ class GpuSchedule(Schedule):
     stream_k: Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
     pair: Whether the two blocks of a cluster multiply together, each with half of the activation rows in its
         shared memory (``tcgen05``, ``cta_group::2``).
+    deal: Slices to which ``wgmma`` deals K in runs of 128 columns, as ``gemv`` does: ``split_k`` blocks, as
+        many or one, sum each apart and add them in order.
     """
 
     pipeline: str
@@ -81,6 +83,7 @@ class GpuSchedule(Schedule):
     cluster: int = 1
     stream_k: bool = False
     pair: bool = False
+    deal: int = 1
 
     def __post_init__(self) -> None:
         check(self.pipeline in GPU_PIPELINES, f"unknown GPU pipeline {self.pipeline!r}")

@@ -13,7 +13,7 @@ from math import gcd
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
-from schedules.codes import decodes_to_floats, is_timed_by_sixteens
+from schedules.codes import decodes_to_floats, takes_sixteens
 from schedules.cost_model import is_tight
 from schedules.footprint import (
     SLICED,
@@ -207,8 +207,9 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
 
 def _tiles_of_m(gemm: Gemm, pipeline: str, *, full: bool) -> tuple[int, ...]:
     """Return the tiles along M that compete: beside powers of two others where timed, for tuning all."""
-    tiles, others = RULES[pipeline].tile_m, decodes_to_floats if full else is_timed_by_sixteens
-    if others(gemm) and not gemm.windows and not gemm.experts:
+    tiles = RULES[pipeline].tile_m
+    others = takes_sixteens(gemm) or (full and decodes_to_floats(gemm))
+    if others and not gemm.windows:
         return tiles
     return tuple(tile for tile in tiles if tile & (tile - 1) == 0)
 

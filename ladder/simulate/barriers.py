@@ -106,6 +106,7 @@ class NamedBarriers:
     def __init__(self, memory: Memory, lanes: int) -> None:
         self.memory, self.lanes = memory, lanes
         self.arrived: dict[tuple[int, int], int] = {}
+        self.expected: dict[tuple[int, int], int] = {}
         self.passed: dict[tuple[int, int], int] = {}
         self.clock: dict[tuple[int, int], Array] = {}
         self.released: dict[tuple[int, int], Array] = {}
@@ -126,7 +127,11 @@ class NamedBarriers:
         clocks.sync_lanes(c.warps)
 
     def _count(self, key: tuple[int, int], threads: int, statement: int) -> None:
-        self.arrived[key] = self.arrived.get(key, 0) + self.lanes
+        before = self.arrived.get(key, 0)
+        if before and self.expected[key] != threads:
+            message = f"named barrier {key[1]} takes {self.expected[key]} threads, some say {threads}"
+            self.memory.log.add("barrier", statement, message)
+        self.expected[key], self.arrived[key] = threads, before + self.lanes
         if self.arrived[key] > threads:
             message = f"named barrier {key[1]} takes {threads} threads, more came"
             self.memory.log.add("barrier", statement, message)

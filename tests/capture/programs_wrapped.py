@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 
 import torch
 from capture_world import World, calls, normal, program
@@ -217,22 +216,3 @@ def cached_lists_that_grow():
         return x * len(found), list(found)
 
     return calls(fn, *SIZES)
-
-
-@program
-def wrapped_generators_in_chains():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-
-    def scaled(x):
-        yield x
-        yield x * 2
-
-    def fn(x):
-        kind = next(itertools.chain(model.parameters(), model.buffers())).dtype
-        chained = iter(itertools.chain(scaled(x), [x], scaled(x + 1)))
-        y = next(chained) + sum(itertools.islice(chained, 1, None, 2))
-        z = list(itertools.islice(itertools.chain.from_iterable(scaled(each) for each in (x, y)), 3))
-        turns = [a * b for a, b in zip(itertools.cycle(scaled(x)), (1, 2, 3))]
-        return x.to(kind), y, z, turns
-
-    return calls(fn, *[lambda size=size: (normal(size, 3),) for size in (2, 2, 4)])

@@ -11,6 +11,7 @@ from poison import poison_outputs
 
 import ladder
 from ladder.runtime.compile import target_of
+from schedules.invariance import order_of_sums
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -82,6 +83,11 @@ WGMMA: dict[str, GpuSchedule] = {
     "split": GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8, split_k=8),
     "shares": GpuSchedule("wgmma", 64, 256, 128, stages=4, warps=8, persistent=True, stream_k=True),
     "small tiles in shares": GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True, stream_k=True),
+    "parts of tokens in shares": GpuSchedule(
+        "wgmma", 208, 128, 128, stages=3, warps=8, persistent=True, stream_k=True
+    ),
+    "dealt to four blocks": GpuSchedule("wgmma", 32, 128, 64, stages=6, warps=8, split_k=4, deal=4),
+    "dealt to one block": GpuSchedule("wgmma", 112, 128, 128, stages=4, warps=8, persistent=True, deal=8),
     "gemv, two blocks split K": GpuSchedule(
         "gemv", 16, stages=2, warps=8, split_k=2, warp_rows=32, cluster=2
     ),
@@ -321,3 +327,29 @@ def test_no_rows_give_no_rows() -> None:
     op = ladder.Matmul(*SHAPES[1], ttype, "float16", **options)
     x = torch.empty(0, SHAPES[1][1], dtype=torch.float16, device="cuda")
     assert op(x, op.pack(weight, "cuda")).shape == (0, SHAPES[1][0])
+
+
+DEALT = (
+    GpuSchedule("wgmma", 8, 64, 128, stages=4, warps=4, split_k=4, deal=4),
+    GpuSchedule("gemv", 8, stages=2, warps=16, split_k=4, warp_rows=32),
+    GpuSchedule("gemv", 16, stages=2, warps=8, split_k=4),
+    GpuSchedule("wgmma", 128, 128, 128, stages=4, warps=8, persistent=True, deal=4),
+)
+
+
+@pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
+@pytest.mark.parametrize("activation", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["int4_g128", "uint4_g64_zi", "uint2_g16", "mxfp4"])
+def test_kernels_that_deal_k_give_the_same_bits(name: str, activation: str) -> None:
+    """mma and wgmma add alike, so that gemv and wgmma may serve one batch-invariant plan."""
+    n, k, device = 576, 2880, get_device(target_of(torch.device("cuda")))
+    weight, ttype, options = _quantized(n, k, name, activation)
+    found, orders = [], set()
+    for schedule in DEALT:
+        plan = Plan(((1 << 20, schedule),))
+        op = ladder.Matmul(n, k, ttype, activation, output="float32", plan=plan, **options)
+        orders.add(order_of_sums(op.gemm, device, schedule))
+        x, _ = _operands(op.gemm, 9)
+        found.append(op(x, op.pack(weight, "cuda")))
+    assert len(orders) == 1
+    assert all(torch.equal(found[0], y) for y in found)

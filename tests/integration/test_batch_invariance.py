@@ -74,36 +74,49 @@ def test_a_model_passes_it_on() -> None:
 def test_kernels_of_a_plan_add_in_one_order(weight: str, activation: str, device: str) -> None:
     gemm, target = gemm_for(2048, 4096, weight, activation, batch_invariant=True), get_device(device)
     plan = make_plan(gemm, target)
-    orders = {order_of_sums(gemm, schedule) for _, schedule in plan.entries}
+    orders = {order_of_sums(gemm, target, schedule) for _, schedule in plan.entries}
     assert len(orders) == 1
     assert None not in orders
     assert choose(gemm, target, 24).schedule == plan.schedule_for(24)
     other = make_plan(replace(gemm, batch_invariant=False), target)
-    assert len({order_of_sums(gemm, schedule) for _, schedule in other.entries}) > 1
+    assert len({order_of_sums(gemm, target, schedule) for _, schedule in other.entries}) > 1
+
+
+HOPPER = get_device("cuda/sm_90a")
 
 
 def test_what_moves_with_the_number_of_rows_has_no_order() -> None:
     gemm, schedule = gemm_for(64, 64, "int4", "float16"), GpuSchedule("wgmma", 64, 128, persistent=True)
-    assert order_of_sums(gemm, schedule) == order_of_sums(gemm, replace(schedule, tile_m=128, stages=6))
-    assert order_of_sums(gemm, schedule) != order_of_sums(gemm, replace(schedule, split_k=2))
-    assert order_of_sums(gemm, replace(schedule, stream_k=True)) is None
+    order = order_of_sums(gemm, HOPPER, schedule)
+    assert order == order_of_sums(gemm, HOPPER, replace(schedule, tile_m=128, stages=6))
+    assert order != order_of_sums(gemm, HOPPER, replace(schedule, split_k=2))
+    assert order_of_sums(gemm, HOPPER, replace(schedule, stream_k=True)) is None
 
 
 def test_slices_of_other_lengths_are_another_order() -> None:
     gemm, schedule = gemm_for(64, 2624, "int4", "float16"), GpuSchedule("wgmma", 8, 64, 64, split_k=2)
     longer = replace(schedule, tile_k=256)  # 24 and 17 tiles of K instead of 22 and 19
-    assert order_of_sums(gemm, schedule) != order_of_sums(gemm, longer)
+    assert order_of_sums(gemm, HOPPER, schedule) != order_of_sums(gemm, HOPPER, longer)
     even = replace(gemm, k=4096)
-    assert order_of_sums(even, schedule) == order_of_sums(even, longer)
+    assert order_of_sums(even, HOPPER, schedule) == order_of_sums(even, HOPPER, longer)
 
 
-def test_who_adds_eight_slices_depends_on_the_rows_of_a_block() -> None:
-    gemm, schedule = gemm_for(512, 4096, "int4", "float16"), GpuSchedule("wgmma", 8, 64, split_k=8)
-    wider, widest = replace(schedule, tile_n=128, warps=8), replace(schedule, tile_n=256, warps=8)
-    assert order_of_sums(gemm, schedule) != order_of_sums(gemm, wider)
-    assert order_of_sums(gemm, wider) == order_of_sums(gemm, widest)
-    four = [order_of_sums(gemm, replace(each, split_k=4)) for each in (schedule, wider)]
-    assert four[0] == four[1]
+def test_gemv_has_the_order_of_wgmma_that_deals_k() -> None:
+    gemm = gemm_for(512, 4096, "int4", "float16", group_size=128)
+    gemv = GpuSchedule("gemv", 8, stages=2, warps=16, split_k=4, warp_rows=32)
+    dealt = GpuSchedule("wgmma", 64, 128, warps=8, deal=4)
+    orders = [
+        order_of_sums(gemm, HOPPER, each)
+        for each in (gemv, replace(gemv, tile_m=16, warps=8, warp_rows=16), dealt, replace(dealt, split_k=4))
+    ]
+    assert len(set(orders)) == 1
+    others = (
+        replace(gemv, split_k=8), replace(gemv, stages=8), replace(gemv, cluster=2), replace(dealt, deal=8),
+        replace(gemv, placement="accumulator"), replace(dealt, deal=1, split_k=4),
+    )  # fmt: skip
+    assert not {order_of_sums(gemm, HOPPER, each) for each in others} & set(orders)
+    table = gemm_for(512, 4096, "nf4", "float16", group_size=64)
+    assert order_of_sums(table, HOPPER, gemv) != order_of_sums(table, HOPPER, dealt)
 
 
 def test_the_kernels_themselves_are_shared() -> None:

@@ -152,6 +152,41 @@ WGMMA = {
         {"tile_m": 208, "tile_n": 128, "tile_k": 128, "warps": 8, "placement": "accumulator"},
         215,
     ),
+    "208 tokens of fp8, shared evenly": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=2200, group_size=2200, token_scale=True),
+        {**PARTED, "tile_m": 208, "stream_k": True},
+        201,
+    ),
+    "80 tokens of fp8, shared evenly": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=1100),
+        {**LARGE, "tile_m": 80, "stream_k": True},
+        75,
+    ),
+    "96 tokens of fp8 by int4, shared evenly": (
+        gemm(weight="int4", activation="fp8_e4m3", group_size=64, scale=True, n=264, k=700, token_scale=True),
+        {**LARGE, "tile_m": 96, "stream_k": True},
+        90,
+    ),
+    "208 tokens of fp8 by int4, in two parts, by turns, shared evenly": (
+        gemm(weight="int4", activation="fp8_e4m3", group_size=128, scale=True, n=264, k=1100),
+        {**PARTED, "tile_m": 208, "stream_k": True},
+        201,
+    ),
+    "K dealt to four blocks": (
+        gemm(weight="int4", group_size=128, scale=True, n=130, k=700, output="float16"),
+        {"tile_m": 16, "tile_k": 64, "split_k": 4, "deal": 4},
+        16,
+    ),
+    "K dealt to one block": (
+        gemm(weight="int4", group_size=128, scale=True, n=300, k=1500, output="float16"),
+        {"tile_m": 48, "tile_n": 128, "tile_k": 128, "warps": 8, "persistent": True, "deal": 4},
+        90,
+    ),
+    "exponents dealt to one block": (
+        gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, n=130, k=1100),
+        {"tile_m": 32, "tile_k": 64, "deal": 8},
+        33,
+    ),
     "units that do not go round": (
         gemm(weight="int5", group_size=128, scale=True, n=203, k=450),
         {"tile_k": 128, "tile_n": 192, "tile_m": 32, "warps": 12, "split_k": 8},

@@ -109,7 +109,7 @@ def test_scale_steps_divide_group_and_stage(
         ({"split_k": 2, "persistent": True}, "does not split"),
         ({"cluster": 4, "tile_m": 16}, "cannot share"),
         ({"cluster": 4, "tile_m": 80}, "cannot share"),
-        ({"stream_k": True}, "of a persistent 16-bit kernel"),
+        ({"stream_k": True}, "of a persistent kernel"),
         ({"stream_k": True, "persistent": True, "cluster": 2}, "without clusters"),
         ({"tile_k": 64, "stages": 2}, "wait for ever; use at least 3"),
         ({"tile_m": 256, "tile_n": 256, "tile_k": 64, "stages": 3}, "registers"),

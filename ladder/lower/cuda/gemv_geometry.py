@@ -11,15 +11,13 @@ from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import MatrixStep
 from schedules.footprint import (
-    RESIDENT_THREADS,
     SPARE_REGISTERS,
-    X_BUFFER_BYTES,
     X_BUFFERS,
     block_rows,
     block_threads,
-    least_x_bytes,
     registers_per_thread,
 )
+from schedules.gemv_runs import buffer_chunks, gemv_blocks, gemv_run, unit_rounds
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -129,21 +127,12 @@ class GemvGeometry(Slices):
     @property
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that registers and shared memory are meant for."""
-        fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
-        least = self.table_bytes + least_x_bytes(self.groups.gemm, self.schedule)
-        sharing = self.device.shared_per_unit // (least + 1024)
-        most = min(self.device.max_blocks_per_unit, RESIDENT_THREADS // self.threads)
-        return max(1, min(fitting, sharing, most))
+        return gemv_blocks(self.groups.gemm, self.device, self.schedule, self.table_bytes)
 
     @property
     def run(self) -> int:
-        """Neighbouring tiles that a slice takes at once: a divisor of ``stages``.
-
-        The largest for which the buffers of x hold a unit of rounds for ``tile_m`` activation rows.
-        """
-        stages, room = self.schedule.stages, self.buffer_chunks // self.schedule.tile_m
-        sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
-        return next((s for s in sizes if self._unit_chunks(s) <= room), 1)
+        """Neighbouring tiles that a slice takes at once: a divisor of ``stages``."""
+        return gemv_run(self.schedule, self.buffer_chunks, self.tile_chunks)
 
     @property
     def round_tiles(self) -> int:
@@ -163,28 +152,17 @@ class GemvGeometry(Slices):
     @property
     def unit_rounds(self) -> int:
         """Rounds by which buffers of x grow, so that the swizzle permutes whole rows of eight chunks."""
-        return self._unit(self.run)
-
-    def _unit(self, run: int) -> int:
-        return 2 if run * self.schedule.split_k * self.tile_chunks % 8 else 1
-
-    def _unit_chunks(self, run: int) -> int:
-        """Return the 16-byte chunks per activation row of a unit of rounds."""
-        return self._unit(run) * run * self.schedule.split_k * self.tile_chunks
+        return unit_rounds(self.schedule, self.run, self.tile_chunks)
 
     @property
     def unit_chunks(self) -> int:
         """16-byte chunks per activation row of a unit of rounds."""
-        return self._unit_chunks(self.run)
+        return self.unit_rounds * self.round_tiles * self.tile_chunks
 
     @property
     def buffer_chunks(self) -> int:
         """16-byte chunks of one of the `X_BUFFERS` of x: as many as resident blocks leave room for."""
-        device = self.device
-        room = min(
-            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, X_BUFFER_BYTES
-        )
-        return (room - self.table_bytes) // (X_BUFFERS * CHUNK_BYTES) // 8 * 8
+        return buffer_chunks(self.device, self.resident_blocks, self.table_bytes)
 
     @property
     def least_units(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.script import tirx as T
+
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_loop import Parts
@@ -17,6 +19,7 @@ from ladder.lower.cuda.wgmma_products import (
     wait_groups,
 )
 from ladder.lower.cuda.wgmma_spec import Spec
+from schedules.footprint import slices_in_turn
 
 Expr = Any
 
@@ -26,16 +29,22 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class State:
-    """A thread's accumulators, and its registers of weights."""
+    """A thread's registers.
+
+    sums, weights: Accumulators, and weights.
+    total: Sums of the slices of K before, where there are several; else None.
+    """
 
     sums: Any
     weights: Registers
+    total: Any
 
 
 def allocate_state(spec: Spec, *, scaled: bool) -> State:
     """Allocate a thread's registers; ``scaled``: there are scales within K."""
     sums = b.local(spec.sums, "float32")
-    return State(sums, allocate_registers(spec, scaled=scaled))
+    total = b.local(spec.sums, "float32") if slices_in_turn(spec.schedule) > 1 else None
+    return State(sums, allocate_registers(spec, scaled=scaled), total)
 
 
 @dataclass(frozen=True)
@@ -50,27 +59,56 @@ class Loop16:
 
     def tile(self, piece: Piece) -> None:
         """Sum one tile, or its piece, over K and write it."""
-        consumer, epilogue, sums = self.parts.consumer, self.parts.epilogue, self.state.sums
+        consumer, epilogue = self.parts.consumer, self.parts.epilogue
         held = epilogue.load(piece)
         consumer.await_stage()
         self.parts.operands.fetch(0)
-        with b.loop(piece.iterations) as iteration:
-            for slab in range(self.parts.spec.geo.body):
-                self._slab(piece, iteration, slab)
-        wait_groups(0)
-        pin_registers(sums, self.parts.spec.sums)
+        sums = self._sum(piece) if self.state.total is None else self._sum_slices(piece)
         consumer.release()
         consumer.ring.advance()
         epilogue.finish(piece, held, lambda register: sums[register], sums)
 
-    def _slab(self, piece: Piece, iteration: Expr, slab: int) -> None:
-        """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
+    def _sum(self, piece: Piece) -> Any:
+        """Sum all iterations; return the sums."""
+        with b.loop(piece.iterations) as iteration:
+            for slab in range(self.parts.spec.geo.body):
+                self._slab(piece.iterations, iteration, iteration, slab)
+        return self._finished()
+
+    def _sum_slices(self, piece: Piece) -> Any:
+        """Sum slices of ``piece.iterations`` apart and add them in order; return the total."""
+        total, count = self.state.total, self.parts.spec.sums
+        turns = slices_in_turn(self.parts.spec.schedule)
+        for index in range(count):
+            b.store(total, T.float32(-0.0), index)  # added to, it leaves the first slice as it is
+        with b.loop(turns) as turn:
+            with b.loop(piece.iterations) as number:
+                iteration = b.keep(turn * piece.iterations + number)
+                for slab in range(self.parts.spec.geo.body):
+                    self._slab(piece.iterations * turns, iteration, number, slab)
+            sums = self._finished()
+            for index in range(count):
+                b.store(total, total[index] + sums[index], index)
+            pin_registers(total, count)
+        return total
+
+    def _finished(self) -> Any:
+        """Wait for all products; return the accumulators."""
+        wait_groups(0)
+        pin_registers(self.state.sums, self.parts.spec.sums)
+        return self.state.sums
+
+    def _slab(self, iterations: Expr, iteration: Expr, number: Expr, slab: int) -> None:
+        """Decode one slab, start its products and fetch the next; the previous slab's products finish.
+
+        The slab is one of ``iteration``, of so many in all, which is ``number`` since sums were begun.
+        """
         geo, consumer = self.parts.spec.geo, self.parts.consumer
         within = slab % geo.slabs
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
                 self.parts.operands.decode(m, tile, slab % 2)
-        self._start(within, slab % 2, iteration > 0 if slab == 0 else True)
+        self._start(within, slab % 2, number > 0 if slab == 0 else True)
         last = within == geo.slabs - 1
         if last:
             consumer.finished.set(consumer.ring.stage.value)
@@ -78,13 +116,13 @@ class Loop16:
         # read: ptxas would run all products one by one (C7513).
         early = geo.slabs > 1 and geo.bits < geo.lane
         if early:
-            self._fetch_next(piece, iteration, slab)
+            self._fetch_next(iterations, iteration, slab)
         wait_groups(1)
         if within == 0:
             self._release_before(iteration, slab)
         if not early:
             # A ring of two stages can only be filled again once the previous one is free.
-            self._fetch_next(piece, iteration, slab)
+            self._fetch_next(iterations, iteration, slab)
         if last:
             consumer.previous.set(consumer.finished.value)
 
@@ -96,11 +134,11 @@ class Loop16:
             with b.when(iteration > 0):
                 self.parts.consumer.release()
 
-    def _fetch_next(self, piece: Piece, iteration: Expr, slab: int) -> None:
+    def _fetch_next(self, iterations: Expr, iteration: Expr, slab: int) -> None:
         """Fetch the slab after ``slab``."""
         geo = self.parts.spec.geo
         if (slab + 1) % geo.slabs == 0:
-            self.parts.consumer.enter_stage(iteration, piece.iterations, slab + 1)
+            self.parts.consumer.enter_stage(iteration, iterations, slab + 1)
         self.parts.operands.fetch((slab + 1) % geo.body)
 
     def _start(self, within: int, bank: int, accumulate: Expr) -> None:

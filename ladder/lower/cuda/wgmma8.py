@@ -158,7 +158,7 @@ class Loop8:
             self._run(piece, 0, piece.iterations)
         consumer.ring.advance()
         held = held if early else epilogue.load(piece)
-        epilogue.finish(piece, held, self._finished)
+        epilogue.finish(piece, held, self._finished, state.total)
 
     def _finished(self, register: int) -> Expr:
         """Return the finished sum of an accumulator as float32."""

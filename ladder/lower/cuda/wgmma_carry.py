@@ -8,6 +8,7 @@ small, in the accumulator. Nothing is rounded by that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -92,8 +93,7 @@ class CarryLoop:
 
     def tile(self, piece: Piece) -> None:
         """Sum one tile over K, interval by interval, and write it."""
-        for index in range(self.spec.sums // 2):
-            b.store(self.state.heads, T.uint32(0), index)
+        self._clear()
         whole = CARRY_INTERVAL // (self.spec.geo.body * self.spec.geo.slab)
         intervals = b.keep((piece.iterations + whole - 1) // whole)
         with b.loop(intervals) as interval:
@@ -101,15 +101,37 @@ class CarryLoop:
             self._interval(first, b.keep(T.min(piece.iterations - first, whole)))
             with b.when(interval + 1 < intervals):
                 self._carry()
+        joined = self._joined() if self.parts.epilogue.stream is not None else None
         # No sooner: there is no register for them.
         held = self.parts.epilogue.load(piece)
-        self.parts.epilogue.finish(piece, held, self._finished)
+        self.parts.epilogue.finish(piece, held, partial(self._finished, joined), joined)
 
-    def _finished(self, register: int) -> Expr:
-        """Return a finished sum as float32."""
+    def _clear(self) -> None:
+        """Clear heads; and sums, for the compiler alone, where `_joined` takes registers between tiles."""
+        for index in range(self.spec.sums // 2):
+            b.store(self.state.heads, T.uint32(0), index)
+        if self.parts.epilogue.stream is not None:
+            for index in range(self.spec.sums):
+                b.store(self.state.sums, T.float32(0), index)
+            pin_registers(self.state.sums, self.spec.sums)
+
+    def _joined(self) -> Any:
+        """Return sums as float32 registers of their own, which may be handed over and added to."""
+        whole = b.local(self.spec.sums, "float32")
+        for register in range(self.spec.sums):
+            b.store(whole, self._whole(register), register)
+        pin_registers(whole, self.spec.sums)
+        return whole
+
+    def _whole(self, register: int) -> Expr:
+        """Return a sum and its head as float32."""
         word = self.state.heads[register // 2]
         head = T.bitwise_and(word, T.uint32(HEAD_HIGH)) if register % 2 else T.shift_left(word, T.uint32(16))
-        value = self.state.sums[register] + T.reinterpret("float32", head)
+        return self.state.sums[register] + T.reinterpret("float32", head)
+
+    def _finished(self, joined: Any, register: int) -> Expr:
+        """Return a finished sum as float32, scaled by what the decoder left; ``joined``: of `_joined`."""
+        value = self._whole(register) if joined is None else joined[register]
         gain = self.spec.decoder.decoder.gains[register // 2 % 2]
         return value if gain == 1.0 else value * T.float32(gain)
 

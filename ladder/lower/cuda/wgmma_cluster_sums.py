@@ -91,10 +91,13 @@ class ClusterSums:
             b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, rank, *four))
 
     def _gathered(self, lane: Expr, m: int, unit: Expr, value: Sum) -> Sum:
-        """Add the other blocks' sums, in the order of their ranks, to this thread's."""
+        """Add the other blocks' sums to this thread's, in the order of their ranks."""
         count, first = self.geo.accumulators, m * self.geo.accumulators
         b.emit(T.cuda.mbarrier_wait(self.arrived.ptr_to([unit // self.slices]), 0))
         total, part = b.local(count, "float32"), b.local(4, "float32")
+        if self.slices > 2:
+            self._add_in_order(lane, unit, total, part, lambda index: value(first + index))
+            return lambda register: total[register - first]
         for index in range(count):
             b.store(total, value(first + index), index)
         for sender in range(self.slices - 1):
@@ -105,3 +108,16 @@ class ClusterSums:
                 for index in range(4):
                     b.store(total, total[quad * 4 + index] + part[index], quad * 4 + index)
         return lambda register: total[register - first]
+
+    def _add_in_order(self, lane: Expr, unit: Expr, total: Any, part: Any, own: Sum) -> None:
+        """Add all blocks' sums of a unit; ``own`` returns this thread's."""
+        for rank in range(self.slices):
+            mine = self.grid.slice == rank
+            sender = b.keep(T.min(rank - T.Cast("int32", self.grid.slice < rank), self.slices - 2))
+            for quad in range(self.geo.accumulators // 4):
+                with b.vector(4) as v:
+                    b.store(part, self.sums[unit // self.slices, sender, quad, lane, v], v)
+                for index in range(4):
+                    at = quad * 4 + index
+                    value = T.Select(mine, own(at), part[index])
+                    b.store(total, value if rank == 0 else total[at] + value, at)

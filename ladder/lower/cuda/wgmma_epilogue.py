@@ -30,7 +30,7 @@ from schedules.layouts import TILE
 Expr = Any
 WARP = 32
 TEAM_BARRIER = 8
-"""Named barrier of the first warpgroup's epilogue; stream-K has barrier 1."""
+"""Named barrier of the first warpgroup's epilogue; those that take turns have 1 and 2, stream-K has 3."""
 
 WAYS = 2
 """Loads from staging that are in flight at once."""

@@ -84,8 +84,8 @@ class WgmmaGeometry:
         alone = not s.persistent and s.cluster * s.split_k == 1
         check(alone or not self.gemm.experts, "one expert per block: no clusters, not persistent")
         check(
-            not s.stream_k or (s.persistent and s.cluster == 1 and self.lane == 16),
-            "stream_k shares the tiles of a persistent 16-bit kernel without clusters",
+            not s.stream_k or (s.persistent and s.cluster == 1 and (self.lane == 16 or self.promotes)),
+            "stream_k shares the tiles of a persistent kernel of float32 sums without clusters",
         )
         check(s.tile_m % (s.cluster * 8) == 0, f"{s.cluster} blocks cannot share {s.tile_m} activation rows")
         check(s.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {s.split_k}")

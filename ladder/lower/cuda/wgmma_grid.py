@@ -25,7 +25,8 @@ class Grid:
     slice, member: The block's slice of K, and its place among the blocks of the cluster that share activation
         rows.
     n_blocks, m_blocks: Tiles of a cluster along N and along M.
-    iterations, first_tile: Of the math loop, and the packed tile along K where they begin.
+    iterations, first_tile: Of the math loop (where K is dealt, of a slice), and the packed tile along K where
+        they begin.
     copied_m: Activation rows of a tile that the block copies.
     """
 
@@ -84,7 +85,8 @@ def find_grid(spec: Spec, args: Arguments) -> Grid:
     thread = b.thread_index(geo.threads)
     n_blocks, m_blocks = b.bind(n_blocks), b.bind(m_blocks)
     body_tiles = geo.body * geo.tiles_per_slab
-    iterations = b.bind((args.k_tiles + body_tiles * split - 1) // (body_tiles * split))
+    slices = max(split, schedule.deal)
+    iterations = b.bind((args.k_tiles + body_tiles * slices - 1) // (body_tiles * slices))
     first_tile = b.bind(slice_ * iterations * body_tiles) if split > 1 else 0
     copied_m = b.bind(rows_per_copy(spec, args))
     return Grid(thread, first, walkers, slice_, member, n_blocks, m_blocks, iterations, first_tile, copied_m)

@@ -18,7 +18,7 @@ from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
-from schedules.footprint import SWIZZLE_ROW, scale_span
+from schedules.footprint import SWIZZLE_ROW, scale_span, slices_in_turn
 from schedules.layouts import TILE
 
 Expr = Any
@@ -53,9 +53,22 @@ class Producer:
         share = geo.held_m if self.spec.schedule.pair else grid.copied_m
         own = first_m if self.spec.schedule.cluster == 1 else first_m + grid.member * share
         x = begin_copies(self.spec, self.args, self.x_map, piece, own)
+        if self.spec.schedule.deal > 1:
+            self._fill_dealt(x, piece)
+            return
         with b.loop(piece.iterations * (geo.body // geo.slabs)) as step:
             self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
             self.ring.advance()
+
+    def _fill_dealt(self, x: TileCopies, piece: Piece) -> None:
+        """Load the stages of the block's slices of K, one slice after another; a run is an iteration."""
+        geo, deal = self.spec.geo, self.spec.schedule.deal
+        run, parts = geo.body * geo.tiles_per_slab, geo.body // geo.slabs
+        with b.loop(slices_in_turn(self.spec.schedule)) as turn, b.loop(piece.iterations) as iteration:
+            first = b.keep((iteration * deal + self.grid.slice + turn) * run)
+            for part in range(parts):
+                self._fill_stage(x, piece.row_tile, b.bind(first + part * geo.stage_tiles))
+                self.ring.advance()
 
     def drain(self) -> None:
         """Wait until all stages are free: no other block's products arrive at their barriers any more."""

@@ -41,6 +41,9 @@ Expr = Any
 RAISED = 0x7FF57E1D7FF9B3C6
 """A flag that is up: NaNs, with payloads of their own, as float32 and as 16-bit floats."""
 
+BARRIER = 3
+"""Named barrier of what is handed over; math warpgroups that take turns have 1 and 2, epilogues 8 to 11."""
+
 HAND_OVER = """
 __device__ __forceinline__ void ladder_hand_over_{count}_{threads}(
     long long sums_at, long long flags, int share, int thread, const float* sums) {{
@@ -49,14 +52,14 @@ __device__ __forceinline__ void ladder_hand_over_{count}_{threads}(
   for (int i = 0; i < {count} / 4; ++i)
     __stcg(place + i * {threads},
            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-  asm volatile("bar.arrive 1, {threads} + 32;" ::: "memory");
+  asm volatile("bar.arrive {barrier}, {threads} + 32;" ::: "memory");
 }}
 """
 
 ANNOUNCE = """
 __device__ __forceinline__ void ladder_announce_{threads}(long long flags, int share, int lane) {{
   unsigned long long* flag = reinterpret_cast<unsigned long long*>(flags) + share * ({threads} / 32) + lane;
-  asm volatile("bar.sync 1, {threads} + 32;" ::: "memory");
+  asm volatile("bar.sync {barrier}, {threads} + 32;" ::: "memory");
   if (lane < {threads} / 32)
     asm volatile("st.release.gpu.global.u64 [%0], %1;" :: "l"(flag), "l"({raised}ull) : "memory");
 }}
@@ -184,7 +187,7 @@ class Stream:
 
     def announce(self) -> None:
         """Raise the flags of what the math warps hand over, so that they need not wait; one warp."""
-        text = ANNOUNCE.format(threads=self._threads, raised=hex(RAISED))
+        text = ANNOUNCE.format(threads=self._threads, raised=hex(RAISED), barrier=BARRIER)
         flags, lane = self.workspace.address + self.workspace.flags, self.grid.thread % 32
         with b.when(T.And(self.begin < self.end, self.begin % self.iterations > 0)):
             name = f"ladder_announce_{self._threads}"
@@ -202,7 +205,7 @@ class Stream:
 
     def _call(self, verb: str, source: str, share: Expr, sums: Any) -> None:
         count, threads, at = self.spec.sums, self._threads, self.workspace.address
-        text = source.format(count=count, threads=threads, raised=hex(RAISED))
+        text = source.format(count=count, threads=threads, raised=hex(RAISED), barrier=BARRIER)
         name, flags = f"ladder_{verb}_{count}_{threads}", at + self.workspace.flags
         place = sums.ptr_to([0])
         b.emit(b.call_inline(name, text, "void", at, flags, share, self.grid.thread, place))

@@ -19,8 +19,6 @@ from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, Array, Value, spread
 
 FLAG_BYTES, QUAD_BYTES = 8, 16
-BARRIER = 1
-"""Named barrier at which those who hand over meet the warp that raises flags."""
 
 
 class Handed:
@@ -112,7 +110,8 @@ def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: st
             c.machine.memory.store_global(c, at, data, statement)
             Handed.of(c, tensor).store(c, at.offset)
         if "bar.arrive" in source:
-            c.machine.named_barriers.arrive(c, BARRIER, threads + LANES, False, statement)
+            number = _barrier(source, "bar.arrive")
+            c.machine.named_barriers.arrive(c, number, threads + LANES, False, statement)
 
     return action
 
@@ -126,7 +125,7 @@ def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str
     def make(c: Cohort) -> Wait | None:
         if "bar.sync" not in source:
             return None
-        c.machine.named_barriers.arrive(c, BARRIER, threads + LANES, True, statement)
+        c.machine.named_barriers.arrive(c, _barrier(source, "bar.sync"), threads + LANES, True, statement)
         return NamedWait(c.machine.named_barriers, statement)
 
     def action(c: Cohort) -> None:
@@ -137,6 +136,11 @@ def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str
         Handed.of(c, tensor).raised(c, at, chosen)
 
     return Sequence_(True, [Waiting(True, make), Plain(action=action)])
+
+
+def _barrier(source: str, verb: str) -> int:
+    """Return the named barrier at which those who hand over meet the warp that raises flags."""
+    return int(source.partition(f"{verb} ")[2].partition(",")[0])
 
 
 def _raised(source: str) -> int:
