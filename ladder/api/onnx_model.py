@@ -112,14 +112,15 @@ class OnnxModel:
                 break
         if self._file is not None:
             inputs = self.staged.inputs
-            ordered = arguments if not named and len(arguments) == len(inputs) else None
-            given = ordered or by_name(self.inputs, arguments, named).values()
-            values = dict(zip(inputs, map(given_value, given), strict=True))
-            form = form_of([*values.values()])
+            if arguments or named.keys() != inputs.keys():
+                named = by_name(self.inputs, arguments, named)
+            values = {name: given_value(named[name]) for name in inputs}
+            arguments, named = (*values.values(),), {}
+            form = form_of(arguments)
             for special in self._special.get(where) or self._of_shapes(where):
                 model = special.of(values, form)
                 if model is not None:
-                    return model(*values.values())
+                    return model(*arguments)
         return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def _of_shapes(self, where: torch.device) -> Sequence[Specialized]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -142,6 +143,14 @@ def from_the_end(indices: Any, extent: int) -> Any:
     return torch.where(indices < 0, indices + extent, indices) if least < 0 else indices
 
 
+def at_places(function: Callable[[Any], Any], x: Any, indices: Any, axis: int) -> Any:
+    """Return a function of indices along an axis that count from the beginning; on CPUs torch checks them."""
+    if x.device.type == "cpu" and indices.dtype == torch.int64:
+        with suppress(RuntimeError):  # one counts from the end, or lies outside
+            return function(indices)
+    return function(from_the_end(indices, x.shape[axis]))
+
+
 def _gather(op: Operation, x: Any, indices: Any) -> Any:
     axis = op.get("axis", 0) % x.ndim
     places = from_the_end(indices, x.shape[axis])
@@ -151,7 +160,7 @@ def _gather(op: Operation, x: Any, indices: Any) -> Any:
 
 def _gather_elements(op: Operation, x: Any, indices: Any) -> Any:
     axis = op.get("axis", 0) % x.ndim
-    return x.gather(axis, from_the_end(indices, x.shape[axis]))
+    return at_places(lambda places: x.gather(axis, places), x, indices, axis)
 
 
 def _gather_nd(op: Operation, x: Any, indices: Any) -> Any:
@@ -170,10 +179,9 @@ REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 def _scatter_elements(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     axis, how = op.get("axis", 0) % max(x.ndim, 1), op.get("reduction", "none")
-    places = from_the_end(indices, x.shape[axis])
     if how == "none":
-        return x.scatter(axis, places, updates)
-    return x.scatter_reduce(axis, places, updates, REDUCED[how])
+        return at_places(lambda places: x.scatter(axis, places, updates), x, indices, axis)
+    return x.scatter_reduce(axis, from_the_end(indices, x.shape[axis]), updates, REDUCED[how])
 
 
 def _scatter_nd(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
