@@ -427,7 +427,7 @@ def _edge_seconds(gemm: Gemm, schedule: GpuSchedule) -> float:
     stored = outputs * _constants(gemm)["OUTPUT_SECONDS"]
     if schedule.split_k == 1:
         return stored
-    others = outputs * (1 - 1 / schedule.split_k)
+    others = outputs * (1 - 1 / schedule.split_k) * slices_in_turn(schedule)
     doublings = log2(schedule.split_k) * _constants(gemm)["DOUBLING_SECONDS"]
     return (
         stored

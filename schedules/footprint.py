@@ -170,7 +170,7 @@ def slice_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def slices_in_turn(schedule: GpuSchedule) -> int:
-    """Return the slices of K that one wgmma block sums, each apart, one after another."""
+    """Return the slices of K that a wgmma block sums one after another; in a cluster it keeps all apart."""
     return schedule.deal // schedule.split_k if schedule.deal > 1 else 1
 
 
@@ -268,7 +268,7 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     row = together if gemm.output == "float32" else 32
     staged = schedule.warps * staged_columns(gemm, schedule) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
-    return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
+    return staged + (schedule.split_k - 1) * slices_in_turn(schedule) * units * schedule.tile_m * 64
 
 
 def staged_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -339,7 +339,7 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         return sums + partial + rest + (row_tiles - 1) * 32
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
-    sums *= 1 + (slices_in_turn(schedule) > 1)
+    sums *= slices_in_turn(schedule) if schedule.split_k > 1 else min(2, slices_in_turn(schedule))
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
 
 

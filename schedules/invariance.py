@@ -72,5 +72,5 @@ def dealt(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Iterator[GpuSch
     if isinstance(schedule, GpuSchedule) and schedule.pipeline == "wgmma" and not schedule.stream_k:
         for deal in DEALS:
             other = replace(schedule, deal=deal)
-            if schedule.split_k in (1, deal) and is_legal(gemm, device, other):
+            if is_legal(gemm, device, other):
                 yield other

@@ -28,6 +28,7 @@ from schedules.footprint import (
     promotes,
     registers_per_thread,
     resources,
+    scale_span,
     shared_bytes,
 )
 from schedules.layouts import lane_of, packed_group
@@ -225,10 +226,10 @@ def _deal_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"K is dealt to {', '.join(map(str, DEALS))} slices, not to {schedule.deal}"
     if gemm.experts or gemm.windows:
         yield "K is dealt of plain rows of x"
-    if schedule.split_k not in (1, schedule.deal):
-        yield f"one block or {schedule.deal} sum {schedule.deal} slices, not {schedule.split_k}"
-    if schedule.tile_k > DEALT_COLUMNS:
-        yield f"stages lie within runs of {DEALT_COLUMNS} columns, not tile_k={schedule.tile_k}"
+    if schedule.deal % schedule.split_k:
+        yield f"{schedule.split_k} blocks do not share {schedule.deal} slices evenly"
+    if schedule.tile_k > DEALT_COLUMNS and scale_span(gemm) > DEALT_COLUMNS:
+        yield f"runs of {DEALT_COLUMNS} columns share no scales: a stage holds one, not {schedule.tile_k}"
     if schedule.stream_k:
         yield "stream_k cuts K elsewhere"
 

@@ -182,6 +182,16 @@ WGMMA = {
         {"tile_m": 48, "tile_n": 128, "tile_k": 128, "warps": 8, "persistent": True, "deal": 4},
         90,
     ),
+    "K dealt to two blocks, four slices each": (
+        gemm(weight="int4", group_size=128, scale=True, n=130, k=2700, output="float16"),
+        {"tile_m": 16, "tile_n": 128, "warps": 8, "tile_k": 256, "split_k": 2, "deal": 8},
+        16,
+    ),
+    "zero points dealt to eight blocks": (
+        gemm(weight="uint4", group_size=64, scale=True, zero="integer", n=67, k=1100, output="float16"),
+        {"tile_m": 8, "tile_k": 256, "split_k": 8, "deal": 8},
+        7,
+    ),
     "exponents dealt to one block": (
         gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, n=130, k=1100),
         {"tile_m": 32, "tile_k": 64, "deal": 8},

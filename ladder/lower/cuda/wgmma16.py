@@ -8,6 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_cluster_sums import Sum
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_loop import Parts
 from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
@@ -32,7 +33,8 @@ class State:
     """A thread's registers.
 
     sums, weights: Accumulators, and weights.
-    total: Sums of the slices of K before, where there are several; else None.
+    total: Sums of the slices of K before, where there are several: added, or of each where the blocks of a
+        cluster have some. Else None.
     """
 
     sums: Any
@@ -43,7 +45,9 @@ class State:
 def allocate_state(spec: Spec, *, scaled: bool) -> State:
     """Allocate a thread's registers; ``scaled``: there are scales within K."""
     sums = b.local(spec.sums, "float32")
-    total = b.local(spec.sums, "float32") if slices_in_turn(spec.schedule) > 1 else None
+    turns = slices_in_turn(spec.schedule)
+    sets = turns - 1 if spec.schedule.split_k > 1 else min(1, turns - 1)
+    total = b.local(sets * spec.sums, "float32") if sets else None
     return State(sums, allocate_registers(spec, scaled=scaled), total)
 
 
@@ -63,10 +67,14 @@ class Loop16:
         held = epilogue.load(piece)
         consumer.await_stage()
         self.parts.operands.fetch(0)
-        sums = self._sum(piece) if self.state.total is None else self._sum_slices(piece)
+        if self.state.total is not None and self.parts.spec.schedule.split_k > 1:
+            finished = self._sum_apart(piece)
+        else:
+            sums = self._sum(piece) if self.state.total is None else self._sum_slices(piece)
+            finished = sums.__getitem__
         consumer.release()
         consumer.ring.advance()
-        epilogue.finish(piece, held, lambda register: sums[register], sums)
+        epilogue.finish(piece, held, finished, self.state.sums)
 
     def _sum(self, piece: Piece) -> Any:
         """Sum all iterations; return the sums."""
@@ -82,15 +90,31 @@ class Loop16:
         for index in range(count):
             b.store(total, T.float32(-0.0), index)  # added to, it leaves the first slice as it is
         with b.loop(turns) as turn:
-            with b.loop(piece.iterations) as number:
-                iteration = b.keep(turn * piece.iterations + number)
-                for slab in range(self.parts.spec.geo.body):
-                    self._slab(piece.iterations * turns, iteration, number, slab)
-            sums = self._finished()
+            sums = self._sum_one(piece, turn)
             for index in range(count):
                 b.store(total, total[index] + sums[index], index)
             pin_registers(total, count)
         return total
+
+    def _sum_apart(self, piece: Piece) -> Sum:
+        """Sum slices of ``piece.iterations``; return what returns all their sums, one slice after another."""
+        total, count = self.state.total, self.parts.spec.sums
+        turns = slices_in_turn(self.parts.spec.schedule)
+        for turn in range(turns):
+            sums = self._sum_one(piece, turn)
+            for index in range(count if turn < turns - 1 else 0):
+                b.store(total, sums[index], turn * count + index)
+        before = (turns - 1) * count
+        return lambda register: total[register] if register < before else sums[register - before]
+
+    def _sum_one(self, piece: Piece, turn: Expr) -> Any:
+        """Sum the iterations of the block's slice ``turn``; return the sums."""
+        turns = slices_in_turn(self.parts.spec.schedule)
+        with b.loop(piece.iterations) as number:
+            iteration = b.keep(turn * piece.iterations + number)
+            for slab in range(self.parts.spec.geo.body):
+                self._slab(piece.iterations * turns, iteration, number, slab)
+        return self._finished()
 
     def _finished(self) -> Any:
         """Wait for all products; return the accumulators."""

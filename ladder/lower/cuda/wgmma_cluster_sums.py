@@ -18,6 +18,7 @@ from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
 from ladder.lower.cuda.wgmma_grid import Grid
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_thread import MathThread
+from schedules.footprint import slices_in_turn
 
 Expr = Any
 Sum = Callable[[int], Expr]
@@ -44,7 +45,9 @@ class ClusterSums:
 
     def __init__(self, spec: Spec, grid: Grid, pool: Any) -> None:
         self.spec, self.grid, self.geo, self.slices = spec, grid, spec.geo, spec.schedule.split_k
-        extents = (self.geo.owned_units, self.slices - 1, self.geo.accumulators // 4, 32, 4)
+        self.turns = slices_in_turn(spec.schedule)
+        sets = (self.slices - 1) * self.turns
+        extents = (self.geo.owned_units, sets, self.geo.accumulators // 4, 32, 4)
         self.sums = pool.alloc(extents, "float32", align=128)
         self.arrived = pool.alloc((self.geo.owned_units,), "uint64", align=8)
 
@@ -53,7 +56,7 @@ class ClusterSums:
         units = self.spec.schedule.tile_n // WARP_ROWS
         for unit in range(self.geo.owned_units):
             barrier = self.arrived.ptr_to([unit])
-            size = T.uint32((self.slices - 1) * self.geo.accumulators * 32 * 4)
+            size = T.uint32((self.slices - 1) * self.turns * self.geo.accumulators * 32 * 4)
             # Units may not go round evenly: the last blocks then own one less.
             with b.when(unit * self.slices + self.grid.slice < units):
                 b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
@@ -85,17 +88,19 @@ class ClusterSums:
         place = self.grid.slice - T.Cast("int32", self.grid.slice > owner)
         rank = T.Cast("int32", owner * self.spec.schedule.cluster + self.grid.member)
         barrier = self.arrived.ptr_to([unit // self.slices])
-        for quad in range(self.geo.accumulators // 4):
-            target = self.sums.ptr_to([unit // self.slices, place, quad, lane, 0])
-            four = [value(m * self.geo.accumulators + quad * 4 + index) for index in range(4)]
-            b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, rank, *four))
+        for turn in range(self.turns):
+            first = turn * self.spec.sums + m * self.geo.accumulators
+            for quad in range(self.geo.accumulators // 4):
+                target = self.sums.ptr_to([unit // self.slices, place * self.turns + turn, quad, lane, 0])
+                four = [value(first + quad * 4 + index) for index in range(4)]
+                b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, rank, *four))
 
     def _gathered(self, lane: Expr, m: int, unit: Expr, value: Sum) -> Sum:
         """Add the other blocks' sums to this thread's, in the order of their ranks."""
         count, first = self.geo.accumulators, m * self.geo.accumulators
         b.emit(T.cuda.mbarrier_wait(self.arrived.ptr_to([unit // self.slices]), 0))
         total, part = b.local(count, "float32"), b.local(4, "float32")
-        if self.slices > 2:
+        if self.slices * self.turns > 2:
             self._add_in_order(lane, unit, total, part, lambda index: value(first + index))
             return lambda register: total[register - first]
         for index in range(count):
@@ -110,14 +115,16 @@ class ClusterSums:
         return lambda register: total[register - first]
 
     def _add_in_order(self, lane: Expr, unit: Expr, total: Any, part: Any, own: Sum) -> None:
-        """Add all blocks' sums of a unit; ``own`` returns this thread's."""
+        """Add all blocks' sums of a unit; ``own`` returns this thread's, one slice after another."""
         for rank in range(self.slices):
             mine = self.grid.slice == rank
             sender = b.keep(T.min(rank - T.Cast("int32", self.grid.slice < rank), self.slices - 2))
-            for quad in range(self.geo.accumulators // 4):
-                with b.vector(4) as v:
-                    b.store(part, self.sums[unit // self.slices, sender, quad, lane, v], v)
-                for index in range(4):
-                    at = quad * 4 + index
-                    value = T.Select(mine, own(at), part[index])
-                    b.store(total, value if rank == 0 else total[at] + value, at)
+            for turn in range(self.turns):
+                for quad in range(self.geo.accumulators // 4):
+                    with b.vector(4) as v:
+                        source = self.sums[unit // self.slices, sender * self.turns + turn, quad, lane, v]
+                        b.store(part, source, v)
+                    for index in range(4):
+                        at = quad * 4 + index
+                        value = T.Select(mine, own(turn * self.spec.sums + at), part[index])
+                        b.store(total, value if rank == turn == 0 else total[at] + value, at)

@@ -19,6 +19,7 @@ from schedules.footprint import (
     math_register_estimate,
     math_registers,
     scale_span,
+    slices_in_turn,
     staged_columns,
     streams_exponents,
     turn_slabs,
@@ -303,7 +304,8 @@ class WgmmaGeometry:
     @property
     def cluster_bytes(self) -> int:
         """Bytes that receive the other blocks' sums of K slices."""
-        return (self.schedule.split_k - 1) * self.owned_units * self.accumulators * 32 * 4
+        sets = (self.schedule.split_k - 1) * slices_in_turn(self.schedule)
+        return sets * self.owned_units * self.accumulators * 32 * 4
 
     @property
     def table_bytes(self) -> int:

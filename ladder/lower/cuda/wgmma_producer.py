@@ -18,7 +18,7 @@ from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
-from schedules.footprint import SWIZZLE_ROW, scale_span, slices_in_turn
+from schedules.footprint import DEALT_COLUMNS, SWIZZLE_ROW, scale_span, slices_in_turn
 from schedules.layouts import TILE
 
 Expr = Any
@@ -57,17 +57,21 @@ class Producer:
             self._fill_dealt(x, piece)
             return
         with b.loop(piece.iterations * (geo.body // geo.slabs)) as step:
-            self._fill_stage(x, piece.row_tile, b.bind(piece.first_tile + step * geo.stage_tiles))
+            self._fill_stage(x, piece.row_tile, [b.bind(piece.first_tile + step * geo.stage_tiles)])
             self.ring.advance()
 
     def _fill_dealt(self, x: TileCopies, piece: Piece) -> None:
-        """Load the stages of the block's slices of K, one slice after another; a run is an iteration."""
-        geo, deal = self.spec.geo, self.spec.schedule.deal
-        run, parts = geo.body * geo.tiles_per_slab, geo.body // geo.slabs
-        with b.loop(slices_in_turn(self.spec.schedule)) as turn, b.loop(piece.iterations) as iteration:
-            first = b.keep((iteration * deal + self.grid.slice + turn) * run)
-            for part in range(parts):
-                self._fill_stage(x, piece.row_tile, b.bind(first + part * geo.stage_tiles))
+        """Load the stages of the block's slices of K, slice after slice; an iteration has whole runs."""
+        geo, deal, turns = self.spec.geo, self.spec.schedule.deal, slices_in_turn(self.spec.schedule)
+        run = DEALT_COLUMNS // TILE
+        runs = geo.body * geo.tiles_per_slab // run
+        stages = geo.body // geo.slabs  # of an iteration
+        with b.loop(turns) as turn, b.loop(piece.iterations) as iteration:
+            own = b.keep(self.grid.slice * turns + turn)
+            starts = [b.keep(((iteration * runs + index) * deal + own) * run) for index in range(runs)]
+            for stage in range(stages):
+                parts = starts if stages == 1 else [b.bind(starts[0] + stage * geo.stage_tiles)]
+                self._fill_stage(x, piece.row_tile, parts)
                 self.ring.advance()
 
     def drain(self) -> None:
@@ -77,19 +81,21 @@ class Producer:
             b.emit(T.cuda.mbarrier_wait(empty, self.ring.phase.value ^ 1))
             self.ring.advance()
 
-    def _fill_stage(self, x: TileCopies, row_tile: Expr, k_tile: Expr) -> None:
-        """Wait until the stage is free, then start every copy into it."""
+    def _fill_stage(self, x: TileCopies, row_tile: Expr, parts: list[Expr]) -> None:
+        """Wait until the stage is free, then start every copy into it, of equal parts from K tiles on."""
         memory, stage = self.memory, self.ring.stage.value
         b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), self.ring.phase.value ^ 1))
         barrier = memory.full.ptr_to([stage])
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, self._stage_bytes()))
-        self._fill_x(x, stage, barrier, k_tile)
+        self._fill_x(x, stage, barrier, parts)
         for index in range(self.spec.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.
             row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
-            self._fill_words(stage, barrier, index, row, k_tile)
+            for part, k_tile in enumerate(parts):
+                tiles = self.spec.geo.stage_tiles // len(parts)
+                self._fill_words(stage, barrier, index, row, k_tile, part * tiles, tiles)
         if memory.scales is not None or memory.zeros is not None:
-            self._fill_rows(stage, barrier, row_tile, k_tile)
+            self._fill_rows(stage, barrier, row_tile, parts)
 
     def _stage_bytes(self) -> Expr:
         """Return the bytes of a stage: of x, only rows that are copied."""
@@ -99,7 +105,7 @@ class Producer:
         rows = self.grid.copied_m * (copies * geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
-    def _fill_x(self, x: TileCopies, stage: Expr, barrier: Expr, k_tile: Expr) -> None:
+    def _fill_x(self, x: TileCopies, stage: Expr, barrier: Expr, parts: list[Expr]) -> None:
         """Copy this block's share of the activation rows, to every block of the cluster that needs it."""
         geo, grid, schedule = self.spec.geo, self.grid, self.spec.schedule
         cluster, mask, first = schedule.cluster, None, 0
@@ -109,33 +115,37 @@ class Producer:
         for slab in range(geo.slabs):
             place = slab * geo.held_m * SWIZZLE_ROW + first
             target = self.memory.x.ptr_to([stage, place])
-            x.copy(target, barrier, k_tile + slab * geo.tiles_per_slab, mask)
+            part, rest = divmod(slab, geo.slabs // len(parts))
+            x.copy(target, barrier, parts[part] + rest * geo.tiles_per_slab, mask)
 
-    def _fill_words(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
-        """Copy the packed tiles of one row tile; tiles beyond K repeat the last (x is zero there)."""
+    def _fill_words(
+        self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr, first: int, tiles: int
+    ) -> None:
+        """Copy packed tiles of one row tile from the stage's ``first`` on; beyond K the last (x is zero)."""
         geo, words, target = self.spec.geo, self.args.words, self.memory.words
-        base = index * geo.stage_tiles * geo.tile_words
+        base = (index * geo.stage_tiles + first) * geo.tile_words
         size = T.uint32(geo.tile_words * 4)
 
         def whole() -> None:
-            total = T.uint32(geo.stage_tiles * geo.tile_words * 4)
+            total = T.uint32(tiles * geo.tile_words * 4)
             b.ptx(BULK_COPY, target.ptr_to([stage, base]), words.ptr_to([row, k_tile, 0]), total, barrier)
 
         def clamped() -> None:
-            for step in range(geo.stage_tiles):
+            for step in range(tiles):
                 tile = T.min(k_tile + step, self.args.k_tiles - 1)
                 place = target.ptr_to([stage, base + step * geo.tile_words])
                 b.ptx(BULK_COPY, place, words.ptr_to([row, tile, 0]), size, barrier)
 
-        b.either(k_tile + geo.stage_tiles <= self.args.k_tiles, whole, clamped)
+        b.either(k_tile + tiles <= self.args.k_tiles, whole, clamped)
 
-    def _fill_rows(self, stage: Expr, barrier: Expr, row_tile: Expr, k_tile: Expr) -> None:
+    def _fill_rows(self, stage: Expr, barrier: Expr, row_tile: Expr, parts: list[Expr]) -> None:
         """Copy the scales and zero points of all rows of the tile, per scale row."""
         geo, count = self.spec.geo, self.spec.geo.row_tiles
 
         def copy(first: Expr, index: int, tiles: int) -> None:
             for step in range(geo.scale_rows):
-                group = self._group_row(k_tile * TILE + step * geo.row_step)
+                part, rest = divmod(step * geo.row_step, self.spec.schedule.tile_k // len(parts))
+                group = self._group_row(parts[part] * TILE + rest)
                 self._fill_group(stage, barrier, step, group, first, index, tiles)
 
         def clamped() -> None:

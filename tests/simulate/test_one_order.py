@@ -1,0 +1,52 @@
+"""Kernels that deal K add in one order: a row of their results has the same bits on the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import emitted, gemm, gemv, problem_of, wgmma
+
+from ladder.simulate import simulate_launch
+from schedules.invariance import order_of_sums
+from schedules.schedule import GpuSchedule
+from targets import get_device
+
+PROBLEMS = {
+    "int4": gemm(weight="int4", group_size=128, scale=True, n=67, k=1100, output="float32"),
+    "zero points": gemm(
+        weight="uint4", activation="bfloat16", group_size=64, scale=True, zero="integer", n=67, k=1100
+    ),
+    "exponents": gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, n=67, k=1100),
+}
+
+STREAMED = gemv(placement="operand", stages=2, warps=16, split_k=8, warp_rows=32)
+
+DEALT = {
+    "eight blocks": wgmma(tile_m=8, tile_k=256, split_k=8, deal=8),
+    "two blocks": wgmma(tile_m=16, tile_n=128, tile_k=256, warps=8, split_k=2, deal=8),
+    "four blocks": wgmma(tile_m=8, tile_k=64, split_k=4, deal=8),
+    "one block": wgmma(tile_m=32, tile_k=128, deal=8),
+}
+
+
+def results(name: str, schedule: GpuSchedule, m: int) -> np.ndarray[Any, Any]:
+    """Return what a kernel makes of the first rows of a problem's x."""
+    problem = PROBLEMS[name]
+    x, *weights = problem_of(problem, 9).arrays
+    y = np.full((m, problem.n), np.nan, np.float32)
+    found = simulate_launch(emitted(problem, schedule), [x[:m], *weights, y], outputs=(-1,))
+    assert not found.findings, found.report()
+    return y
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("blocks", DEALT)
+def test_rows_keep_their_bits(name: str, blocks: str) -> None:
+    device = get_device("cuda/sm_90a")
+    orders = {order_of_sums(PROBLEMS[name], device, each) for each in (STREAMED, DEALT[blocks])}
+    assert orders == {("dealt", 8)}
+    few, many = results(name, STREAMED, 3), results(name, DEALT[blocks], 9)
+    assert np.array_equal(few.view(np.uint32), many[:3].view(np.uint32))
