@@ -25,11 +25,11 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import evenly_spaced, weight_bits
+from schedules.codes import evenly_spaced, looked_up, weight_bits
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.footprint import operand_bytes, promotes
 from schedules.layouts import lane_of, packed_group, padded
@@ -70,6 +70,9 @@ BFLOAT_DECODE = 2.4
 
 Counted (`ladder.lower.rocm.ranking`): int1 to int8 take 2.3 to 2.9 times those of float16.
 """
+
+TABLE_OPERATIONS: Mapping[int, float] = {3: 2.3, 4: 3.5, 5: 6.7, 6: 11.4, 7: 20.3, 8: 35.8}
+"""Bits of a type of any values -> vector instructions a weight (`ladder.lower.rocm.byte_table`, counted)."""
 
 BFLOAT_RAW = 1.4
 """The same of raw operands, whose offset is left to the sums (counted: 0.9 to 2.1)."""
@@ -199,6 +202,10 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
 
 def wave_decode_ops(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return the vector instructions that a weight takes a lane until it is an operand."""
+    if looked_up(gemm.weight, gemm.activation) and lane_of(gemm.activation) == 16:
+        multiplied = [gemm.scale and schedule.placement == "operand", gemm.zero != "none"]
+        each = BFLOAT_SCALE if gemm.activation == "bfloat16" else 0.5
+        return TABLE_OPERATIONS[weight_bits(gemm)] + each * sum(multiplied)
     if gemm.activation != "bfloat16":
         return decode_ops(gemm, schedule.placement)
     operations = decode_ops(gemm, "accumulator")

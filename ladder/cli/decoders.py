@@ -11,7 +11,9 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.proven import table_sizes
 from ladder.lower.rocm.decode import wave_decoder
+from ladder.lower.rocm.ranking import vector_instructions
 from schedules.codes import table_bytes
+from schedules.cost_amd import VECTOR_LANES
 from schedules.layouts import LANES
 from targets import TileDevice, get_device
 from tile_types import TType, get_type, register_type, representable
@@ -57,17 +59,26 @@ def _rows(ttype: TType, core: str, device: TileDevice) -> Iterator[dict[str, Any
     for users, decoder in _decoders(gemm, device):
         found.setdefault((decoder.choice.strategy, decoder.table_words), ([], decoder))[0].append(users)
     for kernels, decoder in found.values():
-        cost = decoder.choice.cost
+        instructions, clocks = _cost(decoder, device)
         yield {
             "activation": core,
             "kernels": kernels,
             "order": decoder.conversion.order,
             "recipe": decoder.choice.strategy,
-            "instructions": cost.instructions,
-            "instructions_per_weight": cost.instructions / CODES,
-            "clocks": {"alu": cost.alu, "fma": cost.fma, "shared": cost.shared},
+            "instructions": instructions,
+            "instructions_per_weight": instructions / CODES,
+            "clocks": clocks,
             "table_bytes": 4 * decoder.table_words,
         }
+
+
+def _cost(decoder: Decoder, device: TileDevice) -> tuple[int, dict[str, float]]:
+    """Return the instructions of a thread's share of a tile, and the clocks of each pipe of a scheduler."""
+    if device.vendor == "amd":
+        count = vector_instructions(decoder.choice.recipe, decoder.conversion)
+        return count, {"vector": count * device.warp * device.schedulers / VECTOR_LANES}
+    cost = decoder.choice.cost
+    return cost.instructions, {"alu": cost.alu, "fma": cost.fma, "shared": cost.shared}
 
 
 def _decoders(gemm: Gemm, device: TileDevice) -> Iterator[tuple[str, Decoder]]:

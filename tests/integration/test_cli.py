@@ -378,6 +378,8 @@ def test_types_are_explained(ladder: Command, tmp_path: Path, monkeypatch: pytes
     assert shown.code == OK, shown.err
     assert "pairs" in shown.out
     assert "16 KiB" in shown.out
+    of_waves = ladder("types", "--explain", "nf4", "--target", "rocm/gfx942", "--json").json["decoders"]
+    assert {(row["recipe"], row["instructions"]) for row in of_waves} == {("byte table", 112)}
     refused = ladder("types", "--explain", "nf4", "--target", "cpu")
     assert refused.code != OK
     assert "name a GPU" in refused.err

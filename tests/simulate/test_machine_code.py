@@ -16,6 +16,7 @@ import test_random_chains as chains
 import torch
 from amd_kernels import run
 from tvm.script import tirx as T
+from user_types import user_type
 
 import ladder
 from ladder.api.lowered import Lowered
@@ -76,6 +77,8 @@ PRODUCTS = {
     "wmma_split": ("gfx1201", "nf4", "float16", "float16", 17, SPLIT),
     "wmma_split of fp8": ("gfx1201", "fp8_e4m3", "fp8_e4m3", "float32", 17, SPLIT),
     "dot32 of fp8": ("gfx1201", "fp6_e3m2", "fp8_e4m3", "float32", 2, DOT32),
+    "any five bits": ("gfx942", "random5", "bfloat16", "bfloat16", 9, OPERAND),
+    "any six bits": ("gfx1100", "posit6", "float16", "float16", 13, WMMA),
 }
 
 VECTORS = ("gfx950", "nf4", "bfloat16", "bfloat16", 5, MFMA)
@@ -96,6 +99,7 @@ def check_product(
     arch: str, weight: str, activation: str, output: str, m: int, schedule: GpuSchedule, n: int, k: int
 ) -> None:
     torch.manual_seed(7)
+    user_type(weight)
     op = ladder.Matmul(
         n, k, weight, activation, group_size=32, output=output, bias=True, target=f"rocm/{arch}",
         plan=Plan(((ANY_M, schedule),)),

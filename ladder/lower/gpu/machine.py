@@ -28,6 +28,8 @@ XOR_AND = 0x28
 """lop3 table of ``(a ^ b) & c``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
+SELECT = 0xCA
+"""lop3 table of ``a ? b : c``, bit by bit."""
 REFERENCE_COST = 40
 """Instructions of one element of the reference decode, roughly."""
 
@@ -37,6 +39,7 @@ PIPE_CLOCKS = {
     "shift left": ("fma", 2.0),
     "rotate": ("alu", 2.0),
     "permute": ("alu", 2.0),
+    "select_bytes": ("alu", 2.0),
     "multiply": ("fma", 2.0),
     "multiply_add": ("fma", 2.0),
     "subtract": ("alu", 2.0),
@@ -138,6 +141,10 @@ class Machine(ABC):
     def permute(self, a: Word, b: Word, selector: Word) -> Word:
         """Pick four of the eight bytes of (a, b) by the low four nibbles of ``selector`` (prmt)."""
         return self._once("permute", (a, b, selector))
+
+    def select_bytes(self, a: Word, b: Word, selector: Word) -> Word:
+        """Pick four of the eight bytes of (a, b) by the bytes of ``selector``, all below 8 (AMD's V_PERM)."""
+        return self._once("select_bytes", (a, b, selector))
 
     def subtract(self, a: Word, b: Word) -> Word:
         """Return ``a - b`` modulo 2**32."""

@@ -111,6 +111,17 @@ class NumpyMachine(Machine):
             result |= np.where(nibble & 8, sign, byte) << np.uint32(8 * index)
         return result
 
+    def _do_select_bytes(self, a: Words, b: Words, selector: Words) -> Words:
+        pool = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+        result = np.zeros(np.broadcast_shapes(pool.shape, selector.shape), np.uint32)
+        for at in range(0, 32, 8):
+            byte = selector >> np.uint32(at) & np.uint32(0xFF)
+            if np.any(byte > 7):
+                raise VerificationError("a selector of bytes is above 7")
+            picked = pool >> (byte.astype(np.uint64) * np.uint64(8)) & np.uint64(0xFF)
+            result |= picked.astype(np.uint32) << np.uint32(at)
+        return result
+
     def _do_subtract(self, a: Words, b: Words) -> Words:
         return a - b
 

@@ -128,14 +128,19 @@ PROVEN_FOR = ("operand", "zero", "raw", "order")
 _proven: dict[tuple[Any, ...], list[Proven]] = {}
 
 
+def proof_key(conversion: Conversion) -> tuple[Any, ...]:
+    """Return what proofs of a conversion depend on: the type by its values, not by its name alone."""
+    ttype = conversion.ttype
+    values = ttype.probe_values().tobytes()
+    return (ttype.name, ttype.elem_bits, values, *(getattr(conversion, x) for x in PROVEN_FOR))
+
+
 def proven_recipes(conversion: Conversion) -> list[Proven]:
     """Return every recipe that is proven for a conversion, cheapest first.
 
     Raises VerificationError if no recipe passes.
     """
-    ttype = conversion.ttype
-    values = ttype.probe_values().tobytes()
-    key = (ttype.name, ttype.elem_bits, values, *(getattr(conversion, x) for x in PROVEN_FOR))
+    key = proof_key(conversion)
     if key not in _proven:
         _proven[key] = _prove_all(conversion)
     return _proven[key]

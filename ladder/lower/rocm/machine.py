@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.gpu.emission import TirMachine
+from ladder.lower.gpu.machine import SELECT
 from ladder.lower.rocm.dialect import as_type, intrinsic
 from tile_types import TirOps, TType
 
@@ -47,6 +48,8 @@ ROUND_BFLOAT = 0x7FFF
 @cache
 def bitwise(table: int) -> Form:
     """Return the shortest form of and, or, xor and not that has a truth table (PTX's immLut)."""
+    if table == SELECT:  # V_BFI
+        return "|", ("&", "x", "y"), ("&", ("~", "x"), "z")
     forms: dict[int, Form] = {value: name for name, value in COLUMNS.items()}
     forms |= {value ^ 0xFF: ("~", name) for name, value in COLUMNS.items()}
     while table not in forms:
@@ -80,6 +83,9 @@ class RocmMachine(TirMachine):
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         # V_PERM numbers the bytes of its second operand first.
         return intrinsic("uint32", "llvm.amdgcn.perm", y, x, permute_selector(selector))
+
+    def _do_select_bytes(self, x: Expr, y: Expr, selector: Expr) -> Expr:
+        return intrinsic("uint32", "llvm.amdgcn.perm", y, x, selector)
 
     def _float(self, operation: str, core: str, *operands: Expr) -> Expr:
         if core == "float16":

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ladder.lower.gpu.machine import REFERENCE_COST, Machine, Word
+from ladder.lower.gpu.machine import REFERENCE_COST, SELECT, Machine, Word
 from ladder.lower.gpu.proof import NumpyMachine, Words, lanes, prove
-from ladder.lower.gpu.proven import NEEDS, Proven, proven_recipes, table_bytes
-from ladder.lower.gpu.recipes import Conversion, Recipe
+from ladder.lower.gpu.proven import NEEDS, Proven, count, proof_key, proven_recipes, table_bytes
+from ladder.lower.gpu.recipes import PLAIN, Conversion, Recipe
+from ladder.lower.rocm.byte_table import propose_byte_table
 from ladder.lower.rocm.machine import Form, bitwise
 from schedules.codes import LARGEST_GAIN
 from tile_types.errors import VerificationError
@@ -79,6 +80,7 @@ OPERATIONS = {
     "rotate": 1,
     "multiply": 4,
     "subtract": 1,
+    "select_bytes": 1,
     "narrow": 5,
     "halves": 3,
     "look_up": 8,
@@ -93,8 +95,8 @@ COMPUTED_PERMUTE = 4
 BFLOAT_EXACT, BFLOAT_ROUNDED = 5, 10
 """The same of bfloat16 arithmetic: two lanes are widened, calculated, and joined, perhaps rounded."""
 
-ONE_INSTRUCTION = (("|", ("&", "x", "y"), "z"), ("|", "z", ("&", "x", "y")))
-"""Forms of two operations that V_AND_OR performs at once."""
+ONE_INSTRUCTION = (("|", ("&", "x", "y"), "z"), ("|", "z", ("&", "x", "y")), bitwise(SELECT))
+"""Forms of several operations that V_AND_OR and V_BFI perform at once."""
 
 
 class VectorCounter(Machine):
@@ -145,7 +147,7 @@ def best_recipe(conversion: Conversion) -> Proven:
     """
     choices = [
         as_wave
-        for proven in proven_recipes(conversion)
+        for proven in (*proven_recipes(conversion), *_byte_tables(conversion))
         if proven.strategy not in NEEDS and not table_bytes(proven.recipe)
         if max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN
         for as_wave in proven_here(proven, conversion)
@@ -153,6 +155,20 @@ def best_recipe(conversion: Conversion) -> Proven:
     if not choices:
         raise VerificationError(f"no decode of {conversion.ttype.name} is right in float32 arithmetic")
     return min(choices, key=lambda proven: vector_instructions(proven.recipe, conversion))
+
+
+_tables: dict[tuple[Any, ...], list[Proven]] = {}
+
+
+def _byte_tables(conversion: Conversion) -> list[Proven]:
+    """Return look-ups by V_PERM, proven."""
+    key = proof_key(conversion)
+    if key not in _tables:
+        _tables[key] = []
+        for recipe in propose_byte_table(conversion):
+            prove(recipe, conversion)
+            _tables[key].append(Proven("byte table", recipe, PLAIN, count(recipe, conversion)))
+    return _tables[key]
 
 
 def proven_here(proven: Proven, conversion: Conversion) -> list[Proven]:
