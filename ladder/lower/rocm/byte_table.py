@@ -99,11 +99,12 @@ class ByteTable:
         nibbles = moves(code_fields(self.bits, self.lane, index // 4 * 4, 0, "pairs"), 0, self.bits, 0)
         codes = gather(m, words, nibbles, NIBBLE)
         half = index % 4 // 2
-        joined = []
-        for element in (0, 1):
+
+        def lane(element: int) -> Word:
             low, high = (self._bytes(m, codes, NIBBLE * element, part) for part in (0, 1))
-            joined.append(m.permute(low, high, m.constant(0x7362 if half else 0x5140)))
-        return m.permute(*joined, m.constant(0x7632 if index % 2 else 0x5410))
+            return m.permute(low, high, m.constant(0x7362 if half else 0x5140))
+
+        return m.permute(lane(0), lane(1), m.constant(0x7632 if index % 2 else 0x5410))
 
     def _bytes(self, m: Machine, codes: Word, at: int, part: int) -> Word:
         """Return byte ``part`` of the values of four codes, which begin at bit ``at`` of each byte."""
@@ -118,8 +119,8 @@ class ByteTable:
         if len(set(entries)) == 1:
             return m.constant(entries[0] * 0x01010101)
         if len(entries) == ENTRIES:
-            quads = (sum(entries[first + i] << (8 * i) for i in range(4)) for first in (0, 4))
-            return m.select_bytes(*map(m.constant, quads), selector)
+            first, last = (sum(entries[start + i] << (8 * i) for i in range(4)) for start in (0, 4))
+            return m.select_bytes(m.constant(first), m.constant(last), selector)
         half = len(entries) // 2
         lower, upper = entries[:half], entries[half:]
         below = self._choose(m, codes, at, lower, selector)
