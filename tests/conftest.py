@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -13,6 +13,49 @@ import pytest
 from tile_types import library
 
 GOLDEN = Path(__file__).parent / "golden"
+
+DAYS: Mapping[str, int] = {
+    "capture/test_capture_compiled.py": 2,
+    "capture/test_capture_programs.py": 2,
+    "capture/test_capture_shapes.py": 2,
+    "capture/test_guard_parts.py": 2,
+    "formats/test_use.py": 2,
+    "integration/test_api.py": 2,
+    "integration/test_cli.py": 2,
+    "models/test_attention_parts.py": 2,
+    "models/test_chain_elements.py": 2,
+    "models/test_convolution_layouts.py": 2,
+    "models/test_cpu_chains.py": 3,
+    "models/test_dynamo_programs.py": 2,
+    "models/test_faults.py": 2,
+    "models/test_float_contract.py": 3,
+    "models/test_gpu_chains.py": 2,
+    "models/test_onnx.py": 2,
+    "models/test_onnx_torch.py": 2,
+    "models/test_open_sizes.py": 2,
+    "models/test_open_slices.py": 2,
+    "models/test_opinfo.py": 2,
+    "models/test_plans.py": 2,
+    "models/test_recurrent.py": 2,
+    "models/test_row_products.py": 2,
+    "models/test_saved.py": 2,
+    "models/test_stacked_experts.py": 3,
+    "models/test_upsampling.py": 2,
+    "models/test_view_programs.py": 2,
+    "unit/test_benchmark_peers.py": 2,
+    "unit/test_cuda_decode.py": 3,
+    "unit/test_policy.py": 2,
+    "unit/test_spilling.py": 2,
+    "unit/test_superopt_attention.py": 2,
+    "unit/test_superopt_computers.py": 2,
+    "unit/test_superopt_generator.py": 3,
+    "unit/test_superopt_verifier.py": 2,
+    "unit/test_superoptimize.py": 2,
+    "unit/test_tuning.py": 2,
+    "unit/test_user_decoders.py": 2,
+    "unit/test_wgmma8_units.py": 4,
+}
+"""Files of costly tests -> in how many days each of their cases that is not `daily` runs once."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,21 +91,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
+        file = item.nodeid.partition("::")[0]
         if marker := item.get_closest_marker("daily"):
             group = marker.kwargs.get("among", item.nodeid.partition("[")[0])
             case = marker.kwargs.get("together", item.nodeid)
             cases.setdefault(group, {}).setdefault(case, []).append(item)
+        elif file.removeprefix("tests/") in DAYS:
+            cases.setdefault(file, {})[item.nodeid] = [item]
     left = {item for those in cases.values() for item in _of_other_days(list(those.values()))}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
 
 def _of_other_days(cases: list[list[pytest.Item]]) -> list[pytest.Item]:
-    marker = cases[0][0].get_closest_marker("daily")
-    assert marker is not None
-    groups = -(-len(cases) // marker.args[0])
-    today = int(os.environ["LADDER_TEST_DAY"]) % groups
-    return [item for at, case in enumerate(cases) if at % groups != today for item in case]
+    first = cases[0][0]
+    if marker := first.get_closest_marker("daily"):
+        days = -(-len(cases) // marker.args[0])
+    else:
+        days = DAYS[first.nodeid.partition("::")[0].removeprefix("tests/")]
+    today = int(os.environ["LADDER_TEST_DAY"]) % days
+    return [item for at, case in enumerate(cases) if at % days != today for item in case]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
