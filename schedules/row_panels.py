@@ -19,8 +19,8 @@ class Registers:
     slower: Vectors of a panel -> time of one vector's products: narrow panels load more per product.
     sums: Registers that are summed side by side where each is read once: enough to hide the latency.
     deepest: Products per element up to which a panel of the matrix stays in the second-level cache.
-    most: Products of a convolution up to which what follows, and a short call, outweigh that oneDNN
-        multiplies faster; None where it does not.
+    most: Products of a convolution, but by Winograd's, up to which what follows, and a short call, outweigh
+        that oneDNN multiplies faster; None where it does not.
     """
 
     lanes: int

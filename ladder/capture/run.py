@@ -18,6 +18,7 @@ from ladder.capture.python.frames import closes
 from ladder.capture.python.stack import Room
 from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import ResumePoint, Store
+from ladder.capture.values.tensors import modes_are_active
 
 ROOM = Room(16 * MAX_DEPTH)
 """What the deepest interpreted calls take: about 16 frames each."""
@@ -124,7 +125,8 @@ def continue_run(store: Store, point: ResumePoint, roots: list[Any], *, record: 
     vm = Interpreter(store, call, call_function)
     values = roots[:]
     roots.clear()
-    record = record and not any(map(closes, values))  # it matters when they are dropped
+    # It matters when they are dropped, and modes would see what is read of them.
+    record = record and not any(map(closes, values)) and not modes_are_active()
     if record:
         point.learn(tuple(values))
         values = begin_segment(vm, point, values, point.names)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ladder.ir.graph import Graph
 from ladder.ir.row_product import RowProduct, as_row_product
 from ladder.partition.subgraphs import Subgraph
-from schedules.row_panels import Registers, registers_of
+from schedules.row_panels import Registers, registers_of, takes_winograd
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
@@ -46,5 +46,7 @@ def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
         return None
     fits = form.depth <= registers.deepest and form.depth * form.columns <= MOST
     if isinstance(form.rows, int) and form.windows is not None and registers.most is not None:
-        fits = fits and form.rows * form.depth * form.columns <= registers.most
+        few = form.rows * form.depth * form.columns <= registers.most
+        shape = form.rows, form.depth, form.columns
+        fits = fits and (few or takes_winograd(*shape, form.windows, registers))
     return form if fits else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.nn.functional as functional
 from capture_world import calls, normal, program
@@ -100,11 +102,26 @@ def watched_while_a_call_is_native():
     def fn(x, told):
         with Scaling(5):
             y = functional.relu(x)
-            told.append(eval("len")(told))
+            told.append(time.monotonic() > 0)
             y = functional.relu(y)
         return functional.relu(y)
 
     return calls(fn, *[lambda size=size: (normal(size), []) for size in (3, 3, 4, 3)])
+
+
+@torch.compiler.allow_in_graph
+def scaled_by_hand(x):
+    return functional.relu(x.relu() * 2)
+
+
+@program
+def watched_operators_of_the_program():
+    def fn(x):
+        with Scaling(5), Noting() as mode:
+            y = scaled_by_hand(x)
+        return y, mode.seen
+
+    return calls(fn, *SIZES)
 
 
 @program

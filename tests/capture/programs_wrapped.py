@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 
 import torch
 from capture_world import World, calls, normal, program
@@ -216,3 +217,56 @@ def cached_lists_that_grow():
         return x * len(found), list(found)
 
     return calls(fn, *SIZES)
+
+
+@program
+def wrapped_generators_in_chains():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+
+    def scaled(x):
+        yield x
+        yield x * 2
+
+    def fn(x):
+        kind = next(itertools.chain(model.parameters(), model.buffers())).dtype
+        chained = iter(itertools.chain(scaled(x), [x], scaled(x + 1)))
+        y = next(chained) + sum(itertools.islice(chained, 1, None, 2))
+        z = list(itertools.islice(itertools.chain.from_iterable(scaled(each) for each in (x, y)), 3))
+        turns = [a * b for a, b in zip(itertools.cycle(scaled(x)), (1, 2, 3))]
+        return x.to(kind), y, z, turns
+
+    return calls(fn, *[lambda size=size: (normal(size, 3),) for size in (2, 2, 4)])
+
+
+class Alike:
+    """Equal to all of its kind."""
+
+    def __eq__(self, other):
+        return type(other) is Alike
+
+    def __hash__(self):
+        return 5
+
+
+@program
+def wrapped_sets_of_modules_and_of_what_is_equal():
+    modules = [nn.Identity() for _ in range(3)]
+
+    def fn(x, more):
+        seen, named = set(), {}
+        for item in (*modules, *modules[:1], *more):
+            x = x + (item in seen) + 2 * (item in named)
+            seen.add(item)
+            named[item] = len(seen)
+        seen.update(more)
+        seen.discard(modules[0])
+        return x, len(seen), [*named.values()], modules[0] in seen, *(item in seen for item in more)
+
+    alike = [Alike(), Alike()]
+    return calls(
+        fn,
+        *[
+            lambda more=more: (normal(3), more)
+            for more in ([], [nn.Identity()], alike, [*alike, modules[1]], [])
+        ],
+    )

@@ -16,6 +16,8 @@ import torch
 from ladder import knobs
 from ladder.capture import Captured, capture, records, run
 from ladder.capture.heap import guard_lines
+from ladder.capture.operations import containers
+from ladder.capture.values.kinds import is_constant
 from ladder.faults import LadderWarning
 
 
@@ -171,3 +173,18 @@ def test_what_values_decide_is_right_bounded_and_told_with_its_line():
     assert f"{__file__}:{line} heads: size of a tensor whose shape depends on values" in captured.explain()
     assert len(captured.records) <= 24
     assert captured.calls["recorded"] <= 8
+
+
+def test_what_a_set_of_many_modules_holds_is_looked_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(containers, "is_constant", lambda value: asked.append(value) or is_constant(value))
+
+    def questions(count):
+        model = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(count))
+        asked.clear()
+        captured = capture(lambda x: x + sum(part.shape[0] for part in model.parameters()))
+        assert captured(torch.ones(1)) == 2 * count + 1
+        assert captured.outcome in ("new", "whole")
+        return len(asked)
+
+    assert questions(60) <= 2.2 * questions(30)

@@ -376,7 +376,7 @@ class Heap:
         """Add a step that changes `targets`."""
         changed = list(targets)
         for node in changed:
-            node.mutated = True
+            node.mutated, node.by_identity = True, False
         names = {node.var for node in changed}.union(*(node.parents for node in changed))
         keep = bool(names & self.outside)
         self.steps.append(MockStep(text, var, uses | names, names, keep))

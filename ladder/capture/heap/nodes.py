@@ -36,6 +36,7 @@ class Node:
     """The shadow of one heap object.
 
     `source`: the dictionary of which it is a view of the keys.
+    `by_identity`: whether all members of a container of the segment are known to be hashed and compared so.
     `closes`: whether it is a generator that does something when it is dropped before its end.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set. `entry`: what a container from outside held before
@@ -44,6 +45,7 @@ class Node:
 
     __slots__ = (
         "autograd",
+        "by_identity",
         "closes",
         "entry",
         "external",
@@ -73,6 +75,7 @@ class Node:
         self.pinned = False
         self.full = False
         self.mutated = False
+        self.by_identity = False
         self.recordable = True
         self.closes = False
         self.origin: Any = None

@@ -115,6 +115,9 @@ def open_segment(vm: Interpreter, graph_break: GraphBreak, result: Any) -> Any:
     point = graph_break.failure if is_a(result, BaseException) else graph_break.point
     values = [value for frame, layout in frame_pairs(graph_break) for value in layout.values(frame)]
     values = [vm.unlifted(value) for value in values]
+    if modes_are_active():  # they would see what is read of tensors here
+        vm.give_up()
+        return result
     if point is graph_break.point and _is_recorded(vm, point, (*values, result)):
         raise Followed(point, (*values, result))
     if any(map(closes, (*values, result))):  # it matters when they are dropped

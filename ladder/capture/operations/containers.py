@@ -68,13 +68,15 @@ def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any
     if not is_a(owner, tuple | frozenset):  # these are made again of their parts
         vm.heap.node(owner)
     # Where it keeps growing, what is in it is not read.
-    if name not in natives.BLIND or not _keeps_growing(vm, owner):
-        _admit_method(vm, owner, name, rest, kwargs)
+    read = name not in natives.BLIND or not _keeps_growing(vm, owner)
+    by_identity = read and _admit_method(vm, owner, name, rest, kwargs)
     indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
     if indexed and rest and not is_constant(rest[0]):
         raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
     changes = [] if name in natives.READERS else [vm.heap.node(owner)]
     result = perform(vm, method, (owner, *rest), kwargs, changes)
+    if by_identity:
+        vm.heap.node(owner).by_identity = True
     if name == "keys":
         vm.heap.node(result).source = owner
     return result
@@ -86,10 +88,11 @@ def _keeps_growing(vm: Interpreter, owner: Any) -> bool:
 
 def _admit_method(
     vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+) -> bool:
+    """Check that a method may be called; say whether all that is then in the container is `identity_key`."""
     looking = name in natives.LOOKING and not is_a(owner, dict)
     if is_a(owner, set) and name in ("add", "discard", "remove") and identity_key(vm, owner, rest[0]):
-        return
+        return True
     vm.heap.touch(owner, 8 if looking else 1)
     if looking and not is_plain(list(owner)):
         raise CaptureError(f"{name} compares elements")
@@ -99,7 +102,8 @@ def _admit_method(
         for item in rest:
             admit_iterable(vm, item)
     hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
-    if hashed and rest and not is_plain(rest[0]) and not identity_key(vm, owner, rest[0]):
+    keyed = hashed and bool(rest) and not is_plain(rest[0])
+    if keyed and not identity_key(vm, owner, rest[0]):
         raise CaptureError("a key that is not a constant")
     stores = name in natives.STORING and not (rest and is_a(rest[0], slice))
     for item in () if stores else (*rest, *kwargs.values()):
@@ -108,6 +112,7 @@ def _admit_method(
             vm.heap.touch(item, 8 if looking else 1)
         if looking and not is_plain(item):
             raise CaptureError(f"{name} compares objects")
+    return keyed and name == "__setitem__"
 
 
 def admit_iterable(vm: Interpreter, item: Any) -> None:
@@ -230,11 +235,11 @@ def _lock(vm: Interpreter, method: Any, owner: Any, rest: tuple[Any, ...]) -> An
 
 
 def identity_key(vm: Interpreter, container: Any, item: Any) -> bool:
-    """Say whether `item` is hashed and compared by identity, and `container` is ours."""
+    """Say whether `item` and all in `container`, which is ours, are hashed and compared by identity."""
     node = vm.heap.find(container)
     if node is None or node.external:
         return False
-    for value in (item, *container):
+    for value in (item,) if node.by_identity else (item, *container):
         if is_constant(value):
             continue
         kind = type(value)
@@ -244,6 +249,7 @@ def identity_key(vm: Interpreter, container: Any, item: Any) -> bool:
         if vm.heap.find(value) is None:
             return False
         vm.heap.distinct.add(kind)
+    node.by_identity = True
     return True
 
 

@@ -8,6 +8,7 @@ a mode that only notes it; the method of the program's mode is then interpreted,
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,6 +21,8 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations.objects import new_container, pinned_part
 from ladder.capture.python.frames import NULL
+from ladder.capture.values.kinds import is_a
+from ladder.capture.values.tensors import PYTHON_OPERATORS
 
 _FUNCTORCH = torch._C._functorch.__name__
 """Its functions are told to no mode."""
@@ -82,6 +85,8 @@ def by_mode(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[
     """Return what the last of the modes makes of a call; `NULL` if it is told nothing of it."""
     if getattr(function, "__module__", "") == _FUNCTORCH:
         return NULL
+    if is_a(function, types.FunctionType) and function not in PYTHON_OPERATORS:
+        raise CaptureError("a mode sees what is inside of an operator of the program's")
     plain, named = tuple(map(vm.unlifted, args)), {key: vm.unlifted(item) for key, item in kwargs.items()}
     call = _told(function, plain, named)
     if call is None:
@@ -117,15 +122,14 @@ def _as_given(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what a mode is told, with open numbers where arguments are as the program gave them."""
     (plain, given), (named, keywords) = args, kwargs
-    if len(call.args) == len(plain) and all(map(_is, call.args, plain)) and call.kwargs in (None, named):
+    told = call.kwargs or {}
+    pairs = zip((*call.args, *told.values()), (*plain, *map(named.get, told)), strict=False)
+    alike = len(call.args) == len(plain) and told.keys() == named.keys()
+    if alike and all(one is other for one, other in pairs):
         return given, keywords
     for item in (*given, *keywords.values()):
         vm.plain(item)  # what is open is settled
     return call.args, dict(call.kwargs or {})
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 def enter_device(vm: Interpreter, device: torch.device) -> torch.device:

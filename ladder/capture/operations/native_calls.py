@@ -26,7 +26,7 @@ from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.objects import perform, pinned_part
-from ladder.capture.operations.replay import drained, iterate, replay
+from ladder.capture.operations.replay import drained, is_hidden, iterate, replay
 from ladder.capture.operations.symbolic import EXTENTS, OF_ANY_VALUES, WITHOUT_EXTENTS, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import read_list, tensor_operator
 from ladder.capture.python import natives, polyfills
@@ -46,7 +46,14 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
     itertools.compress: polyfills.compress_,  # type: ignore[dict-item]
     itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
+    itertools.chain.from_iterable: polyfills.flattened,  # type: ignore[dict-item]
 }
+_POLYFILLS_OF_GENERATORS: dict[Any, types.FunctionType] = {
+    itertools.chain: polyfills.chain_,  # type: ignore[dict-item]
+    itertools.islice: polyfills.islice_,  # type: ignore[dict-item]
+    itertools.cycle: polyfills.cycle_,  # type: ignore[dict-item]
+}
+"""What iterates natively unless it is given a generator that is interpreted."""
 _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
     sum: polyfills.sum_,
     any: polyfills.any_,
@@ -82,8 +89,8 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
         return _by_tensor_type(vm, kind, args, kwargs)
     if kind is type and len(args) == 1 and not kwargs:
         return type(vm.plain(args[0]))
-    if kind in _POLYFILLS:
-        return vm.call_function(pinned_part(vm, _POLYFILLS[kind]), args, kwargs)
+    if (polyfill := _polyfill_of(vm, kind, args)) is not None:
+        return vm.call_function(pinned_part(vm, polyfill), args, kwargs)
     if issubclass(kind, weakref.ReferenceType):
         if kind is not weakref.ref or len(args) != 1 or not _outlives(vm, args[0]):
             raise vm.leave("a weak reference to what may die meanwhile")
@@ -98,6 +105,14 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
     if meta_call is not type.__call__:
         raise CaptureError("a native metaclass __call__")
     return construct(vm, kind, args, kwargs)
+
+
+def _polyfill_of(vm: Interpreter, kind: type, args: tuple[Any, ...]) -> types.FunctionType | None:
+    """Return the Python version of an iterator's class, if it is to be used."""
+    found = _POLYFILLS.get(kind)
+    if found is None and kind in _POLYFILLS_OF_GENERATORS and any(is_hidden(vm, item) for item in args):
+        return _POLYFILLS_OF_GENERATORS[kind]
+    return found
 
 
 def _by_tensor_type(vm: Interpreter, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

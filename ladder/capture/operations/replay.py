@@ -237,6 +237,8 @@ def _iterate(vm: Interpreter, value: Any) -> Any:
     kind = type(value)
     if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
         return value
+    if kind is tuple and any(is_hidden(vm, item) for item in value):
+        return vm.call_function(pinned_part(vm, polyfills.rows), (value,), {})
     if kind in natives.METHODS or is_a(value, str | bytes | range | torch.Size):
         return replay(vm, iter, (value,), {}, looking=False)
     if kind in natives.VIEWS:

@@ -283,8 +283,54 @@ def pairwise_(items: Iterable[Any], /) -> Iterator[Any]:
         before = item
 
 
+def chain_(*iterables: Iterable[Any]) -> Iterator[Any]:
+    """Stand for `itertools.chain`."""
+    for items in iterables:
+        for item in items:  # noqa: UP028 the generator takes no values
+            yield item
+
+
+def flattened(iterables: Iterable[Iterable[Any]], /) -> Iterator[Any]:
+    """Stand for `itertools.chain.from_iterable`."""
+    for items in iterables:
+        for item in items:  # noqa: UP028
+            yield item
+
+
+def islice_(items: Iterable[Any], /, *bounds: int | None) -> Iterator[Any]:
+    """Stand for `itertools.islice`."""
+    chosen = slice(*bounds)
+    stream, taken, ahead = iter(items), 0, chosen.start or 0
+    while True:
+        while taken < ahead:
+            if next(stream, _MISSING) is _MISSING:
+                return
+            taken += 1
+        if chosen.stop is not None and taken >= chosen.stop:
+            return
+        item = next(stream, _MISSING)
+        if item is _MISSING:
+            return
+        taken += 1
+        ahead += chosen.step or 1
+        if chosen.stop is not None and ahead > chosen.stop:
+            ahead = chosen.stop
+        yield item
+
+
+def cycle_(items: Iterable[Any], /) -> Iterator[Any]:
+    """Stand for `itertools.cycle`."""
+    kept = []
+    for item in items:
+        kept.append(item)
+        yield item
+    while kept:
+        for item in kept:
+            yield item
+
+
 def rows(array: Any, /) -> Iterator[Any]:
-    """Yield what an array holds along its first axis."""
+    """Yield what an array holds along its first axis, or the items of a tuple."""
     for index in range(len(array)):
         yield array[index]
 
