@@ -283,7 +283,19 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     most, gain = (MOST_CLOSE, CLOSE_GAIN) if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)
     served = segments(costs, cover(costs, octave_weights(grid), most, gain))
     limits = (*grid[:-1], LARGEST_M)
-    return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
+    entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
+    return _merged(_as_usual(gemm, device, tuning, entries) if gemm.batch_invariant else entries)
+
+
+def _as_usual(
+    gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None, entries: Sequence[tuple[int, Schedule]]
+) -> Iterable[tuple[int, Schedule]]:
+    """Take the usual plan's kernels, which measurements chose, where they add in the order of the others."""
+    usual = make_plan(replace(gemm, batch_invariant=False), device, tuning)
+    order = order_of_sums(gemm, device, entries[0][1])
+    for limit, own in entries:
+        other = usual.schedule_for(limit)
+        yield limit, other if order_of_sums(gemm, device, other) == order else own
 
 
 def _by_sixteens(gemm: Gemm, device: TileDevice) -> bool:
