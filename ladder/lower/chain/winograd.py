@@ -2,7 +2,7 @@
 
 Four neighbouring elements of a result are sums of 16 products of each channel instead of 36: the image's
 tiles of 4 x 4 elements and the kernels are transformed by additions, multiplied place by place as matrices,
-and transformed back. An infinite element would make all results of its tile NaN: where one is not finite,
+and transformed back. Differences would make NaN of results that are infinite: where one is not finite,
 the tiles of a block are multiplied as they are.
 
     V = B' d B, U = G g G', y = A' (U * V) A
