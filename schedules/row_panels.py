@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ladder.ir.windows import Windows
+from ladder.ir.row_product import RowProduct
 from targets import TileDevice
-from tile_types.tile import Extent
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,16 @@ LEAST_ROWS = 64
 """Rows of a product below which reading more numbers of the kernels costs what fewer products save."""
 
 
-def takes_winograd(rows: Extent, depth: int, columns: int, windows: Windows, registers: Registers) -> bool:
+def takes_winograd(form: RowProduct, registers: Registers) -> bool:
     """Tell whether a convolution is computed by Winograd's products: of 3 x 3, one by one, whole vectors."""
-    ones = (1, 1)
-    if windows.kernel != (3, 3) or windows.stride != ones or windows.dilation != ones or windows.groups > 1:
+    windows, ones = form.windows, (1, 1)
+    if windows is None or windows.groups > 1:
         return False
-    many = not isinstance(rows, int) or rows >= LEAST_ROWS
-    channels = depth // windows.points
-    return many and channels % registers.lanes == 0 and channels >= 16 and columns >= 16
+    if windows.kernel != (3, 3) or windows.stride != ones or windows.dilation != ones:
+        return False
+    many = not isinstance(form.rows, int) or form.rows >= LEAST_ROWS
+    channels = form.depth // windows.points
+    return many and channels % registers.lanes == 0 and channels >= 16 and form.columns >= 16
 
 
 WIDE = Registers(16, {4: 6, 3: 8, 2: 12, 1: 14}, {4: 1.0, 3: 1.0, 2: 1.1, 1: 1.3}, 8, 2304, 12_000_000)

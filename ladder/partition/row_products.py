@@ -47,6 +47,5 @@ def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
     fits = form.depth <= registers.deepest and form.depth * form.columns <= MOST
     if isinstance(form.rows, int) and form.windows is not None and registers.most is not None:
         few = form.rows * form.depth * form.columns <= registers.most
-        shape = form.rows, form.depth, form.columns
-        fits = fits and (few or takes_winograd(*shape, form.windows, registers))
+        fits = fits and (few or takes_winograd(form, registers))
     return form if fits else None

@@ -2,8 +2,9 @@
 
 Four neighbouring elements of a result are sums of 16 products of each channel instead of 36: the image's
 tiles of 4 x 4 elements and the kernels are transformed by additions, multiplied place by place as matrices,
-and transformed back. Differences would make NaN of results that are infinite: where one is not finite,
-the tiles of a block are multiplied as they are.
+and transformed back. Each result is made of the 3 x 3 elements that it reads, so that it errs by these alone.
+Differences would make NaN of results that are infinite: where one is not finite, the tiles of a block are
+multiplied as they are.
 
     V = B' d B, U = G g G', y = A' (U * V) A
 """

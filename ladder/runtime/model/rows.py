@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.ir.printer import print_graph
-from ladder.ir.row_product import RowProduct, as_row_product
+from ladder.ir.row_product import as_row_product
 from ladder.lower.chain.panels import panels, with_winograd
 from ladder.lower.chain.symbols import size_names
 from ladder.runtime.build import Job
@@ -34,7 +34,7 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
     form = as_row_product(graph)
     chain, depth = canonical_chain(form.chain), form.depth
     windows, registers = form.windows, known_registers(device)
-    winograd = by_winograd(form, registers)
+    winograd = takes_winograd(form, registers)
     facts = {"rows": print_graph(chain), "depth": depth, "windows": repr(windows)}
     if winograd:
         facts["products"] = "winograd"
@@ -49,12 +49,6 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
         )
 
     return Job(facts, Identity.of(None, device), device, make)
-
-
-def by_winograd(form: RowProduct, registers: Registers) -> bool:
-    """Tell whether a product is one of windows that Winograd's products compute."""
-    shape = form.rows, form.depth, form.columns
-    return form.windows is not None and takes_winograd(*shape, form.windows, registers)
 
 
 def known_registers(device: TileDevice) -> Registers:
@@ -94,7 +88,7 @@ class Rows:
     def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the matrix as kernels read it."""
         matrix = self.matrix(weight)
-        if by_winograd(self.form, self.registers):
+        if takes_winograd(self.form, self.registers):
             matrix = with_winograd(matrix)
         return panels(matrix, self.registers)
 
