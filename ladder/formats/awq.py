@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ladder.formats.bits import flipped, octets_of, sign_bits, transposed_nibbles, words_to_codes
 from ladder.formats.gptq import PackedForm, symmetric_or_not
-from ladder.formats.layer import Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ def _require_types(layer: Layer) -> None:
     layer.require(layer.option("bits", int, BITS) == BITS, "AWQ packs 4-bit codes only")
 
 
-METHODS = ("awq", "auto-round", "intel/auto-round")
+METHODS = ("awq", *AUTO_ROUND)
 PARTS = (".scales", ".qzeros")
 
 GEMM = Format(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ladder.formats.compressed import EIGHT_BIT, nvfp4_tensor, stated_blocks
-from ladder.formats.layer import Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ FP8 = Format(
     lambda layer: layer[""].dtype.startswith("float8"),
     fp8_shape,
     read_fp8,
-    methods=("fp8",),
+    methods=("fp8", *AUTO_ROUND),
     parts=("",),
     result="",
     doc="fp8 with scales of blocks (DeepSeek-V3, Qwen3)",

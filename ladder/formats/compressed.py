@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import by_rows, flipped, repacked, storage_of_words, words_to_codes
-from ladder.formats.layer import Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def blocks_of(layer: Layer, suffix: str, n: int, k: int) -> tuple[torch.Tensor, 
 def stated_blocks(layer: Layer) -> Iterator[tuple[int, int]]:
     """Yield the blocks that the configuration speaks of."""
     for options in (layer.config, *weight_options(layer)):
-        for key in ("weight_block_size", "block_structure"):
+        for key in ("weight_block_size", "block_structure", "group_size"):
             match options.get(key):
                 case [int(height), int(width)] if height >= 1 and width >= 1:
                     yield height, width
@@ -314,7 +314,7 @@ MX = Format(
     lambda layer: mx_element(layer) is not None,
     mx_shape,
     read_mx,
-    methods=METHOD,
+    methods=(*METHOD, *AUTO_ROUND),
     parts=(".weight_scale",),
     optional=(".weight_global_scale",),
     dtype="scale",
@@ -326,7 +326,7 @@ NVFP4 = Format(
     is_nvfp4,
     nvfp4_shape,
     read_nvfp4,
-    methods=METHOD,
+    methods=(*METHOD, *AUTO_ROUND),
     parts=(".weight_scale",),
     optional=(".weight_global_scale",),
     dtype="float32",
@@ -339,7 +339,7 @@ EIGHT = Format(
     is_eight_bit,
     lambda layer: layer.shape(".weight", 2),
     read_eight_bit,
-    methods=("compressed-tensors", "fbgemm_fp8", "modelopt", "fp8"),
+    methods=(*METHOD, *AUTO_ROUND, "fbgemm_fp8", "modelopt", "fp8"),
     parts=(".weight",),
     optional=(".weight_zero_point",),
     dtype="scale",

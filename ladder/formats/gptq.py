@@ -22,7 +22,7 @@ from ladder.formats.bits import (
     transposed_words,
     words_to_codes,
 )
-from ladder.formats.layer import Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ FORMAT = Format(
     is_gptq,
     shape,
     read,
-    methods=("gptq", "auto-round", "intel/auto-round"),
+    methods=("gptq", *AUTO_ROUND),
     parts=(".scales", ".qzeros"),
     optional=(".g_idx",),
     dtype="scale",

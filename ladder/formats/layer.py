@@ -95,6 +95,10 @@ class Layer:
         return value
 
 
+AUTO_ROUND = ("auto-round", "intel/auto-round")
+"""What AutoRound calls its method, whatever format it stores."""
+
+
 @dataclass(frozen=True)
 class Format:
     """How a tool stores quantized tensors.

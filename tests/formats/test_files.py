@@ -46,5 +46,29 @@ def test_values_are_the_tools_own_bits(file: str, tmp_path: Path) -> None:
         assert isinstance(first, QuantizedTensor) or file == "hqq_axis0.safetensors"
 
 
+AUTO_ROUND = {
+    "ct_mxfp4": {"bits": 4, "data_type": "mx_fp", "group_size": 32},
+    "ct_mxfp8": {"bits": 8, "data_type": "mx_fp", "group_size": 32},
+    "ct_nvfp4": {"bits": 4, "data_type": "nv_fp", "group_size": 16},
+    "ct_fp8_tensor": {"bits": 8, "data_type": "fp", "group_size": 0, "fmt": "e4m3"},
+    "ct_fp8_channel": {"bits": 8, "data_type": "fp", "group_size": -1, "fmt": "e4m3"},
+    "fp8_blocks": {"bits": 8, "data_type": "fp", "group_size": [128, 128], "fmt": "e4m3"},
+}
+"""Files of other tools whose tensors AutoRound 0.16 names and stores alike -> what it says of them."""
+
+
+@pytest.mark.parametrize("name", AUTO_ROUND)
+def test_auto_round_stores_the_same(name: str, tmp_path: Path) -> None:
+    plain, file = tmp_path / "plain", f"{name}.safetensors"
+    plain.mkdir()
+    expected = opened(file, plain)
+    (tmp_path / "model.safetensors").write_bytes((FILES / file).read_bytes())
+    config = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **AUTO_ROUND[name]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    checkpoint = ladder.load_checkpoint(tmp_path)
+    for tensor in EXPECTED[file]["sha256"]:
+        assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
+
+
 def test_every_recipe_has_its_file() -> None:
     assert {f"{path.name}" for path in FILES.iterdir()} == {*EXPECTED, "expected.json"}
