@@ -1,14 +1,14 @@
-"""Formats whose bytes are canonical storage already: gpt-oss MXFP4, fp8 with block scales, ModelOpt NVFP4.
+"""Formats whose bytes are canonical storage already: gpt-oss MXFP4, fp8 with block scales.
 
 Sources: transformers ``integrations/mxfp4.py``, ``integrations/finegrained_fp8.py`` (DeepSeek-V3's
-``weight_scale_inv`` multiplies); ModelOpt ``qtensor/nvfp4_tensor.py``.
+``weight_scale_inv`` multiplies).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ladder.formats.compressed import EIGHT_BIT, nvfp4_tensor, stated_blocks
+from ladder.formats.compressed import EIGHT_BIT, stated_blocks
 from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
@@ -93,17 +93,6 @@ def _fp8_matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> Quant
     )
 
 
-def read_modelopt(layer: Layer) -> QuantizedTensor:
-    """Read ModelOpt's NVFP4: ``q * (scale * scale_2)``."""
-    return nvfp4_tensor(layer, ".weight", layer.number(".weight_scale_2"))
-
-
-def modelopt_shape(layer: Layer) -> Shape:
-    """Return [N, K]."""
-    n, octets = layer.shape(".weight", 2)
-    return n, 2 * octets
-
-
 MXFP4 = Format(
     "mxfp4",
     "_blocks",
@@ -126,15 +115,4 @@ FP8 = Format(
     parts=("",),
     result="",
     doc="fp8 with scales of blocks (DeepSeek-V3, Qwen3)",
-)
-MODELOPT = Format(
-    "modelopt-nvfp4",
-    ".weight_scale_2",
-    lambda layer: layer[".weight"].dtype == "uint8",
-    modelopt_shape,
-    read_modelopt,
-    methods=("modelopt", "modelopt_fp4"),
-    parts=(".weight", ".weight_scale"),
-    rounding="scales_first",
-    doc="ModelOpt NVFP4",
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, native, torchao
+from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, modelopt, native, torchao
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import read_gguf
 from ladder.formats.layer import Format, Layer, Loaded, Shape
@@ -27,7 +27,9 @@ FORMATS = (
     compressed.PACKED,
     compressed.MX,
     compressed.NVFP4,
-    blocks.MODELOPT,
+    modelopt.NVFP4,
+    modelopt.MXFP4,
+    modelopt.INT4,
     blocks.FP8,
     compressed.EIGHT,
     blocks.MXFP4,
@@ -270,6 +272,8 @@ def assign(
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
     lost = next((name for name in arrays if name not in taken and _is_lost(name, arrays)), None)
     require(lost is None, f"{lost} is there without its description")
+    smoothed = next((name for name in arrays if _is_smoothed(name, arrays, layers)), None)
+    require(smoothed is None, f"{smoothed}: inputs that are multiplied before a product are not read yet")
     clash = next((name for name in layers if name in arrays and name not in taken), None)
     require(clash is None, f"{clash} is there both quantized and as it is")
     return layers, {name: stored for name, stored in arrays.items() if name not in taken}
@@ -285,6 +289,12 @@ def _is_lost(name: str, arrays: Arrays) -> bool:
     """Tell codes of our own format that nothing describes."""
     prefix = name.removesuffix(native.CODES)
     return prefix != name and any(prefix + suffix in arrays for suffix in native.ARRAYS)
+
+
+def _is_smoothed(name: str, arrays: Arrays, layers: Mapping[str, Any]) -> bool:
+    """Tell factors of a quantized layer's inputs (AWQ, SmoothQuant) which are not all 1."""
+    prefix = name.removesuffix(SMOOTHING)
+    return prefix != name and prefix + ".weight" in layers and bool((arrays[name].tensor() != 1).any())
 
 
 def _recognised(
@@ -313,6 +323,9 @@ def _recognised(
         )
     return stated[0] if stated else "; ".join(reasons)
 
+
+SMOOTHING = ".pre_quant_scale"
+"""Suffix of what ModelOpt multiplies a layer's inputs by."""
 
 DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")
 """Suffixes that no array has which is not part of a quantized tensor."""

@@ -145,6 +145,8 @@ def blocks_of(layer: Layer, suffix: str, n: int, k: int) -> tuple[torch.Tensor, 
         return scale.reshape(1, 1), (n, k)
     if scale.ndim == 1:
         scale = scale[:, None]
+    if scale.ndim == 4 and scale.shape[1] == scale.shape[3] == 1:  # ModelOpt's of blocks
+        scale = scale[:, 0, :, 0]
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"{suffix} has the shape {list(scale.shape)}")
     rows, columns = scale.shape
     for height, width in stated_blocks(layer):
@@ -266,8 +268,12 @@ def read_nvfp4(layer: Layer) -> QuantizedTensor:
     return nvfp4_tensor(layer, ".weight_packed", 1 / total)
 
 
+NVFP4_GROUPS = (16, 32)
+"""Columns that share a scale: the type's own, and ModelOpt's for 16-bit and fp8 activations."""
+
+
 def nvfp4_tensor(layer: Layer, codes: str, factor: float) -> QuantizedTensor:
-    """Return e2m1 codes with e4m3 scales of 16 columns and a factor of all."""
+    """Return e2m1 codes with e4m3 scales of 16 or 32 columns and a factor of all."""
     import torch
 
     from tile_types import QuantizedTensor, get_type
@@ -275,17 +281,19 @@ def nvfp4_tensor(layer: Layer, codes: str, factor: float) -> QuantizedTensor:
     n, octets = layer.shape(codes, 2)
     layer.require_type(codes, "uint8")
     layer.require_type(".weight_scale", "float8_e4m3fn")
-    fits = layer.shape(".weight_scale", 2) == (n, octets // 8) and octets % 8 == 0
-    layer.require(fits, f"{octets} bytes per row beside scales {list(layer['.weight_scale'].shape)}")
+    rows, groups = layer.shape(".weight_scale", 2)
+    size = 2 * octets // groups
+    fits = rows == n and size in NVFP4_GROUPS and size * groups == 2 * octets
+    layer.require(fits, f"{octets} bytes per row beside scales {[rows, groups]}")
     return QuantizedTensor(
         get_type("fp4_e2m1"),
         (n, 2 * octets),
         layer.tensor(codes).view(torch.uint8),
-        (1, 16),
+        (1, size),
         scale=layer.tensor(".weight_scale"),
         tensor_scale=factor,
         scale_type="fp8_e4m3",
-        type_name="nvfp4",
+        type_name="nvfp4" if size == NVFP4_GROUPS[0] else "",
     )
 
 

@@ -201,17 +201,38 @@ def gpt_oss() -> Case:
     return arrays, {"quant_method": "mxfp4"}, {name: own}
 
 
-def modelopt() -> Case:
+def modelopt(size: int = 16) -> Case:
     from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
 
-    quantized, scale, total = NVFP4QTensor.quantize(weight(23), 16)
-    own = quantized.dequantize(torch.float32, scale=scale, double_scale=total, block_sizes={-1: 16})
+    quantized, scale, total = NVFP4QTensor.quantize(weight(23), size)
+    own = quantized.dequantize(torch.float32, scale=scale, double_scale=total, block_sizes={-1: size})
     arrays = {
         "layer.weight": quantized._quantized_data,
         "layer.weight_scale": scale,
         "layer.weight_scale_2": total,
     }
     return arrays, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, {"layer.weight": own}
+
+
+def modelopt_mxfp4() -> Case:
+    from modelopt.torch.quantization.qtensor.mxfp4_tensor import MXFP4QTensor
+
+    quantized, scale = MXFP4QTensor.quantize(weight(24), 32)
+    own = quantized.dequantize(torch.float32, scale=scale, block_sizes={-1: 32})
+    arrays = {"layer.weight": quantized._quantized_data, "layer.weight_scale": scale.reshape(N, K // 32)}
+    return arrays, {"quant_method": "modelopt", "quant_algo": "mxfp4"}, {"layer.weight": own}
+
+
+def modelopt_int4() -> Case:
+    """What ModelOpt packs; it has no function that reads it back."""
+    from modelopt.torch.export.quant_utils import pack_int4_in_uint8
+
+    values = weight(25)
+    scale = values.view(N, K // GROUP, GROUP).abs().amax(2) / 7
+    codes = (values / scale.repeat_interleave(GROUP, 1)).round().clamp(-8, 7).to(torch.int8)
+    arrays = {"layer.weight": pack_int4_in_uint8(values, scale, GROUP), "layer.weight_scale": scale}
+    own = codes * scale.repeat_interleave(GROUP, 1)
+    return arrays, {"quant_method": "modelopt", "quant_algo": "W4A16"}, {"layer.weight": own}
 
 
 def fp8_blocks(kind: Any = torch.float32) -> Case:
@@ -360,6 +381,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "bnb_int8": bitsandbytes_int8,
     "gpt_oss": gpt_oss,
     "modelopt_nvfp4": modelopt,
+    "modelopt_nvfp4_32": lambda: modelopt(32),
+    "modelopt_mxfp4": modelopt_mxfp4,
+    "modelopt_int4": modelopt_int4,
     "fp8_blocks": fp8_blocks,
     "fp8_blocks_e8m0": lambda: fp8_blocks(torch.float8_e8m0fnu),
     **{f"hqq_{bits}bit": lambda bits=bits: hqq(bits) for bits in (1, 2, 3, 4, 8)},

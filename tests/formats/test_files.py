@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ladder
 from ladder.formats.checkpoint import Checkpoint
@@ -15,7 +16,7 @@ from tile_types import QuantizedTensor
 
 FILES = Path(__file__).parent / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
-PLUS_ZERO = ("modelopt_nvfp4.safetensors",)
+PLUS_ZERO = ("modelopt_nvfp4.safetensors", "modelopt_nvfp4_32.safetensors")
 """Files whose tool reads the code of -0 as +0: all that differs is a zero's sign."""
 
 
@@ -68,6 +69,20 @@ def test_auto_round_stores_the_same(name: str, tmp_path: Path) -> None:
     checkpoint = ladder.load_checkpoint(tmp_path)
     for tensor in EXPECTED[file]["sha256"]:
         assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
+
+
+def test_inputs_that_are_multiplied_are_refused(tmp_path: Path) -> None:
+    """ModelOpt's AWQ and SmoothQuant: the codes alone are those of another matrix."""
+    for factor, refused in ((1.0, False), (0.5, True)):
+        file = "modelopt_int4.safetensors"
+        arrays = {**load_file(FILES / file), "layer.pre_quant_scale": torch.full((128,), factor)}
+        save_file(arrays, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": EXPECTED[file]["config"]}))
+        if refused:
+            with pytest.raises(ladder.CheckpointError, match=r"layer\.pre_quant_scale: inputs"):
+                ladder.load_checkpoint(tmp_path)
+        else:
+            assert "layer.weight" in ladder.load_checkpoint(tmp_path)
 
 
 def test_every_recipe_has_its_file() -> None:
