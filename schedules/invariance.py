@@ -28,7 +28,7 @@ def order_of_sums(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Order |
     and the way through the grid are no part of it, but where fp8 products leave the tensor core for wider
     sums depends on the tile. Slices of K are whole turns of a loop, whose length depends on the stage.
 
-    ``mma`` and ``wgmma`` add sixteen products to a sum alike (compared on an H100), so ``gemv`` has the order
+    ``mma`` and ``wgmma`` add sixteen products to a sum alike (compared on an H200), so ``gemv`` has the order
     of ``wgmma`` where that deals K as it does.
 
     Returns: None where the order depends on the number of rows: a stream-K grid cuts K wherever a share ends.
