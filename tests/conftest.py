@@ -101,16 +101,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        file = item.nodeid.partition("::")[0]
         if marker := item.get_closest_marker("daily"):
             group = marker.kwargs.get("among", item.nodeid.partition("[")[0])
             case = marker.kwargs.get("together", item.nodeid)
             cases.setdefault(group, {}).setdefault(case, []).append(item)
-        elif file.removeprefix("tests/") in DAYS:
+        elif (file := _file_of(item)) in DAYS:
             cases.setdefault(file, {})[item.nodeid] = [item]
     left = {item for those in cases.values() for item in _of_other_days(list(those.values()))}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
 
 
 def _of_other_days(cases: list[list[pytest.Item]]) -> list[pytest.Item]:
@@ -118,7 +121,7 @@ def _of_other_days(cases: list[list[pytest.Item]]) -> list[pytest.Item]:
     if marker := first.get_closest_marker("daily"):
         days = -(-len(cases) // marker.args[0])
     else:
-        days = DAYS[first.nodeid.partition("::")[0].removeprefix("tests/")]
+        days = DAYS[_file_of(first)]
     today = int(os.environ["LADDER_TEST_DAY"]) % days
     return [item for at, case in enumerate(cases) if at % days != today for item in case]
 

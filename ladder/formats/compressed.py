@@ -100,7 +100,7 @@ def read_packed(layer: Layer) -> QuantizedTensor:
         scale=scale,
         zero=zero,
         zero_kind="none" if zero is None else "integer",
-        scale_type=str(scale.dtype).removeprefix("torch."),
+        scale_type=scale_name(scale),
         columns=None if order is None else order.to(torch.int32),
     )
 
@@ -191,7 +191,7 @@ def read_eight_bit(layer: Layer) -> QuantizedTensor:
         scale=scale,
         zero=zero if asymmetric else None,
         zero_kind="integer" if asymmetric else "none",
-        scale_type=_scale_name(scale),
+        scale_type=scale_name(scale),
     )
 
 
@@ -209,7 +209,8 @@ def mx_scales(layer: Layer, n: int, k: int) -> tuple[torch.Tensor, tuple[int, in
     return layer.tensor(".weight_scale").view(torch.float8_e8m0fnu), (1, 32)
 
 
-def _scale_name(scale: torch.Tensor) -> str:
+def scale_name(scale: torch.Tensor) -> str:
+    """Return our name of the type of scales."""
     name = str(scale.dtype).removeprefix("torch.")
     return {"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "fp8_e4m3"}.get(name, name)
 
@@ -218,9 +219,9 @@ MX_ELEMENTS = {16: ("fp4_e2m1", 4, "mxfp4"), 24: ("fp6_e2m3", 6, "mxfp6_e2m3")}
 """Bytes of codes per exponent -> element, its bits, the block type."""
 
 
-def mx_element(layer: Layer) -> tuple[str, int, str] | None:
+def mx_element(layer: Layer, codes: str = ".weight_packed") -> tuple[str, int, str] | None:
     """Return the element of packed MX codes, if they are such."""
-    weight, scale = layer[".weight_packed"], layer[".weight_scale"]
+    weight, scale = layer[codes], layer[".weight_scale"]
     if weight.dtype != "uint8" or len(weight.shape) != 2 or len(scale.shape) != 2 or 0 in scale.shape:
         return None
     if not is_mx(layer) or ".weight_global_scale" in layer or weight.shape[1] % scale.shape[1]:
@@ -228,26 +229,26 @@ def mx_element(layer: Layer) -> tuple[str, int, str] | None:
     return MX_ELEMENTS.get(weight.shape[1] // scale.shape[1])
 
 
-def mx_shape(layer: Layer) -> Shape:
+def mx_shape(layer: Layer, codes: str = ".weight_packed") -> Shape:
     """Return [N, K]."""
-    return layer.shape(".weight_packed", 2)[0], 32 * layer.shape(".weight_scale", 2)[1]
+    return layer.shape(codes, 2)[0], 32 * layer.shape(".weight_scale", 2)[1]
 
 
-def read_mx(layer: Layer) -> QuantizedTensor:
+def read_mx(layer: Layer, codes: str = ".weight_packed") -> QuantizedTensor:
     """Read packed MXFP4 or MXFP6 codes."""
 
     from tile_types import QuantizedTensor, get_type
 
-    found = mx_element(layer)
+    found = mx_element(layer, codes)
     assert found is not None
     element, bits, name = found
-    n, k = mx_shape(layer)
+    n, k = mx_shape(layer, codes)
     scale, block = mx_scales(layer, n, k)
-    codes = layer.tensor(".weight_packed")
+    stored = layer.tensor(codes)
     if bits == 6:
-        codes = by_rows(lambda part: pack_codes(words_to_codes(part, bits, k), bits), codes, k)
+        stored = by_rows(lambda part: pack_codes(words_to_codes(part, bits, k), bits), stored, k)
     fields = {"scale": scale, "scale_type": "e8m0", "type_name": name}
-    return QuantizedTensor(get_type(element), (n, k), codes, block, **fields)  # type: ignore[arg-type]
+    return QuantizedTensor(get_type(element), (n, k), stored, block, **fields)  # type: ignore[arg-type]
 
 
 def is_nvfp4(layer: Layer) -> bool:
@@ -255,9 +256,9 @@ def is_nvfp4(layer: Layer) -> bool:
     return layer[".weight_packed"].dtype == "uint8" and ".weight_global_scale" in layer
 
 
-def nvfp4_shape(layer: Layer) -> Shape:
+def nvfp4_shape(layer: Layer, codes: str = ".weight_packed") -> Shape:
     """Return [N, K]."""
-    n, octets = layer.shape(".weight_packed", 2)
+    n, octets = layer.shape(codes, 2)
     return n, 2 * octets
 
 

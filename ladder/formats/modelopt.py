@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ladder.formats.compressed import is_mx, mx_scales, nvfp4_tensor, scales_of
+from ladder.formats.compressed import (
+    is_mx,
+    mx_element,
+    mx_shape,
+    nvfp4_shape,
+    nvfp4_tensor,
+    read_mx,
+    scale_name,
+    scales_of,
+)
 from ladder.formats.layer import Format, Layer, Shape
-from tile_types.packing import pack_codes
+from tile_types.packing import pack_codes, unpack_codes
 
 if TYPE_CHECKING:
     from tile_types import QuantizedTensor
@@ -18,10 +27,8 @@ if TYPE_CHECKING:
 METHODS = ("modelopt", "modelopt_fp4")
 
 
-def along_columns(layer: Layer) -> Shape:
-    """Return [N, K] of two codes a byte along K."""
-    n, octets = layer.shape(".weight", 2)
-    return n, 2 * octets
+CODES = ".weight"
+"""Suffix of the packed codes."""
 
 
 def along_rows(layer: Layer) -> Shape:
@@ -32,9 +39,8 @@ def along_rows(layer: Layer) -> Shape:
 
 def is_mxfp4(layer: Layer) -> bool:
     """Tell two e2m1 codes a byte beside an exponent per 32."""
-    weight, scale = layer[".weight"], layer[".weight_scale"]
-    fits = weight.dtype == "uint8" and is_mx(layer) and ".weight_scale_2" not in layer
-    return fits and weight.shape == (*scale.shape[:1], 16 * scale.shape[-1])
+    found = mx_element(layer, CODES)
+    return found is not None and found[0] == "fp4_e2m1" and ".weight_scale_2" not in layer
 
 
 def is_int4(layer: Layer) -> bool:
@@ -46,41 +52,25 @@ def is_int4(layer: Layer) -> bool:
 
 def read_nvfp4(layer: Layer) -> QuantizedTensor:
     """Read NVFP4: ``q * (scale * scale_2)``."""
-    return nvfp4_tensor(layer, ".weight", layer.number(".weight_scale_2"))
-
-
-def read_mxfp4(layer: Layer) -> QuantizedTensor:
-    """Read MXFP4."""
-    from tile_types import QuantizedTensor, get_type
-
-    n, k = along_columns(layer)
-    scale, block = mx_scales(layer, n, k)
-    codes = layer.tensor(".weight")
-    fields = {"scale": scale, "scale_type": "e8m0", "type_name": "mxfp4"}
-    return QuantizedTensor(get_type("fp4_e2m1"), (n, k), codes, block, **fields)  # type: ignore[arg-type]
+    return nvfp4_tensor(layer, CODES, layer.number(".weight_scale_2"))
 
 
 def read_int4(layer: Layer) -> QuantizedTensor:
     """Read integers of 4 bits; the lower half of a byte is the output of even number."""
-    import torch
-
     from tile_types import QuantizedTensor, get_type
 
     n, k = along_rows(layer)
     scale, block = scales_of(layer, n, k)
-    octets = layer.tensor(".weight")
-    codes = torch.stack([octets & 15, octets >> 4], 1).reshape(n, k)
-    name = str(scale.dtype).removeprefix("torch.")
-    return QuantizedTensor(
-        get_type("int4"), (n, k), pack_codes(codes, 4), block, scale=scale, scale_type=name
-    )
+    codes = unpack_codes(layer.tensor(CODES).t().contiguous(), 4, n).t().contiguous()
+    fields = {"scale": scale, "scale_type": scale_name(scale)}
+    return QuantizedTensor(get_type("int4"), (n, k), pack_codes(codes, 4), block, **fields)  # type: ignore[arg-type]
 
 
 NVFP4 = Format(
     "modelopt-nvfp4",
     ".weight_scale_2",
     lambda layer: layer[".weight"].dtype == "uint8",
-    along_columns,
+    lambda layer: nvfp4_shape(layer, CODES),
     read_nvfp4,
     methods=METHODS,
     parts=(".weight", ".weight_scale"),
@@ -91,8 +81,8 @@ MXFP4 = Format(
     "modelopt-mxfp4",
     ".weight_scale",
     is_mxfp4,
-    along_columns,
-    read_mxfp4,
+    lambda layer: mx_shape(layer, CODES),
+    lambda layer: read_mx(layer, CODES),
     methods=METHODS,
     parts=(".weight",),
     optional=(".weight_scale_2",),

@@ -24,12 +24,12 @@ def digest(values: torch.Tensor) -> str:
     return hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def opened(file: str, folder: Path) -> Checkpoint:
-    """Open a file as its tool leaves it: in a folder with a configuration."""
+def opened(file: str, folder: Path, config: dict[str, object] | None = None) -> Checkpoint:
+    """Open a file as its tool leaves it: in a folder with a configuration, by default the tool's."""
     if file.endswith(".gguf"):
         return ladder.load_checkpoint(FILES / file)
     (folder / "model.safetensors").write_bytes((FILES / file).read_bytes())
-    config = EXPECTED[file]["config"]
+    config = config or EXPECTED[file]["config"]
     (folder / "config.json").write_text(json.dumps({"quantization_config": config} if config else {}))
     return ladder.load_checkpoint(folder)
 
@@ -63,10 +63,8 @@ def test_auto_round_stores_the_same(name: str, tmp_path: Path) -> None:
     plain, file = tmp_path / "plain", f"{name}.safetensors"
     plain.mkdir()
     expected = opened(file, plain)
-    (tmp_path / "model.safetensors").write_bytes((FILES / file).read_bytes())
     config = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **AUTO_ROUND[name]}
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
-    checkpoint = ladder.load_checkpoint(tmp_path)
+    checkpoint = opened(file, tmp_path, config)
     for tensor in EXPECTED[file]["sha256"]:
         assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
 

@@ -6,6 +6,7 @@ of a 16-bit core, or two of an 8-bit core. Four nibbles at a time select bytes o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,8 +51,8 @@ def nibble_moves(
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """Table lookups; ``table`` holds the operand's bits of every code."""
+class ByteLookup(ABC):
+    """Values that are looked up byte by byte; ``table`` holds the operand's bits of every code."""
 
     bits: int
     operand: str
@@ -61,17 +62,43 @@ class Lookup:
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two or four values."""
-        if self.order == "pairs":
-            nibbles = moves(code_fields(self.bits, self.lane, index // 4 * 4, 0, "pairs"), 0, self.bits, 0)
-            value = self._paired(m, gather(m, words, nibbles, NIBBLE), index % 4)
-            return value if zero is None else m.float_sub(self.operand, value, zero)
-        size = self.lane // 4
-        order, wanted = nibble_moves(self.bits, self.lane, index // size, self.order)
-        codes = gather(m, words, wanted, self.lane)
-        value = (self._wide if self.lane == 16 else self._narrow)(m, codes, order[index % size])
+        value = self.values(m, words, index)
         if zero is None:
             return value
         return subtract_bytes(m, value, zero) if self.lane == 8 else m.float_sub(self.operand, value, zero)
+
+    @abstractmethod
+    def values(self, m: Machine, words: Sequence[Word], index: int) -> Word:
+        """Return the values of a register, zero points included."""
+
+    def pairs(self, m: Machine, words: Sequence[Word], index: int) -> Word:
+        """Return the codes of four registers in order ``pairs``: each byte holds both of a register."""
+        nibbles = moves(code_fields(self.bits, self.lane, index // 4 * 4, 0, "pairs"), 0, self.bits, 0)
+        return gather(m, words, nibbles, NIBBLE)
+
+    def entries(self, part: int, least: int) -> list[int]:
+        """Return byte ``part`` of every value, followed by zeros up to a least number of entries."""
+        found = [entry >> (8 * part) & 0xFF for entry in self.table]
+        return found + [0] * (least - len(found))
+
+
+def quad(entries: Sequence[int], first: int) -> int:
+    """Return four bytes as a word."""
+    return sum(entries[first + i] << (8 * i) for i in range(4))
+
+
+@dataclass(frozen=True)
+class Lookup(ByteLookup):
+    """Table lookups by nibbles that select bytes."""
+
+    def values(self, m: Machine, words: Sequence[Word], index: int) -> Word:
+        """Return the values of a register."""
+        if self.order == "pairs":
+            return self._paired(m, self.pairs(m, words, index), index % 4)
+        size = self.lane // 4
+        order, wanted = nibble_moves(self.bits, self.lane, index // size, self.order)
+        codes = gather(m, words, wanted, self.lane)
+        return (self._wide if self.lane == 16 else self._narrow)(m, codes, order[index % size])
 
     def _wide(self, m: Machine, codes: Word, nibble: int) -> Word:
         # Bytes 0 2 1 3: each half of the word then holds both lanes of two registers.
@@ -94,9 +121,8 @@ class Lookup:
 
     def _bytes(self, m: Machine, codes: Word, half: int, part: int) -> Word:
         """Look up byte ``part`` of the values of four codes: those in one half of ``codes``."""
-        entries = [(entry >> (8 * part)) & 0xFF for entry in self.table]
-        entries += [0] * (16 - len(entries))
-        quads = [sum(entries[4 * q + i] << (8 * i) for i in range(4)) for q in range(4)]
+        entries = self.entries(part, 16)
+        quads = [quad(entries, first) for first in range(0, 16, 4)]
         if not any(quads):
             return m.constant(0)
         wide = len(self.table) > 8
@@ -124,8 +150,12 @@ def operand_bits(conversion: Conversion) -> tuple[int, ...]:
 
 def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
     """Propose lookups in registers for any type of up to four bits."""
+    if conversion.bits <= NIBBLE:
+        yield from byte_lookups(conversion, Lookup)
+
+
+def byte_lookups(conversion: Conversion, kind: type[ByteLookup]) -> Iterator[Recipe]:
+    """Propose lookups of a kind where they can take what zero points there are from the values."""
     operand = conversion.operand
-    if conversion.bits > NIBBLE or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
-        return
-    table = operand_bits(conversion)
-    yield Lookup(conversion.bits, operand, conversion.lane, table, conversion.order)
+    if conversion.zero == "none" or operand in (*FLOAT_CORES, "int8"):
+        yield kind(conversion.bits, operand, conversion.lane, operand_bits(conversion), conversion.order)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ladder.lower.gpu.decode_codebook import operand_bits
+from ladder.lower.gpu.decode_codebook import ByteLookup, byte_lookups, quad
 from ladder.lower.gpu.fields import Move, fields, gather, moves, shifts
-from ladder.lower.gpu.machine import AND_XOR, SELECT, Machine, Word, subtract_bytes
-from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Recipe
-from schedules.layouts import NIBBLE, code_fields
+from ladder.lower.gpu.machine import AND_XOR, SELECT, Machine, Word
+from ladder.lower.gpu.recipes import Conversion, Recipe
+from schedules.layouts import NIBBLE
 
 ENTRIES = 8
 """Bytes among which V_PERM selects."""
@@ -28,21 +28,11 @@ ORDERS = ("lanes", "dense", "bytes", "pairs")
 """Orders of packed bits that are read."""
 
 
-@lru_cache(maxsize=1024)
-def partner(bits: int, register: int, order: str) -> int:
-    """Return which register of a 16-bit core lies best for being decoded together with another one.
-
-    The codes of the lower one come to the even bytes, those of the upper one to the odd bytes.
-    """
-    pairs = _pairs(bits, order)
-    return next(first ^ second ^ register for first, second in pairs if register in (first, second))
-
-
 @lru_cache(maxsize=64)
 def _pairs(bits: int, order: str) -> tuple[tuple[int, int], ...]:
     """Return pairs of the 16 registers of a thread's tile, those with the fewest moves first."""
     cost = {
-        (first, second): shifts(_moves_of_pair(bits, order, first, second, 0, bits))
+        (first, second): shifts(_moves_of_pair(bits, order, first, second))
         for first in range(16)
         for second in range(first + 1, 16)
     }
@@ -54,50 +44,34 @@ def _pairs(bits: int, order: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _moves_of_pair(bits: int, order: str, first: int, second: int, low: int, high: int) -> list[Move]:
-    """Return the moves of code bits ``[low, high)`` of two registers to the bottom of bytes."""
+def _moves_of_pair(bits: int, order: str, first: int, second: int) -> list[Move]:
+    """Return the moves of two registers' codes to the bottom of bytes, even ones and odd ones."""
     return [
         move
         for at, register in ((0, first), (8, second))
-        for move in moves(fields(bits, 16, register, order), low, high, at)
+        for move in moves(fields(bits, 16, register, order), 0, bits, at)
     ]
 
 
 @dataclass(frozen=True)
-class ByteTable:
-    """Table look-ups by V_PERM; ``table`` holds the operand's bits of every code."""
+class ByteTable(ByteLookup):
+    """Table look-ups by V_PERM."""
 
-    bits: int
-    operand: str
-    lane: int
-    table: tuple[int, ...]
-    order: str = "lanes"
-
-    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
-        """Return two or four values."""
-        value = self._values(m, words, index)
-        if zero is None:
-            return value
-        return subtract_bytes(m, value, zero) if self.lane == 8 else m.float_sub(self.operand, value, zero)
-
-    def _values(self, m: Machine, words: Sequence[Word], index: int) -> Word:
+    def values(self, m: Machine, words: Sequence[Word], index: int) -> Word:
+        """Return the values of a register."""
         if self.lane == 8:
             codes = gather(m, words, moves(fields(self.bits, 8, index, self.order), 0, self.bits, 0), 8)
             return self._bytes(m, codes, 0, 0)
         if self.order == "pairs":
             return self._of_pairs(m, words, index)
-        other = partner(self.bits, index, self.order)
-        first, second = sorted((index, other))
-        wanted = _moves_of_pair(self.bits, self.order, first, second, 0, self.bits)
-        codes = gather(m, words, wanted, 16)
+        pair = next(pair for pair in _pairs(self.bits, self.order) if index in pair)
+        codes = gather(m, words, _moves_of_pair(self.bits, self.order, *pair), 16)
         low, high = (self._bytes(m, codes, 0, part) for part in (0, 1))
-        at = int(index > other)
-        return m.permute(low, high, m.constant(0x6240 + 0x1111 * at))
+        return m.permute(low, high, m.constant(0x6240 + 0x1111 * pair.index(index)))
 
     def _of_pairs(self, m: Machine, words: Sequence[Word], index: int) -> Word:
         """Decode where the nibbles of a byte hold both codes of a register."""
-        nibbles = moves(code_fields(self.bits, self.lane, index // 4 * 4, 0, "pairs"), 0, self.bits, 0)
-        codes = gather(m, words, nibbles, NIBBLE)
+        codes = self.pairs(m, words, index)
         half = index % 4 // 2
 
         def lane(element: int) -> Word:
@@ -108,19 +82,16 @@ class ByteTable:
 
     def _bytes(self, m: Machine, codes: Word, at: int, part: int) -> Word:
         """Return byte ``part`` of the values of four codes, which begin at bit ``at`` of each byte."""
-        entries = [entry >> (8 * part) & 0xFF for entry in self.table]
-        entries += [0] * (ENTRIES - len(entries))
         selector = m.shift(codes, -at)
         if self.bits > INDEX_BITS or self.order == "pairs":  # else nothing lies beside the codes
             selector = m.mask(selector, (min(len(self.table), ENTRIES) - 1) * 0x01010101)
-        return self._choose(m, codes, at, entries, selector)
+        return self._choose(m, codes, at, self.entries(part, ENTRIES), selector)
 
     def _choose(self, m: Machine, codes: Word, at: int, entries: list[int], selector: Word) -> Word:
         if len(set(entries)) == 1:
             return m.constant(entries[0] * 0x01010101)
         if len(entries) == ENTRIES:
-            first, last = (sum(entries[start + i] << (8 * i) for i in range(4)) for start in (0, 4))
-            return m.select_bytes(m.constant(first), m.constant(last), selector)
+            return m.select_bytes(m.constant(quad(entries, 0)), m.constant(quad(entries, 4)), selector)
         half = len(entries) // 2
         lower, upper = entries[:half], entries[half:]
         below = self._choose(m, codes, at, lower, selector)
@@ -138,9 +109,5 @@ class ByteTable:
 
 def propose_byte_table(conversion: Conversion) -> Iterator[Recipe]:
     """Propose look-ups for any type of up to eight bits."""
-    operand = conversion.operand
-    if conversion.order not in ORDERS or conversion.bits > 8:
-        return
-    if conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8"):
-        return
-    yield ByteTable(conversion.bits, operand, conversion.lane, operand_bits(conversion), conversion.order)
+    if conversion.order in ORDERS and conversion.bits <= 8:
+        yield from byte_lookups(conversion, ByteTable)
