@@ -7,7 +7,7 @@ A knob is read from the environment, or overridden for a block of code::
     with knobs.override(num_threads=1, trace=True):
         ...
 
-The typed values are attributes of `settings`; `describe` prints the table.
+The typed values are attributes of `settings`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Knob(Generic[T]):
 
     default: Value when neither the environment nor an override sets it.
     parse: Turns the environment's text into a value; raises ``ValueError`` with what it expects.
-    doc: One line for `describe`.
+    doc: What it does, in one line.
     """
 
     def __init__(self, default: T, parse: Callable[[str], T], doc: str) -> None:
@@ -183,14 +183,3 @@ def override(**values: Any) -> Iterator[Settings]:
 def _notify() -> None:
     for listener in _listeners:
         listener()
-
-
-def describe() -> str:
-    """Return the table as text: variable, current value and meaning of each knob."""
-    rows = [(knob.variable, _shown(getattr(settings, name)), knob.doc) for name, knob in table().items()]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
-
-
-def _shown(value: Any) -> str:
-    return "-" if value is None else str(int(value)) if isinstance(value, bool) else str(value)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import lcm, prod
 
 from targets import Core, TileDevice
-from tile_types.errors import ShapeError
 
 
 @dataclass(frozen=True)
@@ -25,15 +24,6 @@ class Hint:
         """Bytes of the whole tile."""
         return self.granularity * prod(self.shape)
 
-    def align(self, rows: int, row_bytes: int) -> tuple[int, int]:
-        """Round a tile of ``rows`` rows of ``row_bytes`` up to whole granules and whole hint rows.
-
-        Raises ShapeError if the hint is not a matrix.
-        """
-        if len(self.shape) != 2:
-            raise ShapeError(f"a hint of rank {len(self.shape)} does not align a matrix")
-        return _round_up(rows, self.shape[0]), _round_up(row_bytes, self.granularity)
-
     def divides(self, rows: int, row_bytes: int) -> bool:
         """Whether a tile of ``rows`` x ``row_bytes`` consists of whole hint tiles.
 
@@ -41,10 +31,6 @@ class Hint:
         decides, not its outline.
         """
         return row_bytes % self.granularity == 0 and rows * row_bytes % self.nbytes == 0
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _in_granules(granule: int, shape: tuple[int, ...], granularity: int) -> tuple[int, ...]:

@@ -82,18 +82,6 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", "program").strip("<>")
 
 
-def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Program:
-    """Return the program that a function of tensors is.
-
-    function: Takes the inputs, quantized ones as decoded ``[N, K]`` tensors, and returns one tensor.
-    inputs: Examples of one floating-point type, and quantized matrices; their shapes are the program's sizes.
-    Raises ConversionError: Names an operator or a use of one that block graphs cannot express.
-    """
-    tensors = decoded(inputs)
-    found = recorded(function, tensors)
-    return translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
-
-
 def decoded(inputs: Sequence[Any], dtype: Any = None) -> list[torch.Tensor]:
     """Return inputs as tensors, quantized ones decoded to the others' type; all in ``dtype``, if given."""
     own = dtype or next((x.dtype for x in inputs if not isinstance(x, QuantizedTensor)), None)

@@ -159,24 +159,16 @@ class Memory:
         if active is not None:
             flat, values = flat[active], values[active]
         self.traffic["shared write"] += flat.size * width
-        self._check_collisions(flat, width, actor, statement)
+        self._check_collisions(flat, width, statement)
         self.shadow.on_write(self.granules(flat, width), actor, statement)
         self.shared[flat[:, None] + np.arange(width)] = values
         c.touched = True
 
-    def _check_collisions(self, flat: Array, width: int, actor: Actor, statement: int) -> None:
+    def _check_collisions(self, flat: Array, width: int, statement: int) -> None:
         """Report two lanes that store to the same bytes with one instruction."""
         order = np.sort(flat)
         if flat.size > 1 and (np.diff(order) < width).any():
             self.log.add("race", statement, "two threads store to the same shared bytes at once", "at once")
-
-    def land(self, block: int, address: int, data: Array, actor: Actor, statement: int) -> None:
-        """Store contiguous bytes on behalf of an asynchronous copy."""
-        first = block * self.pitch + address
-        unit = self.shadow.unit
-        at = np.arange(first // unit, (first + data.size + unit - 1) // unit)
-        self.shadow.on_write(at, actor, statement)
-        self.shared[first : first + data.size] = data
 
     def copier(self, warp: int, agent: int, epoch: int) -> Actor:
         """Return an asynchronous copy that a warp started."""

@@ -14,10 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ladder.ir.build import node_attributes
-from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
-
 AFTER_EXPONENTIAL = frozenset({"exp", "root"})
 """LAX classes that no exponential may precede."""
 
@@ -101,47 +97,3 @@ def _delayed(
         if operation.name in free and operation.name in users:
             found[operation.name] = (min(found[user.name][0] for user in users[operation.name]), False)
     return found
-
-
-@dataclass(frozen=True)
-class ProgramPart:
-    """A connected piece of a kernel graph.
-
-    graph: Its inputs and its output have the names of the program's values.
-    lax: Whether equality with it can be decided.
-    reason: Why not: the operator.
-    """
-
-    graph: Graph
-    lax: bool
-    reason: str = ""
-
-
-def partition(graph: Graph) -> tuple[ProgramPart, ...]:
-    """Return the parts of a kernel graph, each after those whose results it takes."""
-    computing = [node for node in graph.nodes if node.operator not in ("input", "constant")]
-    operations = [
-        Operation(node.name, node.inputs, frozenset({_lax_class(graph, node)})) for node in computing
-    ]
-    return tuple(_part(graph, piece) for piece in pieces(operations, graph.outputs))
-
-
-def _lax_class(graph: Graph, node: Node) -> str:
-    return get_operator(node.operator).lax_class(node_attributes(node, graph))
-
-
-def _part(graph: Graph, piece: Sequence[Operation]) -> ProgramPart:
-    names = {operation.name for operation in piece}
-    outside = dict.fromkeys(
-        value for operation in piece for value in operation.operands if value not in names
-    )
-    nodes = (*(_source(graph, value) for value in outside), *(graph.producer(o.name) for o in piece))
-    last = piece[-1]
-    body = Graph(f"{graph.name}_{last.name}", graph.level, nodes, (last.name,))
-    reason = "" if last.lax else f"{graph.producer(last.name).operator} is outside LAX"
-    return ProgramPart(body, last.lax, reason)
-
-
-def _source(graph: Graph, value: str) -> Node:
-    node = graph.producer(value)
-    return node if node.operator == "constant" else Node(value, "input", (), (), (graph.tile(value),))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
-import pytest
-
 from schedules.hint import Hint, device_hint
 from targets import get_device, list_devices
-from tile_types.errors import ShapeError
 
 
 def test_a100_fp16_tensor_core_hint_of_the_paper() -> None:
@@ -42,11 +39,8 @@ def test_a_wider_layer_widens_the_hint() -> None:
     assert hint == Hint(64, (4, 2))
 
 
-def test_align_and_divides() -> None:
+def test_divides() -> None:
     hint = Hint(16, (4, 8))
-    assert hint.align(3, 100) == (4, 112)
     assert hint.divides(64, 128)
     assert not hint.divides(64, 100)
     assert not hint.divides(1, 128)
-    with pytest.raises(ShapeError):
-        Hint(16, (8,)).align(1, 1)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import ladder
 from benchmarks import superopt_graphs as graphs
-from ladder.api.tensor_program import decoded, program_of
+from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.analysis import gemm_of
@@ -21,7 +21,7 @@ from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
 from ladder.runtime.trials import candidates_of
 from ladder.simulate.fused import simulate_fused
-from ladder.superopt.generator import Database, Limits, get_program, instantiate, search
+from ladder.superopt.generator import Database, Limits, Program, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
 from tile_types import quantize
@@ -48,6 +48,12 @@ def norm_matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.softmax(q @ k.transpose(-1, -2) * 0.125, -1) @ v
+
+
+def program_of(function: Any, inputs: list[Any]) -> Program:
+    tensors = decoded(inputs)
+    found = recorded(function, tensors)
+    return translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
 
 
 FUNCTIONS = {

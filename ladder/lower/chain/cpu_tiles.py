@@ -42,11 +42,10 @@ class Turned:
     """One read that goes through registers.
 
     position: Which of the reads of an element it is.
-    name, bits: The input, and the bits of its elements.
+    bits: Of its elements.
     """
 
     position: int
-    name: str
     bits: int
 
 
@@ -113,7 +112,7 @@ class CpuTiles:
             across = nest.values.simplified(nest.address(*other) - address)
             along = uses(address, (row,)) and not uses(nest.values.simplified(address - row), (row,))
             if size <= 4 and along and not _small(across):
-                found.append(Turned(position, name, 8 * size))
+                found.append(Turned(position, 8 * size))
         return found
 
     def reads(self, place: Index) -> list[tuple[str, Index]]:

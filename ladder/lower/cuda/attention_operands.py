@@ -114,10 +114,6 @@ class Operands:
             for pair in range(0, len(low), 2):
                 yield [low[pair], low[pair + 1], high[pair], high[pair + 1]]
 
-    def element(self, tile: int, half: int) -> int:
-        """Return which element of a lane's part of a head row ``g + 8 half`` of a tile holds."""
-        return 2 * tile + half
-
     def place(self, element: int, g: Expr) -> Expr:
         """Return where in the head an element of lane group ``g`` lies."""
         piece, within = divmod(element, self.value_elements)

@@ -80,12 +80,10 @@ class Fold:
     ``raw * (scale * step) + scale * start``: rounded once, since both products of the scale are
     by powers of two. Results that are subnormal in float16 may be off by its smallest number.
 
-    operand: float16 or bfloat16.
     steps, starts: Factors of the scale for rows g and g+8.
     exponent: Chosen so that the largest scale that packing leaves still has a finite product.
     """
 
-    operand: str
     steps: tuple[float, float]
     starts: tuple[float, float]
     exponent: int
@@ -110,4 +108,4 @@ def fold(operand: str, meaning: Meaning, reach: float) -> Fold | None:
     exponent = max(0, largest - FACTOR_EXPONENT[operand])
     low, high = (gain / 2.0**exponent for gain in meaning.gains)
     start_low, start_high = (offset / 2.0**exponent for offset in meaning.offsets)
-    return Fold(operand, (low, high), (start_low, start_high), exponent)
+    return Fold((low, high), (start_low, start_high), exponent)

@@ -96,11 +96,6 @@ class Settlement:
     windows: Mapping[str, int]
 
 
-def reductions(graph: Graph) -> frozenset[str]:
-    """Return the symbols that are summed over; raises VerificationError where no argument holds."""
-    return plan(graph, graph).summed
-
-
 def plan(first: Graph, second: Graph, *, free: bool = False) -> Settlement:
     """Choose an argument for every symbol.
 
