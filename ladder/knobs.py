@@ -130,7 +130,7 @@ class Settings:
         False, _boolean, "1 raises faults of the compiler, where programs otherwise run on in torch"
     )
     peer_memory = Knob[bool](
-        False, _boolean, "1, in all processes: GPUs add up small tensors in each other's memory, not by NCCL"
+        True, _boolean, "0, in all processes: GPUs add up by NCCL, also small tensors in each other's reach"
     )
     found_graphs = Knob[bool](True, _boolean, "0 leaves kernels of the superoptimizer out of plans")
     gated_products = Knob[bool](

@@ -1,7 +1,7 @@
 """All-reduce over peers' memory, for small tensors on GPUs that reach each other's: one kernel, no barrier.
 
-With `LADDER_PEER_MEMORY=1` plans use it where all ranks of a group agree that they can; NCCL adds up what is
-larger, of another type, or on GPUs that do not reach each other.
+Plans use it where all ranks of a group find that their GPUs reach each other's memory, unless
+``LADDER_PEER_MEMORY=0``; NCCL adds up what is larger, of another type, or across machines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import ctypes
 import functools
 import importlib
 import logging
+import os
+import platform
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from ladder import knobs
 from ladder.lower.cuda.peer_source import BLOCKS, DTYPES, LARGEST, THREADS, all_reduce_source, buffer_bytes
 from ladder.runtime.compile import target_of
 from ladder.runtime.tensor_map import DRIVER
+from targets import get_device
 from tile_types.errors import DeviceError
 
 log = logging.getLogger("ladder.model")
@@ -94,7 +99,6 @@ def connected(group: str, where: torch.device) -> Peers:
 def kernel(dtype: str, ranks: int, where: torch.device) -> ctypes.c_void_p:
     """Return the driver's handle of the kernel, compiled and loaded on a GPU."""
     from ladder.lower.cuda.toolchain import compile_cuda
-    from targets import get_device
 
     code, _ = compile_cuda(all_reduce_source(dtype, ranks), get_device(target_of(where)), "cubin")
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -105,14 +109,40 @@ def kernel(dtype: str, ranks: int, where: torch.device) -> ctypes.c_void_p:
     return function
 
 
+class _Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute; its value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_uint64 * 8))
+
+
+class _Configuration(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint32),
+    )
+
+
+EARLY_LAUNCH = _Attribute(6, (ctypes.c_uint64 * 8)(1))
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel may start while the one before it ends."""
+
+
 def launch(
     where: torch.device, function: ctypes.c_void_p, blocks: int, threads: int, arguments: tuple[Any, ...]
 ) -> None:
     """Launch a kernel on a GPU's current stream, with arguments as ctypes has them."""
-    stream = ctypes.c_void_p(torch.cuda.current_stream(where).cuda_stream)
+    stream = torch.cuda.current_stream(where).cuda_stream
+    early = int("pdl" in get_device(target_of(where)).features)
+    sizes = (ctypes.c_uint32 * 3)(blocks, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1)
+    configuration = _Configuration(*sizes, 0, stream, ctypes.pointer(EARLY_LAUNCH), early)
     places = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
     with torch.cuda.device(where):
-        _checked("cuLaunchKernel", function, *(blocks, 1, 1), *(threads, 1, 1), 0, stream, places, None)
+        _checked("cuLaunchKernelEx", ctypes.byref(configuration), function, places, None)
 
 
 def _checked(name: str, *arguments: Any) -> None:
@@ -141,8 +171,8 @@ def _agreed(group: str, where: torch.device) -> Peers | None:
     """Make a group's peers if all ranks can, told from each other by the reference's all-reduce."""
     if torch.cuda.is_current_stream_capturing():
         raise DeviceError("the first all-reduce of a group cannot be recorded in a CUDA graph: run it before")
-    found, why = None, "a rank's GPU does not reach the others'"
-    if _all(group, where, _reaches_others(where)):
+    found, why = None, "a rank is on another machine, or its GPU does not reach the others'"
+    if _alike(group, where, _machine()) and _all(group, where, _reaches_others(where)):
         try:
             found = connected(group, where)
         except RuntimeError as error:
@@ -150,7 +180,7 @@ def _agreed(group: str, where: torch.device) -> Peers | None:
         if not _all(group, where, found is not None):
             found = None
     if found is None:
-        log.warning("group %s adds up by its own library, not over peers' memory: %s", group, why)
+        log.info("group %s adds up by its own library, not over peers' memory: %s", group, why)
     return found
 
 
@@ -161,10 +191,33 @@ def _reaches_others(where: torch.device) -> bool:
     )
 
 
+def _machine() -> int:
+    """Return a number of this process's machine and of the space of its process numbers.
+
+    Processes exchange handles of memory by numbers, so they must see each other's.
+    """
+    try:
+        names = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        names = platform.node()
+    return zlib.crc32(names.encode())
+
+
 def _all(group: str, where: torch.device, mine: bool) -> bool:
-    agreed = torch.tensor([mine], dtype=torch.int32, device=where)
+    return bool(_least(group, where, int(mine))[0])
+
+
+def _alike(group: str, where: torch.device, mine: int) -> bool:
+    least = _least(group, where, mine, -mine)
+    return least[0] == -least[1]
+
+
+def _least(group: str, where: torch.device, *mine: int) -> list[int]:
+    """Return the least of each number over all ranks."""
+    agreed = torch.tensor(mine, dtype=torch.int64, device=where)
     torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=_group(group))
-    return bool(agreed.item())
+    found: list[int] = agreed.tolist()
+    return found
 
 
 def _group(name: str) -> Any:

@@ -59,6 +59,8 @@ static void look(u64 from, u64& first, u64& second) {
 static u32 told(u64 from) { return std::atomic_ref<u32>(*(u32*)from).load(); }
 static u64 nanoseconds() { return 0; }
 static void give_up() { abort(); }
+static void wait_for_kernels_before() {}
+static void let_next_kernel_start() {}
 static float widen_half(unsigned short x) { __half y; memcpy(&y, &x, 2); return __half2float(y); }
 static unsigned short narrow_half(float x) {
   __half y = __float2half_rn(x); unsigned short z; memcpy(&z, &y, 2); return z;

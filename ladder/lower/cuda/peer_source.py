@@ -47,6 +47,16 @@ MACHINE u64 nanoseconds() {
   return now;
 }
 MACHINE void give_up() { __trap(); }
+MACHINE void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+MACHINE void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 MACHINE float widen_half(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
@@ -66,7 +76,8 @@ MACHINE unsigned short narrow_brain(float x) {
 MACHINE float widen_single(u32 x) { return __uint_as_float(x); }
 MACHINE u32 narrow_single(float x) { return __float_as_uint(x); }
 """
-"""Functions of the machine: memory that other GPUs see, time, conversions. Tests on CPUs replace them."""
+"""Functions of the machine: memory that other GPUs see, time, overlap of launches, conversions. Tests on CPUs
+replace them."""
 
 TYPES = "typedef unsigned long long u64;\ntypedef unsigned int u32;\n"
 
@@ -96,6 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_reduce(
     const Item* x, Item* y, u32 count, u32 rank, Peers peers, u32* epochs, u64 stop, u64 patience) {
   const u32 each = 8 / sizeof(Item), at = blockIdx.x * THREADS + threadIdx.x, begin = at * each;
   const bool whole = begin + each <= count && (u64)x % 8 == 0;
+  let_next_kernel_start();  // every block of this one has a place by then
+  wait_for_kernels_before();
   u32 epoch = epochs[blockIdx.x] + 1;
   if (epoch == 0) epoch = 2;  // memory begins as zeros
   if (begin < count) {
