@@ -62,6 +62,27 @@ def _conv_transposed(
     return [x[0], product([w[1], given.get("group", 1)]), *found]
 
 
+def _convolved(given: Mapping[str, Any], x: Sequence[Extent], w: Sequence[Extent]) -> Sequence[Extent] | None:
+    """Return the shape of a convolution: windows of known sizes over open axes."""
+    rank = len(x) - 2
+    if not all(isinstance(extent, int) for extent in w):
+        return None
+    strides, gaps = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
+    mode, pads = given.get("auto_pad", b"NOTSET"), given.get("pads") or [0] * 2 * rank
+    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+        return [
+            x[0],
+            w[0],
+            *(floordiv(total([x[2 + at], strides[at] - 1]), strides[at]) for at in range(rank)),
+        ]
+    found = [x[0], w[0]]
+    for at in range(rank):
+        more = 0 if mode == b"VALID" else pads[at] + pads[at + rank]
+        span = total([x[2 + at], more - gaps[at] * (int(w[2 + at]) - 1) - 1])
+        found.append(total([floordiv(span, strides[at]), 1]))
+    return found
+
+
 def _product(
     given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
 ) -> Sequence[Extent] | None:
@@ -137,6 +158,8 @@ RULES: Mapping[str, Rule] = {
     "Resize": _resized,
     "Upsample": lambda given, shapes, known, version: _resized(given, shapes, known, 10),
     "ConvTranspose": _conv_transposed,
+    "ConvInteger": lambda given, shapes, known, version: _convolved(given, shapes[0], shapes[1]),
+    "QLinearConv": lambda given, shapes, known, version: _convolved(given, shapes[0], shapes[3]),
     "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda given, shapes, known, version: [*shapes[0][:-1], given["N"]],
     "com.microsoft::DynamicQuantizeMatMul": _product,
@@ -156,7 +179,7 @@ RULES: Mapping[str, Rule] = {
     },
     "SimplifiedLayerNormalization": lambda given, shapes, known, version: shapes[0],
 }
-"""Operator -> rule for the shape of its first result, whose type is that of its first operand."""
+"""Operator -> rule for the shape of its first result; its type is the standard's, or its first operand's."""
 
 FURTHER: Mapping[str, Rule] = {"com.microsoft::DynamicQuantizeLSTM": _last_states}
 """Operator -> rule for the shape of each further result, of the same type."""
@@ -191,7 +214,9 @@ def completed(
         return result
     plain = [[extent for extent in shape or () if extent is not None] for shape in shapes]
     typed = next(at for at in TYPED_BY.get(key, (0,)) if at < len(infos) and infos[at] is not None)
-    code, further = infos[typed].tensor_type.elem_type, FURTHER.get(key)
+    stated = result.get(node.output[0])
+    code = (stated.tensor_type.elem_type if stated is not None else 0) or infos[typed].tensor_type.elem_type
+    further = FURTHER.get(key)
     shape = rule(given, plain, known, version)
     if shape is not None:
         result[node.output[0]] = tensor_info(code, shape)

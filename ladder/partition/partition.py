@@ -18,6 +18,7 @@ from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, 
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels, is_nvidia
 from ladder.partition.chains import Chains, absorb_copies
+from ladder.partition.codes import codes_part
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.products import Products
@@ -134,7 +135,8 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
 def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     if node.operator == "attention":
         return attention_part(graph, node, device)
-    return recurrent_part(graph, node, device) or _library(graph, node)
+    own = recurrent_part(graph, node, device) or codes_part(graph, node, device)
+    return own or _library(graph, node)
 
 
 def _library(graph: Graph, node: Node) -> Subgraph:

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import ladder
 from benchmarks import onnx_suite
+from ladder.runtime import byte_products
 from ladder.runtime.model import build
 from ladder.runtime.onnx_ops import integers
 from ladder.runtime.onnx_ops.evaluate import operation_of
@@ -28,12 +29,15 @@ BYTES = (torch.uint8, torch.int8)
 DRAW = np.random.default_rng(5)
 
 
-@pytest.fixture(params=[True, False], ids=["bytes", "floats"])
+@pytest.fixture(params=["bytes", "kernels", "floats"])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run with and without the processor's products of bytes."""
-    if request.param and not integers.has_dot_products():
+    """Run by the processor's products of bytes, by kernels of ours, and by neither."""
+    if request.param == "bytes" and not integers.has_dot_products():
         pytest.skip("this processor has no products of bytes")
-    monkeypatch.setattr(integers, "has_dot_products", lambda: request.param)
+    if request.param == "kernels" and not byte_products.has_kernels():
+        pytest.skip("this processor has no AVX2")
+    monkeypatch.setattr(integers, "has_dot_products", lambda: request.param == "bytes")
+    monkeypatch.setattr(integers, "has_kernels", lambda: request.param == "kernels")
 
 
 def codes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -76,9 +80,13 @@ def test_products_of_batches_and_extremes(instructions: None) -> None:
 CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 9, 8), (4, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 1]}),
     ((1, 4, 7, 7), (4, 1, 3, 3), {"group": 4, "pads": [0, 1, 2, 1]}),
+    ((1, 5, 6, 11), (6, 5, 1, 1), {}),
     ((1, 6, 5, 5), (4, 3, 2, 2), {"group": 2, "dilations": [2, 2]}),
     ((1, 3, 5), (2, 3, 2), {}),
     ((1, 2, 2, 2), (2, 2, 3, 3), {}),
+    ((2, 5, 7, 21), (9, 5, 2, 3), {"pads": [0, 4, 1, 3], "strides": [1, 3], "dilations": [1, 2]}),
+    ((1, 3, 6, 40), (5, 3, 3, 2), {"pads": [-1, -2, 2, -1], "strides": [1, 2]}),
+    ((1, 6, 17), (6, 2, 5), {"group": 3, "pads": [4, 0], "strides": [2]}),
     ((0, 2, 4, 4), (2, 2, 3, 3), {}),
 ]
 
@@ -128,6 +136,10 @@ def test_dynamic_ranges() -> None:
             for found, wanted in zip(dynamic(torch.from_numpy(x)), reference, strict=True):
                 np.testing.assert_array_equal(found.numpy(), wanted)
     assert [value.tolist() for value in dynamic(torch.zeros(2))] == [[0, 0], 0.0, 0]
+    for size in (3, 40):
+        x = torch.arange(float(size))
+        x[1] = float("nan")
+        assert dynamic(x)[1].isnan()
     assert dynamic(torch.zeros(0))[0].shape == (0,)
 
 
@@ -371,3 +383,35 @@ def test_ranges_of_sequences_that_end() -> None:
     y, last_h, last_c = by_steps(model, given)
     for found, array in ((y[:, 0], wanted), (last_h[0], h), (last_c[0], c)):
         np.testing.assert_allclose(found.numpy(), array, atol=2e-6)
+
+
+@pytest.mark.skipif(not byte_products.has_kernels(), reason="this processor has no AVX2")
+def test_calls_on_codes_are_bound_once(tmp_path: Any) -> None:
+    """Steps of constants and of what is none, of sizes that change, saved and loaded: as the reference."""
+    text = """g (float[N, 5, H, 11] x, uint8[6, 5, 3, 3] v)
+        => (int32[N, 6, A, B] y, int32[N, 6, A, B] z, int32[C, 7] p)
+    {
+        c, s, o = DynamicQuantizeLinear(x)
+        y = ConvInteger<pads: ints = [1, 0, 2, 1], strides: ints = [2, 1]>(c, w, o, w_zero)
+        z = ConvInteger<pads: ints = [1, 0, 2, 1], strides: ints = [2, 1]>(c, v, o)
+        rows = Reshape(c, shape)
+        p = MatMulInteger(rows, m, o, m_zero)
+    }"""
+    stored = {
+        "w": DRAW.integers(-128, 128, (6, 5, 3, 3)).astype(np.int8),
+        "w_zero": DRAW.integers(-128, 128, 6).astype(np.int8),
+        "m": DRAW.integers(0, 256, (55, 7)).astype(np.uint8),
+        "m_zero": np.uint8(131),
+        "shape": np.array([-1, 55]),
+    }
+    model = model_of(text, **stored)
+    fast, reference = ladder.compile(model), ReferenceEvaluator(model)
+    for path in (None, tmp_path / "model.ladder"):
+        if path is not None:
+            fast = ladder.load(fast.export(path))
+        for n, h in ((1, 6), (1, 6), (2, 9), (1, 6)):
+            x = DRAW.standard_normal((n, 5, h, 11)).astype(np.float32)
+            v = DRAW.integers(0, 256, (6, 5, 3, 3)).astype(np.uint8)
+            found = fast(x=torch.from_numpy(x), v=torch.from_numpy(v))
+            for a, b in zip(found, reference.run(None, {"x": x, "v": v}), strict=True):
+                np.testing.assert_array_equal(a.numpy(), b)

@@ -12,6 +12,7 @@ from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.chain_calls import bind_chain
+from ladder.runtime.model.codes import bind_codes
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
@@ -250,6 +251,7 @@ BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "rows": _bind_rows,
     "attention": _bind_attention,
     "recurrent": bind_recurrent,
+    "codes": bind_codes,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

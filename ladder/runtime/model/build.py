@@ -27,6 +27,7 @@ from ladder.runtime.compile import (
 from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
 from ladder.runtime.model.chains import chain_job
+from ladder.runtime.model.codes import codes_jobs
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.found import found_jobs
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
@@ -55,6 +56,7 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "rows": lambda part, device: [rows_job(part.graph, device)],
     "attention": lambda part, device: attention_jobs(part.graph, device),
     "recurrent": lambda part, device: recurrent_jobs(part.graph, device),
+    "codes": lambda part, device: codes_jobs(part.graph, device),
     "found": found_jobs,
     "prologue": prologue_jobs,
 }
@@ -198,7 +200,7 @@ def _without_kernel(error: Exception) -> str:
 def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
     return replace(
-        part, kind="library" if part.kind in ("attention", "recurrent") else "torch", reason=reason
+        part, kind="library" if part.kind in ("attention", "recurrent", "codes") else "torch", reason=reason
     )
 
 

@@ -13,6 +13,7 @@ from ladder.lower.cpu.recurrent_codes import FOUR
 from ladder.runtime.model.recurrent import LANES, by_gates
 from ladder.runtime.onnx_ops.integers import SIGN, signed, whole_product
 from ladder.runtime.onnx_ops.quantized import dynamic
+from ladder.runtime.stored_codes import stays
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ def packed_codes(form: Recurrent, given: Mapping[str, torch.Tensor]) -> Coded:
     count, width = len(form.backward), form.gates * form.hidden
     w, r, scale = given["w"], given["r"], given["r_s"].reshape(count, -1)
     bias = given["b"] if "b" in given else scale.new_zeros(count, 2 * width)
-    matrices = tuple((w[at].contiguous(), given["w_s"][at], given["w_z"][at]) for at in range(count))
+    matrices = tuple((w[at].clone(), given["w_s"][at], given["w_z"][at]) for at in range(count))
+    for codes, _, _ in matrices:
+        stays(codes)
     outer, inner = (by_gates(form, half) for half in bias.chunk(2, 1))
     shift = SIGN if r.dtype == torch.uint8 else 0
     zero = (given["r_z"].to(torch.int32) - shift).reshape(count, -1).expand(count, width)

@@ -16,7 +16,7 @@ from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
 
-OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "attention", "recurrent")
+OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes")
 """Kinds of parts whose kernels are ours: they write into memory that they are given."""
 
 Slots = list[Any]
@@ -49,6 +49,8 @@ class Workspace:
         self.places = {result.name: at for at, result in enumerate(open_)}
         views = (step.part for step in plan.steps if step.part.kind == "view")
         self.shown_by = {part.outputs[0]: part.inputs[0] for part in views}
+        self.scratch: dict[Any, Any] = {}
+        """What steps work in, one after the other."""
         self.packed: dict[str, tuple[int, ...]] = owner.packs
         self.buffers: list[torch.Tensor] = []
         """Memory of results of open shapes, of the call at hand."""

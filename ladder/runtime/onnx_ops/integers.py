@@ -6,14 +6,17 @@ zero points add is a rank-one correction. What follows from a stored matrix alon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
+from ladder.runtime import byte_products
+from ladder.runtime.byte_products import has_kernels
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.values import wide
-from ladder.runtime.onnx_ops.windows import convolved, padded, settings, window_pads
+from ladder.runtime.onnx_ops.windows import convolved, padded, settings, window_counts, window_pads
 from ladder.runtime.stored_codes import BYTES, kept
 
 FAR = 255
@@ -76,6 +79,8 @@ def whole_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any
     """
     if has_dot_products() and _is_of_bytes(a, b, a_zero, b_zero):
         return _byte_product(a, b, a_zero, b_zero)
+    if _is_of_bytes(a, b, a_zero, b_zero) and (a_zero is None or a_zero.numel() == 1) and has_kernels():
+        return _kernel_product(a, b, a_zero, b_zero)
     left = less_zero(a, a_zero, -2 if a.ndim > 1 else None)
     if b.ndim == 2 and a.ndim > 1 and _exact_type(1) == torch.float32:
         return _float_product(left, b, b_zero)
@@ -132,11 +137,22 @@ def _byte_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
     less = None if a_zero is None else _per_row(a_zero.to(torch.int32), a)
     if less is not None:
         total -= less * sums
-    more = _signed_zero(b, b_zero)
+    more = signed_zero(b, b_zero)
     if more is not None:
         inner = rows.sum(1, keepdim=True, dtype=torch.int32)
         total -= more * (inner if less is None else inner - less * rows.shape[1])
     return total.reshape(*a.shape[:-1], b.shape[1])
+
+
+def _kernel_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
+    rows = a.reshape(-1, a.shape[-1])
+    total = byte_products.product(rows, a_zero, matrix_pairs(b), b.shape[1], signed_zero(b, b_zero))
+    return total.reshape(*a.shape[:-1], b.shape[1])
+
+
+def matrix_pairs(b: torch.Tensor) -> byte_products.Columns:
+    """Return a matrix of codes as kernels take it; of one that stays it is made once."""
+    return kept(b, "pairs", lambda x: byte_products.columns_of(signed(x)))  # type: ignore[no-any-return]
 
 
 def _per_row(zero: Any, a: Any) -> Any:
@@ -146,7 +162,7 @@ def _per_row(zero: Any, a: Any) -> Any:
     return zero.expand(a.shape[:-1]).reshape(-1, 1)
 
 
-def _signed_zero(codes: Any, zero: Any) -> Any:
+def signed_zero(codes: Any, zero: Any) -> Any:
     """Return the zero point of codes made `signed`, int32; None if it is 0."""
     if codes.dtype == torch.uint8:
         return (0 if zero is None else zero.to(torch.int32)) - torch.tensor(SIGN, dtype=torch.int32)
@@ -160,8 +176,10 @@ def _signed_zero(codes: Any, zero: Any) -> Any:
 
 def whole_convolution(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
     """Return the convolution of codes less their zero points: whole numbers in a type that holds them."""
-    if has_dot_products() and _is_plain_window(x, w, x_zero) and _signed_zero(w, w_zero) is None:
+    if has_dot_products() and _is_plain_window(x, w, x_zero) and signed_zero(w, w_zero) is None:
         return _byte_convolution(op, x, w, 0 if x_zero is None else int(x_zero))
+    if not has_dot_products() and _is_image_of_bytes(x, w, x_zero) and has_kernels():
+        return _kernel_convolution(op, x, w, x_zero, w_zero)
     left = less_zero(x, x_zero)
     if w_zero is None or not kept(w_zero, "any", lambda z: bool(z.any())):
         right = kept(w, "exact", _exact_weight)
@@ -182,6 +200,64 @@ def _is_plain_window(x: Any, w: Any, x_zero: Any) -> bool:
     if not plain or not x.numel() or not w.numel() or (x_zero is not None and x_zero.numel() != 1):
         return False
     return bool(kept(w, "sums", lambda x: _largest_sum(less_zero(x, None))) <= WHOLE)
+
+
+def _is_image_of_bytes(x: Any, w: Any, x_zero: Any) -> bool:
+    plain = x.ndim in (3, 4) and x.dtype in BYTES and w.dtype in BYTES and x.device.type == "cpu"
+    return plain and bool(x.numel() and w.numel()) and (x_zero is None or x_zero.numel() == 1)
+
+
+def _kernel_convolution(op: Operation, x: Any, w: Any, x_zero: Any, w_zero: Any) -> Any:
+    form = convolution_form(op, x.shape, w.shape)
+    if form is None:
+        return convolved(op, x.float(), w.float())  # no window fits: empty
+    return form(x, byte_products.zero_of(x, x_zero), weight_words(op, w, w_zero)).view(
+        *form.shape[:2], *form.shape[-(x.ndim - 2) :]
+    )
+
+
+def weight_words(op: Operation, w: torch.Tensor, w_zero: Any) -> byte_products.Words:
+    """Return the weight of a convolution as kernels take it; of one that stays it is made once."""
+    groups, less = op.get("group", 1), [] if w_zero is None else w_zero.reshape(-1).tolist()
+
+    def made(codes: torch.Tensor) -> byte_products.Words:
+        whole = less_zero(codes, w_zero, 0)
+        return byte_products.kernel_words(whole.unsqueeze(2) if w.ndim == 3 else whole, groups)
+
+    return kept(w, ("words", groups, *less), made)  # type: ignore[no-any-return]
+
+
+def convolution_form(
+    op: Operation, shape: Sequence[int], kernel: Sequence[int]
+) -> byte_products.Convolution | None:
+    """Return how kernels convolve codes of a shape, with rows of their own if they have none.
+
+    None if no window fits.
+    """
+    known = op.once(dict)
+    key = (*shape, *kernel)
+    if key not in known:
+        if len(known) > MOST_FORMS:
+            known.clear()
+        known[key] = _new_form(op, shape, kernel)
+    return known[key]  # type: ignore[no-any-return]
+
+
+MOST_FORMS = 64
+"""Shapes whose forms a node keeps."""
+
+
+def _new_form(op: Operation, shape: Sequence[int], kernel: Sequence[int]) -> Any:
+    strides, gaps = settings(op, len(shape) - 2)
+    low, high = window_pads(op, shape[2:], kernel[2:], strides, gaps)
+    out = window_counts(shape, kernel[2:], strides, gaps, low, high)
+    if min(out) < 1:
+        return None
+    one = (1,) * (4 - len(shape))
+    counts, taps, steps, apart = ((*one, *value) for value in (out, kernel[2:], strides, gaps))
+    window = byte_products.Window(counts, taps, steps, apart, (*(0 for _ in one), *low))
+    image = (*shape[:2], *one, *shape[2:])
+    return byte_products.convolution(image, kernel[0], op.get("group", 1), window)
 
 
 def _largest_sum(w: Any) -> int:

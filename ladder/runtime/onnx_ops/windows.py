@@ -53,7 +53,7 @@ def convolved(op: Operation, x: Any, w: Any, bias: Any = None) -> Any:
     kernel = list(w.shape[2:])
     strides, gaps = settings(op, len(kernel))
     low, high = window_pads(op, x.shape[2:], kernel, strides, gaps)
-    if (out := _counts(x, kernel, strides, gaps, low, high)) and min(out) < 1:
+    if (out := window_counts(x.shape, kernel, strides, gaps, low, high)) and min(out) < 1:
         return x.new_zeros(x.shape[0], w.shape[0], *(max(extent, 0) for extent in out))
     function = CONVOLUTIONS[len(kernel)]
     assert function is not None
@@ -63,11 +63,16 @@ def convolved(op: Operation, x: Any, w: Any, bias: Any = None) -> Any:
     return function(padded(x, low, high), w, bias, strides, 0, gaps, groups)
 
 
-def _counts(
-    x: Any, kernel: list[int], strides: list[int], gaps: list[int], low: list[int], high: list[int]
+def window_counts(
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    gaps: Sequence[int],
+    low: Sequence[int],
+    high: Sequence[int],
 ) -> list[int]:
-    """Return how many windows fit along each axis; torch refuses images that none fits into."""
-    spans = [extent + a + b for extent, a, b in zip(x.shape[2:], low, high, strict=True)]
+    """Return how many windows fit along each spatial axis; torch refuses images that none fits into."""
+    spans = [extent + a + b for extent, a, b in zip(shape[2:], low, high, strict=True)]
     return [
         (span - gap * (taps - 1) - 1) // step + 1
         for span, taps, step, gap in zip(spans, kernel, strides, gaps, strict=True)

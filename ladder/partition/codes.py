@@ -1,0 +1,32 @@
+"""Products, convolutions and rounding of codes of 8 bits: by kernels of ours on CPUs that have AVX2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ladder.ir.graph import Graph, Node
+from ladder.partition.recurrent import DOT_PRODUCTS
+from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from targets import TileDevice
+
+NEEDS = "avx2"
+"""Instructions of the kernels."""
+
+OPERATORS: Mapping[str, bool] = {
+    "onnx.DynamicQuantizeLinear": False,
+    "onnx.MatMulInteger": True,
+    "onnx.ConvInteger": True,
+}
+"""Calls that kernels compute -> whether they multiply: libraries do where bytes have dot products."""
+
+
+def codes_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
+    """Return the part of a call on codes; None if no kernel of ours computes it."""
+    multiplies = OPERATORS.get(str(dict(node.attributes).get("target")))
+    if multiplies is None or device is None or device.kind != "llvm" or NEEDS not in device.features:
+        return None
+    if multiplies and DOT_PRODUCTS in device.features:
+        return None
+    return Subgraph(
+        "codes", extract(graph, {node.name}, node.values), outside_inputs(graph, {node.name}), node.values
+    )

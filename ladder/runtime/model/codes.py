@@ -1,0 +1,171 @@
+"""Calls on codes of 8 bits as steps: products, convolutions and rounding by kernels of ours.
+
+Where shapes and weights are known, all arguments are bound once; else the operators' functions are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.build import node_attributes
+from ladder.runtime import byte_products
+from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.library import library_run
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
+from ladder.runtime.stored_codes import BYTES, stays
+
+if TYPE_CHECKING:
+    from ladder.ir.graph import Graph, Node
+    from ladder.runtime.build import Job
+    from ladder.runtime.model.plan import PlanStep
+    from targets import TileDevice
+
+Values = list[str | None]
+"""Values of the plan that a node reads; None is left out."""
+
+
+def _node(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if node.operator == "call")
+
+
+def codes_jobs(graph: Graph, device: TileDevice) -> list[Job]:
+    """Return the kernels that a call wants, in the order of their use."""
+    node = _node(graph)
+    unsigned = graph.tile(node.inputs[0]).ttype.name == "uint8"
+    return [
+        byte_products.codes_job(device, kind, *([unsigned] if kind in ("words", "pairs") else []))
+        for kind in KERNELS[str(node_attributes(node)["target"])]
+    ]
+
+
+def bind_codes(memory: Workspace, step: PlanStep) -> Bound:
+    """Return the call of a node on codes."""
+    node = _node(step.part.graph)
+    given = node_attributes(node)
+    outside = dict(zip((n.name for n in step.part.graph.inputs), step.part.inputs, strict=True))
+    read: Values = [None if a is None else outside[node.inputs[a[1]]] for a in given["arguments"]]
+    tiles = memory.owner.plan.tiles
+    known = memory.settles(step) and all(
+        prod(memory.now.numbers(tiles[value].shape)()) for value in (*step.part.inputs, *step.part.outputs)
+    )
+    entries = [memory.owner.kernels[name] for name in step.entry.split()]
+    bound = _BINDERS[given["target"]](memory, step, entries, read) if known else None
+    return bound or _by_torch(memory, step)
+
+
+def _by_torch(memory: Workspace, step: PlanStep) -> Bound:
+    """Return the call of the operator, whose results are copied to where they belong."""
+    run, read = library_run(step.part.graph, memory.now), memory.reads(step)
+    for value in step.part.inputs:
+        if value in memory.constants and (tensor := memory.known(value)) is not None:
+            stays(tensor)
+    targets = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
+
+    def call(slots: Slots) -> None:
+        found = run(*(slots[at] for at in read))
+        for (place, target), value in zip(targets, found if len(targets) > 1 else (found,), strict=True):
+            slots[place] = target().copy_(value)
+
+    return call
+
+
+def _constant(memory: Workspace, value: str | None) -> torch.Tensor | None:
+    """Return codes that are the same in every call, which are kept as kernels take them."""
+    tensor = memory.known(value) if value in memory.constants else None
+    if tensor is None or tensor.dtype not in BYTES:
+        return None
+    stays(tensor)
+    return tensor
+
+
+def _in_turn(*calls: Bound) -> Bound:
+    def run(slots: Slots) -> None:
+        for call in calls:
+            call(slots)
+
+    return run
+
+
+def _shape(memory: Workspace, value: str) -> tuple[int, ...]:
+    return tuple(memory.now.numbers(memory.owner.plan.tiles[value].shape)())
+
+
+def _rounding(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
+    x, codes, scale, zero = str(read[0]), *step.part.outputs
+    flat = (prod(_shape(memory, x)),)
+    out = (Operand(codes, flat), Operand(scale, (1,)), Operand(zero, (1,)))
+    return bind_entry(memory, entries[0], (), (Operand(x, flat),), out)
+
+
+def _zero(memory: Workspace, codes: torch.dtype, value: str | None) -> Any:
+    """Return the zero point as kernels take it; None if there is not one number."""
+    if value is None:
+        return torch.zeros(1, dtype=codes)
+    return Operand(value, (1,)) if prod(_shape(memory, value)) == 1 else None
+
+
+def _dtype(memory: Workspace, value: str) -> torch.dtype:
+    found = getattr(torch, memory.owner.plan.tiles[value].ttype.name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
+    from ladder.runtime.onnx_ops.integers import matrix_pairs, signed_zero
+
+    a, b, a_zero, b_zero = [*read, None, None][:4]
+    matrix, less = _constant(memory, b), _constant(memory, b_zero)
+    shape, zero = _shape(memory, str(a)), _zero(memory, _dtype(memory, str(a)), a_zero)
+    if matrix is None or matrix.ndim != 2 or len(shape) < 2 or zero is None:
+        return None
+    if b_zero is not None and (less is None or less.numel() != 1):
+        return None
+    own = signed_zero(matrix, less)
+    factor = torch.zeros(1, dtype=torch.int32) if own is None else -own.reshape(1)
+    rows, right = (prod(shape[:-1]), shape[-1]), matrix_pairs(matrix)
+    left = byte_products.empty_words(*rows)
+    first = bind_entry(memory, entries[0], (), (zero, Operand(str(a), rows)), (left.words, left.sums))
+    out = Operand(step.part.outputs[0], (1, rows[0], matrix.shape[1]))
+    *given, result = byte_products.arguments(left, factor, right.pairs, right.at, out)
+    return _in_turn(first, bind_entry(memory, entries[1], (), given, (result,)))
+
+
+def _convolution(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
+    from ladder.runtime.onnx_ops.integers import convolution_form, weight_words
+    from ladder.runtime.onnx_ops.plan_calls import operation_of_call
+
+    x, w, x_zero, w_zero = [*read, None, None][:4]
+    weight, less = _constant(memory, w), _constant(memory, w_zero)
+    shape, zero = _shape(memory, str(x)), _zero(memory, _dtype(memory, str(x)), x_zero)
+    if weight is None or len(shape) not in (3, 4) or zero is None or (less is None) != (w_zero is None):
+        return None
+    op = operation_of_call(_node(step.part.graph))
+    form = convolution_form(op, shape, weight.shape)
+    if form is None:
+        return None
+    pairs, factor = memory.scratch.setdefault(form.image, form.space())
+    given = (zero, Operand(str(x), form.codes))
+    first = bind_entry(memory, entries[0], form.window.low, given, (pairs, factor))
+    out = Operand(step.part.outputs[0], form.flat)
+    left = weight_words(op, weight, less)
+    *factors, result = byte_products.arguments(left, factor, form.as_bytes(pairs), form.at, out)
+    return _in_turn(first, bind_entry(memory, entries[1], (), factors, (result,)))
+
+
+KERNELS: Mapping[str, tuple[str, ...]] = {
+    "onnx.DynamicQuantizeLinear": ("rounding",),
+    "onnx.MatMulInteger": ("words", "byte_product"),
+    "onnx.ConvInteger": ("pairs", "byte_product"),
+}
+"""Calls -> what is emitted for them."""
+
+_BINDERS: Mapping[str, Callable[[Workspace, PlanStep, list[Any], Values], Bound | None]] = {
+    "onnx.DynamicQuantizeLinear": _rounding,
+    "onnx.MatMulInteger": _product,
+    "onnx.ConvInteger": _convolution,
+}
+"""Calls -> what binds their kernels; None where the operator's function serves."""
