@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,11 +167,10 @@ class Packed:
 
     def clone(self) -> Packed:
         """Return a copy whose packed arrays lie elsewhere."""
-        from ladder.runtime.packed import PackedWeight
 
         other = copy.copy(self)
         arrays = {name: array.clone() for name, array in self.packed.arrays.items()}
-        other.packed = PackedWeight(self.packed.gemm, self.packed.family, arrays)
+        other.packed = replace(self.packed, arrays=arrays)
         return other
 
     def __call__(self, x: Any) -> Any:

@@ -30,12 +30,14 @@ from dataclasses import dataclass, replace
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, looked_up, weight_bits
+from schedules.conversions import CONVERT_OPERATIONS, EXPONENT_OPERATIONS, order_read
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
-from schedules.footprint import operand_bytes, promotes
+from schedules.footprint import operand_bytes, promotes, streams_exponents
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from schedules.waves import division, form, is_dot, leaves_offsets, tile_rows
 from targets import TileDevice
+from tile_types import get_type
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
 """Exponents that join the units of one compute unit: with several waves per SIMD, and with one."""
@@ -182,7 +184,7 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     bytes_of_x = tokens * span * operand_bytes(gemm)
     weights = rows * span * waves.m_waves * form(schedule).copies
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
-    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule) / VECTOR_LANES
+    operations = 0.0 if operands else weights * wave_decode_ops(gemm, device, schedule) / VECTOR_LANES
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / VECTOR_LANES
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
@@ -200,8 +202,10 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     return Stage(matrix * idle, operations * idle, lds, l1)
 
 
-def wave_decode_ops(gemm: Gemm, schedule: GpuSchedule) -> float:
+def wave_decode_ops(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
     """Return the vector instructions that a weight takes a lane until it is an operand."""
+    if order_read(get_type(gemm.weight).element_type, gemm.activation, device):
+        return CONVERT_OPERATIONS + _scale_operations(gemm, schedule)
     if looked_up(gemm.weight, gemm.activation) and lane_of(gemm.activation) == 16:
         multiplied = [gemm.scale and schedule.placement == "operand", gemm.zero != "none"]
         each = BFLOAT_SCALE if gemm.activation == "bfloat16" else 0.5
@@ -213,6 +217,15 @@ def wave_decode_ops(gemm: Gemm, schedule: GpuSchedule) -> float:
         return operations * BFLOAT_RAW
     scaled = BFLOAT_SCALE if gemm.scale and schedule.placement == "operand" else 0.0
     return operations * BFLOAT_DECODE + scaled
+
+
+def _scale_operations(gemm: Gemm, schedule: GpuSchedule) -> float:
+    """Return the instructions by which scales multiply a converted operand: exponents go into conversions."""
+    if not gemm.scale or schedule.placement != "operand":
+        return 0.0
+    if streams_exponents(gemm):
+        return EXPONENT_OPERATIONS
+    return BFLOAT_SCALE if gemm.activation == "bfloat16" else 0.5
 
 
 def _unit_clocks(

@@ -32,6 +32,7 @@ ORDERS = (
     "float16 crossed",
     "bfloat16 crossed",
     "pairs",
+    "halves",
 )
 """Orders of the bits in words.
 
@@ -44,6 +45,7 @@ makes a register of that type (`XOR_PACKINGS`).
 ``bytes`` (5 to 7 bits): as ``dense`` has it in lanes of 8 bits, so that most codes lie in bytes of their own.
 ``pairs`` (3 and 4 bits): as ``dense`` has it in lanes of 4 bits, so that both codes of a register, which
 select a pair of values from a table, are in one byte.
+``halves`` (8 bits): both codes of a register side by side, in half of a word.
 The orders of signs and of XOR packing are for four-bit codes; all but the first two for 16-bit cores.
 Further orders of 3 to 8 bits, one for each place of the magnitude in a 16-bit float, are in `SPREAD`.
 """
@@ -60,6 +62,9 @@ NIBBLE = 4
 
 PAIR_BITS = (3, 4)
 """Widths of codes that can lie in order ``pairs``."""
+
+SLOTS = {"pairs": NIBBLE, "halves": 8}
+"""Orders in which both codes of a register lie side by side, and the bits that each has for itself."""
 
 SIGN_PLACES: dict[str, tuple[tuple[tuple[int, int, int], ...], ...]] = {
     "float16 signs": (
@@ -217,20 +222,22 @@ def _dense(bits: int, lane: int, words: int, register: int) -> Iterator[Field]:
 
 def code_fields(bits: int, lane: int, register: int, element: int, order: str) -> tuple[Field, ...]:
     """Return where one code lies, as if a word had one lane; any order whose words hold bits of codes."""
-    if order != "pairs":
+    if order not in SLOTS:
         held = fields(bits, lane, register, order)
         return tuple(field._replace(position=field.position + lane * element) for field in held)
-    place = NIBBLE * (2 * (register % 4) + element)
-    nibble = _dense(bits, NIBBLE, bits, register // 4)
-    return _widest_first(field._replace(position=place + field.position) for field in nibble)
+    slot = SLOTS[order]
+    registers = 32 // (2 * slot)
+    place = slot * (2 * (register % registers) + element)
+    inside = _dense(bits, slot, bits, register // registers)
+    return _widest_first(field._replace(position=place + field.position) for field in inside)
 
 
-def _pair_pieces(bits: int, register: int) -> tuple[Piece, ...]:
-    """Return the pieces of a register in order ``pairs``."""
+def _slot_pieces(bits: int, register: int, order: str) -> tuple[Piece, ...]:
+    """Return the pieces of a register in an order of `SLOTS`."""
     return tuple(
         Piece(word, ((1 << width) - 1) << (16 * element + shift), position - shift - 16 * element)
         for element in (0, 1)
-        for word, position, width, shift in code_fields(bits, 16, register, element, "pairs")
+        for word, position, width, shift in code_fields(bits, 16, register, element, order)
     )
 
 
@@ -246,11 +253,12 @@ def orders(bits: int, lane: int) -> tuple[str, ...]:
     """Return the orders that codes of a width can have."""
     spread = tuple(map(spread_name, spread_places(bits))) if lane == 16 and 3 <= bits <= 8 else ()
     if bits == 4 and lane == 16:
-        return (*(order for order in ORDERS if order not in ("dense", "bytes")), *spread)
+        return (*(order for order in ORDERS if order not in ("dense", "bytes", "halves")), *spread)
     found = ["lanes"]
     found += ["dense"] if bits in ODD_BITS else []
     found += ["bytes"] if bits in BYTE_BITS and lane == 16 else []
     found += ["pairs"] if bits in PAIR_BITS and lane == 16 else []
+    found += ["halves"] if bits == SLOTS["halves"] and lane == 16 else []
     return (*found, *spread)
 
 
@@ -263,8 +271,8 @@ def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
             tuple(Piece(index // 4, mask, left) for left, mask in parts[index % 4].items())
             for index in range(lane)
         )
-    if order == "pairs":
-        return tuple(_pair_pieces(bits, index) for index in range(lane))
+    if order in SLOTS:
+        return tuple(_slot_pieces(bits, index, order) for index in range(lane))
     if order in SPREAD:
         return tuple(_spread_pieces(bits, SPREAD[order], index) for index in range(lane))
     every = sum(1 << at for at in range(0, 32, lane))

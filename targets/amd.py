@@ -124,7 +124,7 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
 # PyTorch, "Numerical accuracy").
 CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot", "flushes.float16"})
 CDNA3 = (CDNA2 - {"flushes.float16"}) | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
-CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128"}
+CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128", "cvt.scalef32"}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot32"})
 RDNA4 = frozenset({"wmma.split", "fp16", "bf16", "int8", "fp8", "dot32", "dot.fp8", "wait.ds"})
 

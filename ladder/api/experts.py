@@ -13,7 +13,7 @@ from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
 from ladder.runtime import experts, operator
 from ladder.runtime.compile import Request, target_of
-from ladder.runtime.packed import PackedWeight, check_packed, layout_of, refuse_layout
+from ladder.runtime.packed import GPU, PackedWeight, check_packed, layout_of, own_order, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
@@ -82,6 +82,12 @@ class GroupedMatmul:
     def gemm(self) -> Gemm:
         """The problem's normal form."""
         return self.request.gemm
+
+    def layout(self, family: str) -> str:
+        """Return what a packed weight must be for devices of a family."""
+        return layout_of(
+            self.gemm, family, own_order(self.gemm, self.request.target) if family == GPU else ""
+        )
 
     def __repr__(self) -> str:
         """Return the problem and the target."""
@@ -156,7 +162,7 @@ class GroupedMatmul:
             If an argument does not fit.
         """
         check_packed(packed)
-        layout = layout_of(self.gemm, x.device.type)
+        layout = self.layout(x.device.type)
         if packed.layout != layout:
             refuse_layout(packed.layout, layout)
         if token_scale is None and self.gemm.token_scale and self.gemm.activation in EIGHT_BIT:

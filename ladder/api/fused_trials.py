@@ -164,7 +164,7 @@ def _copies(inputs: Sequence[Any]) -> list[list[Any]]:
 def _clone(x: Any) -> Any:
     if not isinstance(x, PackedWeight):
         return x.clone()
-    return PackedWeight(x.gemm, x.family, {name: array.clone() for name, array in x.arrays.items()})
+    return replace(x, arrays={name: array.clone() for name, array in x.arrays.items()})
 
 
 # ---- the database ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from ladder.api.experts import GroupedMatmul
 from ladder.api.linear import Linear, form_of
 from ladder.frontend.selection import places
-from ladder.runtime.packed import PackedWeight, layout_of
+from ladder.runtime.packed import PackedWeight
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, ShapeError
 from tile_types.shards import ROWS, shard
@@ -19,10 +19,6 @@ from tile_types.shards import ROWS, shard
 
 class Stack(GroupedMatmul):
     """`GroupedMatmul` of matrices that lie below each other in one ``[E * N, K]``."""
-
-    def layout(self, family: str) -> str:
-        """Return what a packed weight must be for devices of a family."""
-        return layout_of(self.gemm, family)
 
     def pack(self, weights: Any, device: torch.device | str | None = None) -> PackedWeight:
         """Pack the matrix of all experts."""

@@ -20,7 +20,15 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
 from ladder.runtime.kernel import Call, CompiledGemm
-from ladder.runtime.packed import PackedWeight, check_packed, layout_of, pack, refuse_layout
+from ladder.runtime.packed import (
+    GPU,
+    PackedWeight,
+    check_packed,
+    layout_of,
+    own_order,
+    pack,
+    refuse_layout,
+)
 from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
@@ -48,7 +56,7 @@ class _Facts:
     @staticmethod
     def of(request: Request) -> _Facts:
         gemm = request.gemm
-        layouts = {family: layout_of(gemm, family) for family in ("cpu", "cuda")}
+        layouts = {"cpu": layout_of(gemm, "cpu"), GPU: layout_of(gemm, GPU, own_order(gemm, request.target))}
         return _Facts(request.text, gemm.token_scale and gemm.activation in EIGHT_BIT, layouts)
 
 

@@ -79,11 +79,13 @@ def multiply(
     """
     from ladder.runtime.compile import load_entry
     from ladder.runtime.kernel import CompiledGemm
+    from ladder.runtime.packed import own_order
 
     m = len(operands.x)
     kernel = lowered.kernel(m)
     launch = HostLaunch(load_entry(kernel, "rocm"), copies)
-    called = CompiledGemm(lowered.request.gemm, "cuda", [m], [launch], [kernel.entry])
+    gemm, target = lowered.request.gemm, lowered.request.target
+    called = CompiledGemm(gemm, "cuda", [m], [launch], [kernel.entry], own_order(gemm, target))
     result = called(operands.x, packed, operands.bias, operands.token_scale)
     return result, launch.microseconds
 

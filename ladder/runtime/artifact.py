@@ -21,7 +21,7 @@ from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, family_of, obtain, runs_code_of, target_of
 from ladder.runtime.fields import refuse_contradiction, require
 from ladder.runtime.kernel import CompiledGemm
-from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack, refuse_layout
+from ladder.runtime.packed import PackedWeight, gemm_from_dict, own_order, pack, refuse_layout
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
 from tile_types.errors import ArtifactError, DeviceError, MissingToolError
@@ -284,13 +284,15 @@ def operator_of(
     Raises ArtifactError if a kernel is not for this problem.
     """
     from ladder.lower.build import entry_name
+    from targets import get_device
 
     entries = parse_plan(plan).entries
     expected = [entry_name(gemm, manifest["device"], schedule) for _, schedule in entries]
     if expected != list(names):
         raise ArtifactError(f"the kernels {', '.join(names)} are not for this product and plan")
     limits = [limit for limit, _ in entries]
-    return CompiledGemm(gemm, manifest["family"], limits, [load_entry(name) for name in names], names)
+    order = own_order(gemm, get_device(manifest["device"]))
+    return CompiledGemm(gemm, manifest["family"], limits, [load_entry(name) for name in names], names, order)
 
 
 def loader(members: Mapping[str, bytes], family: str) -> Callable[[str], Any]:

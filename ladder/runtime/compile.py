@@ -23,7 +23,7 @@ from ladder.runtime import library
 from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
-from ladder.runtime.packed import gemm_from_dict
+from ladder.runtime.packed import gemm_from_dict, own_order
 from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
 from tile_types.errors import CacheError, DeviceError, ScheduleError
 
@@ -170,6 +170,7 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
         [limit for limit, _ in plan.entries],
         entries,
         [kernel.entry for kernel in kernels],
+        own_order(request.gemm, request.target),
     )
 
 

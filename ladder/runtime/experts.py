@@ -39,7 +39,7 @@ def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTens
     """Bring the matrices of all experts into the layout of a device, where the first one's arrays live.
 
     gemm: The problem, with as many experts as there are matrices.
-    device: Any device of the family.
+    device: As for `ladder.runtime.packed.pack`.
     weights: Codes ``[N, K]`` with scales and zero points, one per expert.
     Returns: `PackedWeight` whose arrays have a leading axis of experts.
     Raises ShapeError if there are more or fewer matrices, or one does not fit (it is named).
@@ -58,7 +58,7 @@ def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTens
                 arrays[name] = array.new_empty((gemm.experts, *array.shape))
                 _require_indexable(arrays[name])
             arrays[name][index] = array
-    return PackedWeight(gemm, part.family, arrays)
+    return PackedWeight(gemm, part.family, arrays, part.order)
 
 
 def _require_indexable(array: torch.Tensor) -> None:

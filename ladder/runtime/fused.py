@@ -18,7 +18,7 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import family_of, load_entry, runs_code_of, target_of
 from ladder.runtime.kernel import torch_dtype
-from ladder.runtime.packed import PackedWeight, layout_of, pack
+from ladder.runtime.packed import PackedWeight, layout_of, own_order, pack
 from ladder.runtime.threads import keep_apart
 from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
 from tile_types.quantized import QuantizedTensor
@@ -258,10 +258,10 @@ class Fused:
             self._check(node, given)
             return [given.view(-1)]
         gemm = self.lowering.gemm(node)
-        if not isinstance(given, PackedWeight) or given.layout != layout_of(gemm, self.family):
+        layout = layout_of(gemm, self.family, own_order(gemm, self.device))
+        if not isinstance(given, PackedWeight) or given.layout != layout:
             raise DTypeError(
-                f"{node.name} is a quantized weight: pack it for [{layout_of(gemm, self.family)}],"
-                " e.g. by Fused.packed"
+                f"{node.name} is a quantized weight: pack it for [{layout}], e.g. by Fused.packed"
             )
         return [array.view(-1) for array in given.tensors]
 

@@ -49,14 +49,21 @@ class CompiledGemm:
     limits: Largest M of each entry, ascending; the last serves every larger M too.
     entries: Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit.
     names: Names of the entries, for reports.
+    order: `ladder.runtime.packed.own_order` of the device.
     """
 
     def __init__(
-        self, gemm: Gemm, family: str, limits: Sequence[int], entries: Sequence[Any], names: Sequence[str]
+        self,
+        gemm: Gemm,
+        family: str,
+        limits: Sequence[int],
+        entries: Sequence[Any],
+        names: Sequence[str],
+        order: str = "",
     ) -> None:
         self.gemm = gemm
         self.family = family
-        self.layout = layout_of(gemm, family)
+        self.layout = layout_of(gemm, family, order)
         self.limits = list(limits)
         self.entries = list(entries)
         self.names = list(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,21 +27,32 @@ LAYOUT_FIELDS = ("n", "k", "weight", "activation", "group_size", "scale", "zero"
 
 
 GPU = "cuda"
-"""Family of every GPU: torch's device type of AMD's, too, and one packed layout."""
+"""Family of every GPU: torch's device type of AMD's, too."""
 
 PACKING = 2
 """Form of packed weights for GPUs. Raise it when a type that ships is packed in another order of bits."""
 
 
-def layout_of(gemm: Gemm, family: str) -> str:
+def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
     """Return the text that two operators must share to use one packed weight.
 
     gemm: The problem.
-    family: ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
+    family: ``"cuda"`` or ``"cpu"``: each has one layout for all M, and for all devices without an order of
+        bits of their own.
+    order: `own_order` of the device.
     """
     fields = asdict(gemm)
     further = [name for name in ("experts", "power_scales") if fields[name]]
-    return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *further))])
+    told = [f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *further)]
+    return " ".join([family, *told, *([f"order={order}"] if order else [])])
+
+
+def own_order(gemm: Gemm, device: TileDevice) -> str:
+    """Return the order in which a device alone packs the bits of a weight; empty where GPUs share one."""
+    from schedules.conversions import order_read
+    from tile_types import get_type
+
+    return order_read(get_type(gemm.weight).element_type, gemm.activation, device)
 
 
 def check_packed(packed: object) -> None:
@@ -66,11 +77,14 @@ class PackedWeight:
         ``"cuda"`` or ``"cpu"``.
     arrays
         Tensors by name, in the order in which the kernel takes them.
+    order
+        `own_order` of the device.
     """
 
     gemm: Gemm
     family: str
     arrays: Mapping[str, torch.Tensor]
+    order: str = ""
 
     layout: str = field(init=False, repr=False)
     """Layout that operators compare before they use this weight; see `layout_of`."""
@@ -78,7 +92,7 @@ class PackedWeight:
     """The arrays as the kernel takes them."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", layout_of(self.gemm, self.family))
+        object.__setattr__(self, "layout", layout_of(self.gemm, self.family, self.order))
         object.__setattr__(self, "tensors", list(self.arrays.values()))
 
     @property
@@ -110,12 +124,12 @@ class PackedWeight:
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return a copy on another device of the same family."""
         arrays = {name: array.to(device) for name, array in self.arrays.items()}
-        return PackedWeight(self.gemm, self.family, arrays)
+        return replace(self, arrays=arrays)
 
     def describe(self) -> str:
         """Return the JSON text that, with the arrays, restores this value."""
         fields = {"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)}
-        return json.dumps({**fields, "packing": PACKING})
+        return json.dumps({**fields, "packing": PACKING, "bits": self.order})
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors."""
@@ -155,7 +169,7 @@ class PackedWeight:
                 " is what kernels read now; quantize and pack it again"
             )
         ordered = {name: arrays[name] for name in fields["order"]}
-        return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered)
+        return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered, str(fields.get("bits", "")))
 
 
 def gemm_from_dict(fields: Mapping[str, Any]) -> Gemm:
@@ -176,14 +190,14 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     """Bring a quantized matrix into the layout of a device, where the matrix's arrays live.
 
     gemm: The problem; its N, K, types and group size must be the matrix's.
-    device: Any device of the family.
+    device: Any device of the family that packs bits in the same order (`own_order`).
     weight: Codes ``[N, K]`` with scales and zero points; an offset becomes zero points.
     Raises ShapeError if the matrix is not the one the problem speaks of.
     """
     weight = weight.without_offset()
     _check_weight(gemm, weight)
     if device.is_gpu:
-        return PackedWeight(gemm, GPU, _fragments(gemm, weight))
+        return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
     from ladder.lower import cpu
 
     return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight))
@@ -206,14 +220,14 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
         raise ShapeError(f"this quantized weight does not fit the operator: {'; '.join(wrong)}")
 
 
-def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
+def _fragments(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the GPU arrays (`schedules.fragments`, `schedules.packed_scales`)."""
     from ladder.lower.gpu.proven import packed_layout
     from schedules import packed_scales
     from schedules.footprint import streams_exponents
 
     element = weight.ttype.element_type
-    layout = packed_layout(element, gemm.activation)
+    layout = packed_layout(element, gemm.activation, device)
     scales = packed_scales.normalise_scales(
         weight, gemm.activation, grouped=gemm.scale, exponents=streams_exponents(gemm)
     )

@@ -136,9 +136,13 @@ class _Entry:
         self, x: torch.Tensor, packed: PackedWeight, given: dict[str, Any], ranges: Any, token_scale: Any
     ) -> None:
         """Do what a call of the operator does, whichever it is, then simulate."""
+        from ladder.runtime.packed import refuse_layout
+
         gemm, bias = self.gemm, given["bias"]
         if (ranges is None) == bool(gemm.experts):
             raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
+        if packed.layout != (expected := self._kernel().layout):
+            refuse_layout(packed.layout, expected)
         if gemm.windows or gemm.residual:
             self.convolve(x, packed, given)
         elif ranges is None:
@@ -206,8 +210,10 @@ class _Entry:
         """Return an operator whose kernel is this object."""
         from ladder.runtime.compile import family_of
         from ladder.runtime.kernel import CompiledGemm
+        from ladder.runtime.packed import own_order
 
-        return CompiledGemm(self.gemm, family_of(self.device), [self.m], [self], ["simulated"])
+        order = own_order(self.gemm, self.device)
+        return CompiledGemm(self.gemm, family_of(self.device), [self.m], [self], ["simulated"], order)
 
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""

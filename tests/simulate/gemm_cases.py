@@ -14,6 +14,7 @@ from ladder.lower.gpu.proven import packed_layout
 from schedules.footprint import streams_exponents
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
+from targets import get_device
 from tile_types import get_type
 
 NUMPY = {
@@ -31,11 +32,11 @@ BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3,
 
 
 class Problem:
-    """Random operands in the kernels' own form, and the float64 result."""
+    """Random operands in the form that a target's kernels take, and the float64 result."""
 
-    def __init__(self, gemm: Gemm, m: int, seed: int = 7) -> None:
+    def __init__(self, gemm: Gemm, m: int, seed: int = 7, target: str = "cuda/sm_90a") -> None:
         rng = np.random.default_rng(seed)
-        self.gemm, self.m = gemm, m
+        self.gemm, self.m, self.device = gemm, m, get_device(target)
         kind = NUMPY[gemm.activation]
         ttype = get_type(gemm.weight)
         values = ttype.values()
@@ -88,7 +89,7 @@ class Problem:
         self.expected = result
 
     def _words(self, codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-        layout = packed_layout(get_type(self.gemm.weight).element_type, self.gemm.activation)
+        layout = packed_layout(get_type(self.gemm.weight).element_type, self.gemm.activation, self.device)
         pad = int(np.argmin(np.abs(np.nan_to_num(get_type(self.gemm.weight).values(), nan=np.inf))))
         words = layout.pack(codes, pad).numpy()
         return words.reshape(layout.packed_shape(self.gemm.n, self.gemm.k))

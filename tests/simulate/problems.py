@@ -37,9 +37,9 @@ def bound_of(problem: Gemm) -> float:
 
 
 @lru_cache(maxsize=16)
-def problem_of(problem: Gemm, m: int) -> Problem:
+def problem_of(problem: Gemm, m: int, target: str = "cuda/sm_90a") -> Problem:
     """Return the operands of a problem; kernels do not change them."""
-    return Problem(problem, m)
+    return Problem(problem, m, target=target)
 
 
 class SimulatedKernel:
@@ -62,7 +62,7 @@ def run(
 ) -> tuple[SimulationResult, float]:
     """Simulate a kernel on random operands and a poisoned output; return the result and its error."""
     device = get_device(target)
-    operands = problem_of(problem, m)
+    operands = problem_of(problem, m, target)
     y = np.full((m, problem.n), np.nan, NUMPY[problem.output])
     calls = FAMILIES[device.kind](device.arch)
     result = simulate_launch(function, [*operands.arrays, y], calls=calls, **options)

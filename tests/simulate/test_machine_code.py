@@ -37,6 +37,7 @@ from schedules.legal import is_legal
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
+from tile_types import get_type
 from tile_types.errors import LadderError
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
@@ -77,6 +78,9 @@ PRODUCTS = {
     "wmma_split": ("gfx1201", "nf4", "float16", "float16", 17, SPLIT),
     "wmma_split of fp8": ("gfx1201", "fp8_e4m3", "fp8_e4m3", "float32", 17, SPLIT),
     "dot32 of fp8": ("gfx1201", "fp6_e3m2", "fp8_e4m3", "float32", 2, DOT32),
+    "converted e2m1": ("gfx950", "mxfp4", "bfloat16", "float32", 9, OPERAND),
+    "converted e4m3": ("gfx950", "mxfp8_e4m3", "float16", "float16", 2, replace(DOT, placement="operand")),
+    "converted e5m2": ("gfx950", "fp8_e5m2", "bfloat16", "bfloat16", 40, MFMA32),
     "any five bits": ("gfx942", "random5", "bfloat16", "bfloat16", 9, OPERAND),
     "any six bits": ("gfx1100", "posit6", "float16", "float16", 13, WMMA),
 }
@@ -100,11 +104,12 @@ def check_product(
 ) -> None:
     torch.manual_seed(7)
     user_type(weight)
+    group = None if get_type(weight).is_block else 32
     op = ladder.Matmul(
-        n, k, weight, activation, group_size=32, output=output, bias=True, target=f"rocm/{arch}",
+        n, k, weight, activation, group_size=group, output=output, bias=True, target=f"rocm/{arch}",
         plan=Plan(((ANY_M, schedule),)),
     )  # fmt: skip
-    quantized = ladder.quantize(torch.randn(n, k), weight, group_size=32)
+    quantized = ladder.quantize(torch.randn(n, k), weight, group_size=group)
     x, bias, scale = torch.randn(m, k), torch.randn(n).to(getattr(torch, output)), None
     if activation in ("int8", "fp8_e4m3"):
         x, scale = quantize_tokens(x, activation)

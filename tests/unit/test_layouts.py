@@ -83,7 +83,7 @@ def element_bit(order: str, register: int, e: int, bit: int) -> int:
 
 @pytest.mark.parametrize(
     ("bits", "order"),
-    [(3, "pairs"), (5, "bytes"), (6, "bytes"), (7, "bytes"), (6, "spread 8"), (4, "spread 6")],
+    [(3, "pairs"), (5, "bytes"), (6, "bytes"), (7, "bytes"), (8, "halves"), (6, "spread 8"), (4, "spread 6")],
 )
 def test_orders_of_other_widths_invert(bits: int, order: str) -> None:
     codes = np.random.default_rng(1).integers(0, 1 << bits, (67, 130)).astype(np.uint8)

@@ -11,9 +11,11 @@ from ladder.lower.rocm.byte_table import ORDERS, propose_byte_table
 from ladder.lower.rocm.ranking import best_recipe, vector_instructions
 from schedules.cost_amd import TABLE_OPERATIONS
 from schedules.layouts import orders
+from targets import get_device
 from tests.user_types import user_type
 from tile_types import get_type
 
+GPU = get_device("rocm/gfx942")
 TYPES = ("int1", "ternary", "int3", "nf4", "fp4_e2m1", "int5", "fp6_e3m2", "int7", "fp8_e4m3", "posit6")
 
 
@@ -37,7 +39,7 @@ def test_every_code_in_every_place(name: str, operand: str) -> None:
 def test_what_the_model_counts(bits: int, operand: str) -> None:
     ttype = user_type(f"random{bits}")
     conversion = Conversion(ttype, operand, order=packed_order(ttype, operand))
-    best = best_recipe(conversion)
+    best = best_recipe(conversion, GPU)
     assert best.strategy == "byte table"
     counted = vector_instructions(best.recipe, conversion) / 32
     assert counted == pytest.approx(TABLE_OPERATIONS[bits], rel=0.03)
@@ -49,10 +51,10 @@ def test_equal_halves_and_signs_cost_less() -> None:
     for name in ("random5", "log5"):
         ttype = user_type(name)
         conversion = Conversion(ttype, "float16", order=packed_order(ttype, "float16"))
-        counts.append(vector_instructions(best_recipe(conversion).recipe, conversion))
+        counts.append(vector_instructions(best_recipe(conversion, GPU).recipe, conversion))
     assert counts[1] < counts[0]
 
 
 def test_exact_arithmetic_stays() -> None:
     conversion = Conversion(get_type("int4"), "float16", raw=True)
-    assert best_recipe(conversion).strategy == "placed"
+    assert best_recipe(conversion, GPU).strategy == "placed"

@@ -268,14 +268,8 @@ def make_decoder(
     Raises ConversionError if the core cannot hold the weight's values.
     Raises VerificationError if no recipe passes its proof.
     """
-    device.core_for(gemm.activation)
-    operand, element = operand_type(gemm), get_type(gemm.weight).element_type
-    operand = core or operand
-    raw = placement == "accumulator"
-    # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
-    zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
-    inside = "integer" if zero == "integer" else "none"
-    conversion = Conversion(element, operand, inside, raw, packed_order(element, gemm.activation))
+    conversion, zero = conversion_of(gemm, device, placement == "accumulator", core)
+    raw = conversion.raw
     summed = gemm.zero != "none" and zero == "none"
     clocks = 0.0 if summed else offset_clocks
     plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table, clocks))
@@ -283,6 +277,23 @@ def make_decoder(
         return plain
     choices = (plain, *_folding(plain, gemm.scale, device, table))
     return min(choices, key=lambda decoder: decoder.choice.cost.weight)
+
+
+def conversion_of(gemm: Gemm, device: TileDevice, raw: bool, core: str = "") -> tuple[Conversion, str]:
+    """Return what a problem's decoder converts, and the kind of the zero points that it subtracts.
+
+    raw: Whether registers may hold raw numbers.
+    core: Operand type, where it is not what packed words are ordered for.
+    Raises ConversionError if the core cannot hold the weight's values.
+    """
+    device.core_for(gemm.activation)
+    operand, element = operand_type(gemm), get_type(gemm.weight).element_type
+    operand = core or operand
+    # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
+    zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
+    inside = "integer" if zero == "integer" else "none"
+    order = packed_order(element, gemm.activation, device)
+    return Conversion(element, operand, inside, raw, order), zero
 
 
 def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: int) -> Iterator[Decoder]:

@@ -49,6 +49,7 @@ PIPE_CLOCKS = {
     "float_fma": ("fma", 1.0),
     "narrow": ("alu", 2.0),
     "halves": ("alu", 2.0),
+    "convert": ("alu", 2.0),
     "look_up": ("shared", 4.0),
     "reference": ("alu", 2.0 * REFERENCE_COST),
 }
@@ -169,6 +170,14 @@ class Machine(ABC):
     def narrow(self, core: str, a: Word) -> Word:
         """Convert two float16 lanes to two fp8 values in the low 16 bits, saturating."""
         return self._once("narrow", (a,), core)
+
+    def convert(self, core: str, codes: str, word: Word, scale: Word, place: int) -> Word:
+        """Convert two neighbouring codes of a narrow float, times a power of two, rounded once.
+
+        AMD's V_CVT_SCALEF32_PK: ``place`` counts pairs of codes from the bottom of the word, and the exponent
+        of the float32 ``scale`` is the power's.
+        """
+        return self._once("convert", (word, scale), core, codes, place)
 
     def halves(self, low: Word, high: Word) -> Word:
         """Round two float32 words to two float16 lanes."""

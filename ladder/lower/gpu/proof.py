@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ladder.lower.gpu.machine import Machine, Word
 from ladder.lower.gpu.recipes import PLAIN, Conversion, Meaning, Recipe
 from schedules.layouts import pieces
-from tile_types import NumpyOps, TType, core_values
+from tile_types import NumpyOps, TType, core_values, get_type
 from tile_types.errors import VerificationError
 
 Words = npt.NDArray[np.uint32]
@@ -148,6 +148,14 @@ class NumpyMachine(Machine):
         halves = [np.clip(x, -largest, largest).astype(np.float32) for x in lanes("float16", a)]
         low, high = (half.astype(dtype).view(np.uint8).astype(np.uint32) for half in halves)
         return low | high << np.uint32(8)
+
+    def _do_convert(self, word: Words, scale: Words, core: str, codes: str, place: int) -> Words:
+        ttype = get_type(codes)
+        bits, mask = ttype.elem_bits, np.uint32((1 << ttype.elem_bits) - 1)
+        exponent = (scale >> np.uint32(23) & np.uint32(0xFF)).astype(np.float64)
+        power = np.where(exponent == 255, np.nan, np.exp2(exponent - 127))  # as E8M0 has it
+        held = [word >> np.uint32(bits * (2 * place + element)) & mask for element in (0, 1)]
+        return self._join([round_to(core, ttype.decode_codes(code) * power) for code in held])
 
     def _do_halves(self, low: Words, high: Words) -> Words:
         singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]

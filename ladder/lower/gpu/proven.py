@@ -36,9 +36,11 @@ from ladder.lower.gpu.recipes import (
     propose_reference,
 )
 from schedules.codes import LARGEST_GAIN
+from schedules.conversions import order_read
 from schedules.fragments import FragmentLayout
 from schedules.layouts import SIGN_PLACES, SPREAD, lane_of, orders
 from schedules.xor_packing import XOR_PACKINGS
+from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
 
@@ -217,24 +219,30 @@ def table_sizes(gemm: Gemm) -> list[int]:
     return sorted(sizes or {0}, reverse=True)
 
 
-def packed_order(ttype: TType, core: str) -> str:
-    """Return the order of packed bits in which a type decodes cheapest for activations of type ``core``."""
+def packed_order(ttype: TType, core: str, device: TileDevice | None = None) -> str:
+    """Return the order of packed bits in which a type decodes cheapest for activations of type ``core``.
+
+    device: The GPU, which may have conversions of its own; None: one without.
+    """
+    own = "" if device is None else order_read(ttype, core, device)
+    if own:
+        return own
     found = orders(ttype.elem_bits, lane_of(core))
     if len(found) == 1:
         return found[0]
     operand = _operand(ttype, core, "none")
     conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
-    return min(filter(_decodable, conversions), key=lambda x: proven_recipes(x)[0].weight()).order
+    return min(filter(is_decodable, conversions), key=lambda x: proven_recipes(x)[0].weight()).order
 
 
-def _decodable(conversion: Conversion) -> bool:
+def is_decodable(conversion: Conversion) -> bool:
     """Tell whether any recipe reads a type in an order."""
     return any(True for _ in _proposals(conversion))
 
 
-def packed_layout(ttype: TType, core: str) -> FragmentLayout:
-    """Return the layout of a type's packed codes for activations of type ``core``."""
-    return FragmentLayout(ttype.elem_bits, lane_of(core), packed_order(ttype, core))
+def packed_layout(ttype: TType, core: str, device: TileDevice | None = None) -> FragmentLayout:
+    """Return the layout of a type's packed codes for activations of type ``core``; see `packed_order`."""
+    return FragmentLayout(ttype.elem_bits, lane_of(core), packed_order(ttype, core, device))
 
 
 def count(recipe: Recipe, conversion: Conversion) -> Cost:

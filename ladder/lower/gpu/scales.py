@@ -20,7 +20,8 @@ FACTOR_EXPONENT = {"float16": 16, "bfloat16": 120}
 LARGEST_POWER = {"float16": 2.0**15, "bfloat16": 2.0**120}
 """Powers of two that scales are multiplied by at once."""
 
-FLOAT32_BIAS = 127
+FLOAT32_BIAS, FLOAT32_MANTISSA = 127, 23
+"""Bias of a float32's exponent, and the bits below it."""
 
 
 def pair16(value: Expr) -> Expr:
@@ -60,7 +61,9 @@ def float_of_exponent(word: Expr, at: int, core: str) -> Expr:
     form = EXPONENT_FORMS[core]
     moved = word >> T.uint32(8 * at) if at else word
     byte = moved if at == EXPONENTS - 1 else moved & T.uint32(0xFF)
-    bits = byte * T.uint32(1 << 23) + T.uint32((FLOAT32_BIAS - form.bias - form.raised << 23) % (1 << 32))
+    bits = byte * T.uint32(1 << FLOAT32_MANTISSA) + T.uint32(
+        (FLOAT32_BIAS - form.bias - form.raised << FLOAT32_MANTISSA) % (1 << 32)
+    )
     return T.reinterpret(bits, dtype="float32")
 
 

@@ -9,7 +9,7 @@ multiplied by four.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,16 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.gpu.decode import Decoder, make_decoder
+from ladder.lower.gpu.decode import Decoder, conversion_of
 from ladder.lower.gpu.emission import SharedTable, TirMachine
 from ladder.lower.gpu.groups import NOTHING_LEFT, Correction
 from ladder.lower.gpu.machine import Machine, Word, repeat
+from ladder.lower.gpu.scales import FLOAT32_BIAS, FLOAT32_MANTISSA, exponent_byte
+from ladder.lower.rocm.converted import Converted
 from ladder.lower.rocm.machine import FnuzMachine, RocmMachine
 from ladder.lower.rocm.ranking import best_recipe
+from schedules.footprint import streams_exponents
+from schedules.layouts import EXPONENT_FORMS
 from targets import TileDevice
 
 Expr = Any
@@ -42,9 +46,24 @@ class WaveDecoder(Decoder):
     """A decoder whose instructions are those of AMD GPUs.
 
     fnuz: Whether registers hold fnuz codes.
+    powers: Whether scales come as exponents.
     """
 
     fnuz: bool = False
+    powers: bool = False
+
+    @property
+    def scales_inside(self) -> bool:
+        """Whether scales go into conversions, as float32."""
+        return self.powers and isinstance(self.choice.recipe, Converted)
+
+    def prepare(self, m: Machine, scale: Word, half: int, at: int | None = None) -> list[Word]:
+        if at is None or not self.scales_inside:
+            return super().prepare(m, scale, half, at)
+        form = EXPONENT_FORMS[self.operand]
+        lower = (form.bias + form.raised - FLOAT32_BIAS) << FLOAT32_MANTISSA
+        placed = m.shift(exponent_byte(m, scale, at), FLOAT32_MANTISSA)
+        return [m.subtract(placed, m.constant(lower))]
 
     def machine(self, table: SharedTable | None) -> TirMachine:
         return (FnuzMachine if self.fnuz else RocmMachine)(table)
@@ -57,6 +76,9 @@ class WaveDecoder(Decoder):
         factors: Sequence[Word] | None,
         zero: tuple[Word, ...] | None,
     ) -> Word:
+        recipe = self.choice.recipe
+        if factors is not None and self.powers and isinstance(recipe, Converted):
+            return recipe.scaled(m, words, index, *factors)
         value = super().value(m, words, index, factors, zero)
         if not (self.fnuz and self._has_negative_zero):
             return value
@@ -72,12 +94,12 @@ class WaveDecoder(Decoder):
 def wave_decoder(gemm: Gemm, device: TileDevice, *, raw: bool = False) -> WaveDecoder:
     """Return the decoder of a problem: registers hold values less their zero points, or ``raw`` numbers.
 
-    Raises ConversionError, VerificationError as `ladder.lower.gpu.decode.make_decoder` does.
+    Raises ConversionError if the core cannot hold the weight's values.
+    Raises VerificationError if no recipe passes its proof.
     """
-    plain = make_decoder(gemm, device, "accumulator" if raw else "operand")
-    parts = {field.name: getattr(plain, field.name) for field in fields(plain)}
-    parts["choice"] = best_recipe(plain.conversion)
-    return WaveDecoder(**parts, fnuz=reads_fnuz(device, gemm.activation))
+    conversion, zero = conversion_of(gemm, device, raw)
+    choice, fnuz = best_recipe(conversion, device), reads_fnuz(device, gemm.activation)
+    return WaveDecoder(conversion, zero, choice, fnuz=fnuz, powers=streams_exponents(gemm))
 
 
 def reads_fnuz(device: TileDevice, activation: str) -> bool:

@@ -5,7 +5,7 @@ Semantics: AMD Instinct MI200 and MI300 ISA, "VALU instructions".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -37,7 +37,14 @@ SIGN_SELECTORS = {1: 8, 3: 9, 5: 10, 7: 11}
 SPREAD = 0x0C010C00
 """V_PERM's selector that puts a zero above each of the two low bytes."""
 
-NARROW = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
+NARROW = {"fp4_e2m1": "fp4", "fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
+"""LLVM's names of narrow floats."""
+
+CONVERTED = {"float16": ("float16x2", "f16"), "bfloat16": ("int16x2", "bf16")}
+"""TIR's type of two lanes that a conversion makes, which TVM has none of bfloat16 for, and LLVM's name."""
+
+PLACES: Mapping[str, Callable[[int], Any]] = {"fp4_e2m1": T.int32, "fp8_e4m3": T.bool, "fp8_e5m2": T.bool}
+"""What tells conversions which byte, or whether the upper half of a word, holds the two codes."""
 
 UPPER_HALVES = 0x07060302
 """V_PERM's selector of the upper halves of two words."""
@@ -107,6 +114,12 @@ class RocmMachine(TirMachine):
     def _do_halves(self, low: Expr, high: Expr) -> Expr:
         parts = [T.Cast("float16", T.reinterpret(part, dtype="float32")) for part in (low, high)]
         return as_type(T.Shuffle(parts, [0, 1]), "uint32")
+
+    def _do_convert(self, word: Expr, scale: Expr, core: str, codes: str, place: int) -> Expr:
+        dtype, name = CONVERTED[core]
+        factor, chosen = as_type(scale, "float32"), PLACES[codes](place)
+        found = intrinsic(dtype, f"llvm.amdgcn.cvt.scalef32.pk.{name}.{NARROW[codes]}", word, factor, chosen)
+        return as_type(found, "uint32")
 
     def _do_reference(self, code: Expr, ttype: TType, core: str) -> Expr:
         if core != "bfloat16":

@@ -14,11 +14,22 @@ import numpy as np
 
 from ladder.lower.gpu.machine import REFERENCE_COST, SELECT, Machine, Word
 from ladder.lower.gpu.proof import NumpyMachine, Words, lanes, prove
-from ladder.lower.gpu.proven import NEEDS, Proven, count, proof_key, proven_recipes, table_bytes
+from ladder.lower.gpu.proven import (
+    NEEDS,
+    Proven,
+    count,
+    is_decodable,
+    proof_key,
+    proven_recipes,
+    table_bytes,
+)
 from ladder.lower.gpu.recipes import PLAIN, Conversion, Recipe
 from ladder.lower.rocm.byte_table import propose_byte_table
+from ladder.lower.rocm.converted import Converted, propose_converted
 from ladder.lower.rocm.machine import Form, bitwise
 from schedules.codes import LARGEST_GAIN
+from schedules.conversions import converted_as
+from targets import TileDevice
 from tile_types.errors import VerificationError
 
 
@@ -83,6 +94,7 @@ OPERATIONS = {
     "select_bytes": 1,
     "narrow": 5,
     "halves": 3,
+    "convert": 1,
     "look_up": 8,
     "table_lane": 1,
     "reference": REFERENCE_COST,
@@ -140,14 +152,15 @@ def vector_instructions(recipe: Recipe, conversion: Conversion) -> int:
     return m.count
 
 
-def best_recipe(conversion: Conversion) -> Proven:
+def best_recipe(conversion: Conversion, device: TileDevice) -> Proven:
     """Return the recipe that takes the fewest vector instructions, proven for float32 arithmetic too.
 
     Raises VerificationError if none passes.
     """
+    shared = proven_recipes(conversion) if is_decodable(conversion) else ()
     choices = [
         as_wave
-        for proven in (*proven_recipes(conversion), *_byte_tables(conversion))
+        for proven in (*shared, *_own_recipes(conversion, device))
         if proven.strategy not in NEEDS and not table_bytes(proven.recipe)
         if max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN
         for as_wave in proven_here(proven, conversion)
@@ -157,23 +170,27 @@ def best_recipe(conversion: Conversion) -> Proven:
     return min(choices, key=lambda proven: vector_instructions(proven.recipe, conversion))
 
 
-_tables: dict[tuple[Any, ...], list[Proven]] = {}
+_own: dict[tuple[Any, ...], list[Proven]] = {}
 
 
-def _byte_tables(conversion: Conversion) -> list[Proven]:
-    """Return look-ups by V_PERM, proven."""
-    key = proof_key(conversion)
-    if key not in _tables:
-        _tables[key] = []
-        for recipe in propose_byte_table(conversion):
+def _own_recipes(conversion: Conversion, device: TileDevice) -> list[Proven]:
+    """Return look-ups by V_PERM and conversions by the device's instructions, proven."""
+    codes = converted_as(conversion.ttype, conversion.operand, device)
+    key = (*proof_key(conversion), codes)
+    if key not in _own:
+        proposals = [("byte table", recipe) for recipe in propose_byte_table(conversion)]
+        proposals += [("converted", recipe) for recipe in propose_converted(conversion, codes)]
+        for _, recipe in proposals:
             prove(recipe, conversion)
-            _tables[key].append(Proven("byte table", recipe, PLAIN, count(recipe, conversion)))
-    return _tables[key]
+        _own[key] = [
+            Proven(strategy, recipe, PLAIN, count(recipe, conversion)) for strategy, recipe in proposals
+        ]
+    return _own[key]
 
 
 def proven_here(proven: Proven, conversion: Conversion) -> list[Proven]:
     """Return a recipe as AMD GPUs can run it: cutting off, rounding, or not at all."""
-    if conversion.operand != "bfloat16":
+    if conversion.operand != "bfloat16" or isinstance(proven.recipe, Converted):
         return [proven]
     for machine, recipe in ((CuttingMachine, Exact(proven.recipe)), (FloatMachine, proven.recipe)):
         try:

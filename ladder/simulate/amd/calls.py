@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ladder.simulate.amd import arithmetic, lanes, mfma, scaled, wmma
+from ladder.simulate.amd import arithmetic, conversions, lanes, mfma, scaled, wmma
 from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.banks import Banks
 from ladder.simulate.barriers import GroupWait
@@ -89,7 +89,8 @@ def calls_for(arch: str) -> Calls:
     reads: dict[str, Callable[[Translator, CallView], Any]] = {**lanes.READS, **arithmetic.READS}
     reads |= arithmetic.rows_of(core.bytes_as, core.flushes)
     reads |= wmma.rows(core) if halves else mfma.rows(core)
-    reads |= {scaled.NAME: scaled.translate} if core is mfma.CDNA4 else {}
+    if core is mfma.CDNA4:
+        reads |= {scaled.NAME: scaled.translate, **conversions.READS}
     return Calls(
         reads=reads,
         steps=dict.fromkeys(HINTS, _nothing),

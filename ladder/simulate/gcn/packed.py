@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.amd import mfma, scaled
+from ladder.simulate.amd import conversions, mfma, scaled
 from ladder.simulate.amd.arithmetic import LEAST_SUM, SMALLEST, flushed
 from ladder.simulate.gcn import floats as f
 from ladder.simulate.gcn.listing import GcnError, Instruction, Operand
@@ -236,6 +236,21 @@ def convert_from_bytes(i: Instruction, name: str) -> Step:
     return step
 
 
+CONVERSIONS = {
+    f"cvt_scalef32_pk_{to}_{of}": (of, to) for of in conversions.SOURCES for to in conversions.RESULTS
+}
+
+
+def convert_scaled(i: Instruction, name: str) -> Step:
+    """``v_cvt_scalef32_pk_*``: two narrow floats of a byte or half of a register, times a power of two."""
+    _no_modifiers(i, "op_sel")
+    word, scale = words(i.operands[1]), words(i.operands[2], "f32")
+    low, high, _ = i.bits("op_sel", (0, 0, 0))
+    write, (source_name, to) = store_words(i.operands[0]), CONVERSIONS[name]
+    place = low + 2 * high if conversions.SOURCES[source_name][0] == 4 else low
+    return lambda w: write(w, conversions.convert(word(w), scale(w), place, source_name, to))
+
+
 # ---- dot products and MFMA ---------------------------------------------------------------------------
 DOTS = {
     "dot2_f32_f16": "float16",
@@ -340,6 +355,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({"cvt_pk_f16_f32", "cvt_pk_bf16_f32"}, convert_pair),
     ({"cvt_pk_fp8_f32", "cvt_pk_bf8_f32"}, convert_bytes),
     ({"cvt_pk_f32_fp8", "cvt_pk_f32_bf8"}, convert_from_bytes),
+    (CONVERSIONS, convert_scaled),
     (DOTS, dot),
 )
 """Mnemonics behind ``v_``, and what makes their closures."""
