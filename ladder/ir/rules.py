@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.ir.build import node_attributes
+from ladder.ir.constant import WHOLE
 from ladder.ir.extents import product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.ir.ops import get_operator
@@ -81,6 +82,26 @@ LAYOUT_FOLDING: Rules = (
     Rule("fold reshape of reshape", pattern("reshape", pattern("reshape", "x")), _fold_reshapes),
     Rule("fold transposes", pattern("transpose", pattern("transpose", "x", name="inner")), _fold_transposes),
 )
+
+
+NEUTRAL = {"add": 0, "mul": 1}
+"""Operator -> the number that changes nothing: ``-0.0 + 0.0`` is another zero, so sums only of integers."""
+
+
+def _drop_neutral(match: Match) -> str | None:
+    """``x + 0`` of integers, ``x * 1`` -> ``x``."""
+    operator, tile = match.root.operator, match.root.tile
+    if operator == "add" and tile.ttype.name not in WHOLE:
+        return None
+    for value, other in (match.root.inputs, match.root.inputs[::-1]):
+        node = match.builder.node(other)
+        number = node_attributes(node)["value"] if node.operator == "constant" else None
+        if number == NEUTRAL[operator] and match.builder.tile(value) == tile:
+            return value
+    return None
+
+
+NEUTRAL_FOLDING: Rules = (Rule("drop numbers that change nothing", pattern("add|mul"), _drop_neutral),)
 
 
 _MATMULS = {False: parse_indexing("m k, k n -> m n"), True: parse_indexing("m k, n k -> m n")}

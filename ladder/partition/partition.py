@@ -14,7 +14,13 @@ from ladder.ir.common import merge_all_but_windows, merge_equal
 from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
-from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.ir.rules import (
+    CONVERT_FOLDING,
+    GROUPED_ATTENTION,
+    LAYOUT_FOLDING,
+    NEUTRAL_FOLDING,
+    RESHAPE_SINKING,
+)
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels, is_nvidia
 from ladder.partition.chains import Chains, absorb_copies
@@ -31,7 +37,9 @@ from tile_types.errors import VerificationError
 
 FIRST = (
     Pass("merge equal nodes", merge_equal),
-    rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
+    rewriting(
+        "fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER + NEUTRAL_FOLDING
+    ),
     rewriting("heads that share keys", GROUPED_ATTENTION),
 )
 

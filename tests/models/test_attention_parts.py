@@ -47,6 +47,8 @@ class Decode(nn.Module):
         mask: Tensor | None = torch.arange(KEYS) <= position[:, None]
         if self.case == "float mask":
             mask = torch.zeros(t, KEYS, dtype=x.dtype).masked_fill(~mask, -1e4)
+        if self.case == "offset":  # transformers adds what the cache has dropped: of a static one, 0
+            mask = torch.arange(KEYS) + 0 <= position[:, None]
         if self.case == "strict":
             mask = torch.arange(KEYS)[None, None] < position[:, None]
         if self.case in ("no mask", "causal"):
@@ -105,8 +107,8 @@ def simulated_kernel(
 
 CASES = {
     "no mask": {"causal": False}, "strict": {"extras": ("position",), "reach": 0},
-    "position": {"extras": ("position",), "reach": 1}, "float mask": {"choose": False},
-    "codes": {"extras": ("position", "k_scale", "v_scale"), "reach": 1},
+    "position": {"extras": ("position",), "reach": 1}, "offset": {"extras": ("position",), "reach": 1},
+    "float mask": {"choose": False}, "codes": {"extras": ("position", "k_scale", "v_scale"), "reach": 1},
     "repeated": {"extras": ("position",), "reach": 1}, "causal": {"causal": True},
 }  # fmt: skip
 

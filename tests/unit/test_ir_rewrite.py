@@ -25,6 +25,7 @@ from ladder.ir.rules import (
     GROUPED_ATTENTION,
     LAYOUT_FOLDING,
     MATMUL_RECOGNITION,
+    NEUTRAL_FOLDING,
 )
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING
 from tile_types.errors import VerificationError
@@ -57,6 +58,25 @@ def test_converts_fold_only_where_nothing_is_lost(types, left):
     result = rewrite(chain(*types), CONVERT_FOLDING)
     assert operators(result) == left
     assert result.tile(result.outputs[0]).ttype.name == types[-1]
+
+
+@pytest.mark.parametrize(
+    ("operator", "ttype", "number", "shape", "stays"),
+    [
+        ("add", "int64", 0.0, (2, 3), False),
+        ("add", "int64", 1.0, (2, 3), True),
+        ("add", "float32", 0.0, (2, 3), True),  # -0.0 + 0.0 is 0.0
+        ("mul", "float32", 1.0, (2, 3), False),
+        ("mul", "float32", 1.0, (), False),
+        ("mul", "float32", 0.0, (2, 3), True),
+    ],
+)
+def test_numbers_that_change_nothing_are_dropped(operator, ttype, number, shape, stays):
+    g = GraphBuilder("g")
+    x, constant = g.input("x", ttype, shape), g.add("constant", value=number, type=ttype)
+    for pair in ((x, constant), (constant, x)):
+        graph = g.finish(g.add("neg", g.add(operator, *pair)))
+        assert (operator in operators(rewrite(graph, NEUTRAL_FOLDING))) is stays
 
 
 def test_rules_compose_by_addition():
