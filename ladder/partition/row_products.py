@@ -11,7 +11,7 @@ from schedules.row_panels import Registers, registers_of, takes_winograd
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
-MOST = 4_000_000
+MOST = 12_000_000
 """Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from tvm import tirx
@@ -38,7 +39,10 @@ MOST_WINDOWS = 8
 """Rows of a block whose elements do not lie at equal distances: each has an address of its own."""
 
 UNROLLED = 4
-"""Products of each element that a step of a whole block's loop adds."""
+"""Products of each element that a step of a loop adds."""
+
+CHAINS = 8
+"""Sums side by side that hide the latency of their additions."""
 
 MOST_OPERATORS = 128
 """Operators on vectors of a block that are emitted one by one."""
@@ -125,8 +129,11 @@ class RowNest(CpuNest):
             step(number, [self.x[first + row, number] for row in range(rows)])
 
     def unrolled(self, extent: int, rows: int) -> Iterator[Expr]:
-        """Emit a loop over products: of a whole block, several in a row, so that they share addresses."""
-        count = UNROLLED if rows == self.size else 1
+        """Emit a loop over products: of a whole block, several in a row, so that they share addresses.
+
+        Of a few rows, as many as have sums of their own.
+        """
+        count = UNROLLED if rows == self.size else self.sums_of(rows)
         whole = extent // count
         if whole:
             with b.loop(whole) as number:
@@ -134,6 +141,11 @@ class RowNest(CpuNest):
                     yield number * count + at
         for at in range(whole * count, extent):
             yield tirx.const(at, "int32")
+
+    def sums_of(self, rows: int) -> int:
+        """Return the sums of which a result of a block of some rows is made: as many as hide latency."""
+        few = rows < self.size and rows * self.vectors * 2 <= CHAINS
+        return min(UNROLLED, CHAINS // (rows * self.vectors)) if few else 1
 
     def block_of(self, rows: Expr, first: Expr, panel: Expr, steps: Steps) -> None:
         """Emit one block: its products, then what is made of them, row by row."""
@@ -182,23 +194,29 @@ class RowNest(CpuNest):
 
     def products(self, rows: int, first: Expr, panel: Expr, steps: Steps) -> Any:
         """Emit the products of some rows with a panel; returns them, row by row."""
-        lanes = self.lanes
-        sums = v.scratch(rows * self.vectors * lanes, "float32")
-        places = [number * lanes for number in range(rows * self.vectors)]
+        lanes, count = self.lanes, rows * self.vectors
+        parts = self.sums_of(rows)
+        sums = v.scratch(parts * count * lanes, "float32")
+        places = [number * lanes for number in range(parts * count)]
         for at in places:
             b.store(sums, v.constant(0, "float32", lanes), v.lanes(at, lanes))
+        turns = cycle(range(parts))
 
         def step(number: Expr, elements: Sequence[Expr]) -> None:
             weights = [
                 b.bind(self.matrix[panel, number, v.lanes(n * lanes, lanes)]) for n in range(self.vectors)
             ]
+            begin = next(turns) * count
             for row, element in enumerate(elements):
                 x = b.bind(v.splat(element, lanes))
                 for vector, weight in enumerate(weights):
-                    at = v.lanes((row * self.vectors + vector) * lanes, lanes)
+                    at = v.lanes((begin + row * self.vectors + vector) * lanes, lanes)
                     b.store(sums, v.fma(x, weight, sums[at], lanes), at)
 
         steps(first, rows, step)
+        for at in places[count:]:
+            here, further = v.lanes(at % (count * lanes), lanes), v.lanes(at, lanes)
+            b.store(sums, sums[here] + sums[further], here)
         return sums
 
     def row_of(self, block: Any, at: Expr, row: Expr, panel: Expr) -> None:
