@@ -59,7 +59,7 @@ class Lowered:
         ----------
         stage
             ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs;
-            ``"tile"`` (the tile program) and ``"asm"`` for CPUs.
+            ``"tile"`` (the tile program), ``"llvm"`` and ``"asm"`` for CPUs.
         m
             Rows of the activations: chooses the kernel.
 
@@ -79,14 +79,15 @@ class Lowered:
         schedule = self.plan.schedule_for(m)
         if stage == "tile" and isinstance(schedule, TransformList):
             return str(tile_program(self.request.gemm, self.request.target, schedule))
-        from ladder.lower.build import LATER_STAGES, derive_stage
+        from ladder.lower.build import derive_stage, later_stages
 
         sources = self.kernel(m).sources()
         text = sources.get(stage) or derive_stage(stage, sources, self.request.target)
         if text is None:
-            later = [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
             early = [*GRAPH_STAGES, *(["tile"] if isinstance(schedule, TransformList) else [])]
-            raise unknown_name(f"stage of {self.request.device}", stage, [*early, *sources, *later])
+            raise unknown_name(
+                f"stage of {self.request.device}", stage, [*early, *sources, *later_stages(sources)]
+            )
         return str(text)
 
     def serving(self, m: int) -> Lowered:

@@ -190,16 +190,16 @@ class ScaledLowered:
         Raises UnknownNameError if there is no such stage.
         Raises MissingToolError, CompilerError if the kernel cannot be compiled or taken apart.
         """
-        from ladder.lower.build import LATER_STAGES, derive_stage
+        from ladder.lower.build import derive_stage, later_stages
 
         if stage == "schedule":
             return str(self.schedule(m))
         sources = self.kernel(m).sources()
-        text = sources.get(stage) or (
-            derive_stage(stage, sources, self.device) if stage in LATER_STAGES else None
-        )
+        text = sources.get(stage) or derive_stage(stage, sources, self.device)
         if text is None:
-            raise unknown_name(f"stage of {self.target}", stage, ["schedule", *sources, *LATER_STAGES])
+            raise unknown_name(
+                f"stage of {self.target}", stage, ["schedule", *sources, *later_stages(sources)]
+            )
         return str(text)
 
     def explain(self) -> str:

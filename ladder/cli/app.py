@@ -120,7 +120,7 @@ def explain(
     guards: Annotated[bool, typer.Option(help="Of a program: print every condition of its guards.")] = False,
     stage: Annotated[
         str | None,
-        typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx or sass (tile, asm on a CPU)."),
+        typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx, sass (on a CPU tile, llvm, asm)."),
     ] = None,
     weight: Weight = "int4",
     activation: Activation = None,

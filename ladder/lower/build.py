@@ -64,6 +64,7 @@ COMPILERS = {
 
 
 LATER_STAGES = {
+    "asm": ("llvm", "ladder.lower.cpu.toolchain:assembly_of"),
     "ptx": ("cuda", "ladder.lower.cuda.toolchain:ptx_of"),
     "sass": ("cuda", "ladder.lower.cuda.toolchain:sass_of"),
 }
@@ -229,6 +230,11 @@ def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice,
         result = compile_functions({name: function}, device, path)
         sources = {"tir": function.script(), result.language: result.source}
     return BuiltModule(path, (name,), sources, result.log, result.resources)
+
+
+def later_stages(sources: Mapping[str, str]) -> list[str]:
+    """Return the stages that `derive_stage` makes from those that a build kept."""
+    return [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
 
 
 def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> str | None:

@@ -300,7 +300,13 @@ def test_faults_that_the_simulator_finds_fail_the_command(
 
 @pytest.mark.parametrize(
     ("stage", "text"),
-    [("ir", "matmul("), ("schedule", "pad w.n to 128"), ("tile", "store y <- total"), ("tir", "T.prim_func")],
+    [
+        ("ir", "matmul("),
+        ("schedule", "pad w.n to 128"),
+        ("tile", "store y <- total"),
+        ("tir", "T.prim_func"),
+        ("asm", "ret"),
+    ],
 )
 def test_explain_stages_of_a_cpu_kernel(ladder: Command, stage: str, text: str) -> None:
     done = ladder("explain", *SMALL, "--stage", stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,10 @@ from tile_types.errors import CompilerError
 
 @dataclass(frozen=True)
 class CpuLibrary:
-    """What compiling returned: the assembly, for reading."""
+    """What compiling returned: LLVM's module as text."""
 
     source: str
-    language: str = "asm"
+    language: str = "llvm"
     log: str = ""
     resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -51,4 +52,14 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
         executable.export_library(str(library))
     except (RuntimeError, OSError) as error:
         raise CompilerError(f"linking {library.name} failed: {error}; `ladder doctor` lists tools") from error
-    return CpuLibrary(str(executable.mod.inspect_source("asm")))
+    return CpuLibrary(str(executable.mod.inspect_source("ll")))
+
+
+def assembly_of(source: str, device: TileDevice) -> str:
+    """Return the assembly that LLVM generates for a module, which names its target itself."""
+    import tvm
+
+    with tempfile.TemporaryDirectory(prefix="ladder-llvm-") as folder:
+        path = Path(folder) / "kernel.ll"
+        path.write_text(source, encoding="utf-8")
+        return str(tvm.runtime.load_module(str(path)).inspect_source("asm"))
