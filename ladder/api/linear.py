@@ -21,7 +21,7 @@ from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
-from ladder.runtime.operator import is_captured
+from ladder.runtime.operator import is_captured, is_recorded
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
@@ -307,10 +307,11 @@ class Linear(torch.nn.Module):
             raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
         if self._reorders:
             x = x.index_select(-1, self.columns)  # type: ignore[arg-type]
-        if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
+        traced = not isinstance(x, torch.Tensor)  # by torch.fx
+        if not traced and x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
-        if torch.compiler.is_compiling() or is_captured():  # then buffers are the inputs of the graph
-            return self._matmul.apply(x, self.arrays, self.bias)
+        if traced or torch.compiler.is_compiling() or is_captured() or is_recorded():
+            return self._matmul.apply(x, self.arrays, self.bias)  # buffers are the inputs of the graph
         return self._matmul(x, self._packed, self.bias)
 
     @property

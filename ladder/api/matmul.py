@@ -239,6 +239,8 @@ class Matmul:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
         watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
+        watched = watched or operator.is_transformed() or operator.is_recorded()
+        watched = watched or operator.is_differentiated_forward()
         learns = (bias is not None and bias.requires_grad) or (
             token_scale is not None and token_scale.requires_grad
         )

@@ -25,7 +25,7 @@ from ladder.capture.records import (
     Store,
 )
 from ladder.capture.run import continue_run, start_run
-from ladder.capture.values.tensors import modes_are_active
+from ladder.capture.values.tensors import are_transformed, modes_are_active
 from ladder.faults import tolerated
 from ladder.forks import renewed
 from tile_types.errors import LadderError
@@ -166,7 +166,10 @@ class Captured(Store):
     def _miss(self, attempt: Attempt) -> Any:
         """Run on, recording if that may help later calls."""
         here = attempt.here
-        record = not (here.dead or self.given_up or modes_are_active()) and self._lock.acquire(blocking=False)
+        if transformed := here is attempt.entry and are_transformed():
+            self.warn("torch.func or forward-mode differentiation transforms a call")
+        left_alone = transformed or modes_are_active() or here.dead or self.given_up
+        record = not left_alone and self._lock.acquire(blocking=False)
         try:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True

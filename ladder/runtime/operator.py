@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.ir.gemm import Gemm
@@ -118,6 +119,45 @@ def refuse_gradient(context: Any, *gradients: Any) -> Any:
     )
 
 
+def _rows_together(
+    info: Any,
+    axes: tuple[Any, ...],
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    request: str,
+) -> tuple[torch.Tensor, int]:
+    """Multiply the rows of all samples of a ``torch.vmap`` at once; weights that differ, one by one.
+
+    info: Has the number of samples.
+    axes: For each argument the axis along which its samples lie; None if it is the same for all.
+    Returns: The result and its axis of samples.
+    """
+    samples = range(info.batch_size)
+    given = (x, *weight, bias, token_scale)
+    along = (axes[0], *axes[1], axes[2], axes[3])
+    rows = [
+        value
+        if value is None
+        else value.expand(len(samples), *value.shape)
+        if axis is None
+        else value.movedim(axis, 0)
+        for value, axis in zip(given, along, strict=True)
+    ]
+    if all(axis is None for axis in along[1:-1]):
+        return matmul(rows[0], weight, bias, rows[-1], request), 0
+    each = [[value if value is None else value[i] for value in rows] for i in samples]
+    return torch.stack([matmul(first, kept, b, scale, request) for first, *kept, b, scale in each]), 0
+
+
+def _rows_quantized_together(
+    info: Any, axes: tuple[Any, ...], x: torch.Tensor, activation: str, group: int = 0
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int, int]]:
+    """Quantize the rows of all samples of a ``torch.vmap`` at once, as `_rows_together` multiplies."""
+    return _quantize(x.movedim(axes[0], 0), activation, group), (0, 0)
+
+
 def _rows_like(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Tell shapes and types of `quantize_tokens`'s results."""
     codes = torch.empty_like(x, dtype=torch_dtype(activation), memory_format=torch.contiguous_format)
@@ -128,12 +168,14 @@ def _rows_like(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.
 for place in ("CPU", "CUDA"):
     library.impl("quantize_tokens", quantize_by_kernel, place)
 torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
+torch.library.register_vmap("ladder::quantize_tokens", _rows_quantized_together, lib=library)
 torch.library.register_autograd("ladder::quantize_tokens", refuse_gradient, lib=library)
 
 for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_autograd)):
     library.impl(name, kernel, "CPU")
     library.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"ladder::{name}", _shape, lib=library)
+    torch.library.register_vmap(f"ladder::{name}", _rows_together, lib=library)
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
 
@@ -220,8 +262,8 @@ def dispatch(
     request: str,
 ) -> torch.Tensor:
     """Call the registered operator, so that torch's dispatch modes see the call; see the module."""
-    chosen = _refusing if wants_gradient(x, bias, token_scale) else matmul
-    return chosen(x, weight, bias, token_scale, request)
+    learns = isinstance(x, torch.Tensor) and wants_gradient(x, bias, token_scale)
+    return (_refusing if learns else matmul)(x, weight, bias, token_scale, request)
 
 
 _quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default
@@ -233,11 +275,13 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
     return call(x, activation, group)
 
 
-def with_token_scale(x: torch.Tensor, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+def with_token_scale(x: Any, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the activations of a problem with their scales: floats are quantized, codes get 1.
 
     Raises DTypeError if x is neither a float nor of the activation type.
     """
+    if not isinstance(x, torch.Tensor):  # torch.fx traces
+        return quantize_tokens(x, gemm.activation, gemm.token_group)
     dtype = torch_dtype(gemm.activation)
     if x.dtype == dtype:
         shape = (*x.shape[:-1], *gemm.token_scale_shape)
@@ -247,12 +291,37 @@ def with_token_scale(x: torch.Tensor, gemm: Gemm) -> tuple[torch.Tensor, torch.T
     return quantize_tokens(x, gemm.activation, gemm.token_group)
 
 
+is_recorded: Callable[[], bool] = torch._C._is_tracing
+"""Tell whether ``torch.jit.trace`` records this call."""
+
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Tell whether ``torch.func`` transforms this call, as ``vmap`` does: its tensors have no memory."""
+
+
+_unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
+
+
+def is_differentiated_forward() -> bool:
+    """Tell whether this call lies in a level of forward-mode differentiation."""
+    return forward_ad._current_level >= 0
+
+
 def needs_dispatch(x: torch.Tensor) -> bool:
-    """Tell whether somebody watches this call, so that it must go through the dispatcher."""
+    """Tell whether somebody watches this call, so that it must go through the dispatcher.
+
+    Raises LadderError if ``torch.func`` or forward-mode differentiation asks for its gradient, which an
+        operator's own refusal does not tell through transforms.
+    """
+    if (is_transformed() and wants_gradient(x)) or (
+        is_differentiated_forward() and _unpack_dual(x).tangent is not None
+    ):
+        refuse_gradient(None)
     return (
         torch.compiler.is_compiling()
         or is_captured()
         or type(x) is not torch.Tensor
         or is_in_torch_dispatch_mode()
+        or is_transformed()
+        or is_recorded()
         or (x.requires_grad and torch.is_grad_enabled())
     )

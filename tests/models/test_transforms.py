@@ -1,0 +1,103 @@
+"""Quantized layers and compiled functions under ``torch.func``, forward-mode differentiation and tracers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+import ladder
+from tile_types.errors import LadderError
+
+
+@pytest.fixture(scope="module", params=[None, "int8"])
+def layer(request: pytest.FixtureRequest) -> nn.Module:
+    """Return a quantized layer, whose activations are floats or quantized in the call."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32))
+    ladder.quantize_(model, "int4", group_size=32, activation=request.param)
+    return model
+
+
+def rows() -> torch.Tensor:
+    """Return five rows."""
+    return torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+
+
+MAPPED: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "rows": lambda layer, x: torch.vmap(layer)(x),
+    "columns": lambda layer, x: torch.vmap(layer, in_dims=1)(x.T.contiguous()),
+    "nested": lambda layer, x: torch.vmap(torch.vmap(layer))(x[:, None])[:, 0],
+    "traced by torch.jit": lambda layer, x: torch.jit.trace(layer, (x[:2],))(x),
+    "traced by torch.fx": lambda layer, x: torch.fx.symbolic_trace(layer)(x),
+}
+
+
+@pytest.mark.daily(4)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("way", MAPPED)
+def test_a_quantized_layer_gives_its_values(way: str, layer: nn.Module) -> None:
+    with torch.no_grad():
+        assert torch.equal(MAPPED[way](layer, rows()), layer(rows()))
+
+
+def test_biases_that_differ_by_sample(layer: nn.Module) -> None:
+    biases, x = torch.randn(3, 32), rows()
+    with torch.no_grad():
+        found = torch.vmap(lambda bias: torch.func.functional_call(layer, {"0.bias": bias}, (x,)))(biases)
+        for bias, each in zip(biases, found, strict=True):
+            assert torch.equal(each, torch.func.functional_call(layer, {"0.bias": bias}, (x,)))
+
+
+def tangent(function: Callable[..., Any], x: torch.Tensor) -> Any:
+    """Return the tangent of a function's result by forward-mode differentiation."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+DIFFERENTIATED: dict[str, Callable[[Callable[..., Any], torch.Tensor], Any]] = {
+    "grad": lambda function, x: torch.func.grad(lambda a: function(a).sum())(x),
+    "jacrev": lambda function, x: torch.func.jacrev(function)(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (torch.ones_like(x),))[1],
+    "forward mode": tangent,
+    "backward": lambda function, x: torch.autograd.grad(function(x.requires_grad_()).sum(), x)[0],
+}
+
+
+@pytest.mark.daily(4)
+@pytest.mark.parametrize("way", DIFFERENTIATED)
+def test_a_quantized_layer_refuses_derivatives(way: str, layer: nn.Module) -> None:
+    with pytest.raises(LadderError, match="have no gradient"):
+        DIFFERENTIATED[way](layer, rows())
+
+
+def curve(x: torch.Tensor) -> torch.Tensor:
+    """Return a sum of smooth functions."""
+    return torch.tanh(x) * 2 + x.sin()
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("way", DIFFERENTIATED)
+def test_a_compiled_function_has_its_derivatives_also_after_plans_served_calls(way: str) -> None:
+    fast, x = ladder.compile(curve), rows()
+    for _ in range(4):
+        fast(x)
+    expected = DIFFERENTIATED[way](curve, rows())
+    torch.testing.assert_close(DIFFERENTIATED[way](fast, rows()), expected)
+    torch.testing.assert_close(fast(x), curve(x))
+
+
+def test_a_compiled_function_is_mapped_and_says_that_it_runs_eagerly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fast, x = ladder.compile(curve), rows()
+    fast(x)
+    with caplog.at_level(logging.WARNING):
+        torch.testing.assert_close(torch.vmap(fast)(x), curve(x))
+        torch.vmap(fast)(x)
+    assert caplog.text.count("torch.func or forward-mode differentiation transforms a call") == 1
