@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ladder.capture.values.settings import all_settings, restore_settings
+
 KINDS = ("cpu", "cuda")
 """Kinds of devices that autocasting and random numbers are kept for."""
 
@@ -57,6 +59,7 @@ STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
     (_autocast, _set_autocast),
+    (all_settings, restore_settings),
     (torch.get_rng_state, torch.set_rng_state),
     (_cuda_random, _set_cuda_random),
 )

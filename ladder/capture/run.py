@@ -105,7 +105,7 @@ def start_run(store: Store, point: ResumePoint, args: tuple[Any, ...], kwargs: d
 def _has_done_nothing(vm: Interpreter) -> bool:
     """Say whether the run has recorded all since the function began, and changed nothing outside."""
     trace, steps = vm.trace, vm.heap.steps
-    changed = trace.changes_tensors or trace.random or trace.state_written or any(step.keep for step in steps)
+    changed = trace.changes_tensors or trace.random or trace.switches or any(step.keep for step in steps)
     return vm.recording and vm.point is vm.beginning and not changed
 
 

@@ -214,7 +214,8 @@ def _cut(vm: Interpreter, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
 
 def _state(vm: Interpreter) -> tuple[Any, ...]:
     trace = vm.trace
-    return torch_state(), autocast_state(), trace.changes_tensors, trace.random, trace.state_written
+    switched = [(read, given, read(*given)) for read, given in trace.settings]
+    return torch_state(), autocast_state(), trace.changes_tensors, trace.random, trace.state_written, switched
 
 
 def _set_apart(vm: Interpreter) -> _Kept:

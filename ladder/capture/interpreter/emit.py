@@ -26,6 +26,7 @@ from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
+from ladder.capture.values.settings import restore_settings
 from ladder.capture.values.tensors import (
     STATE,
     random_states,
@@ -148,7 +149,7 @@ def _note_end(
 
 def _is_unseen(trace: Trace, changed: frozenset[int] | None) -> bool:
     """Say whether a run that goes through a segment changes only roots, and cannot bring down a GPU."""
-    written = trace.changes_tensors or trace.random or trace.state_written or trace.asserts
+    written = trace.changes_tensors or trace.random or trace.switches or trace.asserts
     return not written and changed is not None
 
 
@@ -216,6 +217,8 @@ def _running_lines(
     grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast
     undo = f"    {heap.constant(restore_state)}({grad}, {heap.constant(autocast)})"
     lines, undone = [], [undo]
+    if trace.settings:
+        undone.append(f"    {heap.constant(restore_settings)}({heap.constant([*trace.settings.items()])})")
     if trace.random:
         lines.append(f"states = {heap.constant(random_states)}()")
         undone.append(f"    {heap.constant(restore_random)}(states)")

@@ -96,6 +96,8 @@ def _load(vm: Interpreter, value: Any, name: str) -> Any:
     if kind in _REGISTRIES:
         getattr(value, name, None)  # from now on it is an attribute
     if kind is types.ModuleType:
+        if name == "__getattribute__" and name not in vars(value):
+            return value.__getattribute__
         return namespace_item(vm, vars(value), name, value.__name__)
     if is_a(value, type):
         return _class_attr(vm, value, name)

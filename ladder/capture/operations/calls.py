@@ -24,15 +24,15 @@ from ladder.capture.operations.function_modes import ABOUT_MODES, count_modes
 from ladder.capture.operations.functions import generator_of, new_frame
 from ladder.capture.operations.modeled import call_cached, modeled
 from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
-from ladder.capture.operations.objects import identify, met_part, pinned_part, touch_part
+from ladder.capture.operations.objects import identify, met_part, new_container, pinned_part, touch_part
 from ladder.capture.operations.operators import subscript
 from ladder.capture.operations.replay import replay
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives
 from ladder.capture.python.prescan import frame_names
 from ladder.capture.records import Store
-from ladder.capture.values import tensors
-from ladder.capture.values.kinds import by_identity, is_a, is_constant
+from ladder.capture.values import settings, tensors
+from ladder.capture.values.kinds import by_identity, is_a, is_constant, is_plain
 from ladder.runtime.operator import is_captured
 
 MAX_DEPTH = 60
@@ -96,6 +96,8 @@ def _identified(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     if type(function) is _BUILTIN:
         if function in tensors.STATE_READS:
             return _state_read(vm, function, args, kwargs)
+        if function in settings.READS and vm.recording:
+            return _switch_setting(vm, function, args, kwargs)
         if function in tensors.NO_EFFECT:
             return None
         if function in tensors.OVERRIDE_CHECKS:
@@ -111,13 +113,33 @@ def _state_read(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     found = function(*given, **kwargs)
     if "autocast" in function.__name__:
         vm.heap.guard.meet_autocast()
+    if (function, given) in vm.trace.settings:
+        return _told(vm, found)
     if function not in tensors.STATE_GUARDED:
-        if vm.trace.state_written or kwargs or not is_constant((given, found)):
+        known = is_constant(given) and (is_constant(found) or is_plain(found))
+        if vm.trace.state_written or kwargs or not known:
             raise CaptureError(f"{function.__name__} is read")
         constant = vm.heap.constant
         text = f"{constant(function)}(*{constant(given)}) == {constant(found)}"
         vm.heap.guard.check(text, f"{function.__name__} gives {found}")
-    return found
+    return _told(vm, found)
+
+
+def _told(vm: Interpreter, found: Any) -> Any:
+    """Return an answer as the program gets it: a list is one of its own."""
+    return new_container(vm, [*found]) if type(found) is list else found
+
+
+def _switch_setting(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Write a setting of torch: a node of the graph. What it was before is guarded."""
+    args, kwargs = vm.plain_given(args, kwargs)
+    setting = settings.READS[function], args[:-1]
+    if kwargs or not args:
+        raise CaptureError(f"{function.__name__} by name")
+    if setting not in vm.trace.settings:
+        _state_read(vm, *setting, {})
+        vm.trace.settings[setting] = setting[0](*setting[1])
+    return tensor_operator(vm, function, args, {})
 
 
 def _call_partial(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.evaluate import run
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations import collectives
+from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.function_modes import enter_device, leave_device, pop_mode, push_mode
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.objects import identify, perform, pinned_part
@@ -87,6 +88,7 @@ def step_generator(vm: Interpreter, generator: Any, *args: Any, name: str) -> An
 
 
 METHODS: dict[tuple[type, str], Callable[..., Any]] = {
+    (types.ModuleType, "__getattribute__"): load_attr,
     **{
         (types.GeneratorType, name): partial(step_generator, name=name) for name in ("send", "throw", "close")
     },

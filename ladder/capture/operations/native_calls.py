@@ -430,7 +430,7 @@ def _receiver(function: Any, args: tuple[Any, ...]) -> tuple[Any, str, tuple[Any
     if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
         return (args[0], name, args[1:]) if args else (NULL, name, args)
     owner = getattr(function, "__self__", None)
-    if owner is None or is_a(owner, types.ModuleType):
+    if owner is None or (is_a(owner, types.ModuleType) and type(function) is _BUILTIN):
         return NULL, name, args
     return owner, name, args
 

@@ -30,7 +30,7 @@ from ladder.capture.python.words import words
 from ladder.capture.trace.assumptions import Assumption
 from ladder.capture.trace.trace import Value
 from ladder.capture.trace.undo import effect_of
-from ladder.capture.values import tensors
+from ladder.capture.values import settings, tensors
 from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.fakes import fails_without_values
 from ladder.capture.values.kinds import is_a, is_constant
@@ -122,7 +122,7 @@ def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tu
 def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> None:
     vm.trace.note(monitor, ((node.var, node.obj) for node in vm.heap.tensors))
     # `backward`, `requires_grad_` and the like change what no kernel writes.
-    if function not in _SETTERS and function not in tensors.STATE_WRITES:
+    if function not in _SETTERS and function not in tensors.STATE_WRITES and function not in settings.READS:
         in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
         vm.trace.impure |= result is None or (in_place and bool(args) and result is args[0])
 
@@ -205,6 +205,8 @@ def _must_break(
     vm: Interpreter, function: Any, args: Any, kwargs: Any, result: Any, monitor: Monitor, inputs: list[Value]
 ) -> str:
     """Say why the graph must break at an operator that has just run; empty if it need not."""
+    if function in settings.READS:
+        return ""
     if function in tensors.STATE_WRITES:
         vm.trace.state_written = True
         if "autocast" in function.__name__:

@@ -68,6 +68,8 @@ def _switches_gradients(trace: Trace, graph: torch.fx.Graph, wanted: list[Value]
     """
     if any(is_a(value.obj, torch.Tensor) and value.obj.requires_grad for value in wanted):
         return "its results have gradients"
+    if any(read(*given) != before for (read, given), before in trace.settings.items()):
+        return "it leaves settings of torch otherwise than they were"
     return switched(graph, [item for _, _, item in trace.placeholders], before)
 
 

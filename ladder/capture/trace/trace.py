@@ -19,6 +19,7 @@ from ladder.capture.values.aliasing import storage_of, version_of
 from ladder.capture.values.indices import Proven
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.monitor import Monitor, Place
+from ladder.capture.values.settings import Setting
 from ladder.capture.values.shapes import Shapes
 
 
@@ -58,6 +59,7 @@ class Trace:
     effects: What the operators of nodes did; conditionals and loops have none.
     impure: Whether a tensor is changed otherwise than by writing its memory.
     late: Storage -> how often it was written by what has run and is not in the graph.
+    settings: Each setting of torch that is written -> what it is before the first write.
     """
 
     def __init__(self, shapes: Shapes) -> None:
@@ -77,6 +79,7 @@ class Trace:
         self.late: Mapping[int, int] = Counter[int]()
         self.writes = self.impure = self.random = False
         self.asserts = self.may_fail = self.state_written = False
+        self.settings: dict[Setting, Any] = {}
 
     def release(self) -> None:
         """Let go of all tensors."""
@@ -86,6 +89,11 @@ class Trace:
     def changes_tensors(self) -> bool:
         """Whether tensors from outside are changed."""
         return self.impure or bool(self.written)
+
+    @property
+    def switches(self) -> bool:
+        """Whether the state of torch is written."""
+        return self.state_written or bool(self.settings)
 
     # values -----------------------------------------------------------------------------------
     def value(self, var: str, tensor: Any) -> Value:

@@ -49,7 +49,7 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
 
 VALUE_TYPES: frozenset[type] = frozenset(
     {int, float, complex, str, bytes, range, re.Pattern}
-    | {torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo}
+    | {torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo, torch._C._SDPBackend}
 )
 """Immutable and compared by value: the guard is the exact type and ``==``."""
 

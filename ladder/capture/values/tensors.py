@@ -12,6 +12,7 @@ import torch.overrides
 from torch.autograd import forward_ad
 
 from ladder.capture.python.words import words
+from ladder.capture.values import settings
 from ladder.capture.values.kinds import is_a
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -85,8 +86,8 @@ STATE_GUARDED = frozenset(
 """Natives and functions that only read the state that `torch_state` guards, or what never changes."""
 
 STATE_READS = STATE_GUARDED | {
-    *(torch._C._get_default_device, torch._C._get_cudnn_enabled, torch._C._get_mkldnn_enabled),
-    torch.is_deterministic_algorithms_warn_only_enabled,
+    *(torch._C._get_default_device, torch.is_deterministic_algorithms_warn_only_enabled),
+    *settings.WRITES,
 }
 """Those and others, whose answers are guarded one by one."""
 

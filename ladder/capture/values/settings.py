@@ -1,0 +1,52 @@
+"""Settings of torch that programs switch around operators: attention's backends, flags of libraries.
+
+Each says how operators compute, not what. Where a program writes one, the write becomes a node of the graph,
+in order, so that an operator between two writes runs, and is traced, under what it was recorded under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ladder.capture.python.words import words
+
+Setting = tuple[Callable[..., Any], tuple[Any, ...]]
+"""What reads a setting, and what it is called with."""
+
+_ATTENTION = words("flash mem_efficient math cudnn overrideable")
+_OF_LIBRARIES = words(
+    "cudnn_enabled cudnn_benchmark cudnn_deterministic cudnn_allow_tf32 cudnn_depthwise_kernel mkldnn_enabled"
+    " mkldnn_deterministic onednn_allow_tf32 nnpack_enabled float32_matmul_precision cublas_allow_tf32"
+    " sdp_priority_order"
+)
+_PAIRS = (
+    *((f"_set_sdp_use_{name}", f"_get_{name}_sdp_enabled") for name in _ATTENTION),
+    *((f"_set_{name}", f"_get_{name}") for name in _OF_LIBRARIES),
+    ("_set_fp32_precision_setter", "_get_fp32_precision_getter"),
+)
+
+READS: dict[Any, Callable[..., Any]] = {
+    getattr(torch._C, write): getattr(torch._C, read)
+    for write, read in _PAIRS
+    if hasattr(torch._C, write) and hasattr(torch._C, read)
+}
+"""What writes a setting -> what reads it; a write takes what the read takes, and the value."""
+
+WRITES: dict[Any, Callable[..., Any]] = {read: write for write, read in READS.items()}
+"""What reads a setting -> what writes it."""
+
+
+def restore_settings(before: Iterable[tuple[Setting, Any]]) -> None:
+    """Write settings as they were, those that are otherwise."""
+    for (read, given), value in before:
+        if read(*given) != value:
+            WRITES[read](*given, value)
+
+
+def all_settings() -> list[tuple[Setting, Any]]:
+    """Return what all settings that are read without arguments are."""
+    plain = [read for read in WRITES if read is not getattr(torch._C, "_get_fp32_precision_getter", None)]
+    return [((read, ()), read()) for read in plain]

@@ -1,0 +1,127 @@
+"""Settings that a program switches around its operators: part of the graph, and right in every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import ladder
+from ladder.capture import Captured, capture
+from ladder.capture.values.settings import all_settings, restore_settings
+
+
+def _one_backend(x: Any) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):
+        y = functional.scaled_dot_product_attention(x, x, x)
+    return y + 1, torch.backends.cuda.flash_sdp_enabled()
+
+
+def _in_order(x: Any) -> Any:
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        order = torch._C._get_sdp_priority_order()
+        order.append(7)  # a list of the program's own
+        y = functional.scaled_dot_product_attention(x, x, x) * len(order)
+    return y, torch._C._get_sdp_priority_order()
+
+
+def _in_layers(x: Any) -> Any:
+    for _ in range(4):
+        with sdpa_kernel(SDPBackend.MATH):
+            x = functional.scaled_dot_product_attention(x, x, x) * 1.1
+        x = functional.silu(x)
+    return x
+
+
+def _flags_of_library(x: Any) -> Any:
+    with torch.backends.cudnn.flags(enabled=False):
+        seen = torch.backends.cudnn.enabled
+        y = x * 2
+    return y, seen
+
+
+def _left_otherwise(x: Any) -> Any:
+    torch.backends.cuda.enable_math_sdp(False)
+    return functional.relu(x) * 2
+
+
+def _turned(x: Any) -> Any:
+    was = torch.backends.cuda.math_sdp_enabled()
+    torch.backends.cuda.enable_math_sdp(not was)
+    return x * (3 if was else 5)
+
+
+def _precision(x: Any) -> Any:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    y = x @ x.transpose(-1, -2)
+    torch.set_float32_matmul_precision(before)
+    return y, len(before)
+
+
+def _fails_between(x: Any) -> Any:
+    torch.backends.cuda.enable_math_sdp(False)
+    y = x.flatten()[(x.flatten()[0] > 0).long() * 100_000]
+    torch.backends.cuda.enable_math_sdp(True)
+    return y
+
+
+PROGRAMS = (_one_backend, _in_order, _in_layers, _flags_of_library, _left_otherwise, _turned, _precision)
+COMPILED = (_one_backend, _in_layers, _left_otherwise)
+
+
+@pytest.fixture(autouse=True)
+def _settings_kept() -> Iterator[None]:
+    before = all_settings()
+    yield
+    restore_settings(before)
+
+
+def _outcomes(function: Callable[..., Any]) -> list[Any]:
+    """Call with settings changed from outside on the way; return results or errors, and what was left."""
+    found = []
+    for call in range(6):
+        x = torch.randn(2 if call == 3 else 1, 2, 4, 8, generator=torch.Generator().manual_seed(call)).abs()
+        if call in (2, 4):
+            torch.backends.cuda.enable_flash_sdp(call == 4)
+        try:
+            with torch.no_grad():
+                result = function(-x if call == 5 else x)
+        except IndexError as error:
+            result = type(error)
+        found.append((result, all_settings()))
+    return found
+
+
+def _compare(program: Callable[..., Any], fast: Captured) -> None:
+    before = all_settings()
+    expected = _outcomes(program)
+    restore_settings(before)
+    for (result, left), (wanted, wanted_left) in zip(_outcomes(fast), expected, strict=True):
+        assert left == wanted_left
+        if isinstance(wanted, type):
+            assert result is wanted
+        else:
+            torch.testing.assert_close(result, wanted)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_settings_are_part_of_the_graph(program: Callable[..., Any]) -> None:
+    fast = capture(program)
+    _compare(program, fast)
+    assert fast.outcome == "whole"
+
+
+@pytest.mark.parametrize("program", COMPILED)
+def test_plans_switch_settings(program: Callable[..., Any]) -> None:
+    fast = ladder.compile(program)
+    _compare(program, fast)
+    assert fast.outcome == "whole"
+
+
+def test_an_error_between_two_writes_leaves_what_the_program_leaves() -> None:
+    _compare(_fails_between, capture(_fails_between))
