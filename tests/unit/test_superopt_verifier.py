@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
@@ -199,13 +200,19 @@ def test_functions_are_equal_for_equal_operands(body):
 OUTSIDE = ("iota", "size", "take", "put", "attention", "call")
 
 
+@cache
+def of_itself(graph):
+    """Verify a graph against itself; several operators have one example."""
+    return verify_equal(graph, graph)
+
+
 @pytest.mark.daily(40)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_row_of_the_table_has_forms_or_is_refused(name):
     graph = bind(EXAMPLES[name], {"M": 32})
     if name == "accumulate" or sum(node.tile.nbytes for node in graph.inputs) > 1 << 16:
         pytest.skip("large: block graphs are tested above")
-    certificate = verify_equal(graph, graph)
+    certificate = of_itself(graph)
     if name in OUTSIDE:
         assert certificate.verdict == "refused"
         assert "finite" in certificate.reason or "maxima" in certificate.reason
