@@ -88,10 +88,6 @@ FABRIC_BYTES = 17.2e12
 DOT_LANES = 2.0
 """Products of 16-bit operands per lane and dot instruction; those of 8 bits are four."""
 
-BFLOAT_DOT_LANES = 0.4
-"""The same of bfloat16, per vector instruction: three widen halves of a weight register and of one of x, that
-two rows share, and two add products."""
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -193,7 +189,7 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     products = 2.0 * tokens * rows * span
     matrix = products / core.ops_per_cycle
     if is_dot(schedule):
-        lanes = BFLOAT_DOT_LANES if gemm.activation == "bfloat16" else DOT_LANES * 2 / operand_bytes(gemm)
+        lanes = DOT_LANES * 2 / operand_bytes(gemm)
         operations, matrix = operations + products / 2 / lanes / VECTOR_LANES, 0.0
     lds = (waves.row_waves + 1) * bytes_of_x / LDS_BYTES
     l1 = (weights * weight_bits(gemm) / 8 + bytes_of_x) / L1_BYTES

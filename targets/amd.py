@@ -67,12 +67,13 @@ def _layers(chip: Chip) -> tuple[Layer, ...]:
     )
 
 
-def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wave: int) -> Core:
+def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wave: int, *dots: str) -> Core:
+    """Return an MFMA core; ``dots``: the pipeline of dot products where few devices have it for a type."""
     bits = 8 if a == "int8" or a.startswith("fp8") else 16
     # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
     lanes = (wave // m, m)
     lane_bytes = m * k * bits // 8 // wave
-    pipelines = PIPELINES.get(a, ("mfma",)) if m == 16 else ("mfma32",)
+    pipelines = (*PIPELINES.get(a, ("mfma",)), *dots) if m == 16 else ("mfma32",)
     return Core(name, m, m, k, a, a, accumulator, rate, pipelines, lane_bytes, lanes, CORE_SUSTAINED)
 
 
@@ -124,7 +125,7 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
 # PyTorch, "Numerical accuracy").
 CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot", "flushes.float16"})
 CDNA3 = (CDNA2 - {"flushes.float16"}) | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
-CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128", "cvt.scalef32"}
+CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128", "cvt.scalef32", "dot.bf16"}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot32"})
 RDNA4 = frozenset({"wmma.split", "fp16", "bf16", "int8", "fp8", "dot32", "dot.fp8", "wait.ds"})
 
@@ -197,13 +198,13 @@ GFX950 = _device(
     ),
     (
         _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),
-        # The chip multiplies bfloat16 and fp8 twice as fast, by instructions that no pipeline emits.
-        _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
+        _matrix("v_mfma_f32_16x16x32_bf16", 16, 32, "bfloat16", "float32", 4096, 64, "dot"),
+        # The chip multiplies fp8 twice as fast, by instructions that no pipeline emits.
         _matrix("v_mfma_i32_16x16x64_i8", 16, 64, "int8", "int32", 8192, 64),
         _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
         _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
         _matrix("v_mfma_f32_32x32x16_f16", 32, 16, "float16", "float32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x8_bf16", 32, 8, "bfloat16", "float32", 2048, 64),
+        _matrix("v_mfma_f32_32x32x16_bf16", 32, 16, "bfloat16", "float32", 4096, 64),
         _matrix("v_mfma_i32_32x32x32_i8", 32, 32, "int8", "int32", 8192, 64),
         _matrix("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_e4m3", "float32", 4096, 64),
         _matrix("v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "fp8_e5m2", "float32", 4096, 64),

@@ -72,12 +72,14 @@ APART = frozenset(
 def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str:
     """Return a digest of every source file that takes part in making a kernel, or of other packages.
 
+    LLVM's text (``.ll``) is linked into kernels of AMD GPUs.
+
     packages: Folders below ``root``; what `APART` names below them is left out.
     root: Where the packages are.
     """
     digest = hashlib.sha256()
     for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted(path for path in (root / package).rglob("*.*") if path.suffix in (".py", ".ll")):
             name = path.relative_to(root).as_posix()
             if not any(name.startswith(f"{apart}/") for apart in APART - set(packages)):
                 digest.update(f"{name}\0".encode())

@@ -31,6 +31,10 @@ BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3,
 """Relative Frobenius error by activation type; operands round once, accumulators are float32."""
 
 
+LARGEST = 2.0**64
+"""Weights up to which float32 sums stay finite, scales being applied to them or not."""
+
+
 class Problem:
     """Random operands in the form that a target's kernels take, and the float64 result."""
 
@@ -40,7 +44,7 @@ class Problem:
         kind = NUMPY[gemm.activation]
         ttype = get_type(gemm.weight)
         values = ttype.values()
-        usable = np.flatnonzero(np.isfinite(values))
+        usable = np.flatnonzero(np.abs(np.nan_to_num(values, nan=np.inf)) <= LARGEST)
         if ttype.finite_codes is not None:
             usable = np.asarray(ttype.finite_codes)
         codes = rng.choice(usable, (gemm.n, gemm.k)).astype(np.uint8 if ttype.elem_bits <= 8 else np.uint16)

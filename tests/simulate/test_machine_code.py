@@ -81,6 +81,8 @@ PRODUCTS = {
     "converted e2m1": ("gfx950", "mxfp4", "bfloat16", "float32", 9, OPERAND),
     "converted e4m3": ("gfx950", "mxfp8_e4m3", "float16", "float16", 2, replace(DOT, placement="operand")),
     "converted e5m2": ("gfx950", "fp8_e5m2", "bfloat16", "bfloat16", 40, MFMA32),
+    "dot of bfloat16": ("gfx950", "mxfp4", "bfloat16", "float32", 2, DOT),
+    "dot32 of bfloat16": ("gfx1100", "int4", "bfloat16", "float32", 3, DOT32),
     "any five bits": ("gfx942", "random5", "bfloat16", "bfloat16", 9, OPERAND),
     "any six bits": ("gfx1100", "posit6", "float16", "float16", 13, WMMA),
 }

@@ -96,6 +96,9 @@ def test_every_package_that_decides_a_kernel_is_in_the_key(tmp_path: Path) -> No
         felt[package] = digest(root=root) != plain
         path.write_bytes(before)
     assert {package for package in felt if not felt[package]} == cache.APART
+    linked = root / "ladder/lower/rocm/bfloat16.ll"
+    linked.write_bytes(linked.read_bytes() + b";")
+    assert digest(root=root) != plain
     assert digest(("ladder/frontend",), root) != digest(("ladder/capture",), root)
 
 

@@ -56,8 +56,7 @@ class Instruction:
         """Emit ``sums += a · x``."""
         left, right = (d.as_type(d.vector(list(words)), self.operand) for words in (a, x))
         at = d.lanes(0, 4)
-        total = d.cross_lane("float32x4", self.name, left, right, sums[at], *[T.int32(0)] * 3)
-        b.store(sums, total, at)
+        b.store(sums, d.mfma("float32x4", self.name, left, right, sums[at]), at)
 
 
 INSTRUCTIONS = {
@@ -65,7 +64,10 @@ INSTRUCTIONS = {
     "bfloat16": Instruction("llvm.amdgcn.mfma.f32.16x16x16bf16.1k", "int16x4", 2),
 }
 
-WIDE_INSTRUCTIONS = {"float16": Instruction("llvm.amdgcn.mfma.f32.16x16x32.f16", "float16x8", 4)}
+WIDE_INSTRUCTIONS = {
+    "float16": Instruction("llvm.amdgcn.mfma.f32.16x16x32.f16", "float16x8", 4),
+    "bfloat16": Instruction("ladder_mfma_f32_16x16x32_bf16", "int32x4", 4),
+}
 """The same of twice as many columns, on devices with ``mfma.k64``."""
 
 

@@ -80,9 +80,19 @@ def as_type(value: Expr, dtype: str) -> Expr:
     return T.reinterpret(value, dtype=dtype)
 
 
+OF_WORDS = "ladder_"
+"""How names of the functions in ``bfloat16.ll`` begin: instructions on vectors of bfloat16 as words."""
+
+
+def is_of_words(name: str) -> bool:
+    """Tell whether a name is that of such a function, which takes no immediates, not an intrinsic's."""
+    return name.startswith(OF_WORDS)
+
+
 def intrinsic(dtype: str, name: str, *operands: Expr) -> Expr:
     """Call an LLVM intrinsic whose result depends on nothing but this lane's operands."""
-    return T.call_llvm_pure_intrin(dtype, name, *operands)
+    call = T.call_pure_extern if is_of_words(name) else T.call_llvm_pure_intrin
+    return call(dtype, name, *operands)
 
 
 IN_ORDER = 0x03020100
@@ -111,6 +121,13 @@ def cross_lane(dtype: str, name: str, *operands: Expr) -> Expr:
     TVM moves what is pure to where it is used, which may be a branch that part of the wave takes.
     """
     return b.bind(T.call_llvm_intrin(dtype, name, *operands))
+
+
+def mfma(dtype: str, name: str, weights: Expr, activations: Expr, sums: Expr) -> Expr:
+    """Emit, here, an MFMA without broadcasts and return its sums."""
+    if is_of_words(name):
+        return b.bind(T.call_extern(dtype, name, weights, activations, sums))
+    return cross_lane(dtype, name, weights, activations, sums, *[T.int32(0)] * 3)  # cbsz, abid, blgp
 
 
 def load(target: Any, source: Any, *index: Expr, width: int, at: int = 0) -> None:

@@ -21,8 +21,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
-from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, lanes, vector
-from ladder.lower.rocm.machine import bfloat_halves
+from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, is_of_words, lanes, mfma, vector
 from schedules.waves import STEP_COLUMNS, STEP_ROWS
 from targets import TileDevice
 from tile_types.errors import DeviceError
@@ -174,9 +173,7 @@ def _matrix(
     at = lanes(totals[0], len(totals))
     weights, activations = (as_type(vector(registers), step.operand) for registers in (a, x))
     name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
-    zeros = [T.int32(0)] * 3  # cbsz, abid, blgp: no broadcast
-    sums = as_type(acc[at], kind)
-    total = cross_lane(kind, name, weights, activations, sums, *zeros)
+    total = mfma(kind, name, weights, activations, as_type(acc[at], kind))
     b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
 
 
@@ -244,7 +241,8 @@ class DotStep(WaveStep):
 
     def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
         """Return ``total`` and the products of a register's elements; nothing saturates."""
-        return intrinsic(kind, self.spelling, *operands, total, T.bool(False))
+        immediates = () if is_of_words(self.spelling) else (T.bool(False),)
+        return intrinsic(kind, self.spelling, *operands, total, *immediates)
 
 
 @dataclass(frozen=True)
@@ -263,16 +261,6 @@ class Fp8DotStep(DotStep):
 
     def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
         return intrinsic(kind, self.spelling.format(w=LLVM_FP8[weight]), *operands, total)
-
-
-@dataclass(frozen=True)
-class WidenedDotStep(DotStep):
-    """The same of bfloat16, by float32 multiply-adds: TVM has no values of V_DOT2_F32_BF16's type."""
-
-    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
-        for factors in zip(*map(bfloat_halves, operands), strict=True):
-            total = intrinsic(kind, self.spelling, *factors, total)
-        return total
 
 
 def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
@@ -297,7 +285,7 @@ WIDE_COLUMNS = 32
 
 def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WaveStep:
     return WaveStep(
-        activation, (0, 0), MFMA + name, **{"issues": PAIRS, **other},
+        activation, (0, 0), name if is_of_words(name) else MFMA + name, **{"issues": PAIRS, **other},
         lanes=WAVE_MAP, columns=STEP_COLUMNS, feature=feature, operand=operand,
     )  # fmt: skip
 
@@ -305,6 +293,7 @@ def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **oth
 STEPS: tuple[WaveStep, ...] = (
     _mfma("float16", "f32.16x16x32.f16", "float16x8", "mfma.k64", issues=QUADS, steps=2),
     _mfma("float16", "f32.16x16x16f16", "float16x4"),
+    _mfma("bfloat16", "ladder_mfma_f32_16x16x32_bf16", "int32x4", "mfma.k64", issues=QUADS, steps=2),
     _mfma("bfloat16", "f32.16x16x16bf16.1k", "int16x4"),
     _mfma("int8", "i32.16x16x64.i8", "int32x4", "mfma.k64", carrier="uint32", issues=QUADS, steps=2),
     _mfma("int8", "i32.16x16x32.i8", "int64", "mfma.i8.k32", carrier="uint32"),
@@ -327,14 +316,15 @@ def _wide(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
 def _mfma32(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WideStep:
     issues = _wide(other.pop("issues", PAIRS))
     return WideStep(
-        activation, (0, 0), MFMA + name, issues, lanes=WIDE_MAP, columns=WIDE_COLUMNS, feature=feature,
-        operand=operand, **other,
+        activation, (0, 0), name if is_of_words(name) else MFMA + name, issues, lanes=WIDE_MAP,
+        columns=WIDE_COLUMNS, feature=feature, operand=operand, **other,
     )  # fmt: skip
 
 
 WIDE_STEPS: tuple[WideStep, ...] = (
     _mfma32("float16", "f32.32x32x16.f16", "float16x8", "mfma.k64", issues=QUADS, steps=2),
     _mfma32("float16", "f32.32x32x8f16", "float16x4"),
+    _mfma32("bfloat16", "ladder_mfma_f32_32x32x16_bf16", "int32x4", "mfma.k64", issues=QUADS, steps=2),
     _mfma32("bfloat16", "f32.32x32x8bf16.1k", "int16x4"),
     _mfma32("int8", "i32.32x32x32.i8", "int32x4", "mfma.k64", carrier="uint32", issues=QUADS, steps=2),
     _mfma32("int8", "i32.32x32x16.i8", "int64", "mfma.i8.k32", carrier="uint32"),
@@ -345,14 +335,20 @@ WIDE_STEPS: tuple[WideStep, ...] = (
 """The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 x 32."""
 
 
-def _dot(activation: str, name: str, operand: str, carrier: str = "float32") -> DotStep:
-    spelling = f"llvm.amdgcn.{name}"
+BFLOAT_DOT = "ladder_dot2_f32_bf16"
+
+
+def _dot(activation: str, name: str, operand: str, carrier: str = "float32", feature: str = "dot") -> DotStep:
     return DotStep(
-        activation, (0, 0), spelling, ROW_PAIRS, DOT_MAP, carrier, 0, 1, feature="dot", operand=operand
+        activation, (0, 0), name, ROW_PAIRS, DOT_MAP, carrier, 0, 1, feature=feature, operand=operand
     )
 
 
-DOTS: tuple[DotStep, ...] = (_dot("float16", "fdot2", "float16x2"), _dot("int8", "sdot4", "int32", "uint32"))
+DOTS: tuple[DotStep, ...] = (
+    _dot("float16", "llvm.amdgcn.fdot2", "float16x2"),
+    _dot("bfloat16", BFLOAT_DOT, "uint32", feature="dot.bf16"),
+    _dot("int8", "llvm.amdgcn.sdot4", "int32", "uint32"),
+)
 
 
 def _dot32(
@@ -360,17 +356,17 @@ def _dot32(
 ) -> DotStep:
     feature = "dot.fp8" if kind is Fp8DotStep else "dot32"
     return kind(
-        activation, (0, 0), f"llvm.{name}", ROW_PAIRS, DOT32_MAP, carrier, 0, 1, parts=2, feature=feature,
+        activation, (0, 0), name, ROW_PAIRS, DOT32_MAP, carrier, 0, 1, parts=2, feature=feature,
         operand=operand,
     )  # fmt: skip
 
 
 DOTS32: tuple[DotStep, ...] = (
-    _dot32(DotStep, "float16", "amdgcn.fdot2", "float16x2"),
-    _dot32(WidenedDotStep, "bfloat16", "fma.f32", "uint32"),
-    _dot32(SignedDotStep, "int8", "amdgcn.sudot4", "int32", "uint32"),
-    _dot32(Fp8DotStep, "fp8_e4m3", "amdgcn.dot4.f32.{w}.fp8", "int32"),
-    _dot32(Fp8DotStep, "fp8_e5m2", "amdgcn.dot4.f32.{w}.bf8", "int32"),
+    _dot32(DotStep, "float16", "llvm.amdgcn.fdot2", "float16x2"),
+    _dot32(DotStep, "bfloat16", BFLOAT_DOT, "uint32"),
+    _dot32(SignedDotStep, "int8", "llvm.amdgcn.sudot4", "int32", "uint32"),
+    _dot32(Fp8DotStep, "fp8_e4m3", "llvm.amdgcn.dot4.f32.{w}.fp8", "int32"),
+    _dot32(Fp8DotStep, "fp8_e5m2", "llvm.amdgcn.dot4.f32.{w}.bf8", "int32"),
 )
 """The same of waves of 32 lanes, which take the words of two threads."""
 

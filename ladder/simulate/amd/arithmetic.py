@@ -138,16 +138,43 @@ def _dot_halves(flushes: bool) -> Callable[[Translator, CallView], Read]:
 
         def read(cohort: Cohort) -> Value:
             x, y = (np.asarray(part(cohort), NUMPY[name]).astype(np.float64) for part in (a, b))
-            if flushes:
-                x, y = flushed(x, SMALLEST[name]), flushed(y, SMALLEST[name])
-            products = np.broadcast_to(x * y, np.broadcast_shapes((x * y).shape, (2,)))
-            total = odd(*two_sum(products[..., 0], products[..., 1]))
-            result = odd(*two_sum(total, np.asarray(c(cohort), np.float64))).astype(np.float32)
-            return flushed(result, LEAST_SUM) if flushes else result
+            return dot_pairs(x, y, np.asarray(c(cohort), np.float32), name, flushes)
 
         return read
 
     return translate
+
+
+def dot_pairs(x: Array, y: Array, sums: Array, kind: str, flushes: bool) -> Array:
+    """Return float32 sums to which two products each are added, rounded once; x and y are float64."""
+    if flushes:
+        x, y = flushed(x, SMALLEST[kind]), flushed(y, SMALLEST[kind])
+    products = np.broadcast_to(x * y, np.broadcast_shapes((x * y).shape, (2,)))
+    total = odd(*two_sum(products[..., 0], products[..., 1]))
+    result: Array = odd(*two_sum(total, sums.astype(np.float64))).astype(np.float32)
+    return flushed(result, LEAST_SUM) if flushes else result
+
+
+def _dot_words(flushes: bool) -> Callable[[Translator, CallView], Read]:
+    """V_DOT2_F32_BF16 of words, which the function ``ladder_dot2_f32_bf16`` makes vectors of."""
+
+    def translate(t: Translator, call: CallView) -> Read:
+        a, b, c = (t.read(operand) for operand in call.operands)
+
+        def read(cohort: Cohort) -> Value:
+            x, y = (_bfloats(as_word(part(cohort))) for part in (a, b))
+            return dot_pairs(x, y, np.asarray(c(cohort), np.float32), "bfloat16", flushes)
+
+        return read
+
+    return translate
+
+
+def _bfloats(words: Array) -> Array:
+    """Return the two values of each word as an axis of float64."""
+    halves = np.ascontiguousarray(words)[..., None].view(np.uint16)
+    values: Array = halves.view(NUMPY["bfloat16"]).astype(np.float64)
+    return values
 
 
 def dot_bytes(a: Array, b: Array, c: Array, kinds: tuple[str, str]) -> Array:
@@ -291,6 +318,7 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
 def rows_of(floats: Mapping[str, str], flushes: bool) -> dict[str, Callable[[Translator, CallView], Any]]:
     """Return the rows in which architectures differ: meaning of 8-bit floats, fate of subnormals."""
     dots = dict.fromkeys(("llvm.amdgcn.fdot2", "llvm.amdgcn.fdot2.f32.bf16"), _dot_halves(flushes))
+    dots["ladder_dot2_f32_bf16"] = _dot_words(flushes)
     rows = {
         **dots,
         **{f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()},

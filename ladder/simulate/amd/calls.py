@@ -29,6 +29,9 @@ RDNA_LDS = Banks(wmma.LANES)
 """32 banks for each half of a workgroup processor (RDNA3 ISA, section 1.1), whose passes are taken to serve
 lanes in order."""
 
+EXTERNS = ("tirx.call_extern", "tirx.call_pure_extern")
+"""Calls of functions of ``ladder/lower/rocm/bfloat16.ll``."""
+
 INTRINSICS = ("tirx.call_llvm_intrin", "tirx.call_llvm_pure_intrin")
 
 
@@ -40,7 +43,9 @@ def intrinsic_name(number: int) -> str:
 
 
 def _named(t: Translator, call: CallView) -> CallView:
-    """Return a call of an LLVM intrinsic under its own name."""
+    """Return a call of an LLVM intrinsic, or of a function of ours, under its own name."""
+    if call.name in EXTERNS:
+        return replace(call, name=call.modifiers[0], modifiers=call.modifiers[1:])
     if call.name not in INTRINSICS:
         return call
     name = intrinsic_name(t.number(call.operands[0]))

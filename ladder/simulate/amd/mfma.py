@@ -35,6 +35,9 @@ SPELLING = re.compile(
     r"(?P<a>f16|bf16|f32|i8|fp8|bf8)(?P<rest>\.1k|\.fp8|\.bf8)?"
 )
 
+INTRINSIC, OF_WORDS = "llvm.amdgcn.mfma.", "ladder_mfma_"
+"""How names of intrinsics begin, and those of functions that take vectors of bfloat16 as words."""
+
 FNUZ = {"fp8": "float8_e4m3fnuz", "bf8": "float8_e5m2fnuz"}
 OCP = {"fp8": "float8_e4m3fn", "bf8": "float8_e5m2"}
 WIDE = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i8": "int8"}
@@ -118,7 +121,8 @@ def parse(name: str, core: Core) -> Product:
 
     Raises UnknownCallError if the architecture has no such instruction, or the simulator does not know it.
     """
-    match = SPELLING.fullmatch(name)
+    spelled = INTRINSIC + name.removeprefix(OF_WORDS).replace("_", ".") if name.startswith(OF_WORDS) else name
+    match = SPELLING.fullmatch(spelled)
     if match is None:
         raise UnknownCallError(f"the simulator does not know what {name} does")
     a, rest = match["a"], match["rest"] or ""
@@ -191,7 +195,8 @@ def rows(core: Core) -> dict[str, Callable[[Translator, CallView], Read]]:
         sums = "i32" if kind == "i8" else "f32"
         types = [f"{kind}.{other}" for other in core.bytes_as] if kind in core.bytes_as else [kind]
         for (m, k), dot, spelled in product(extents, (".", ""), types):
-            names.append(f"llvm.amdgcn.mfma.{sums}.{m}x{m}x{k}{dot}{spelled}")
+            names.append(f"{INTRINSIC}{sums}.{m}x{m}x{k}{dot}{spelled}")
+    names += [f"{OF_WORDS}f32_{m}x{m}x{k}_bf16" for m, k in core.products.get("bf16", ())]
     return dict.fromkeys(names, row)
 
 
