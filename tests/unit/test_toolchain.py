@@ -19,6 +19,7 @@ from decode_kernels import emit_decode
 from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.lower import build as lower_build
+from ladder.lower.compilation import Compilation
 from ladder.lower.cuda import toolchain, toolkit
 from ladder.lower.tvm_lock import tvm_lock, tvm_unlocked
 from schedules.schedule import GpuSchedule, Plan
@@ -256,8 +257,8 @@ def test_equal_schedules_compile_once(monkeypatch: Any, tmp_path: Path) -> None:
         emitted.append(name)
         return Function()
 
-    def compile_functions(functions: Any, device: Any, library: Path) -> toolchain.Compilation:
-        return toolchain.Compilation(source="cuda text", binary=b"x")
+    def compile_functions(functions: Any, device: Any, library: Path) -> Compilation:
+        return Compilation("cuda", "cuda text", b"x")
 
     monkeypatch.setattr(lower_build, "emit", emit)
     monkeypatch.setattr(lower_build, "resolve", lambda *_: compile_functions)

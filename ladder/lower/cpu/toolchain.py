@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ladder.lower.compilation import Compilation
 from ladder.lower.passes import context, pipeline
 from targets import TileDevice
 from tile_types.errors import CompilerError
-
-
-@dataclass(frozen=True)
-class CpuLibrary:
-    """What compiling returned: LLVM's module as text."""
-
-    source: str
-    language: str = "llvm"
-    log: str = ""
-    resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
@@ -39,7 +29,7 @@ def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
         raise CompilerError(f"LLVM rejected {', '.join(functions)} for {device.name}: {error}") from error
 
 
-def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> CpuLibrary:
+def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
     """Compile PrimFuncs into a shared library.
 
     functions: Entries by name.
@@ -52,7 +42,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
         executable.export_library(str(library))
     except (RuntimeError, OSError) as error:
         raise CompilerError(f"linking {library.name} failed: {error}; `ladder doctor` lists tools") from error
-    return CpuLibrary(str(executable.mod.inspect_source("ll")))
+    return Compilation("llvm", str(executable.mod.inspect_source("ll")))
 
 
 def assembly_of(source: str, device: TileDevice) -> str:

@@ -15,11 +15,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ladder import knobs
+from ladder.lower.compilation import Compilation
 from ladder.lower.cuda import nvrtc
 from ladder.lower.cuda.toolkit import CUDA_RUNTIME, REMEDY, find_tool, nvcc, runtime_libraries
 from ladder.lower.passes import pipeline
@@ -38,24 +38,6 @@ DRIVER_SYMBOLS = (
 
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: what every function of the stub returns."""
-
-
-@dataclass
-class Compilation:
-    """Result of one run of the compiler.
-
-    source: CUDA source.
-    binary: Machine code for one architecture (cubin).
-    log: What the compiler and ptxas printed.
-    resources: Kernel -> what ptxas reported; see `parse_resources`.
-    language: Name of the stage that ``source`` is.
-    """
-
-    source: str = ""
-    binary: bytes = b""
-    log: str = ""
-    resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    language: str = "cuda"
 
 
 @functools.cache
@@ -292,7 +274,7 @@ def _callback(device: TileDevice, overlapping: bool) -> Iterator[Compilation]:
     import tvm_ffi
 
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile_source, override=True)
-    _running.device, _running.result, _running.failure = device, Compilation(), None
+    _running.device, _running.result, _running.failure = device, Compilation("cuda"), None
     _running.overlapping = overlapping
     try:
         yield _running.result

@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ladder.lower.compilation import Compilation
 from ladder.lower.rocm.code_object import read_resources, require_loadable
 from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
@@ -33,24 +33,6 @@ OLDEST_LLD = 16
 """First release of lld that this was meant for; TVM's LLVM is 22."""
 
 LINKERS = ("ld.lld", *(f"ld.lld-{release}" for release in range(30, OLDEST_LLD - 1, -1)))
-
-
-@dataclass
-class Compilation:
-    """Result of one compilation.
-
-    source: Assembly.
-    binary: The linked code object.
-    log: What TVM and LLVM printed.
-    resources: Function -> what its metadata says; see `ladder.lower.rocm.code_object.RESOURCES`.
-    language: Name of the stage that ``source`` is.
-    """
-
-    source: str = ""
-    binary: bytes = b""
-    log: str = ""
-    resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    language: str = "asm"
 
 
 @functools.cache
@@ -182,7 +164,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
         source = assembly.read_text()
     require_loadable(binary, device.arch, CODE_OBJECT)
     source = re.sub(r"(?<=code_object_version )\d+", str(CODE_OBJECT), source)
-    return Compilation(source, binary, log, read_resources(binary))
+    return Compilation("asm", source, binary, log, read_resources(binary))
 
 
 def resources_of(functions: Mapping[str, Any], device: TileDevice) -> dict[str, dict[str, int]]:
