@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.lower.cpu.pack import pack, unpack
-from schedules.cpu_layout import CpuLayout, cpu_layout
 from targets import TileDevice
 
-__all__ = ["CpuLayout", "cpu_layout", "emit_quantize", "pack", "unpack"]
+__all__ = ["emit_quantize", "pack", "unpack"]
 
 
 def emit_quantize(source: str, device: TileDevice, name: str) -> Any:

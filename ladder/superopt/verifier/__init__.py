@@ -91,7 +91,7 @@ Sizes. The test holds for the extents it is run with. `shrink` states when small
 
 from __future__ import annotations
 
-from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
+from ladder.superopt.verifier.bound import Bound, rounded_up
 from ladder.superopt.verifier.certificate import DELTA, Certificate
 from ladder.superopt.verifier.equivalence import agree_at_once, refusal, verify_equal
 from ladder.superopt.verifier.shrink import verify_for_all_extents
@@ -105,7 +105,6 @@ __all__ = [
     "Certificate",
     "Stability",
     "agree_at_once",
-    "bound_of",
     "check_stability",
     "refusal",
     "rounded_up",
