@@ -63,6 +63,12 @@ def _precision(x: Any) -> Any:
     return y, len(before)
 
 
+def _watched_for_nan(x: Any) -> Any:
+    with torch.autograd.set_detect_anomaly(False):
+        y = x * 2
+    return y
+
+
 def _fails_between(x: Any) -> Any:
     torch.backends.cuda.enable_math_sdp(False)
     y = x.flatten()[(x.flatten()[0] > 0).long() * 100_000]
@@ -71,6 +77,7 @@ def _fails_between(x: Any) -> Any:
 
 
 PROGRAMS = (_one_backend, _in_order, _in_layers, _flags_of_library, _left_otherwise, _turned, _precision)
+PROGRAMS += (_watched_for_nan,)
 COMPILED = (_one_backend, _in_layers, _left_otherwise)
 
 
@@ -125,3 +132,17 @@ def test_plans_switch_settings(program: Callable[..., Any]) -> None:
 
 def test_an_error_between_two_writes_leaves_what_the_program_leaves() -> None:
     _compare(_fails_between, capture(_fails_between))
+
+
+def test_flags_that_torch_refuses_to_tell_are_left_alone() -> None:
+    """Where its newer flags were set torch answers no question about the older ones."""
+    before = torch.backends.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    try:
+        torch.backends.fp32_precision, torch.backends.cudnn.conv.fp32_precision = "tf32", "ieee"
+        fast, x = ladder.compile(lambda x: functional.silu(x * 2)), torch.randn(3, 8)
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), functional.silu(x * 2))
+        assert torch.backends.fp32_precision == "tf32"
+        assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision, torch.backends.cudnn.conv.fp32_precision = before

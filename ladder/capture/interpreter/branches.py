@@ -29,6 +29,7 @@ from ladder.capture.records import DEEPEST
 from ladder.capture.trace.conditionals import Side, folded
 from ladder.capture.trace.trace import Apart, Value
 from ladder.capture.values.kinds import is_a
+from ladder.capture.values.settings import is_now
 from ladder.capture.values.tensors import autocast_state, torch_state
 
 
@@ -214,7 +215,7 @@ def _cut(vm: Interpreter, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
 
 def _state(vm: Interpreter) -> tuple[Any, ...]:
     trace = vm.trace
-    switched = [(read, given, read(*given)) for read, given in trace.settings]
+    switched = [(setting, is_now(setting)) for setting in trace.settings]
     return torch_state(), autocast_state(), trace.changes_tensors, trace.random, trace.state_written, switched
 
 

@@ -138,7 +138,7 @@ def _switch_setting(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         raise CaptureError(f"{function.__name__} by name")
     if setting not in vm.trace.settings:
         _state_read(vm, *setting, {})
-        vm.trace.settings[setting] = setting[0](*setting[1])
+        vm.trace.settings[setting] = settings.is_now(setting)
     return tensor_operator(vm, function, args, {})
 
 

@@ -39,14 +39,29 @@ WRITES: dict[Any, Callable[..., Any]] = {read: write for write, read in READS.it
 """What reads a setting -> what writes it."""
 
 
+UNTOLD = object()
+"""The answer where torch refuses one: its older and its newer flags of one thing were both set."""
+
+
+def is_now(setting: Setting) -> Any:
+    """Return what a setting is, or `UNTOLD`."""
+    read, given = setting
+    try:
+        return read(*given)
+    except RuntimeError:
+        return UNTOLD
+
+
 def restore_settings(before: Iterable[tuple[Setting, Any]]) -> None:
     """Write settings as they were, those that are otherwise."""
-    for (read, given), value in before:
-        if read(*given) != value:
+    for setting, value in before:
+        if value is not UNTOLD and is_now(setting) != value:
+            read, given = setting
             WRITES[read](*given, value)
 
 
 def all_settings() -> list[tuple[Setting, Any]]:
     """Return what all settings that are read without arguments are."""
-    plain = [read for read in WRITES if read is not getattr(torch._C, "_get_fp32_precision_getter", None)]
-    return [((read, ()), read()) for read in plain]
+    with_arguments = getattr(torch._C, "_get_fp32_precision_getter", None)
+    plain: list[Setting] = [(read, ()) for read in WRITES if read is not with_arguments]
+    return [(setting, is_now(setting)) for setting in plain]
