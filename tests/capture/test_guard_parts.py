@@ -158,6 +158,23 @@ def test_any_kind_of_change_is_noticed(how: str, held: dict[str, int]) -> None:
     assert not table.unchanged()
 
 
+def test_empty_dictionaries_are_looked_at_where_torch_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"dict_version": lambda _: 1, "changes": None, "CLONES_COUNT": False}.items():
+        monkeypatch.setattr(f"ladder.capture.heap.table.{name}", value)
+    home, beside = dict[str, int](), dict[str, int]()
+    table = Table()
+    table.add(home, "later", ABSENT, "home")
+    table.add(beside, "later", ABSENT, "beside")
+    table.finish(1)
+    assert table.homes
+    beside["other"] = 1
+    assert all(table.unchanged() for _ in range(3))
+    home["later"] = 1
+    assert not any(table.unchanged() for _ in range(3))
+    del home["later"]
+    assert table.unchanged()
+
+
 def test_what_a_record_changes_itself_is_compared_each_time() -> None:
     home = {"there": 0}
     table = Table()

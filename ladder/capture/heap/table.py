@@ -271,7 +271,7 @@ class Table:
         """the versions at which these held,"""
         self.state: object = None
         """what `changes` gave then,"""
-        self.vacant: tuple[int, ...] = ()
+        self.vacant: tuple[dict[Any, Any], ...] = ()
         """and those that were empty then, where taking all entries of another is not counted."""
         self.restless: frozenset[int] = frozenset()
         """Ids of the objects that the record itself changes: their changes are not counted."""
@@ -338,9 +338,8 @@ class Table:
         """Look into the dictionaries that changed since all facts about them held."""
         if dict_version is None:
             return True
-        for at in self.vacant:
-            if self.homes[at]:
-                self.versions[at], self.state = UNKNOWN, None
+        if any(self.vacant):
+            self.versions, self.state = [UNKNOWN] * len(self.homes), None
         state = changes.state() if changes is not None else None
         if state is not None and state is self.state:
             return True
@@ -349,7 +348,7 @@ class Table:
             changed = [at for at, same in enumerate(map(eq, versions, self.versions)) if not same]
             if not all(entry.holds() for at in changed for entry in self.within[at]):
                 return False
-            self.vacant = () if CLONES_COUNT else tuple(at for at, home in enumerate(self.homes) if not home)
+            self.vacant = () if CLONES_COUNT else tuple(home for home in self.homes if not home)
         self.versions, self.state = versions, state
         return True
 
