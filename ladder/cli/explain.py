@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 
 from ladder.api.evidence import Evidence
-from ladder.api.model import compile as ladder_compile
-from ladder.cli.model_report import placed
 from ladder.cli.problem import Problem
 from tile_types.errors import CompilerError, DeviceError, MissingToolError
 
@@ -35,6 +33,9 @@ def explain_program(target: str, device: str, *, guards: bool) -> str:
     device: Name of a target on this machine.
     guards: Print every condition that a call is checked against.
     """
+    from ladder.api.model import compile as ladder_compile  # products are explained without what captures
+    from ladder.cli.model_report import placed
+
     _, where, model, arguments = placed(target, device)
     if where is None:
         raise DeviceError(f"{device} is not on this machine, where the program has to run to be captured")
