@@ -55,6 +55,11 @@ def _turned(x: Any) -> Any:
     return x * (3 if was else 5)
 
 
+def _only_written(x: Any) -> Any:
+    torch.backends.cuda.enable_math_sdp(False)
+    return x.shape[0]
+
+
 def _precision(x: Any) -> Any:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -77,8 +82,8 @@ def _fails_between(x: Any) -> Any:
 
 
 PROGRAMS = (_one_backend, _in_order, _in_layers, _flags_of_library, _left_otherwise, _turned, _precision)
-PROGRAMS += (_watched_for_nan,)
-COMPILED = (_one_backend, _in_layers, _left_otherwise)
+PROGRAMS += (_watched_for_nan, _only_written)
+COMPILED = (_one_backend, _in_layers, _left_otherwise, _only_written)
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +133,7 @@ def test_plans_switch_settings(program: Callable[..., Any]) -> None:
     fast = ladder.compile(program)
     _compare(program, fast)
     assert fast.outcome == "whole"
+    assert not fast.refused
 
 
 def test_an_error_between_two_writes_leaves_what_the_program_leaves() -> None:

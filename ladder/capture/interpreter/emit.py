@@ -26,7 +26,7 @@ from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.settings import restore_settings
+from ladder.capture.values.settings import READS, is_now, restore_settings
 from ladder.capture.values.tensors import (
     STATE,
     random_states,
@@ -187,8 +187,9 @@ def _spread(heap: Heap, names: list[str]) -> Iterator[str]:
 def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     heap, trace, backend = vm.heap, vm.trace, vm.store.backend
-    if not trace.operators:
-        return [], None
+    calls = [node.target for node in trace.graph.nodes if node.op.startswith("call")]
+    if all(target in READS for target in calls):
+        return _left_settings(heap, trace), None
     wanted, rebuilt = graph_results(heap, trace, needed)
     kept = trace.to_keep()
     names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]
@@ -236,4 +237,11 @@ def _running_lines(
     if assumed is not None:
         read = ", ".join(item.var for item in trace.assumed)
         lines += [f"if not {heap.constant(assumed.holds)}({read}):", *undone, "    return -1"]
-    return lines
+    return lines + _left_settings(heap, trace)
+
+
+def _left_settings(heap: Heap, trace: Trace) -> list[str]:
+    """Return the line that writes settings which are left otherwise than they were: no plan does."""
+    left = [(setting, is_now(setting)) for setting in trace.settings]
+    left = [(setting, value) for setting, value in left if value != trace.settings[setting]]
+    return [f"{heap.constant(restore_settings)}({heap.constant(left)})"] if left else []

@@ -13,7 +13,6 @@ from ladder.capture.trace.loops import rolled
 from ladder.capture.trace.trace import Trace, Value, without_unused_parts
 from ladder.capture.values.aliasing import Aliasing, aliasing_of
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.settings import is_now
 
 ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
 """Methods of tensors that change what autograd does, and no numbers."""
@@ -69,8 +68,6 @@ def _switches_gradients(trace: Trace, graph: torch.fx.Graph, wanted: list[Value]
     """
     if any(is_a(value.obj, torch.Tensor) and value.obj.requires_grad for value in wanted):
         return "its results have gradients"
-    if any(is_now(setting) != before for setting, before in trace.settings.items()):
-        return "it leaves settings of torch otherwise than they were"
     return switched(graph, [item for _, _, item in trace.placeholders], before)
 
 
