@@ -85,6 +85,9 @@ BFLOAT_SCALE = 5.0
 FABRIC_BYTES = 17.2e12
 """Bytes per second that the dies of an MI300 read from the fabric's cache (CDNA3 whitepaper)."""
 
+X_SUMS = 1.5
+"""Dot products where x is summed, too: once for the two weight rows of a lane."""
+
 DOT_LANES = 2.0
 """Products of 16-bit operands per lane and dot instruction; those of 8 bits are four."""
 
@@ -190,7 +193,8 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     matrix = products / core.ops_per_cycle
     if is_dot(schedule):
         lanes = DOT_LANES * 2 / operand_bytes(gemm)
-        operations, matrix = operations + products / 2 / lanes / VECTOR_LANES, 0.0
+        summed = X_SUMS if _sums_x(gemm, schedule) else 1.0
+        operations, matrix = operations + summed * products / 2 / lanes / VECTOR_LANES, 0.0
     lds = (waves.row_waves + 1) * bytes_of_x / LDS_BYTES
     l1 = (weights * weight_bits(gemm) / 8 + bytes_of_x) / L1_BYTES
     # A SIMD issues for its own waves only: fewer waves than SIMDs leave some idle.
@@ -209,10 +213,15 @@ def wave_decode_ops(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> fl
     if gemm.activation != "bfloat16":
         return decode_ops(gemm, schedule.placement)
     operations = decode_ops(gemm, "accumulator")
-    if leaves_offsets(gemm, schedule) and weight_bits(gemm) < 8 and evenly_spaced(gemm.weight):
+    if _sums_x(gemm, schedule):
         return operations * BFLOAT_RAW
     scaled = BFLOAT_SCALE if gemm.scale and schedule.placement == "operand" else 0.0
     return operations * BFLOAT_DECODE + scaled
+
+
+def _sums_x(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Tell whether raw operands have an offset, which takes sums of x."""
+    return leaves_offsets(gemm, schedule) and weight_bits(gemm) < 8 and evenly_spaced(gemm.weight)
 
 
 def _scale_operations(gemm: Gemm, schedule: GpuSchedule) -> float:

@@ -175,11 +175,12 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether operands are raw numbers, of which gain and offset are left to the sums.
 
-    That takes sums of x, for which matrix cores have time where M is small. It spares bfloat16 its
-    way through float32; float16 would gain little, by subnormal operands.
+    That takes sums of x, for which matrix cores have time where M is small; lanes take a dot product more for
+    two. It spares bfloat16 its way through float32; float16 would gain little, by subnormal operands.
     """
-    few = schedule.pipeline in NARROW and schedule.split_k > 1 and schedule.placement == "accumulator"
-    return few and gemm.activation == "bfloat16" and gemm.zero == "none"
+    few = is_dot(schedule) or (schedule.pipeline in NARROW and schedule.split_k > 1)
+    raw = few and schedule.placement == "accumulator"
+    return raw and gemm.activation == "bfloat16" and gemm.zero == "none"
 
 
 def part_words(schedule: GpuSchedule) -> int:

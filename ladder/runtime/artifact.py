@@ -21,7 +21,14 @@ from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, family_of, obtain, runs_code_of, target_of
 from ladder.runtime.fields import refuse_contradiction, require
 from ladder.runtime.kernel import CompiledGemm
-from ladder.runtime.packed import PackedWeight, gemm_from_dict, own_order, pack, refuse_layout
+from ladder.runtime.packed import (
+    PackedWeight,
+    gemm_from_dict,
+    layout_of,
+    own_order,
+    pack,
+    refuse_layout,
+)
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
 from tile_types.errors import ArtifactError, DeviceError, MissingToolError
@@ -104,7 +111,11 @@ def export(
     sign: An Ed25519 key that signs the file, see `ladder.runtime.signing`.
     Returns: The path.
     Raises ArtifactError if the file cannot be written.
+    Raises ShapeError if the weight was packed for another operator, or a device with another order of bits.
     """
+    expected = layout_of(request.gemm, family_of(request.target), own_order(request.gemm, request.target))
+    if packed is not None and packed.layout != expected:
+        refuse_layout(packed.layout, expected)
     plan, kernels = obtain(request)
     members = {f"{kernel.entry}.so": kernel.library.read_bytes() for kernel in kernels}
     if packed is not None:

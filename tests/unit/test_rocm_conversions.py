@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_types_are_known_by_their_values() -> None:
     assert not order_read(get_type("fp4_e2m1"), "fp8_e4m3", GPU)
 
 
-def test_weights_say_the_order_of_their_bits() -> None:
+def test_weights_say_the_order_of_their_bits(tmp_path: Path) -> None:
     """Of two devices that pack alike one takes the other's weight; else the error names both orders."""
     weight = ladder.quantize(torch.randn(64, 64), "mxfp4")
     ops = {
@@ -126,6 +127,8 @@ def test_weights_say_the_order_of_their_bits() -> None:
         other = next(each for each in packed if each != name)
         with pytest.raises(ShapeError, match="order=pairs"):
             ladder.simulate(op, x, packed[other])
+        with pytest.raises(ShapeError, match="order=pairs"):
+            op.export(tmp_path / "op.ladder", packed[other])
     older = own.describe().replace('"bits": "pairs"', '"bits": ""')
     assert PackedWeight.from_arrays(older, own.arrays).layout != own.layout
     with pytest.raises(ArtifactError, match="export it again"):
