@@ -154,6 +154,11 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """Return heads whose elements lie side by side: torch's fast function on CPUs takes no others."""
+    return x.contiguous() if x.device.type == "cpu" and x.ndim and x.stride(-1) != 1 else x
+
+
 def library_attention(node: Node) -> Callable[..., torch.Tensor]:
     """Return torch's attention for a node: positions become a mask, codes are decoded before."""
     given = node_attributes(node)
@@ -161,7 +166,8 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         found = dict(zip(names, operands, strict=True))
-        q, k, v, mask = found["q"], found["k"], found["v"], found.get("mask")
+        q, k, v = (_in_order(found[name]) for name in ("q", "k", "v"))
+        mask = found.get("mask")
         if "k_scale" in found:
             k, v = ((x.float() * found[f"{n}_scale"]).to(q.dtype) for n, x in (("k", k), ("v", v)))
         if "position" in found:
