@@ -67,7 +67,7 @@ PACKAGES: Mapping[str, str] = {
 
 LIMIT = 1e-4
 JITTER = 2e-7
-"""Largest change of weights and sigmoids when it is asked how steady results are: less than sigmoids are off."""
+"""Largest change of weights and sigmoids when it is asked how steady results are: they are off by more."""
 SIZES = (64, 32, 48, 16, 8, 96, 128, 160, 320, 512, 80, 100, 640, 256, 1280, 16000, 1, 2, 4)
 """Open extents, in the order in which they are tried."""
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from ladder import faults
-from ladder.runtime.build import Job, find_or_build
-from ladder.runtime.cache import Identity
-from ladder.runtime.compile import load_entry
-from tile_types.errors import MissingToolError
+from ladder.runtime import native
+from ladder.runtime.native import can_build
 
 if TYPE_CHECKING:
-    from ladder.lower.build import BuiltModule
+    from ladder.runtime.build import Job
     from targets import TileDevice
 
 ROWS, LANES = 4, 8
@@ -37,39 +33,17 @@ def has_kernels() -> bool:
     """Tell whether this processor has them, and they can be built; warns where a tool is missing."""
     from targets import host_cpu
 
-    if not host_cpu().features >= NEEDS:
-        return False
-    try:
-        entry("byte_product")
-    except MissingToolError as error:
-        faults.warn_once(str(error), f"kernels of codes are not built, torch computes them: {error}")
-        return False
-    return True
+    return host_cpu().features >= NEEDS and can_build("byte_products", "byte_product")
 
 
-@cache
-def entry(kind: str, *facts: Any) -> Any:
-    """Find or build a kernel and load it."""
-    from targets import host_cpu
-
-    return load_entry(find_or_build([codes_job(host_cpu(), kind, *facts)])[0], "cpu")
+def entry(kind: str, *facts: bool) -> Any:
+    """Return a kernel of `ladder.lower.cpu.byte_products`."""
+    return native.entry("byte_products", kind, *facts)
 
 
 def codes_job(device: TileDevice, kind: str, *facts: bool) -> Job:
-    """Return the kernel that `ladder.lower.cpu.byte_products` emits by ``emit_<kind>(*facts, name)``."""
-    name = "_".join(("ladder", kind, *map(str, facts)))
-
-    def emitted(name: str) -> Any:
-        from ladder.lower.cpu import byte_products
-
-        return getattr(byte_products, f"emit_{kind}")(*facts, name)
-
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-
-        return build_function(emitted, name, device, folder)
-
-    return Job({"codes": [kind, *facts]}, Identity.of(None, device), device, make)
+    """Return a kernel of `ladder.lower.cpu.byte_products` as it is wanted for a device."""
+    return native.native_job(device, "byte_products", kind, *facts)
 
 
 def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,6 +13,9 @@ from onnx.reference import ReferenceEvaluator
 import ladder
 from ladder.faults import LadderWarning
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.onnx_ops import trees as trees_in_torch
+from ladder.runtime.onnx_ops.evaluate import operation_of
+from ladder.runtime.onnx_ops.table import TABLE
 
 ML = "ai.onnx.ml"
 
@@ -181,3 +184,20 @@ def test_scatter_of_nothing() -> None:
     x = torch.arange(4)
     found = ladder.compile(model)(x, torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     assert torch.equal(found, x)
+
+
+@pytest.mark.parametrize("mode", list(trees_in_torch.MODES))
+def test_forests_by_kernels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows, blocks that are not whole, several chunks, NaN: bit by bit as torch computes them."""
+    given = {**trees(mode), **votes("target", 2), "n_targets": 2}
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain=ML, **given)
+    x, counts = rows().repeat(5, 1), (0, 1, 4, 5, 8, 13, 300)
+
+    def computed() -> list[Any]:
+        op = operation_of(node, {ML: 3})
+        return [TABLE[f"{ML}::TreeEnsembleRegressor"](op, x[:count]) for count in counts]
+
+    found = computed()
+    assert trees_in_torch._listed(operation_of(node, {ML: 3}), "target").mode == mode
+    monkeypatch.setattr(trees_in_torch.Forest, "mode", None)
+    assert all(map(torch.equal, found, computed()))

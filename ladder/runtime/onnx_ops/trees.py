@@ -1,4 +1,6 @@
-"""Tree ensembles of ``ai.onnx.ml``: all rows go down all trees at once, one level at a time.
+"""Tree ensembles of ``ai.onnx.ml``: by a kernel of ours where all nodes compare alike, else by torch.
+
+In torch, all rows go down all trees at once, one level at a time.
 
 Where the standard is vague (two classes of which one has votes), scores are those of onnxruntime.
 """
@@ -8,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ladder.runtime import native
+from ladder.runtime.native import can_build
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import array_of
 from tile_types.errors import ShapeError
@@ -26,6 +30,8 @@ MODES: Mapping[str, Callable[[Any, Any], Any]] = {
     "BRANCH_NEQ": torch.ne,
 }
 """Comparisons of a feature with a node's number, in order; the true branch is taken if it holds."""
+
+MODE_NAMES = tuple(MODES)
 
 MEMBER, LEAF = 6, 7
 """Modes of a node that asks for one of several numbers, and of one that asks nothing."""
@@ -105,8 +111,40 @@ class Forest:
         """Tell whether NaN takes the true branch of some node."""
         return bool(self.missing.any())
 
+    @cached_property
+    def columns(self) -> int:
+        """Columns that a row has at least."""
+        return int(self.features.amax()) + 1
+
+    @cached_property
+    def mode(self) -> str | None:
+        """How all nodes compare float32 numbers; None if a kernel has no form for them."""
+        wide = max(self.children.numel(), self.targets.numel(), 2 * self.columns) >= 1 << 31
+        if self.members or len(self.comparisons) > 1 or wide or self.splits.dtype != torch.float32:
+            return None
+        found = MODE_NAMES[self.comparisons[0][0]] if self.comparisons else MODE_NAMES[0]
+        plain = self.weights.dtype == torch.float32 and self.depth > 0
+        return found if plain and can_build("forests", "forest", found) else None
+
+    @cached_property
+    def nodes(self) -> tuple[torch.Tensor, ...]:
+        """Nodes, roots, targets and weights as the kernel takes them."""
+        asked = self.features.clamp(min=0) * 2 + self.missing
+        parts = (asked.int(), self.splits.view(torch.int32), *self.children.int().reshape(-1, 2).unbind(1))
+        return torch.stack(parts, 1), self.roots.int(), self.targets.int(), self.weights
+
+    def _by_kernel(self, x: torch.Tensor, mode: str, count: int) -> torch.Tensor:
+        out = torch.empty(len(x), count + 1)
+        native.entry("forests", "forest", mode)(x.contiguous(), *self.nodes, out)
+        return out
+
     def scores(self, x: torch.Tensor, count: int, how: str) -> torch.Tensor:
         """Return ``[rows, targets]`` what the leaves' votes come to."""
+        sums = how in ("SUM", "AVERAGE") and x.dtype == torch.float32 and x.device.type == "cpu"
+        mode = self.mode if sums and len(x) and self.columns <= x.shape[1] else None
+        if mode is not None:
+            found = self._by_kernel(x, mode, count)[:, :count]
+            return found / len(self.roots) if how == "AVERAGE" else found
         parts = [
             self._scores(part, count, how) for part in torch.split(x, max(MOST // max(len(self.roots), 1), 1))
         ]
@@ -279,12 +317,33 @@ def _features(x: Any) -> torch.Tensor:
     return rows if rows.dtype == torch.float64 else rows.to(torch.float32)
 
 
+class Settled(NamedTuple):
+    """What follows from the attributes of a node: trees, results per row, what all begin with, their votes.
+
+    voted: The results that some leaf votes for.
+    """
+
+    forest: Forest
+    results: int
+    base: torch.Tensor
+    voted: frozenset[int]
+
+
+def _settled(op: Operation, of: str) -> Settled:
+    """Return what follows from the attributes of a classifier or regressor; it is made in the first call."""
+
+    def made() -> Settled:
+        base = torch.from_numpy(_numbers(op, "base_values").copy())
+        return Settled(_listed(op, of), _targets(op), base, frozenset(op.get(f"{of}_ids")))
+
+    return op.once(made)  # type: ignore[no-any-return]
+
+
 def _regressed(op: Operation, x: Any) -> torch.Tensor:
-    forest = op.once(lambda: _listed(op, "target"))
-    scores = forest.scores(_features(x), _targets(op), op.get("aggregate_function", "SUM"))
-    base = _numbers(op, "base_values")
-    if base.size:
-        scores = scores + torch.from_numpy(base.copy())
+    forest, count, base, _ = _settled(op, "target")
+    scores = forest.scores(_features(x), count, op.get("aggregate_function", "SUM"))
+    if len(base):
+        scores = scores + base
     return POST[op.get("post_transform", "NONE")](scores).float()
 
 
@@ -297,9 +356,8 @@ def _ensembled(op: Operation, x: Any) -> torch.Tensor:
 def _classified(op: Operation, x: Any) -> tuple[Any, torch.Tensor]:
     """Return labels and scores."""
     labels: Sequence[Any] = op.get("classlabels_strings") or op.get("classlabels_int64s")
-    forest = op.once(lambda: _listed(op, "class"))
-    scores = forest.scores(_features(x), len(labels), "SUM")
-    base, voted = torch.from_numpy(_numbers(op, "base_values").copy()), set(op.get("class_ids"))
+    forest, count, base, voted = _settled(op, "class")
+    scores = forest.scores(_features(x), count, "SUM")
     post = op.get("post_transform", "NONE")
     if len(labels) <= 2 and len(voted) == 1:
         first = scores[:, min(voted)] + (base[-1] if len(base) else 0)

@@ -1,0 +1,138 @@
+"""Forests of decision trees on CPUs: several ways to leaves are gone at once, so that loads overlap.
+
+Eight rows go down a tree together, then the next eight, while the tree is in the cache. A row of only a few
+goes down eight trees at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+
+Expr = Any
+
+WAYS = 8
+"""Ways that are gone at once."""
+
+FEW = 4
+"""Rows up to which each goes alone."""
+
+CHUNK = 16
+"""Blocks of `WAYS` rows that go down a tree before they go down the next."""
+
+COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "BRANCH_LEQ": lambda x, split: T.Cast("int32", x <= split),
+    "BRANCH_LT": lambda x, split: T.Cast("int32", x < split),
+    "BRANCH_GTE": lambda x, split: T.Cast("int32", x >= split),
+    "BRANCH_GT": lambda x, split: T.Cast("int32", x > split),
+    "BRANCH_EQ": lambda x, split: T.Cast("int32", x == split),
+    "BRANCH_NEQ": lambda x, split: 1 - T.Cast("int32", x == split),  # TVM's "!=" is false for NaN
+}
+"""What a node asks of a feature: 1, the true branch, or 0."""
+
+
+def emit_forest(mode: str, name: str) -> Any:
+    """Emit ``(x, nodes, roots, targets, weights, out)`` of trees whose nodes all compare alike.
+
+    x: float32 ``[rows, features]``.
+    nodes: int32 ``[nodes, 4]``: twice the feature, plus 1 where NaN takes the true branch; the bits of the
+        float32 that it is compared with; false and true branch, of a leaf itself.
+    roots: int32 ``[trees]``.
+    targets, weights: int32 and float32 ``[nodes, votes]``: what a leaf adds to which result.
+    out: float32 ``[rows, results]``, sums in the order of trees.
+    """
+    with b.function(name) as result:
+        rows, features, nodes, trees = (b.symbol(s) for s in ("rows", "features", "nodes", "trees"))
+        votes, count = b.symbol("votes"), b.symbol("count")
+        forest = Forest(
+            mode,
+            b.tensor("x", [rows, features], "float32", align=4),
+            b.tensor("nodes", [nodes, 4], "int32", align=4),
+            b.tensor("roots", [trees], "int32", align=4),
+            b.tensor("targets", [nodes, votes], "int32", align=4),
+            b.tensor("weights", [nodes, votes], "float32", align=4),
+            b.tensor("out", [rows, count], "float32", align=4),
+        )
+        whole = CHUNK * WAYS
+        chunks = b.bind(tirx.Select(rows <= FEW, rows, tirx.floordiv(rows + whole - 1, whole)))
+        with v.parallel(chunks) as number:
+            b.either(rows <= FEW, lambda: forest.row(number), lambda: forest.rows(number * whole, rows))
+    return result.func
+
+
+class Forest:
+    """Trees being emitted, see `emit_forest`."""
+
+    def __init__(
+        self, mode: str, x: Any, nodes: Any, roots: Any, targets: Any, weights: Any, out: Any
+    ) -> None:
+        self.compare = COMPARISONS[mode]
+        self.x, self.nodes, self.roots = x, nodes, roots
+        self.targets, self.weights, self.out = targets, weights, out
+
+    def rows(self, first: Expr, end: Expr) -> None:
+        """Emit all trees of a chunk of rows, tree by tree."""
+        count = b.bind(tirx.min(end - first, CHUNK * WAYS))
+        with b.loop(count) as row:
+            self.cleared(first + row)
+        with b.loop(self.roots.shape[0]) as tree, b.loop(tirx.floordiv(count + WAYS - 1, WAYS)) as block:
+            rows = [b.bind(first + block * WAYS + way) for way in range(WAYS)]
+            inside = [b.bind(tirx.min(row, end - 1)) for row in rows]
+            leaves = self.leaves(inside, [self.roots[tree]] * WAYS)
+            for way, row in enumerate(rows):
+                with b.when(row < end):
+                    self.vote(row, leaves[way])
+
+    def row(self, row: Expr) -> None:
+        """Emit all trees of one row, `WAYS` at a time."""
+        self.cleared(row)
+        trees = self.roots.shape[0]
+        whole = b.bind(tirx.floordiv(trees, WAYS))
+        with b.loop(whole) as block:
+            roots = [self.roots[block * WAYS + way] for way in range(WAYS)]
+            leaves = self.leaves([row] * WAYS, roots)
+            for way in range(WAYS):
+                self.vote(row, leaves[way])
+        with b.loop(trees - whole * WAYS) as rest:
+            self.vote(row, self.leaves([row], [self.roots[whole * WAYS + rest]])[0])
+
+    def cleared(self, row: Expr) -> None:
+        with b.loop(self.out.shape[1]) as at:
+            b.store(self.out, T.float32(0), row, at)
+
+    def leaves(self, rows: list[Expr], roots: list[Expr]) -> Any:
+        """Emit ways from roots to leaves, all a step at a time until none goes on; returns the leaves."""
+        at, goes = v.scratch(len(rows), "int32"), v.scratch(1, "int32")
+        for way, root in enumerate(roots):
+            b.store(at, root, way)
+        b.store(goes, T.int32(1), 0)
+        with b.repeat_while(goes[0] != 0):
+            changed: Expr = T.int32(0)
+            for way, row in enumerate(rows):
+                node = b.bind(at[way])
+                new = b.bind(self.nodes[node, 2 + self.taken(node, row)])
+                changed = b.bind(T.bitwise_or(changed, T.bitwise_xor(new, node)))
+                b.store(at, new, way)
+            b.store(goes, changed, 0)
+        return at
+
+    def taken(self, node: Expr, row: Expr) -> Expr:
+        """Return 1 if a row takes the true branch of a node, else 0."""
+        asked = b.bind(self.nodes[node, 0])
+        value = b.bind(self.x[row, T.shift_right(asked, T.int32(1))])
+        holds = self.compare(value, T.reinterpret("float32", self.nodes[node, 1]))
+        lost = T.bitwise_and(asked, T.Cast("int32", T.isnan(value)))
+        return T.bitwise_or(holds, T.bitwise_and(lost, T.int32(1)))
+
+    def vote(self, row: Expr, leaf: Expr) -> None:
+        """Emit what a leaf adds to the results of a row."""
+        leaf = b.bind(leaf)
+        with b.loop(self.targets.shape[1]) as at:
+            target = b.bind(self.targets[leaf, at])
+            b.store(self.out, self.out[row, target] + self.weights[leaf, at], row, target)

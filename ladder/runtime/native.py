@@ -1,0 +1,55 @@
+"""Kernels for operators of CPUs that torch has not, or slowly: one of each serves all sizes and models."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder import faults
+from ladder.runtime.build import Job, find_or_build
+from ladder.runtime.cache import Identity
+from ladder.runtime.compile import load_entry
+from tile_types.errors import MissingToolError
+
+if TYPE_CHECKING:
+    from ladder.lower.build import BuiltModule
+    from targets import TileDevice
+
+
+@cache
+def entry(module: str, kind: str, *facts: Any) -> Any:
+    """Find or build the kernel of `native_job` for this processor, and load it.
+
+    Raises MissingToolError, CompilerError if it cannot be built.
+    """
+    from targets import host_cpu
+
+    return load_entry(find_or_build([native_job(host_cpu(), module, kind, *facts)])[0], "cpu")
+
+
+@cache
+def can_build(module: str, kind: str, *facts: Any) -> bool:
+    """Tell whether a kernel is there or can be built; warns where a tool is missing."""
+    try:
+        entry(module, kind, *facts)
+    except MissingToolError as error:
+        faults.warn_once(str(error), f"kernels of operators are not built, torch computes them: {error}")
+        return False
+    return True
+
+
+def native_job(device: TileDevice, module: str, kind: str, *facts: Any) -> Job:
+    """Return the kernel that ``emit_<kind>(*facts, name)`` of a module of `ladder.lower.cpu` emits."""
+    name = "_".join(("ladder", kind, *map(str, facts)))
+
+    def emitted(name: str) -> Any:
+        return getattr(import_module(f"ladder.lower.cpu.{module}"), f"emit_{kind}")(*facts, name)
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(emitted, name, device, folder)
+
+    return Job({"native": [module, kind, *facts]}, Identity.of(None, device), device, make)
