@@ -141,21 +141,6 @@ def _contract_to_matmul(match: Match) -> str | None:
 MATMUL_RECOGNITION: Rules = (Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),)
 
 
-def _outer_product(match: Match) -> str | None:
-    """``matmul`` of one column with one row -> ``mul``, which chains take in: frequencies times positions."""
-    left, right = match.tile("a"), match.tile("b")
-    given, ttype = node_attributes(match.root), match.root.tile.ttype.name
-    if left.shape[-1] != 1 or not all(_holds(ttype, tile.ttype.name) for tile in (left, right)):
-        return None
-    column, row = (match.builder.add("convert", match[name], type=ttype) for name in "ab")
-    if given["transpose_b"]:
-        row = match.builder.add("reshape", row, shape=(*right.shape[:-2], 1, right.shape[-2]))
-    return match.builder.add("mul", column, row)
-
-
-OUTER_PRODUCTS: Rules = (Rule("products of depth 1", pattern("matmul", "a", "b"), _outer_product),)
-
-
 def _sink_reshape(match: Match) -> str | None:
     """``f(reshape(x))`` -> ``reshape(f(x))`` for functions of one number and conversions."""
     operator = get_operator(match.root.operator)

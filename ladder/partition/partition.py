@@ -19,7 +19,6 @@ from ladder.ir.rules import (
     GROUPED_ATTENTION,
     LAYOUT_FOLDING,
     NEUTRAL_FOLDING,
-    OUTER_PRODUCTS,
     RESHAPE_SINKING,
 )
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
@@ -38,7 +37,6 @@ from tile_types.errors import VerificationError
 
 FIRST = (
     Pass("merge equal nodes", merge_equal),
-    rewriting("products of depth 1", OUTER_PRODUCTS),
     rewriting(
         "fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER + NEUTRAL_FOLDING
     ),

@@ -26,7 +26,6 @@ from ladder.ir.rules import (
     LAYOUT_FOLDING,
     MATMUL_RECOGNITION,
     NEUTRAL_FOLDING,
-    OUTER_PRODUCTS,
 )
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING
 from tile_types.errors import VerificationError
@@ -78,30 +77,6 @@ def test_numbers_that_change_nothing_are_dropped(operator, ttype, number, shape,
     for pair in ((x, constant), (constant, x)):
         graph = g.finish(g.add("neg", g.add(operator, *pair)))
         assert (operator in operators(rewrite(graph, NEUTRAL_FOLDING))) is stays
-
-
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize(
-    ("given", "result", "depth", "stays"),
-    [
-        ("float32", "float32", 1, False),
-        ("float16", "float32", 1, False),
-        ("float16", "float16", 1, False),
-        ("float32", "float16", 1, True),
-        ("float32", "float32", 2, True),
-    ],
-)
-def test_products_of_depth_1_are_outer_products(given, result, depth, stays, transpose_b):
-    g = GraphBuilder("g")
-    a, b = (
-        g.input("a", given, (2, 5, depth)),
-        g.input("b", given, (2, 3, depth) if transpose_b else (2, depth, 3)),
-    )
-    graph = g.finish(g.add("matmul", a, b, transpose_b=transpose_b, type=result))
-    found = rewrite(graph, OUTER_PRODUCTS + CONVERT_FOLDING)
-    assert ("matmul" in operators(found)) is stays
-    values = operands(graph)
-    assert np.array_equal(evaluate(found, values), evaluate(graph, values))
 
 
 def test_rules_compose_by_addition():
