@@ -109,12 +109,17 @@ class Choice:
 
 
 def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> Choice:
-    """Return the schedule that is predicted to be fastest."""
+    """Return the schedule that is predicted to be fastest for all keys, and its time for those expected."""
     consider, predict = _VENDORS[device.vendor]
     options = consider(form, device, tokens)
-    seconds = [predict(form, device, plan, batch, tokens, keys) for plan in options]
-    best = min(range(len(options)), key=seconds.__getitem__)
-    return Choice(options[best], seconds[best], predict_library(form, device, batch, tokens, keys))
+    schedule = min(options, key=lambda plan: predict(form, device, plan, batch, tokens, keys))
+    seconds = predict(form, device, schedule, batch, tokens, expected_keys(form, keys))
+    return Choice(schedule, seconds, predict_library(form, device, batch, tokens, keys))
+
+
+def expected_keys(form: Attention, keys: int) -> int:
+    """Return how many keys our kernels read in the mean while a cache fills: they stop at the position."""
+    return -(-keys // 2) if form.position else keys
 
 
 PROBES = (1, 8, 64, 512, 2048, 8192)
@@ -136,10 +141,10 @@ def serving(form: Attention, device: TileDevice, cases: Iterable[Case]) -> list[
 
 def best(form: Attention, device: TileDevice, among: Sequence[AnySchedule], case: Case) -> int | None:
     """Return which schedule is predicted to be fastest; None where torch's attention is."""
-    predict = _VENDORS[device.vendor][1]
-    seconds = [predict(form, device, schedule, *case) for schedule in among]
-    first = min(range(len(among)), key=seconds.__getitem__)
-    return first if seconds[first] <= predict_library(form, device, *case) else None
+    predict, (batch, tokens, keys) = _VENDORS[device.vendor][1], case
+    first = min(range(len(among)), key=lambda at: predict(form, device, among[at], *case))
+    seconds = predict(form, device, among[first], batch, tokens, expected_keys(form, keys))
+    return first if seconds <= predict_library(form, device, *case) else None
 
 
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[AttentionSchedule]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ladder.ir.attention import Attention
@@ -30,6 +32,18 @@ def test_predictions_are_near_measurements(point: tuple[int, ...]) -> None:
 def test_few_heads_share_keys_among_blocks() -> None:
     assert choose(LLAMA, DEVICE, 1, 1, 1024).schedule.cluster == 8
     assert choose(LLAMA, DEVICE, 32, 1, 1024).schedule.cluster == 1
+
+
+def test_caches_that_positions_fill_are_ours_also_where_they_are_long() -> None:
+    """torch's attention reads all of them, ours what is filled: half in the mean."""
+    for size in (64, 128):
+        form = Attention(32, 8, size, "float16", "float16", position="int64", reach=1)
+        choice, whole = (
+            choose(form, DEVICE, 1, 1, 8192),
+            choose(replace(form, position=""), DEVICE, 1, 1, 8192),
+        )
+        assert choice.schedule == whole.schedule
+        assert choice.seconds < min(whole.seconds, choice.library)
 
 
 def test_prefill_is_torchs() -> None:
