@@ -19,10 +19,12 @@ def types(
     markdown: Markdown = False,
 ) -> None:
     """List the types of the library and the activations that multiply them without loss, or explain one."""
-    from ladder.cli import decoders, tables
+    from ladder.cli import tables
     from tile_types import list_types
 
     if explain:
+        from ladder.cli import decoders  # loads TVM and torch, which a list needs not
+
         rows = decoders.decoder_rows(explain, target)
         if as_json:
             console.print_json({"type": explain, "target": target, "decoders": rows})
