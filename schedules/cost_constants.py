@@ -82,3 +82,15 @@ Fitted to 357 runs of int4 on an H200: 88 at four shapes of no tuning row (M = 9
 ``schedules/tuned/h200.json``. At 54 points measured afterwards the choices take 1.02 times the fastest of
 those timed there (geometric mean, 1.26 at worst).
 """
+
+FP8: dict[str, float] = {
+    "CUT_SECONDS": 5.35e-06,
+    "CUT_OUTPUT_SECONDS": 2.0e-10,
+    "PART_SECONDS": 1.0e-10,
+}
+"""wgmma: the same where both operands are fp8 as they are.
+
+Fitted to 381 kernels at 53 points of seven shapes of no tuning row on an H100 (M = 1 to 1500,
+``benchmarks/results/h100_fp8_choices_2026-11-26.json``): the first choice among those timed takes 1.039 times
+the fastest (geometric mean; 1.064 with the constants of other 8-bit operands).
+"""

@@ -13,7 +13,8 @@ multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Wh
 The constants of the ``gemv`` part and of ``wgmma`` with 8-bit operands were fitted by
 `benchmarks.fit_cost_model` to 1,399 runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit
 activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096); those of ``wgmma`` that
-decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`). Samples lie in ``tests/unit``.
+decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`), stream-K's of
+plain fp8 to 381 on an H100 (`FP8` there). Samples lie in ``tests/unit``.
 ``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
 was not fitted (`schedules.cost_mma`). The model ranks candidates where nothing was measured;
@@ -28,10 +29,10 @@ from math import log2
 from typing import NamedTuple
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import decodes_to_floats, is_timed_by_sixteens
+from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens
 from schedules.cost import Cost, Traffic, decode_ops, traffic_of
 from schedules.cost_amd import predict_amd
-from schedules.cost_constants import DECODED, DENSE, TO_FP8
+from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
 from schedules.cost_cpu import predict_cpu
 from schedules.cost_dram import moved_bytes
 from schedules.cost_grid import Grid, grid_of
@@ -227,6 +228,8 @@ def _constants(gemm: Gemm) -> Mapping[str, float]:
     own = (DECODED if decodes_to_floats(gemm) else DENSE) if lane_of(gemm.activation) == 16 else {}
     if lane_of(gemm.activation) == 8 and is_timed_by_sixteens(gemm):
         own = TO_FP8
+    elif takes_sixteens(gemm) and lane_of(gemm.activation) == 8:
+        own = FP8
     return {name: float(own.get(name, globals()[name])) for name in {**DECODED, **TO_FP8}}
 
 
