@@ -14,6 +14,9 @@ VIEWS = ("reshape", "broadcast")
 COMPARISONS = {"less": 0, "less_equal": 1}
 """Comparison ``key ? position`` -> reach."""
 
+MOST_TOKENS = 64
+"""Query tokens up to which a position replaces a mask: more are torch's, which makes one in each layer."""
+
 
 def _rebuilt(match: Match, given: dict[str, str], **changed: Any) -> str:
     """Add the attention of a match with other operands and attributes."""
@@ -49,8 +52,8 @@ def _place(match: Match) -> str | None:
     given = _operands(match, match.root)
     if "mask" not in given or "position" in given or not node_attributes(match.root)["choose"]:
         return None
-    node = _behind_views(match, given["mask"])
-    if node.operator not in COMPARISONS:
+    node, tokens = _behind_views(match, given["mask"]), match.builder.tile(given["q"]).shape[-2]
+    if node.operator not in COMPARISONS or (isinstance(tokens, int) and tokens > MOST_TOKENS):
         return None
     keys, position = node.inputs
     if not _counts_keys(match, keys, match.builder.tile(given["k"]).shape[-2]):

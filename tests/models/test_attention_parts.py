@@ -143,6 +143,12 @@ def test_decoding_is_ours_and_right(case: str, tokens: int, target: str) -> None
     assert np.linalg.norm(torchs - expected) < 2e-3 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize(("tokens", "extra"), [(64, "position"), (65, "mask")])
+def test_masks_of_many_tokens_stay(tokens: int, extra: str) -> None:
+    graph, _ = parts_of("offset", tokens)
+    assert node_attributes(node_of(graph))["extras"] == (extra,)
+
+
 @pytest.mark.parametrize("ttype", ["float16", "int8"])
 def test_a_cache_that_is_updated_by_position(ttype: str) -> None:
     """The same as a cache that counts, whose tokens so far are those up to the position."""
