@@ -44,6 +44,19 @@ class Attempt(NamedTuple):
     kwargs: dict[str, Any]
 
 
+RECORDING = renewed(threading.RLock())
+"""Held while a thread records and compiles; calls of others that no record serves run without capture then.
+
+torch's tracers replace ``nn.Module.__call__`` for the whole process: a record of that time would serve no
+later call.
+"""
+
+
+def is_patched() -> bool:
+    """Tell whether a tracer of torch, in any thread, has replaced what modules do when they are called."""
+    return bool(torch.fx._symbolic_trace._is_fx_tracing_flag)
+
+
 class Captured(Store):
     """A function that capture watches; call it as the function itself.
 
@@ -62,7 +75,6 @@ class Captured(Store):
         super().__init__(function, backend or run_as_is)
         self.within: Captured | None = None
         """What captures calls of a module by its own methods."""
-        self._lock = renewed(threading.RLock())
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a module; in its methods, such as ``generate``, its calls are captured."""
@@ -71,7 +83,7 @@ class Captured(Store):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; one that only the module has is set there."""
         own = self.__dict__
-        there = "_lock" in own and name not in own and isinstance(self.function, torch.nn.Module)
+        there = "within" in own and name not in own and isinstance(self.function, torch.nn.Module)
         if there and hasattr(self.function, name):
             setattr(self.function, name, value)
         else:
@@ -109,7 +121,7 @@ class Captured(Store):
 
     @property
     def outcome(self) -> str:
-        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
+        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (nothing recorded yet)."""
         found = {super().outcome, self.within.outcome if self.within is not None else "new"}
         return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
@@ -168,8 +180,8 @@ class Captured(Store):
         here = attempt.here
         if transformed := here is attempt.entry and are_transformed():
             self.warn("torch.func or forward-mode differentiation transforms a call")
-        left_alone = transformed or modes_are_active() or here.dead or self.given_up
-        record = not left_alone and self._lock.acquire(blocking=False)
+        left_alone = transformed or modes_are_active() or is_patched() or here.dead or self.given_up
+        record = not left_alone and RECORDING.acquire(blocking=False)
         try:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True
@@ -181,7 +193,7 @@ class Captured(Store):
                 self.spent((time.perf_counter() - begun) * bool(record))
         finally:
             if record:
-                self._lock.release()
+                RECORDING.release()
 
     def _interrupted(self, attempt: Attempt, error: Exception, place: str) -> Any:
         """Carry on, without recording, where a graph raised: where the program does not, it is a fault."""

@@ -455,7 +455,7 @@ class Store:
 
     @property
     def outcome(self) -> str:
-        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
+        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (nothing recorded yet)."""
         entries = [record for point in self.entries.values() for record in point.records]
         if not entries:
             return (
