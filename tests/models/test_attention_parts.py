@@ -143,10 +143,11 @@ def test_decoding_is_ours_and_right(case: str, tokens: int, target: str) -> None
     assert np.linalg.norm(torchs - expected) < 2e-3 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("tokens", "extra"), [(64, "position"), (65, "mask")])
-def test_masks_of_many_tokens_stay(tokens: int, extra: str) -> None:
+@pytest.mark.parametrize(("tokens", "stays"), [(64, False), (65, True)])
+def test_masks_of_many_tokens_stay(tokens: int, stays: bool) -> None:
     graph, _ = parts_of("offset", tokens)
-    assert node_attributes(node_of(graph))["extras"] == (extra,)
+    attributes = node_attributes(node_of(graph))
+    assert (attributes["choose"], "position" in attributes["extras"]) == (stays, not stays)
 
 
 @pytest.mark.parametrize("ttype", ["float16", "int8"])
