@@ -21,6 +21,12 @@ def _one_backend(x: Any) -> Any:
     return y + 1, torch.backends.cuda.flash_sdp_enabled()
 
 
+def _under_autocast(x: Any) -> Any:
+    with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        y = functional.scaled_dot_product_attention(x, x, x)
+    return y.float()
+
+
 def _in_order(x: Any) -> Any:
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
         order = torch._C._get_sdp_priority_order()
@@ -82,7 +88,7 @@ def _fails_between(x: Any) -> Any:
 
 
 PROGRAMS = (_one_backend, _in_order, _in_layers, _flags_of_library, _left_otherwise, _turned, _precision)
-PROGRAMS += (_watched_for_nan, _only_written)
+PROGRAMS += (_watched_for_nan, _only_written, _under_autocast)
 COMPILED = (_one_backend, _in_layers, _left_otherwise, _only_written)
 
 
