@@ -312,14 +312,14 @@ def needs_dispatch(x: torch.Tensor) -> bool:
     Raises LadderError if ``torch.func`` or forward-mode differentiation asks for its gradient, which an
         operator's own refusal does not tell through transforms.
     """
+    if torch.compiler.is_compiling() or is_captured():
+        return True
     if (is_transformed() and wants_gradient(x)) or (
         is_differentiated_forward() and _unpack_dual(x).tangent is not None
     ):
         refuse_gradient(None)
     return (
-        torch.compiler.is_compiling()
-        or is_captured()
-        or type(x) is not torch.Tensor
+        type(x) is not torch.Tensor
         or is_in_torch_dispatch_mode()
         or is_transformed()
         or is_recorded()
