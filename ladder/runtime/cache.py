@@ -78,12 +78,14 @@ def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str
     root: Where the packages are.
     """
     digest = hashlib.sha256()
+    apart = {str(root / name) for name in APART - set(packages)}
     for package in packages:
-        for path in sorted(path for path in (root / package).rglob("*.*") if path.suffix in (".py", ".ll")):
-            name = path.relative_to(root).as_posix()
-            if not any(name.startswith(f"{apart}/") for apart in APART - set(packages)):
-                digest.update(f"{name}\0".encode())
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+        for folder, inner, files in os.walk(root / package):
+            inner[:] = sorted(name for name in inner if os.path.join(folder, name) not in apart)
+            for path in sorted(os.path.join(folder, name) for name in files if name.endswith((".py", ".ll"))):
+                digest.update(f"{path.removeprefix(str(root))}\0".encode())
+                with open(path, "rb") as file:
+                    digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()
 
 
