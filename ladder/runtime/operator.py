@@ -134,21 +134,24 @@ def _rows_together(
     axes: For each argument the axis along which its samples lie; None if it is the same for all.
     Returns: The result and its axis of samples.
     """
-    samples = range(info.batch_size)
-    given = (x, *weight, bias, token_scale)
-    along = (axes[0], *axes[1], axes[2], axes[3])
-    rows = [
-        value
-        if value is None
-        else value.expand(len(samples), *value.shape)
-        if axis is None
-        else value.movedim(axis, 0)
-        for value, axis in zip(given, along, strict=True)
-    ]
-    if all(axis is None for axis in along[1:-1]):
-        return matmul(rows[0], weight, bias, rows[-1], request), 0
-    each = [[value if value is None else value[i] for value in rows] for i in samples]
-    return torch.stack([matmul(first, kept, b, scale, request) for first, *kept, b, scale in each]), 0
+    count, (x_axis, weight_axes, bias_axis, scale_axis, _) = info.batch_size, axes
+    rows, scales = _by_sample(x, x_axis, count), _by_sample(token_scale, scale_axis, count)
+    if bias_axis is None and all(axis is None for axis in weight_axes):
+        return matmul(rows, weight, bias, scales, request), 0
+    kept = [_by_sample(each, axis, count) for each, axis in zip(weight, weight_axes, strict=True)]
+    biases = _by_sample(bias, bias_axis, count)
+    each = (
+        (rows[i], [part[i] for part in kept], *(None if v is None else v[i] for v in (biases, scales)))
+        for i in range(count)
+    )
+    return torch.stack([matmul(*given, request) for given in each]), 0
+
+
+def _by_sample(value: Any, axis: int | None, count: int) -> Any:
+    """Return an argument with its samples along the first axis; None stays None."""
+    if value is None:
+        return None
+    return value.expand(count, *value.shape) if axis is None else value.movedim(axis, 0)
 
 
 def _rows_quantized_together(

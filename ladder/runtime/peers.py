@@ -132,14 +132,18 @@ EARLY_LAUNCH = _Attribute(6, (ctypes.c_uint64 * 8)(1))
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel may start while the one before it ends."""
 
 
+@functools.cache
+def _launches_early(where: torch.device) -> bool:
+    return "pdl" in get_device(target_of(where)).features
+
+
 def launch(
     where: torch.device, function: ctypes.c_void_p, blocks: int, threads: int, arguments: tuple[Any, ...]
 ) -> None:
     """Launch a kernel on a GPU's current stream, with arguments as ctypes has them."""
     stream = torch.cuda.current_stream(where).cuda_stream
-    early = int("pdl" in get_device(target_of(where)).features)
     sizes = (ctypes.c_uint32 * 3)(blocks, 1, 1), (ctypes.c_uint32 * 3)(threads, 1, 1)
-    configuration = _Configuration(*sizes, 0, stream, ctypes.pointer(EARLY_LAUNCH), early)
+    configuration = _Configuration(*sizes, 0, stream, ctypes.pointer(EARLY_LAUNCH), _launches_early(where))
     places = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
     with torch.cuda.device(where):
         _checked("cuLaunchKernelEx", ctypes.byref(configuration), function, places, None)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as functional
 import torch.overrides
-from torch.autograd import forward_ad
 
 from ladder.capture.python.words import words
 from ladder.capture.values import settings
 from ladder.capture.values.kinds import is_a
+from ladder.runtime.operator import is_differentiated_forward
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -116,18 +116,13 @@ def autocast_state() -> tuple[Any, ...]:
     )
 
 
-def forward_level() -> int:
-    """Return the level of forward-mode differentiation; -1 outside."""
-    return forward_ad._current_level
-
-
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 STATE: tuple[Any, ...] = (
     *(torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack, torch.is_grad_enabled),
     *(torch.is_inference_mode_enabled, torch.get_default_dtype, torch._C._is_torch_function_enabled),
     *(torch._C._get_deterministic_algorithms, torch._C._get_tracing_state),
-    *(torch._C._functorch.maybe_current_level, forward_level),
+    *(torch._C._functorch.maybe_current_level, is_differentiated_forward),
     getattr(torch._C, "_is_any_autocast_enabled", autocast_state),
 )
 """What gives the global state on which the meaning of operators depends; the last, whether autocast is on."""
@@ -210,7 +205,7 @@ def modes_are_active() -> bool:
 
 def are_transformed() -> bool:
     """Tell whether ``torch.func`` or forward-mode differentiation may hold the tensors of a call."""
-    return torch._C._functorch.maybe_current_level() is not None or forward_level() >= 0
+    return maps_rows() or is_differentiated_forward()
 
 
 def maps_rows() -> bool:
