@@ -18,7 +18,6 @@ import functools
 import json
 import math
 import multiprocessing
-import os
 import platform
 import statistics
 import sysconfig
@@ -38,6 +37,7 @@ from benchmarks.harness import command, compact, copies_for, graph_time_us, rela
 from benchmarks.report.svg import Series, chart
 from ladder.installation import ladder_version, tvm_version
 from ladder.runtime.compile import target_of
+from ladder.runtime.cores import usable_cores
 from tile_types.library import get_type, type_names
 
 LETTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--size", choices=SIZES, default="full", help="small: minutes on a CPU; tiny: seconds"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args(arguments)

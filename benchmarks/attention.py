@@ -9,7 +9,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 
 from benchmarks.harness import Call, capture_long, copies_for, interleaved_us
 from ladder.ir.attention import CODES, Attention
+from ladder.runtime.cores import usable_cores
 from schedules.attention import AttentionSchedule as Plan
 
 TARGET = "cuda/sm_90a"
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--output", default="")
     parser.add_argument("--cases", default="", help="names, comma-separated")
     parser.add_argument("--policy", action="store_true", help="only the schedules that plans take")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     arguments = parser.parse_args()
     chosen = arguments.cases.split(",") if arguments.cases else [case.name for case in CASES]
     cases = [case for case in CASES if case.name in chosen]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from benchmarks.harness import (
 )
 from ladder.ir.graph import Graph
 from ladder.movement.mapping import Mapping as Placement
+from ladder.runtime.cores import usable_cores
 from tile_types.errors import LadderError
 
 TARGET = "cuda/sm_90a"
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chains", default="", help="parts of names, separated by commas")
     parser.add_argument("--everything", action="store_true", help="build and time all mappings of the model")
     parser.add_argument("--modes", default="default,max-autotune-no-cudagraphs")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds of measuring")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--prepared", action="store_true", help="everything was built before")

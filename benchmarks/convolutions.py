@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +38,7 @@ from benchmarks.harness import (
 )
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
+from ladder.runtime.cores import usable_cores
 from schedules.schedule import GpuSchedule, Plan, Schedule
 from tile_types.errors import LadderError
 
@@ -407,7 +407,7 @@ def main() -> int:
     parser.add_argument("--write-candidates", default="", help="write what would be compiled, and stop")
     parser.add_argument("--compile-only", action="store_true", help="fill the cache, measure nothing")
     parser.add_argument("--prepared", action="store_true", help="all kernels are in the cache")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument(
         "--limit", type=float, default=float("inf"), help="seconds after which no layer begins"
     )

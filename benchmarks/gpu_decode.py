@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime.cores import usable_cores
 from tile_types import get_type, list_types, representable
 
 TILES = 4
@@ -223,7 +223,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--weights", nargs="*", default=[], help="types; all by default")
     parser.add_argument("--output", type=Path, default=Path("decode.json"))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--costs", action="store_true", help="only print what is expected; needs no GPU")
     arguments = parser.parse_args()
     if arguments.costs:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from benchmarks.harness import (
     relative_error,
 )
 from ladder.ir.gemm import Gemm, has_power_scales
+from ladder.runtime.cores import usable_cores
 from tile_types import get_type, type_names
 from tile_types.errors import ConversionError
 
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("--target", default="cuda/sm_90a")
     parser.add_argument("--weights", default="", help="comma-separated type names; all by default")
     parser.add_argument("--activations", default=",".join(BOUNDS))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--output", default="")
     parser.add_argument("--no-timing", action="store_true")
     parser.add_argument("--compile-only", action="store_true")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from benchmarks.harness import environment
 from benchmarks.peers.cases import SHAPES
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile_pool import Campaign, CompilePool, at_shapes, load, save
+from ladder.runtime.cores import usable_cores
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, finals, measure_all, tune
@@ -108,7 +108,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stop", type=int, default=0, help="seconds after which to stop and keep what there is"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--output", default="", help="JSON with every finalist")
     parser.add_argument("--everything", default="", help="JSON with the quick times of all that was tried")
     parser.add_argument("--ship", default="", help="database file in the form that ships")

@@ -12,7 +12,6 @@ import argparse
 import copy
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from benchmarks.harness import (
 )
 from benchmarks.superopt_choices import CHOICES, Choice
 from ladder.lower.blocks import BlockSchedule
+from ladder.runtime.cores import usable_cores
 from tile_types import group_scaled
 from tile_types.errors import LadderError
 
@@ -358,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--programs", default="", help="parts of names, separated by commas")
     parser.add_argument("--max-autotune", action="store_true")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     options = parser.parse_args(arguments)
     require_gpu()
     wanted = [part for part in options.programs.split(",") if part]

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.harness import command, compact
 from ladder.installation import ladder_version
+from ladder.runtime.cores import usable_cores
 from ladder.superopt.generator import Limits, Program, get_program, search
 
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--program", default="rmsnorm_matmul")
     parser.add_argument("--operators", type=int, nargs="*", default=[5, 6, 7, 8])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--seconds", type=float, default=60.0, help="at most, for each search")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)

@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.harness import command, compact
 from benchmarks.zoo import all_names, tabled
 from benchmarks.zoo_speed import summary
+from ladder.runtime.cores import usable_cores
 
 BUILDING = ("--rounds", "0")
 """What the process that builds kernels is told: it times nothing."""
@@ -75,7 +76,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--table")
     parser.add_argument("--steps", type=int, default=0)

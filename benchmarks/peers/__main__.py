@@ -8,7 +8,6 @@ of several results instead of measuring.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import uuid
@@ -21,6 +20,7 @@ from benchmarks.peers import bars, run
 from benchmarks.peers.cases import CASES, HELD_OUT_CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
 from benchmarks.peers.engine import ENGINES
 from benchmarks.peers.records import Results, merge, read
+from ladder.runtime.cores import usable_cores
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peers", default="", help=f"comma-separated; of {', '.join(ENGINES)}; Ladder always")
     made.add_argument("--quick", action="store_true", help="two shapes, M of 1 and 16, fewer repeats")
     made.add_argument("--rounds", type=int, default=run.ROUNDS, help="replays per contender and point")
-    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
+    made.add_argument("--jobs", type=int, default=usable_cores(), help="processes that compile")
     made.add_argument("--warm-only", action="store_true", help="compile and tune, measure nothing")
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from ladder.installation import cache_root
 from ladder.ir.graph import Graph
 from ladder.ir.ops import get_operator
 from ladder.runtime.compile import runs_code_of
+from ladder.runtime.cores import usable_cores
 from ladder.runtime.fused import Fused
 from ladder.runtime.trials import Trial, candidates_of, variants
 from ladder.superopt.generator import Database, Limits, Program, Report, search
@@ -223,7 +223,7 @@ class Task:
 
     def searched(self, program: Program) -> Report:
         """Return the report of the program's search, from the database if there is one."""
-        cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        cores = min(MOST_WORKERS, usable_cores())
         limits = self.limits or Limits.of(program, self.device.name, seconds=SECONDS, workers=cores)
 
         def searched() -> Report:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key, file_digest
+from ladder.runtime.cores import usable_cores
 from tile_types.errors import CacheError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ladder.build")
 
-BUILD_THREADS = max(4, min(16, os.cpu_count() or 1))
+BUILD_THREADS = max(4, min(16, usable_cores()))
 """Kernels in the works at once: one in TVM, the others with the device compiler."""
 
 SCRATCH = "scratch_bytes"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import ANY_M, Request, obtain
+from ladder.runtime.cores import usable_cores
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import Plan, Schedule, parse_schedule
 from schedules.tuning import write_json
@@ -71,7 +71,7 @@ class CompilePool:
     def __init__(self, workers: int = 0) -> None:
         # Spawned: a process that has initialised CUDA must not be forked.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers or os.cpu_count() or 1, mp_context=context)
+        self._pool = ProcessPoolExecutor(workers or usable_cores(), mp_context=context)
 
     def __enter__(self) -> CompilePool:
         return self

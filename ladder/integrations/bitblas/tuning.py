@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from ladder.api.matmul import Matmul as Product
 from ladder.runtime.compile import forget, target_of, tuning_database
 from ladder.runtime.compile_pool import Campaign, CompilePool
+from ladder.runtime.cores import usable_cores
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.tune import Effort, Run, finals, remember, tune
 from targets import get_device
@@ -18,7 +17,7 @@ def finetune(product: Product, rows: list[int], kernels: int) -> None:
 
     name = target_of(torch.device("cuda"))
     campaign = Campaign([product.gemm], rows, name)
-    with CompilePool(min(kernels, os.cpu_count() or 1)) as pool, Gauge() as gauge:
+    with CompilePool(min(kernels, usable_cores())) as pool, Gauge() as gauge:
         run = Run(pool, gauge, Effort(kernels, refined=0), lambda line: None)
         tune([campaign], run)
     remember(tuning_database(), get_device(name), finals(run.timed))

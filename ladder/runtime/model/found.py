@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from ladder.partition.found_program import RegionProgram
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.compile import candidate_for, family_of
+from ladder.runtime.cores import usable_cores
 from ladder.runtime.fused import Lowering, constants_of
 from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.model.entry_calls import ready
@@ -106,7 +106,7 @@ class _Finder:
 
     def _searched(self, program: Program, seconds: float) -> Report | None:
         """Search a program, and keep what was found; None if it is none that the search takes."""
-        workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        workers = min(MOST_WORKERS, usable_cores())
         limits = Limits.of(program, self.device.name, seconds=seconds, workers=workers)
         try:
             report = search(program, limits)
