@@ -248,6 +248,12 @@ TOOLS = (
         required=True,
     ),
     Tool(
+        "C++ compiler",
+        "compiles the guards of models with many tensors, which are slower without",
+        "install g++ or clang with your system's package manager, or set CXX",
+        program("c++", "g++", "clang++", variable="CXX"),
+    ),
+    Tool(
         "nvcc",
         "compiles kernels for cuda/* targets (no GPU needed)",
         f"{CUDA_TOOLKIT}, or set LADDER_NVCC",

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import repeat
 from operator import is_
-from typing import Any
 
 import torch
 
 from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import CaptureError, Check, Node
 from ladder.capture.values.shapes import Differing
-from ladder.capture.values.tensors import autocast_state, bulk_check, is_plain_tensor, signature, torch_state
+from ladder.capture.values.tensors import (
+    Standing,
+    autocast_state,
+    bulk_check,
+    is_plain_tensor,
+    signature,
+    torch_state,
+)
 
 MAX_CHECKS = 100_000
 """Conditions of one guard."""
@@ -36,16 +41,15 @@ def tensor_lines(heap: Heap) -> tuple[list[str], list[str], frozenset[int]]:
         else:
             _check_each(heap, rows)
     bulk.sort(key=lambda pair: pair[0].pinned)
-    check = bulk_check([node.obj for node, _ in bulk], [left for _, left in bulk])
-    if bulk and check is None:
+    asked = _asking(heap, bulk)
+    if asked is None:
         chosen = {id(node) for node, _ in bulk}
         for node, _, rows, _ in heap.metadata:
             _check_each(heap, rows if id(node) in chosen else [])
         return [], [], frozenset()
     heap.guard.check("True", f"metadata of {len(bulk)} tensors")
-    pairs = [*_asking(heap, bulk, check)]
     apart = frozenset(id(node.obj) for node, _ in bulk)
-    return [line for line, _ in pairs], [learning for _, learning in pairs], apart
+    return [line for line, _ in asked], [learning for _, learning in asked], apart
 
 
 def _check_each(heap: Heap, rows: list[tuple[str, str]]) -> None:
@@ -53,16 +57,27 @@ def _check_each(heap: Heap, rows: list[tuple[str, str]]) -> None:
         heap.guard.check(text, why)
 
 
-def _asking(heap: Heap, tensors: list[Open], check: Any) -> Iterator[tuple[str, str]]:
-    """Yield the line that asks tensors for their metadata, in both forms."""
-    if not tensors:
-        return
+def _asking(heap: Heap, tensors: list[Open]) -> list[tuple[str, str]] | None:
+    """Return the lines that ask tensors, those that stay last, for their metadata, in both forms.
+
+    Returns None where torch cannot check them together.
+    """
     given = [node for node, _ in tensors if not node.pinned]
+    first = len(given) + 1  # one that stays, too: torch's check also compares the state of this thread
+    parts = [tensors[:first], tensors[first:]] if len(tensors) - first >= FEW_TENSORS else [tensors]
+    checks = [
+        bulk_check([node.obj for node, _ in part], [left for _, left in part]) for part in parts if part
+    ]
+    if None in checks:
+        return None
     names = "".join(f"{node.var}, " for node in given)
-    pinned = heap.constant(tuple(node.obj for node, _ in tensors if node.pinned))
+    pinned = [tuple(node.obj for node, _ in part if node.pinned) for part in parts]
+    asked = [f"{heap.constant(check)}({names}*{heap.constant(pinned[0])})" for check in checks[:1]]
+    asked += [f"{heap.constant(Standing(check, pinned[1]).hold)}({names})" for check in checks[1:]]
+    number = len(heap.guard.checks) + 1
     differs = Differing([heap.guard.paths.get(node.var, "") for node in given], [node.obj for node in given])
-    condition = f"if not {heap.constant(check)}({names}*{pinned}): return "
-    yield f"{condition}{len(heap.guard.checks)}", f"{condition}missed, 0, {heap.constant(differs)}({names})"
+    learning = f"missed, 0, {heap.constant(differs)}({names})"
+    return [(f"if not {text}: return {number}", f"if not {text}: return {learning}") for text in asked]
 
 
 def check_distinct(heap: Heap, *, writes: bool, apart: frozenset[int]) -> None:
@@ -85,6 +100,9 @@ def check_distinct(heap: Heap, *, writes: bool, apart: frozenset[int]) -> None:
         else:
             _check_others(heap, kind, nodes, changed)
 
+
+FEW_TENSORS = 16
+"""Tensors that stay, of which no snapshot is taken."""
 
 FEW = 4
 """Objects that are each compared with all others of their type; of more, ids are compared as sets."""

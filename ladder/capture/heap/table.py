@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ladder.capture.values.kinds import by_value, has_same_value, kind_among
+from ladder.runtime.snapshot import identical
 
 dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 """A number that differs after each change of a dictionary; None where torch has it no more."""
@@ -227,8 +228,7 @@ class Objects:
         """Compare what the objects refer to."""
         if not self.owners:
             return True
-        found = gc.get_referents(*self.owners)
-        return len(found) == len(self.parts) and all(map(is_, found, self.parts))
+        return identical(gc.get_referents(*self.owners), self.parts)
 
     @staticmethod
     def takes(owner: Any, inside: Any) -> bool:

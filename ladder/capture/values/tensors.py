@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -14,6 +14,7 @@ from ladder.capture.python.words import words
 from ladder.capture.values import settings
 from ladder.capture.values.kinds import is_a
 from ladder.runtime.operator import is_differentiated_forward
+from ladder.runtime.snapshot import Snapshot
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -143,45 +144,6 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(autocast[-1])
 
 
-class Memory(NamedTuple):
-    """What a graph writes, with copies of what lay there.
-
-    joined: Tensors of one type and device that are all of their storages, with one copy of all: one copy of
-        many costs little more than one of each.
-    storages: Other storages, each with its copy.
-    """
-
-    joined: list[tuple[list[torch.Tensor], torch.Tensor]]
-    storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
-
-
-def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
-    """Return what lies in the memory of tensors that a graph writes, so that a failed run can be undone."""
-    joined, others = dict[Any, list[torch.Tensor]](), list[torch.UntypedStorage]()
-    for tensor in written:
-        storage = tensor.untyped_storage()
-        if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
-            joined.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        else:
-            others.append(storage)
-    with torch.no_grad():
-        copies = [(group, torch.cat([*map(_in_one_row, group)])) for group in joined.values()]
-    return Memory(copies, [(each, each.clone()) for each in others])  # type: ignore[no-untyped-call]
-
-
-def _in_one_row(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 1 else tensor.view(-1)  # a view takes as long as a copy of little
-
-
-def restore_memory(saved: Memory) -> None:
-    """Put back what `saved_memory` gave."""
-    for group, copy in saved.joined:
-        for tensor, part in zip(group, torch.split(copy, [each.numel() for each in group]), strict=True):
-            tensor.untyped_storage().copy_(part.clone().untyped_storage())
-    for storage, before in saved.storages:
-        storage.copy_(before)
-
-
 RandomStates = list[tuple[torch.Generator, torch.Tensor]]
 """Generators, each with its state."""
 
@@ -286,6 +248,26 @@ def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int] | Non
         return made.check if made.check(*tensors) else None
     except (TypeError, RuntimeError):
         return None
+
+
+class Standing:
+    """Tensors that stay, whose metadata torch's check looks at only where something about them changed.
+
+    check: Of `bulk_check`.
+    """
+
+    def __init__(self, check: Callable[..., bool], tensors: Sequence[torch.Tensor]) -> None:
+        self.check, self.tensors = check, tensors
+        self.snapshot = Snapshot(tensors)
+        self.known = frozenset(map(id, tensors))
+
+    def hold(self, *others: torch.Tensor) -> bool:
+        """Tell whether they are what they were, and none is among `others`."""
+        if not self.snapshot.holds():
+            if not self.check(*self.tensors):
+                return False
+            self.snapshot.renew()
+        return self.known.isdisjoint(map(id, others))
 
 
 def scripted(function: Any) -> Any:

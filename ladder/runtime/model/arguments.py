@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
+
+from ladder.runtime.snapshot import Snapshot, identical
 
 Span = tuple[int, int]
 """Addresses of the first byte of a tensor and of the byte behind its last."""
@@ -56,7 +58,8 @@ class CallArguments:
         self._first: dict[int, Fingerprint] = {}
         self._steady: tuple[int, ...] = ()
         self._pick: Callable[[Sequence[Any]], Sequence[Any]] = tuple
-        self._known: list[torch.Tensor] = []
+        self._known: Sequence[torch.Tensor] = ()
+        self._snapshot = Snapshot(())
         self._addresses: list[int] = []
         self._counts: list[int] = []
         self._written_spans: list[Span] = []
@@ -73,11 +76,17 @@ class CallArguments:
 
     def _stayed(self, values: Sequence[Any]) -> bool:
         steady = self._pick(values)
-        return (
-            all(map(is_, steady, self._known))
-            and [*map(torch.Tensor.data_ptr, steady)] == self._addresses
-            and not (self.are_open and [*map(torch.Tensor.numel, steady)] != self._counts)
-        )
+        if not identical(steady, self._known):
+            return False
+        return self._snapshot.holds() or self._lie_as_before(steady)
+
+    def _lie_as_before(self, steady: Sequence[torch.Tensor]) -> bool:
+        same = [*map(torch.Tensor.data_ptr, steady)] == self._addresses
+        if same and self.are_open:
+            same = [*map(torch.Tensor.numel, steady)] == self._counts
+        if same:
+            self._snapshot.renew()
+        return same
 
     def _start_anew(self, tensors: Mapping[int, torch.Tensor]) -> None:
         """Learn from a call which tensors stay; the first call holds none of them alive."""
@@ -88,9 +97,10 @@ class CallArguments:
             self.moving |= set(tensors) - self._same(tensors) - self.written
             self._steady = tuple(at for at in tensors if at not in self.moving)
             self._pick = _picker(self._steady)
-            self._known = [tensors[at] for at in self._steady]
+            self._known = tuple(tensors[at] for at in self._steady)
             self._addresses = [*map(torch.Tensor.data_ptr, self._known)]
             self._counts = [*map(torch.Tensor.numel, self._known)]
+            self._snapshot = Snapshot(self._known)
         if self.written:
             spans = {at: span_of(tensor) for at, tensor in tensors.items() if at not in self.moving}
             self._written_spans = sorted(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 from typing import Any
 
 import torch
+
+from ladder.runtime.snapshot import Snapshot, identical
 
 
 class FrameArguments:
@@ -24,6 +25,7 @@ class FrameArguments:
         """Positions of parameters, and of what is made of them."""
         self.known: list[Any] | None = None
         self.addresses: list[int] = []
+        self.snapshot = Snapshot(())
 
     def put(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
         """Fill the slots: kernels take plain tensors, not parameters.
@@ -45,7 +47,14 @@ class FrameArguments:
             slots[slot] = None
 
     def _stay(self, given: list[Any], known: list[Any]) -> bool:
-        return all(map(is_, given, known)) and [*map(torch.Tensor.data_ptr, given)] == self.addresses
+        if not identical(given, known):
+            return False
+        if self.snapshot.holds():
+            return True
+        same = [*map(torch.Tensor.data_ptr, given)] == self.addresses
+        if same:
+            self.snapshot.renew()
+        return same
 
     def _learn(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
         stays = [(slot, at) for slot, at in self.inputs if at >= made or values[at].requires_grad]
@@ -53,6 +62,7 @@ class FrameArguments:
         self.staying = [at for _, at in stays]
         self.known = [values[at] for at in self.staying]
         self.addresses = [*map(torch.Tensor.data_ptr, self.known)]
+        self.snapshot = Snapshot(self.known)
         for slot, at in stays:
             slots[slot] = self._plain(at, values[at])
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
+
+from ladder.runtime.snapshot import Snapshot, identical
 
 ELEMENTS = 8
 """Of each weight that are looked at."""
@@ -49,19 +51,25 @@ class Noted:
         """Those that count how often they were changed in place: inference tensors do not."""
         self.versions = [*map(_version, self.counted)]
         self.probes = Probes(self.parts)
+        self.snapshot = Snapshot(self.parts, versions=True)
 
     def hold(self, parts: Sequence[Any]) -> bool:
         """Tell whether these are the tensors, and they are what they were."""
-        return (
-            len(parts) == len(self.parts)
-            and all(map(is_, parts, self.parts))
-            and [*map(torch.Tensor.data_ptr, self.parts)] == self.addresses
-            and self.unwritten()
-        )
+        if not identical(parts, self.parts):
+            return False
+        if not self.snapshot.holds() and [*map(torch.Tensor.data_ptr, self.parts)] != self.addresses:
+            return False
+        return self.unwritten()
 
     def unwritten(self) -> bool:
         """Tell whether the tensors are what they were, where they are known to lie where they lay."""
-        return [*map(_version, self.counted)] == self.versions and self.probes.hold()
+        return (self.snapshot.holds() or self._count_as_before()) and self.probes.hold()
+
+    def _count_as_before(self) -> bool:
+        same = [*map(_version, self.counted)] == self.versions
+        if same:
+            self.snapshot.renew()
+        return same
 
     @classmethod
     def together(cls, noted: Sequence[Noted]) -> Noted:
@@ -74,6 +82,7 @@ class Noted:
         found.probes.views = [*chain.from_iterable(each.probes.views for each in noted)]
         known = [each.probes.known for each in noted if each.probes.known is not None]
         found.probes.known = torch.cat(known) if known else None
+        found.snapshot = Snapshot(found.parts, versions=True)
         return found
 
 

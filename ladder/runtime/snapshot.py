@@ -1,0 +1,178 @@
+"""Whether tensors are what they were, told by one pass of native code.
+
+Guards and plans ask much of many tensors before each call: a model of 32 layers has 840. By calls of torch
+for each fact of each tensor that takes as long as a GPU computes some layers. The pass (``snapshot.cpp``)
+reads the same facts where torch keeps them, and only says whether any differs; where one does, and where the
+pass is not there, callers compare fact by fact. It is compiled with torch's own headers, beside the program,
+when it is first of use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from operator import is_
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ladder.installation import cache_root
+
+log = logging.getLogger("ladder.snapshot")
+
+SOURCE = Path(__file__).with_name("snapshot.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
+FEW = 16
+"""Tensors, and objects, below which calls of torch and Python take no longer."""
+
+PLACES = (2, 3)
+"""Words of a tensor's object of which one points to torch's part of it, by release of torch."""
+
+
+class Native:
+    """The compiled pass: from the cache, or from a compiler that a thread waits for."""
+
+    def __init__(self) -> None:
+        self.library: ctypes.PyDLL | None = None
+        """None as long as it is being compiled, and where it cannot be."""
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Load or compile the library, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._make, name="ladder-snapshot", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> bool:
+        """Wait for what was begun; tell whether the library is there."""
+        self.begin()
+        assert self._thread is not None
+        self._thread.join()
+        return self.library is not None
+
+    def _make(self) -> None:
+        try:
+            path = _path()
+            if not path.exists():
+                _compile(path)
+            self.library = _loaded(path)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.info("tensors are compared fact by fact: %s", error)
+
+
+def _path() -> Path:
+    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, *OPTIONS))
+    return cache_root() / "native" / f"snapshot-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
+
+
+def _compile(path: Path) -> None:
+    """Compile the library.
+
+    Raises OSError, SubprocessError if there is no compiler, or it fails.
+    """
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
+    if compiler is None:
+        raise FileNotFoundError("there is no C++ compiler")
+    home = Path(torch.__file__).parent
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / path.name
+        libraries = (f"-L{home / 'lib'}", "-lc10", f"-Wl,-rpath,{home / 'lib'}")
+        command = [compiler, *OPTIONS, f"-I{home / 'include'}", str(SOURCE), "-o", str(built), *libraries]
+        subprocess.run(command, check=True, capture_output=True)
+        built.replace(path)  # atomic: another process may compile it too
+
+
+def _loaded(path: Path) -> ctypes.PyDLL:
+    library = ctypes.PyDLL(str(path))
+    library.ladder_snapshot.restype = ctypes.c_void_p
+    library.ladder_snapshot.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    for function in (library.ladder_identical_lists, library.ladder_identical_tuples):
+        function.argtypes = (ctypes.py_object, ctypes.py_object)
+    for function in (library.ladder_holds, library.ladder_release):
+        function.argtypes = (ctypes.c_void_p,)
+    return library
+
+
+NATIVE = Native()
+
+
+class Snapshot:
+    """Tensors as they were when it was last renewed; before that it holds for nothing.
+
+    tensors: They are kept alive. Nothing is told of few, or where one is no plain strided tensor.
+    versions: Whether it matters that they are written, too.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, versions: bool = False) -> None:
+        self._tensors, self._versions = [*tensors], versions
+        self._release: Callable[[int], None] | None = None
+        self._address: int | None = None
+        self._renewals = self._asked = 0
+        self._serves = (
+            len(self._tensors) >= FEW and _place() is not None and all(map(_is_plain, self._tensors))
+        )
+        if self._serves:
+            NATIVE.begin()
+
+    def holds(self) -> bool:
+        """Tell whether all are still what they were; False may also mean that this is not known."""
+        address, library = self._address, NATIVE.library
+        return address is not None and library is not None and bool(library.ladder_holds(address))
+
+    def renew(self) -> None:
+        """Take them as they are now: they are what the caller wants. Done more and more seldom."""
+        library = NATIVE.library
+        if not self._serves or library is None:
+            return
+        self._asked += 1
+        if not self._asked >> self._renewals:
+            return
+        self._asked, self._renewals = 0, self._renewals + 1
+        self._drop()
+        impls = (ctypes.c_size_t * len(self._tensors))(*(tensor._cdata for tensor in self._tensors))
+        self._address = library.ladder_snapshot(self._tensors, impls, _place(), self._versions)
+        self._release = library.ladder_release
+
+    def _drop(self) -> None:
+        if self._address is not None and self._release is not None:
+            self._release(self._address)
+        self._address = None
+
+    def __del__(self) -> None:
+        self._drop()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether torch keeps all facts of a tensor, and none is a Python object's."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.layout is torch.strided and not tensor.is_nested
+
+
+@cache
+def _place() -> int | None:
+    """Return which word of a tensor's object points to torch's part; None if none of `PLACES` does."""
+    tensor = torch.empty(1)
+    words = (ctypes.c_size_t * (max(PLACES) + 1)).from_address(id(tensor))
+    return next((place for place in PLACES if words[place] == tensor._cdata), None)
+
+
+def identical(found: Sequence[Any], known: Sequence[Any]) -> bool:
+    """Tell whether two lists, or tuples, hold the same objects."""
+    library = NATIVE.library
+    if library is not None and len(known) >= FEW and type(found) is type(known):
+        if type(known) is list:
+            return bool(library.ladder_identical_lists(found, known))
+        if type(known) is tuple:
+            return bool(library.ladder_identical_tuples(found, known))
+    return len(found) == len(known) and all(map(is_, found, known))

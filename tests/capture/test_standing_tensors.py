@@ -1,0 +1,291 @@
+"""Tensors that stay are looked at by one native pass: whatever about them changes is still seen."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ladder
+from ladder.capture.values.saved import Written, restore_memory, saved_memory
+from ladder.runtime import snapshot
+from ladder.runtime.model.probes import Noted
+from ladder.runtime.snapshot import FEW, NATIVE, Snapshot, identical
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, snapshot.COMPILERS)), reason="the native pass needs a C++ compiler"
+)
+WIDTH, LAYERS, AT = 8, FEW + 4, 5
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    assert NATIVE.wait()
+
+
+def grown(tensor: Tensor) -> None:
+    with torch.no_grad():
+        tensor.resize_(WIDTH + 1, WIDTH)
+
+
+def elsewhere(tensor: Tensor) -> None:
+    tensor.data = tensor.data.clone()
+
+
+def of_another_storage(tensor: Tensor) -> None:
+    tensor.set_(torch.ones(2 * WIDTH, WIDTH)[:WIDTH])
+
+
+def swapped(tensor: Tensor) -> None:
+    other = nn.Parameter(tensor.detach().clone(), requires_grad=False)
+    torch.utils.swap_tensors(tensor, other)
+
+
+def conjugated(tensor: Tensor) -> None:
+    tensor.data = tensor.data.conj()
+
+
+def freed(tensor: Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
+
+
+def enlarged(tensor: Tensor) -> None:
+    tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes() + 4096)
+
+
+def of_another_class(tensor: Tensor) -> None:
+    tensor.__class__ = nn.Buffer  # type: ignore[assignment]
+
+
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "shape": grown,
+    "strides": lambda tensor: setattr(tensor, "data", tensor.data.t()),
+    "address": elsewhere,
+    "storage": of_another_storage,
+    "offset": lambda tensor: setattr(tensor, "data", torch.ones(WIDTH + 1, WIDTH)[1:]),
+    "type": lambda tensor: setattr(tensor, "data", tensor.data.to(torch.float64)),
+    "gradient": lambda tensor: tensor.requires_grad_(not tensor.requires_grad),
+    "torch's part of it": swapped,
+    "freed storage": freed,
+    "larger storage": enlarged,
+    "class": of_another_class,
+}
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [nn.Parameter(torch.ones(WIDTH, WIDTH, dtype=dtype), requires_grad=False) for _ in range(LAYERS)]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_snapshot_sees_every_change(what: str) -> None:
+    tensors = parameters()
+    taken = Snapshot(tensors)
+    assert not taken.holds()
+    taken.renew()
+    assert taken.holds()
+    CHANGES[what](tensors[AT])
+    assert not taken.holds()
+
+
+def test_a_snapshot_sees_conjugation() -> None:
+    tensors = parameters(torch.complex64)
+    taken = Snapshot(tensors)
+    taken.renew()
+    assert taken.holds()
+    conjugated(tensors[AT])
+    assert not taken.holds()
+
+
+def test_only_a_snapshot_of_versions_sees_writes() -> None:
+    tensors = [*parameters(), torch.inference_mode()(torch.ones)(3)]
+    plain, counted = Snapshot(tensors), Snapshot(tensors, versions=True)
+    plain.renew()
+    counted.renew()
+    assert plain.holds()
+    assert counted.holds()
+    with torch.no_grad():
+        tensors[AT].mul_(2)
+    assert plain.holds()
+    assert not counted.holds()
+    counted.renew()
+    assert not counted.holds(), "it is renewed more and more seldom"
+    counted.renew()
+    assert counted.holds()
+
+
+def test_nothing_is_told_of_few_tensors_and_of_kinds_that_are_not_plain() -> None:
+    class Own(Tensor):
+        pass
+
+    for tensors in (
+        parameters()[: FEW - 1],
+        [*parameters(), torch.ones(2).to_sparse()],
+        [*parameters(), torch.ones(2).as_subclass(Own)],
+    ):
+        taken = Snapshot(tensors)
+        taken.renew()
+        assert not taken.holds()
+
+
+def test_a_snapshot_keeps_its_tensors_and_no_more() -> None:
+    tensors = parameters()
+    taken = Snapshot(tensors)
+    taken.renew()
+    del tensors
+    gc.collect()
+    assert taken.holds()
+
+
+def test_lists_and_tuples_are_compared_by_identity() -> None:
+    for kind in (list, tuple):
+        objects = kind([{}] * LAYERS)
+        others = kind([*objects[:-1], {}])
+        assert identical(objects, kind(objects))
+        assert not identical(others, objects)
+        assert not identical(objects[:-1], objects)
+    assert identical([None] * LAYERS, (None,) * LAYERS)
+
+
+def test_writes_and_moves_are_noted_where_many_tensors_are() -> None:
+    tensors = parameters()
+    noted = Noted(tensors)
+    for _ in range(3):
+        assert noted.hold([*tensors])
+        assert noted.unwritten()
+    with torch.no_grad():
+        tensors[AT][0, 0] = 7
+    assert not noted.hold([*tensors])
+    noted = Noted(tensors)
+    assert noted.hold([*tensors])
+    elsewhere(tensors[AT])
+    assert not noted.hold([*tensors])
+
+
+class Deep(nn.Module):
+    """Many layers, each with a parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+        for at in range(LAYERS):
+            self.register_buffer(f"shift{at}", torch.full((WIDTH,), 0.01 * at))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for at, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x) + getattr(self, f"shift{at}"))
+        return x
+
+
+def layer_of(model: Deep) -> nn.Linear:
+    layer = model.layers[AT]
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def replaced(model: Deep) -> None:
+    layer_of(model).weight = nn.Parameter(torch.eye(WIDTH))
+
+
+def buffer_swapped(model: Deep) -> None:
+    setattr(model, f"shift{AT}", torch.ones(WIDTH))
+
+
+def weight_swapped(model: Deep) -> None:
+    torch.utils.swap_tensors(layer_of(model).weight, nn.Parameter(torch.eye(WIDTH)))
+
+
+def data_moved(model: Deep) -> None:
+    layer_of(model).weight.data = torch.eye(WIDTH)
+
+
+def data_turned(model: Deep) -> None:
+    layer_of(model).weight.data = torch.arange(float(WIDTH * WIDTH)).view(WIDTH, WIDTH).t() / 64
+
+
+def written(model: Deep) -> None:
+    with torch.no_grad():
+        layer_of(model).weight.mul_(-1)
+
+
+def buffer_written_by_data(model: Deep) -> None:
+    model.get_buffer(f"shift{AT}").data.add_(1)
+
+
+def of_doubles(model: Deep) -> None:
+    model.double()
+
+
+def asks_for_a_gradient(model: Deep) -> None:
+    model.get_buffer(f"shift{AT}").requires_grad_(True)
+
+
+def hooked(model: Deep) -> None:
+    layer_of(model).register_forward_hook(lambda module, given, result: result + 1)
+
+
+def resized(model: Deep) -> None:
+    for at, rows in ((AT, WIDTH + 2), (AT + 1, WIDTH)):
+        columns = WIDTH if at == AT else WIDTH + 2
+        model.layers[at].get_parameter("weight").data = torch.full((rows, columns), 0.1)
+    model.get_buffer(f"shift{AT}").resize_(WIDTH + 2).fill_(0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced,
+        buffer_swapped,
+        weight_swapped,
+        data_moved,
+        data_turned,
+        written,
+        buffer_written_by_data,
+        of_doubles,
+        asks_for_a_gradient,
+        hooked,
+        resized,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_a_compiled_model_sees_what_changes(change: Callable[[Deep], None]) -> None:
+    torch.manual_seed(0)
+    model = Deep().eval()
+    fast, x = ladder.compile(model), torch.randn(3, WIDTH)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), model(x))
+        change(model)
+        given = x.to(layer_of(model).weight.dtype)
+        for _ in range(3):
+            found, want = fast(given), model(given)
+            assert (found.dtype, found.shape) == (want.dtype, want.shape)
+            torch.testing.assert_close(found, want)
+
+
+def test_a_compiled_model_sees_that_it_was_moved() -> None:
+    model = Deep().eval()
+    fast, x = ladder.compile(model), torch.randn(3, WIDTH)
+    with torch.no_grad():
+        for _ in range(4):
+            fast(x)
+        model.to("meta")
+        assert fast(x.to("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole storages", "parts of storages"])
+def test_memory_is_saved_however_tensors_come_to_lie(share: bool) -> None:
+    """How they lie is found out once, and again where it is no longer so."""
+    tensors = [torch.arange(at % 3, at % 3 + 3)[int(share) :] for at in range(LAYERS)]
+    written_by = Written()
+    for change in (lambda: None, lambda: None, lambda: tensors[AT].set_(torch.arange(6)[2:4])):
+        change()
+        before = [tensor.clone() for tensor in tensors]
+        saved = saved_memory(written_by, tensors)
+        for tensor in tensors:
+            tensor.add_(1)
+        restore_memory(saved)
+        assert all(map(torch.equal, tensors, before))
