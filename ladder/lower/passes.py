@@ -29,8 +29,8 @@ SPLITTING = (
 PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize")
 """Up to functions that take and return what TVM's runtime hands over."""
 
-HOST, DEVICE = ("LowerTVMBuiltin", "LowerIntrin"), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
-"""After that, on each side."""
+HOST, DEVICE = ("LowerTVMBuiltin",), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
+"""After that, on each side; on the host `open_quotients` and ``LowerIntrin`` follow."""
 
 LEFT_TO_LLVM = ("CommonSubexprElim",)
 """Pass whose work LLVM does itself: it takes a third of a build for CPUs."""
@@ -101,7 +101,7 @@ def _stages() -> tuple[Any, Any, Any]:
         return _sequence((*SPLITTING, *PACKING))(_running(module))
 
     whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
-    return whole, lambda: _sequence(HOST), lambda: _sequence(DEVICE)
+    return whole, lambda: _sequence(HOST, open_quotients(), _pass("LowerIntrin")), lambda: _sequence(DEVICE)
 
 
 def _sequence(names: tuple[str, ...], *more: Any) -> Any:
@@ -176,6 +176,49 @@ def _with_registers(loop: Any) -> Any:
     outside = [tirx.AllocBuffer(lanes[s.buffer], s.annotations) for s in found]
     whole = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
     return tirx.SeqStmt([*outside, whole])
+
+
+def open_quotients() -> Any:
+    """Return the pass that spells out floor division by what is no constant, without conditions.
+
+    TVM's `LowerIntrin` makes a choice of it whose conditions it simplifies with everything in place that
+    variables are bound to: of a few quotients of quotients that takes many seconds.
+    """
+    import tvm
+
+    def changed(function: Any, module: Any, context: Any) -> Any:
+        from tvm import tirx
+        from tvm_ffi import structural_map
+
+        kinds = [(tirx.FloorDiv, _floor_quotient), (tirx.FloorMod, _floor_remainder)]
+        return function.with_body(structural_map(function.body, kinds))
+
+    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.OpenQuotients")
+
+
+def _floor_quotient(e: Any) -> Any:
+    """Return ``a // b`` as the quotient that is rounded to zero, less 1 where signs differ."""
+    return _spelled_quotient(e, lambda quotient, rest, differs: quotient + differs)
+
+
+def _floor_remainder(e: Any) -> Any:
+    """Return ``a % b`` as the rest of the quotient that is rounded to zero, plus ``b`` where signs differ."""
+    return _spelled_quotient(e, lambda quotient, rest, differs: rest + (e.b & differs))
+
+
+def _spelled_quotient(e: Any, value: Any) -> Any:
+    """Return ``value`` of quotient and rest, both rounded to zero, and of -1 where rest and b differ in sign.
+
+    Constant divisors, and types that are no signed integers, are left to TVM.
+    """
+    from tvm import tirx
+
+    kind = str(e.ty.dtype)
+    if not kind.startswith("int") or isinstance(getattr(e.b, "value", e.b), tirx.IntImm):
+        return e
+    rest, sign = tirx.Var("rest", kind), int(kind[3:].partition("x")[0]) - 1
+    differs = ((rest ^ e.b) & (rest | -rest)) >> tirx.const(sign, kind)
+    return tirx.Let(rest, tirx.truncmod(e.a, e.b), value(tirx.truncdiv(e.a, e.b), rest, differs))
 
 
 def bfloat16_in_bindings() -> Any:
