@@ -84,6 +84,7 @@ those timed there (geometric mean, 1.26 at worst).
 """
 
 FP8: dict[str, float] = {
+    "TURNOVER_SECONDS": 2.0e-06,
     "CUT_SECONDS": 5.35e-06,
     "CUT_OUTPUT_SECONDS": 2.0e-10,
     "PART_SECONDS": 1.0e-10,
@@ -92,5 +93,7 @@ FP8: dict[str, float] = {
 
 Fitted to 381 kernels at 53 points of seven shapes of no tuning row on an H100 (M = 1 to 1500,
 ``benchmarks/results/h100_fp8_choices_2026-11-26.json``): the first choice among those timed takes 1.039 times
-the fastest (geometric mean; 1.064 with the constants of other 8-bit operands).
+the fastest (geometric mean; 1.064 with the constants of other 8-bit operands). `TURNOVER_SECONDS` is read
+off pairs of a plain and a persistent grid there that are alike in all else: the plain one takes as long where
+each multiprocessor has one block, and about 2 µs longer for each further one.
 """

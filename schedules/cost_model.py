@@ -132,6 +132,9 @@ WORK_POWER = 2.0
 EDGE_OVERLAP = 1.0
 """wgmma: share of a block's start and end that other blocks of its multiprocessor hide as they do latency."""
 
+TURNOVER_SECONDS = 0.0
+"""wgmma: from one block to the next where a multiprocessor holds one; a persistent grid has no such ends."""
+
 FLOP_SECONDS = 0.0
 """wgmma: time per operation, padding included, that nothing hides: the clock falls as cores draw power."""
 
@@ -230,7 +233,7 @@ def _constants(gemm: Gemm) -> Mapping[str, float]:
         own = TO_FP8
     elif takes_sixteens(gemm) and lane_of(gemm.activation) == 8:
         own = FP8
-    return {name: float(own.get(name, globals()[name])) for name in {**DECODED, **TO_FP8}}
+    return {name: float(own.get(name, globals()[name])) for name in {**DECODED, **TO_FP8, **FP8}}
 
 
 def forget() -> None:
@@ -370,7 +373,9 @@ def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
 def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
     if not schedule.persistent:
-        return work.waves(grid.rounds, grid.resident)
+        alone = grid.resident == 1 and schedule.pipeline in WARPGROUPS
+        turns = (grid.rounds - 1) * _constants(gemm)["TURNOVER_SECONDS"] if alone else 0.0
+        return work.waves(grid.rounds, grid.resident) + turns
     block = _constants(gemm)["BLOCK_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = -(-device.units // grid.blocks)

@@ -8,6 +8,7 @@ six others.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -93,6 +94,22 @@ def test_predictions_follow_the_order_of_measured_times() -> None:
 
 def test_clusters_leave_multiprocessors_idle() -> None:
     assert [usable_units(H200, size) for size in (1, 2, 4, 8)] == [132, 132, 120, 96]
+
+
+@pytest.mark.parametrize(("n", "k", "m", "tile_m"), [(13824, 5120, 1500, 256), (6144, 6144, 1500, 192)])
+def test_fp8_blocks_that_follow_one_another_cost_more_than_a_grid_that_stays(
+    n: int, k: int, m: int, tile_m: int
+) -> None:
+    """An H100 took 1.085 and 1.041 times as long, and as long with one block for each multiprocessor."""
+    gemm = Gemm(n, k, "fp8_e4m3", "fp8_e4m3")
+    stays = GpuSchedule("wgmma", tile_m, 128, 128, warps=8, persistent=True, placement="accumulator")
+    follows = replace(stays, persistent=False)
+    many, one = (
+        predict(gemm, H200, follows, rows).seconds / predict(gemm, H200, stays, rows).seconds
+        for rows in (m, tile_m)
+    )
+    assert 1.01 <= many <= 1.1
+    assert one <= 1.01
 
 
 @pytest.mark.daily(3)
