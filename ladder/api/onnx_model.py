@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ladder.api.problem import gemm_for
-from ladder.frontend.onnx_branches import BRANCHES, BranchedStage, graph_model, handed_on, outside, unchanged
+from ladder.frontend.onnx_branches import BRANCHES, BranchedStage, graph_model, handed_on, outside
 from ladder.frontend.onnx_file import OnnxFile, open_onnx
 from ladder.frontend.onnx_import import import_stages, one_error
 from ladder.frontend.onnx_late import shape_of
@@ -118,9 +118,11 @@ class OnnxModel:
             arguments, named = (*values.values(),), {}
             form = form_of(arguments)
             for special in self._special.get(where) or self._of_shapes(where):
-                model = special.of(values, form)
+                model = special.of(arguments, form)
                 if model is not None:
                     return model(*arguments)
+            general = self._built.get(where) or self.on(where)
+            return general.of(values) if isinstance(general, StagedModel) else general(*arguments)
         return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def _of_shapes(self, where: torch.device) -> Sequence[Specialized]:
@@ -273,11 +275,10 @@ def specialized(
     A branch is one from its first call on; the body of a loop from the second on that has the same shapes.
     """
     inputs = [info.name for info in graph.input]
-    constant = {**stored, **{n: stored[v] for n, v in unchanged(stage.node, graph).items() if v in stored}}
-    names = [name for name in (*inputs, *outside(graph)) if name not in constant]
+    names = [name for name in (*inputs, *outside(graph)) if name in inputs or name not in stored]
 
     def make(given: Mapping[str, torch.Tensor]) -> WholeModel | StagedModel | None:
-        return built_or_none(graph_model(graph, stage.versions, given, constant), where, precise)
+        return built_or_none(graph_model(graph, stage.versions, given, stored), where, precise)
 
     return Specialized(names, make, patience=2 if inputs else 1)
 

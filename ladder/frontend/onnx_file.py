@@ -14,6 +14,7 @@ import onnx.defs
 
 from ladder.frontend.onnx_check import check_model, check_size, external_bytes
 from ladder.frontend.onnx_local import inlined
+from ladder.frontend.onnx_loops import with_lean_loops
 from ladder.frontend.onnx_values import Known
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import ArtifactError
@@ -96,7 +97,7 @@ def _checked(file: OnnxFile) -> OnnxFile:
         file = OnnxFile(inlined(file.model, file.title), file.folder, file.title)
     file = OnnxFile(_with_open_extents(file.model), file.folder, file.title)
     check_model(file.model, file.title)
-    return file
+    return OnnxFile(with_lean_loops(file.model), file.folder, file.title)
 
 
 def _with_open_extents(model: Any) -> Any:

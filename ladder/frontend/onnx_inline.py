@@ -34,10 +34,11 @@ def _read(node: Any, names: Mapping[str, str]) -> None:
         node.input[at] = names.get(name, name)
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            _read_within(graph, names)
+            read_within(graph, names)
 
 
-def _read_within(graph: Any, names: Mapping[str, str]) -> None:
+def read_within(graph: Any, names: Mapping[str, str]) -> None:
+    """Rename what a graph, and the graphs in it, read from outside."""
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     own |= {name for node in graph.node for name in node.output}
     outside = {name: target for name, target in names.items() if name not in own}

@@ -113,7 +113,7 @@ def test_a_branch_is_a_model_for_the_shapes_that_it_is_first_given() -> None:
     assert model is not None
     assert not second.models
     assert torch.equal(general(n=torch.tensor(3), x=torch.ones(3, 4)), torch.ones(3, 4).exp())
-    assert first.of(dict.fromkeys(first.names, x)) is model
+    assert first.of([x] * len(first.names)) is model
 
 
 def test_a_result_that_is_listed_twice_is_returned_twice() -> None:

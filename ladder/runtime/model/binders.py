@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
 
+from ladder.ir.extents import product
 from ladder.runtime.allocate import viewer
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
@@ -16,6 +18,7 @@ from ladder.runtime.model.codes import bind_codes
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
+from ladder.runtime.model.memory import contiguous
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Keep, Ordered
 from ladder.runtime.model.plan import PlanStep
@@ -164,7 +167,39 @@ def _bind_library(memory: Workspace, step: PlanStep) -> Bound:
     for value in step.part.inputs:
         if (tensor := memory.known(value)) is not None:
             stays(tensor)
-    return _bind_call(memory, step, library_run(step.part.graph, memory.now))
+    call = library_run(step.part.graph, memory.now)
+    return _bind_row(memory, step, call) if _takes_one_row(memory, step) else _bind_call(memory, step, call)
+
+
+def _takes_one_row(memory: Workspace, step: PlanStep) -> bool:
+    """Tell whether a step takes one row of a table that stays as it is while the row is read by this plan."""
+    if step.part.operators != ("take",) or len(step.part.inputs) != 2 or not memory.settles(step):
+        return False
+    table, ids = step.part.inputs
+    (count,) = memory.now.numbers((product(memory.owner.plan.tiles[ids].shape),))()
+    while table in memory.shown_by:
+        table = memory.shown_by[table]
+    bindings = memory.owner.bindings
+    stays = table in memory.constants or (table in bindings and bindings[table] not in memory.owner.changed)
+    return count == 1 and stays and step.part.outputs[0] not in memory.shown()
+
+
+def _bind_row(memory: Workspace, step: PlanStep, call: Callable[..., Any]) -> Bound:
+    """Return the view of one row; ``call`` gathers it if the table lies otherwise, or says what is wrong."""
+    table, ids = memory.reads(step)
+    value = step.part.outputs[0]
+    place, show = memory.slot[value], viewer()
+    shape = memory.now.numbers(memory.owner.plan.tiles[value].shape)()
+    strides, row = contiguous(shape), prod(shape)
+
+    def run(slots: Slots) -> None:
+        rows, at = slots[table], slots[ids].item()
+        if 0 <= at < rows.shape[0] and rows.is_contiguous():
+            slots[place] = show(rows, shape, strides, at * row)
+        else:
+            slots[place] = call(rows, slots[ids])
+
+    return run
 
 
 def _bind_nodes(memory: Workspace, step: PlanStep) -> Bound:

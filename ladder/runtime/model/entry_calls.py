@@ -98,7 +98,10 @@ def _partly_known(entry: Any, known: list[Any], moving: Sequence[Any], made: Seq
     def run(slots: Slots) -> None:
         arguments = known.copy()
         for at, slot, view in moving:
-            x = ready(slots[slot])
+            x = slots[slot]
+            begin = x.data_ptr()  # 0 where there are no elements
+            if not begin or begin % ALIGNMENT or not x.is_contiguous():
+                x = ready(x)
             arguments[at] = x if view is None else view(x)
         for at, slot, target, view in made:
             slots[slot] = y = target()

@@ -93,7 +93,8 @@ class IfStage(TorchStage):
             values.update([(made, values[name]) for made, name in zip(self.writes, handed, strict=True)])
             return
         special = self.special[taken]
-        names, model = special.names, special.of(values)
+        given = [values[name] for name in special.names]
+        model = special.of(given)
         if model is None:
             if taken not in self._made:
                 self._made[taken] = self.make(taken)
@@ -101,8 +102,8 @@ class IfStage(TorchStage):
             if model is None:
                 run_node(self.node, values)
                 return
-            names = model.names
-        found = model(*(values[name] for name in names))
+            given = [values[name] for name in model.names]
+        found = model(*given)
         results = found if len(self.writes) > 1 else (found,)
         values.update(zip(self.writes, results, strict=True))
 
@@ -141,8 +142,12 @@ class StagedModel:
         Raises LadderError if a node cannot be computed of what is there; the message names it.
         """
         given = by_name(self.names, arguments, named)
-        values = {**self.stored, **{name: given_value(value) for name, value in given.items()}}
-        self._check(values)
+        return self.of({name: given_value(value) for name, value in given.items()})
+
+    def of(self, given: Mapping[str, Any]) -> Any:
+        """Run, as a call does, with values by name."""
+        self._check(given)
+        values = {**self.stored, **given}
         for stage, dead in self._order:
             stage.run(values)
             for name in dead:
@@ -157,8 +162,8 @@ class StagedModel:
 
     @cached_property
     def _order(self) -> list[tuple[PlanStage | TorchStage, tuple[str, ...]]]:
-        """The stages, each with the values that nothing reads after it."""
-        seen, found = set(self.outputs), []
+        """The stages, each with the values that nothing reads after it, but for those that stay anyway."""
+        seen, found = {*self.outputs, *self.stored}, []
         for stage in reversed(self.stages):
             names = {*stage.reads, *stage.writes} - seen
             seen |= names

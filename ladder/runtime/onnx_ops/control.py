@@ -33,7 +33,7 @@ def _loop(op: Operation, scope: Scope, most: Any = None, condition: Any = None, 
     while going and (limit is None or at < limit):
         now = condition if condition is not None else torch.tensor(True)
         found = body((torch.tensor(at, dtype=torch.int64), now, *values), scope)
-        going, condition = bool(found[0].reshape(())), found[0]
+        going, condition = bool(found[0]), found[0]
         values = list(found[1 : 1 + len(state)])
         for all_, value in zip(scanned, found[1 + len(state) :], strict=True):
             all_.append(value)

@@ -239,10 +239,10 @@ class Body:
         """Return the results; ``scope`` has the values around the graph."""
         given = dict(zip(self.inputs, operands, strict=False))
         if self.special is not None:
-            around = {name: scope[name] for name in self.special.names if name not in given}
-            model = self.special.of(around | given)
+            taken = [given[name] if name in given else scope[name] for name in self.special.names]
+            model = self.special.of(taken)
             if model is not None:
-                found = model(*((around | given)[name] for name in self.special.names))
+                found = model(*taken)
                 return [found] if len(self.outputs) == 1 else [*found]
         values = {**scope, **self.held, **given}
         for step in self.steps:

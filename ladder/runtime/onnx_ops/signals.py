@@ -23,9 +23,9 @@ def _complex_type(x: Any) -> Any:
 
 def _dft(op: Operation, x: Any, length: Any = None, axis: Any = None) -> Any:
     """Transform along an axis; its last axis holds parts of complex numbers."""
-    place = int(axis.reshape(())) if axis is not None else op.get("axis", 1 if op.version < 20 else -2)
+    place = int(axis.item()) if axis is not None else op.get("axis", 1 if op.version < 20 else -2)
     place = place % x.ndim
-    count = None if length is None else int(length.reshape(()))
+    count = None if length is None else int(length.item())
     if op.get("inverse", 0) and op.get("onesided", 0):
         return torch.fft.irfft(_complex(x), count, place).unsqueeze(-1)
     if op.get("onesided", 0) and x.shape[-1] == 1:
@@ -39,12 +39,12 @@ def _dft(op: Operation, x: Any, length: Any = None, axis: Any = None) -> Any:
 
 def _stft(op: Operation, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
     """Transform frames of a signal."""
-    count = int(length.reshape(())) if length is not None else window.shape[0]
+    count = int(length.item()) if length is not None else window.shape[0]
     if (x.ndim == 2 or x.shape[-1] == 1) and op.get("onesided", 1):
-        parts = (x if x.ndim == 2 else x[..., 0]).unfold(1, count, int(step.reshape(())))
+        parts = (x if x.ndim == 2 else x[..., 0]).unfold(1, count, int(step.item()))
         return torch.view_as_real(torch.fft.rfft(parts if window is None else parts * window))
     signal = x if x.ndim == 3 else x.unsqueeze(-1)
-    frames = signal.unfold(1, count, int(step.reshape(()))).movedim(-1, 2)  # [batch, frames, count, parts]
+    frames = signal.unfold(1, count, int(step.item())).movedim(-1, 2)  # [batch, frames, count, parts]
     values = _complex(frames)
     if window is not None:
         values = values * window

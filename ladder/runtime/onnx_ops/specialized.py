@@ -38,16 +38,15 @@ class Specialized:
         """In a row, with `form`."""
         self.models: dict[tuple[Any, ...], Model | None] = {}
 
-    def of(self, values: Mapping[str, Any], form: tuple[Any, ...] | None = None) -> Model | None:
-        """Return the model for values, whose `form_of` may be given; None where there is none for them."""
-        form = form_of([values[name] for name in self.names]) if form is None else form
+    def of(self, given: Sequence[Any], form: tuple[Any, ...] | None = None) -> Model | None:
+        """Return the model for values in order, whose `form_of` may be given; None if there is none."""
+        form = form_of(given) if form is None else form
         if form in self.models or len(self.models) >= self.most:
             return self.models.get(form)
         self.calls = self.calls + 1 if form == self.form else 1
         self.form = form
         if self.calls < self.patience:
             return None
-        given = [values[name] for name in self.names]
         are_tensors = all(isinstance(value, torch.Tensor) for value in given)
         self.models[form] = self.make(dict(zip(self.names, given, strict=True))) if are_tensors else None
         return self.models[form]
