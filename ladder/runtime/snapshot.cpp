@@ -124,6 +124,18 @@ int ladder_holds(const void* address) try {
 
 void ladder_release(void* snapshot) { delete static_cast<Snapshot*>(snapshot); }
 
+// Copies one word of each object of a tuple, or tells whether all are what was copied.
+void ladder_copy_words(void* tuple, int place, const void** copied) {
+  const auto count = PyObject_Size(tuple);
+  for (intptr_t at = 0; at < count; ++at) copied[at] = static_cast<Object>(PyTuple_GetItem(tuple, at))[place];
+}
+int ladder_same_words(void* tuple, int place, const void* const* copied) {
+  const auto count = PyObject_Size(tuple);
+  for (intptr_t at = 0; at < count; ++at)
+    if (static_cast<Object>(PyTuple_GetItem(tuple, at))[place] != copied[at]) return 0;
+  return 1;
+}
+
 // Tell whether two lists, or two tuples, hold the same objects.
 int ladder_identical_lists(void* found, void* known) { return identical(found, known, PyList_GetItem); }
 int ladder_identical_tuples(void* found, void* known) { return identical(found, known, PyTuple_GetItem); }

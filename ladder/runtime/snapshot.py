@@ -99,6 +99,8 @@ def _loaded(path: Path) -> ctypes.PyDLL:
     library.ladder_snapshot.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     for function in (library.ladder_identical_lists, library.ladder_identical_tuples):
         function.argtypes = (ctypes.py_object, ctypes.py_object)
+    for function in (library.ladder_copy_words, library.ladder_same_words):
+        function.argtypes = (ctypes.py_object, ctypes.c_int, ctypes.c_void_p)
     for function in (library.ladder_holds, library.ladder_release):
         function.argtypes = (ctypes.c_void_p,)
     return library
@@ -107,17 +109,33 @@ def _loaded(path: Path) -> ctypes.PyDLL:
 NATIVE = Native()
 
 
-class Snapshot:
-    """Tensors as they were when it was last renewed; before that it holds for nothing.
+class Taken:
+    """What the pass keeps of tensors; whoever asks it holds it, so that it stays while another is taken."""
 
-    tensors: They are kept alive. Nothing is told of few, or where one is no plain strided tensor.
+    def __init__(self, library: ctypes.PyDLL, tensors: list[torch.Tensor], versions: bool) -> None:
+        impls = (ctypes.c_size_t * len(tensors))(*(tensor._cdata for tensor in tensors))
+        self._library = library
+        self._address: int | None = library.ladder_snapshot(tensors, impls, _place(), versions)
+
+    def holds(self) -> bool:
+        """Tell whether all are what they were."""
+        return self._address is not None and bool(self._library.ladder_holds(self._address))
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            self._library.ladder_release(self._address)
+
+
+class Snapshot:
+    """Tensors as they were when they were last confirmed.
+
+    tensors: They are kept alive. Of few, or where one is no plain strided tensor, no snapshot is taken.
     versions: Whether it matters that they are written, too.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, versions: bool = False) -> None:
         self._tensors, self._versions = [*tensors], versions
-        self._release: Callable[[int], None] | None = None
-        self._address: int | None = None
+        self._last: Taken | None = None
         self._renewals = self._asked = 0
         self._serves = (
             len(self._tensors) >= FEW and _place() is not None and all(map(_is_plain, self._tensors))
@@ -127,30 +145,32 @@ class Snapshot:
 
     def holds(self) -> bool:
         """Tell whether all are still what they were; False may also mean that this is not known."""
-        address, library = self._address, NATIVE.library
-        return address is not None and library is not None and bool(library.ladder_holds(address))
+        last = self._last
+        return last is not None and NATIVE.library is not None and last.holds()
 
-    def renew(self) -> None:
-        """Take them as they are now: they are what the caller wants. Done more and more seldom."""
+    def confirm(self, exact: Callable[[], bool]) -> bool:
+        """Tell whether tensors are what they are to be: where they are not known to be, by `exact`.
+
+        A new snapshot is taken before that, so that it differs from what changes meanwhile.
+        """
+        if self.holds():
+            return True
+        taken = self._taken()
+        same = exact()
+        if same and taken is not None:
+            self._last = taken
+        return same
+
+    def _taken(self) -> Taken | None:
+        """Take a snapshot; more and more seldom, for tensors may change from call to call."""
         library = NATIVE.library
         if not self._serves or library is None:
-            return
+            return None
         self._asked += 1
         if not self._asked >> self._renewals:
-            return
+            return None
         self._asked, self._renewals = 0, self._renewals + 1
-        self._drop()
-        impls = (ctypes.c_size_t * len(self._tensors))(*(tensor._cdata for tensor in self._tensors))
-        self._address = library.ladder_snapshot(self._tensors, impls, _place(), self._versions)
-        self._release = library.ladder_release
-
-    def _drop(self) -> None:
-        if self._address is not None and self._release is not None:
-            self._release(self._address)
-        self._address = None
-
-    def __del__(self) -> None:
-        self._drop()
+        return Taken(library, self._tensors, self._versions)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -165,6 +185,33 @@ def _place() -> int | None:
     tensor = torch.empty(1)
     words = (ctypes.c_size_t * (max(PLACES) + 1)).from_address(id(tensor))
     return next((place for place in PLACES if words[place] == tensor._cdata), None)
+
+
+class Words:
+    """One word of each of many objects, as it was when they were last confirmed.
+
+    objects: They are kept alive.
+    place: Which word.
+    """
+
+    def __init__(self, objects: Sequence[Any], place: int) -> None:
+        self._objects, self._place = tuple(objects), place
+        self._copied: Any = None
+        if len(self._objects) >= FEW:
+            NATIVE.begin()
+
+    def confirm(self, exact: Callable[[], bool]) -> bool:
+        """Tell whether objects are what they are to be, as `Snapshot.confirm` does."""
+        library, copied = NATIVE.library, self._copied
+        if library is None or len(self._objects) < FEW:
+            return exact()
+        if copied is not None and library.ladder_same_words(self._objects, self._place, copied):
+            return True
+        copied = (ctypes.c_size_t * len(self._objects))()
+        library.ladder_copy_words(self._objects, self._place, copied)
+        same = exact()
+        self._copied = copied if same else None
+        return same
 
 
 def identical(found: Sequence[Any], known: Sequence[Any]) -> bool:

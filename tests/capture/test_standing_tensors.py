@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder.capture.values.saved import Written, restore_memory, saved_memory
+from ladder.capture.heap.table import VERSION_WORD, Table
 from ladder.runtime import snapshot
 from ladder.runtime.model.probes import Noted
-from ladder.runtime.snapshot import FEW, NATIVE, Snapshot, identical
+from ladder.runtime.snapshot import FEW, NATIVE, Snapshot, Words, identical
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, snapshot.COMPILERS)), reason="the native pass needs a C++ compiler"
@@ -85,7 +85,7 @@ def test_a_snapshot_sees_every_change(what: str) -> None:
     tensors = parameters()
     taken = Snapshot(tensors)
     assert not taken.holds()
-    taken.renew()
+    assert taken.confirm(lambda: True)
     assert taken.holds()
     CHANGES[what](tensors[AT])
     assert not taken.holds()
@@ -94,7 +94,7 @@ def test_a_snapshot_sees_every_change(what: str) -> None:
 def test_a_snapshot_sees_conjugation() -> None:
     tensors = parameters(torch.complex64)
     taken = Snapshot(tensors)
-    taken.renew()
+    taken.confirm(lambda: True)
     assert taken.holds()
     conjugated(tensors[AT])
     assert not taken.holds()
@@ -103,18 +103,59 @@ def test_a_snapshot_sees_conjugation() -> None:
 def test_only_a_snapshot_of_versions_sees_writes() -> None:
     tensors = [*parameters(), torch.inference_mode()(torch.ones)(3)]
     plain, counted = Snapshot(tensors), Snapshot(tensors, versions=True)
-    plain.renew()
-    counted.renew()
+    plain.confirm(lambda: True)
+    counted.confirm(lambda: True)
     assert plain.holds()
     assert counted.holds()
     with torch.no_grad():
         tensors[AT].mul_(2)
     assert plain.holds()
     assert not counted.holds()
-    counted.renew()
-    assert not counted.holds(), "it is renewed more and more seldom"
-    counted.renew()
+    counted.confirm(lambda: True)
+    assert not counted.holds(), "it is taken more and more seldom"
+    counted.confirm(lambda: True)
     assert counted.holds()
+
+
+def test_what_is_not_confirmed_or_changes_meanwhile_is_asked_again() -> None:
+    tensors = parameters()
+    taken = Snapshot(tensors)
+    assert not taken.confirm(lambda: False)
+    assert not taken.holds()
+
+    def changing() -> bool:
+        elsewhere(tensors[AT])
+        return True
+
+    for _ in range(3):
+        assert taken.confirm(changing)
+        assert not taken.holds()
+
+
+def test_words_are_confirmed_as_tensors_are() -> None:
+    objects = [{at: at} for at in range(LAYERS)]
+    words = Words(objects, 2)  # how many entries there are
+    assert not words.confirm(lambda: False)
+    assert words.confirm(lambda: True)
+    assert words.confirm(lambda: False), "nothing changed: it is not asked"
+    objects[AT]["more"] = 0
+    assert not words.confirm(lambda: False)
+
+
+@pytest.mark.skipif(not VERSION_WORD, reason="dictionaries hold no versions of their own")
+def test_dictionaries_that_change_are_noticed_by_their_own_versions() -> None:
+    homes = [{"name": at} for at in range(LAYERS)]
+    table = Table()
+    for home in homes:
+        table.add(home, "name", home["name"], "name")
+    table.finish(1)
+    assert all(table.unchanged() for _ in range(3))
+    homes[AT]["other"] = 1
+    assert table.unchanged()
+    homes[AT]["name"] = -1
+    assert not table.unchanged()
+    homes[AT]["name"] = AT
+    assert table.unchanged()
 
 
 def test_nothing_is_told_of_few_tensors_and_of_kinds_that_are_not_plain() -> None:
@@ -127,14 +168,14 @@ def test_nothing_is_told_of_few_tensors_and_of_kinds_that_are_not_plain() -> Non
         [*parameters(), torch.ones(2).as_subclass(Own)],
     ):
         taken = Snapshot(tensors)
-        taken.renew()
+        taken.confirm(lambda: True)
         assert not taken.holds()
 
 
 def test_a_snapshot_keeps_its_tensors_and_no_more() -> None:
     tensors = parameters()
     taken = Snapshot(tensors)
-    taken.renew()
+    taken.confirm(lambda: True)
     del tensors
     gc.collect()
     assert taken.holds()
@@ -274,18 +315,3 @@ def test_a_compiled_model_sees_that_it_was_moved() -> None:
             fast(x)
         model.to("meta")
         assert fast(x.to("meta")).device.type == "meta"
-
-
-@pytest.mark.parametrize("share", [False, True], ids=["whole storages", "parts of storages"])
-def test_memory_is_saved_however_tensors_come_to_lie(share: bool) -> None:
-    """How they lie is found out once, and again where it is no longer so."""
-    tensors = [torch.arange(at % 3, at % 3 + 3)[int(share) :] for at in range(LAYERS)]
-    written_by = Written()
-    for change in (lambda: None, lambda: None, lambda: tensors[AT].set_(torch.arange(6)[2:4])):
-        change()
-        before = [tensor.clone() for tensor in tensors]
-        saved = saved_memory(written_by, tensors)
-        for tensor in tensors:
-            tensor.add_(1)
-        restore_memory(saved)
-        assert all(map(torch.equal, tensors, before))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ladder.capture import capture
 from ladder.capture.interpreter import emit
-from ladder.capture.values.saved import Written, restore_memory, saved_memory
+from ladder.capture.values.saved import restore_memory, saved_memory
 
 ROWS, WIDTH = 6, 4
 State = dict[str, Tensor]
@@ -113,9 +113,9 @@ def test_a_failed_run_leaves_what_the_program_leaves(
 ) -> None:
     copied = list[Tensor]()
 
-    def saved(tensors: Written, written: tuple[Tensor, ...]) -> object:
+    def saved(written: tuple[Tensor, ...]) -> object:
         copied.extend(written)
-        return kept_by(tensors, written)
+        return kept_by(written)
 
     kept_by = emit.saved_memory
     monkeypatch.setattr(emit, "saved_memory", saved)
@@ -160,7 +160,7 @@ def test_memory_of_all_kinds_is_put_back_and_no_version_grows() -> None:
         *(torch.tensor([each]) for each in range(4)),
     ]
     before = [tensor.detach().clone() for tensor in written]
-    saved = saved_memory(Written(), written)
+    saved = saved_memory(written)
     with torch.no_grad():
         for tensor in (base, *written[1:]):
             tensor.mul_(2).add_(1)

@@ -26,7 +26,7 @@ from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.saved import Written, restore_memory, saved_memory
+from ladder.capture.values.saved import restore_memory, saved_memory
 from ladder.capture.values.settings import READS, is_now, restore_settings
 from ladder.capture.values.tensors import (
     STATE,
@@ -224,7 +224,7 @@ def _running_lines(
         undone.append(f"    {heap.constant(restore_random)}(states)")
     if kept:
         written = "".join(f"{var}, " for var in kept)
-        lines.append(f"written = {heap.constant(saved_memory)}({heap.constant(Written())}, ({written}))")
+        lines.append(f"written = {heap.constant(saved_memory)}(({written}))")
         undone.append(f"    {heap.constant(restore_memory)}(written)")
     lines += ["try:", f"    {call}"]
     if trace.modules:

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ladder.runtime.snapshot import Snapshot, identical
-
 
 class Memory(NamedTuple):
     """What a graph writes, with copies of what lay there.
@@ -22,44 +20,18 @@ class Memory(NamedTuple):
     storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
 
-class Written:
-    """The tensors that a graph writes; how they can be copied is found out once for the same tensors."""
-
-    def __init__(self) -> None:
-        self._known: list[torch.Tensor] = []
-        self._snapshot = Snapshot(())
-        self._joined: list[list[torch.Tensor]] = []
-        self._others: list[torch.Tensor] = []
-
-    def arrange(self, written: Sequence[torch.Tensor]) -> None:
-        """Look how tensors lie, where they are others or lie otherwise than in the call before."""
-        found = [*written]
-        if identical(found, self._known) and self._snapshot.holds():
-            return
-        if not identical(found, self._known):
-            self._known, self._snapshot = found, Snapshot(found)
-        self._snapshot.renew()
-        joined = dict[Any, list[torch.Tensor]]()
-        self._others = []
-        for tensor in found:
-            if tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes():
-                joined.setdefault((tensor.dtype, tensor.device, tensor.shape), []).append(tensor)
-            else:
-                self._others.append(tensor)
-        self._joined = [*joined.values()]
-
-    def saved(self) -> Memory:
-        """Return copies of what lies there now."""
-        with torch.no_grad():
-            copies = [(group, torch.stack(group)) for group in self._joined]
-        storages = [tensor.untyped_storage() for tensor in self._others]
-        return Memory(copies, [(each, each.clone()) for each in storages])  # type: ignore[no-untyped-call]
-
-
-def saved_memory(tensors: Written, written: Sequence[torch.Tensor]) -> Memory:
+def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
     """Return what lies in the memory of tensors that a graph writes."""
-    tensors.arrange(written)
-    return tensors.saved()
+    joined, others = dict[Any, list[torch.Tensor]](), list[torch.UntypedStorage]()
+    for tensor in written:
+        storage = tensor.untyped_storage()
+        if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
+            joined.setdefault((tensor.dtype, tensor.device, tensor.shape), []).append(tensor)
+        else:
+            others.append(storage)
+    with torch.no_grad():
+        copies = [(group, torch.stack(group)) for group in joined.values()]
+    return Memory(copies, [(each, each.clone()) for each in others])  # type: ignore[no-untyped-call]
 
 
 def restore_memory(saved: Memory) -> None:

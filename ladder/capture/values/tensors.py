@@ -263,11 +263,8 @@ class Standing:
 
     def hold(self, *others: torch.Tensor) -> bool:
         """Tell whether they are what they were, and none is among `others`."""
-        if not self.snapshot.holds():
-            if not self.check(*self.tensors):
-                return False
-            self.snapshot.renew()
-        return self.known.isdisjoint(map(id, others))
+        same = self.snapshot.confirm(lambda: self.check(*self.tensors))
+        return same and self.known.isdisjoint(map(id, others))
 
 
 def scripted(function: Any) -> Any:

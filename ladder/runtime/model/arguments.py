@@ -78,15 +78,12 @@ class CallArguments:
         steady = self._pick(values)
         if not identical(steady, self._known):
             return False
-        return self._snapshot.holds() or self._lie_as_before(steady)
+        return self._snapshot.confirm(lambda: self._lie_as_before(steady))
 
     def _lie_as_before(self, steady: Sequence[torch.Tensor]) -> bool:
-        same = [*map(torch.Tensor.data_ptr, steady)] == self._addresses
-        if same and self.are_open:
-            same = [*map(torch.Tensor.numel, steady)] == self._counts
-        if same:
-            self._snapshot.renew()
-        return same
+        if [*map(torch.Tensor.data_ptr, steady)] != self._addresses:
+            return False
+        return not self.are_open or [*map(torch.Tensor.numel, steady)] == self._counts
 
     def _start_anew(self, tensors: Mapping[int, torch.Tensor]) -> None:
         """Learn from a call which tensors stay; the first call holds none of them alive."""

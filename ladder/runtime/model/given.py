@@ -49,12 +49,7 @@ class FrameArguments:
     def _stay(self, given: list[Any], known: list[Any]) -> bool:
         if not identical(given, known):
             return False
-        if self.snapshot.holds():
-            return True
-        same = [*map(torch.Tensor.data_ptr, given)] == self.addresses
-        if same:
-            self.snapshot.renew()
-        return same
+        return self.snapshot.confirm(lambda: [*map(torch.Tensor.data_ptr, given)] == self.addresses)
 
     def _learn(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
         stays = [(slot, at) for slot, at in self.inputs if at >= made or values[at].requires_grad]

@@ -55,21 +55,18 @@ class Noted:
 
     def hold(self, parts: Sequence[Any]) -> bool:
         """Tell whether these are the tensors, and they are what they were."""
-        if not identical(parts, self.parts):
-            return False
-        if not self.snapshot.holds() and [*map(torch.Tensor.data_ptr, self.parts)] != self.addresses:
-            return False
-        return self.unwritten()
+        same = identical(parts, self.parts) and self.snapshot.confirm(self._lie_and_count_as_before)
+        return same and self.probes.hold()
 
     def unwritten(self) -> bool:
         """Tell whether the tensors are what they were, where they are known to lie where they lay."""
-        return (self.snapshot.holds() or self._count_as_before()) and self.probes.hold()
+        return self.snapshot.confirm(self._count_as_before) and self.probes.hold()
 
     def _count_as_before(self) -> bool:
-        same = [*map(_version, self.counted)] == self.versions
-        if same:
-            self.snapshot.renew()
-        return same
+        return [*map(_version, self.counted)] == self.versions
+
+    def _lie_and_count_as_before(self) -> bool:
+        return [*map(torch.Tensor.data_ptr, self.parts)] == self.addresses and self._count_as_before()
 
     @classmethod
     def together(cls, noted: Sequence[Noted]) -> Noted:
