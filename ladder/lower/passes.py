@@ -197,28 +197,36 @@ def open_quotients() -> Any:
 
 
 def _floor_quotient(e: Any) -> Any:
-    """Return ``a // b`` as the quotient that is rounded to zero, less 1 where signs differ."""
-    return _spelled_quotient(e, lambda quotient, rest, differs: quotient + differs)
+    """Return ``a // b`` as the quotient that is rounded to zero, less 1 where that is above it."""
+    from tvm import tirx
+
+    return tirx.truncdiv(e.a, e.b) + _below(e) if _is_open(e) else e
 
 
 def _floor_remainder(e: Any) -> Any:
-    """Return ``a % b`` as the rest of the quotient that is rounded to zero, plus ``b`` where signs differ."""
-    return _spelled_quotient(e, lambda quotient, rest, differs: rest + (e.b & differs))
+    """Return ``a % b`` as the rest that has the sign of ``a``, plus ``b`` where that has the other sign."""
+    from tvm import tirx
+
+    return tirx.truncmod(e.a, e.b) + (e.b & _below(e)) if _is_open(e) else e
 
 
-def _spelled_quotient(e: Any, value: Any) -> Any:
-    """Return ``value`` of quotient and rest, both rounded to zero, and of -1 where rest and b differ in sign.
+def _is_open(e: Any) -> bool:
+    """Tell whether a division of signed integers is by what is no constant."""
+    from tvm import tirx
 
-    Constant divisors, and types that are no signed integers, are left to TVM.
+    return str(e.ty.dtype).startswith("int") and not isinstance(getattr(e.b, "value", e.b), tirx.IntImm)
+
+
+def _below(e: Any) -> Any:
+    """Return -1 where signs of ``a`` and ``b`` differ and the division leaves a rest, else 0.
+
+    No variable is bound to the rest: the same division may stand in several places.
     """
     from tvm import tirx
 
     kind = str(e.ty.dtype)
-    if not kind.startswith("int") or isinstance(getattr(e.b, "value", e.b), tirx.IntImm):
-        return e
-    rest, sign = tirx.Var("rest", kind), int(kind[3:].partition("x")[0]) - 1
-    differs = ((rest ^ e.b) & (rest | -rest)) >> tirx.const(sign, kind)
-    return tirx.Let(rest, tirx.truncmod(e.a, e.b), value(tirx.truncdiv(e.a, e.b), rest, differs))
+    rest, sign = tirx.truncmod(e.a, e.b), tirx.const(int(kind[3:].partition("x")[0]) - 1, kind)
+    return ((e.a ^ e.b) & (rest | -rest)) >> sign
 
 
 def bfloat16_in_bindings() -> Any:
