@@ -49,6 +49,8 @@ def get_device(name: str | TileDevice) -> TileDevice:
     """
     if isinstance(name, TileDevice):
         return name
+    if not isinstance(name, str):
+        raise unknown_name("device", name, _names())
     if name == "cpu" or (name.startswith("cpu/") and name not in _DEVICES and name == host_cpu().name):
         return host_cpu()
     row, colon, numbers = PRODUCTS.get(name, name).partition(":")
@@ -56,5 +58,10 @@ def get_device(name: str | TileDevice) -> TileDevice:
     if device is not None and colon:
         device = product(device, numbers)
     if device is None:
-        raise unknown_name("device", name, [*_DEVICES, *_ALIASES, *PRODUCTS, "cpu"])
+        raise unknown_name("device", name, _names())
     return device
+
+
+def _names() -> list[str]:
+    """Return every name that `get_device` knows."""
+    return [*_DEVICES, *_ALIASES, *PRODUCTS, "cpu"]

@@ -7,6 +7,7 @@ the lowest layer so that each layer can raise it; users import it from ``ladder`
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable
 
 
@@ -38,6 +39,13 @@ def require_kind(value: object, kind: type, what: str) -> None:
     """Raise DTypeError, "<what>, got <type>", unless a value is of a class."""
     if not isinstance(value, kind):
         raise DTypeError(f"{what}, got {type(value).__name__}")
+
+
+def whole_number(value: object, what: str) -> int:
+    """Return a whole number (Python's, numpy's) as an int; raises ShapeError if it is none."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ShapeError(f"{what} must be a whole number, got {value!r}")
+    return operator.index(value)
 
 
 class DeviceError(LadderError, RuntimeError):
@@ -84,14 +92,14 @@ class MissingToolError(LadderError, RuntimeError):
     """A compiler, linker or library that this step needs is not installed."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that is not in a table.
 
     kind: What was looked up, e.g. ``"type"``.
-    name: The name that was asked for.
+    name: The name that was asked for, or what was given in its place (a torch dtype).
     known: All valid names; the nearest ones are suggested.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    close = difflib.get_close_matches(str(name).removeprefix("torch."), names, n=3, cutoff=0.4)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; known: {', '.join(names)}"
     return UnknownNameError(f"unknown {kind} {name!r}{hint}")

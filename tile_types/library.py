@@ -123,6 +123,8 @@ def get_type(name: str | TType) -> TType:
     """
     if isinstance(name, TType):
         return name
+    if not isinstance(name, str):
+        raise unknown_name("type", name, type_names())
     found = _TYPES.get(name)
     return found if found is not None else _parsed_type(name)
 

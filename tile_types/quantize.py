@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from tile_types.arrays import Array, arrays_of, is_torch
-from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError, unknown_name
+from tile_types.errors import (
+    ConversionError,
+    DeviceError,
+    DTypeError,
+    ShapeError,
+    ValueRangeError,
+    unknown_name,
+)
 from tile_types.library import SCALE_TYPES, get_type
 from tile_types.quantized import QuantizedTensor
 from tile_types.scaling import (
@@ -119,6 +126,8 @@ def _checked(values: Array) -> Array:
         )
     if 0 in values.shape:
         raise ShapeError(f"quantize needs N >= 1 and K >= 1, got {list(values.shape)}")
+    if is_torch(values) and values.is_meta:
+        raise DeviceError("quantize needs values, there are none on the meta device; load the weights first")
     values = values.detach() if is_torch(values) else values
     require_finite(values, "quantize the weights")
     return values
@@ -248,6 +257,10 @@ def _check_recipe(recipe: Recipe, scale_asked: bool) -> None:
         (
             rule in ("absmean", "mx") and zero != "none",
             f"scaling {rule!r} is symmetric; leave out the zero point",
+        ),
+        (
+            rule in ("minmax", "hqq") and recipe.element.minimum == recipe.element.maximum,
+            f"{name} holds one value only, scaling {rule!r} needs a range; use scaling='absmax'",
         ),
         (rule == "hqq" and zero != "float", "scaling 'hqq' yields float zero points; use zero='float'"),
         (rule == "hqq" and recipe.block[0] != 1, "scaling 'hqq' needs groups within a row; use group_size"),

@@ -422,6 +422,9 @@ class Linear(torch.nn.Module):
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if local_metadata.get("assign_to_params_buffers") and self._where.type == "meta":
+            beside = [self.bias] if self.bias is not None else [state_dict[key] for key in sorted(ours)]
+            self._where = beside[0].device if beside else self._where
         for form, take in ((WEIGHT, self._take_canonical), (PACKED, self._take_packed)):
             arrays = {
                 key[len(prefix + form) :]: state_dict[key] for key in ours if key.startswith(prefix + form)

@@ -9,7 +9,14 @@ from ladder.ir.scaled import FORMATS
 from ladder.ir.windows import Windows
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import TType, get_type, representable, require_representable
-from tile_types.errors import ConversionError, ShapeError, unknown_name
+from tile_types.errors import (
+    ConversionError,
+    DTypeError,
+    ShapeError,
+    require_kind,
+    unknown_name,
+    whole_number,
+)
 
 DEFAULT_OUTPUT = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
 """Result types of 8-bit activations; all others give their own type."""
@@ -48,12 +55,13 @@ def gemm_for(
         activation type cannot hold the weights unchanged, if the group size contradicts the type or is none.
         The text names what would do.
     """
-    ttype = get_type(weight)
+    n, k, ttype = whole_number(n, "N"), whole_number(k, "K"), get_type(weight)
     activation = _known_activation(activation)
     kind = ttype.zero_kind if zero is None else zero
     require_fits(ttype, activation, kind)
     _require_operators(epilogue)
     group = _group(ttype, group_size, k)
+    _require_flags(bias=bias, token_scale=token_scale or False, batch_invariant=batch_invariant)
     return Gemm(
         n=n,
         k=k,
@@ -92,9 +100,17 @@ def require_fits(ttype: TType, activation: str, zero: str) -> None:
         require_representable(ttype, activation, zero)
 
 
+def _require_flags(**flags: object) -> None:
+    """Raise DTypeError for an option that says yes or no and was given something else, such as a tensor."""
+    for name, value in flags.items():
+        require_kind(value, bool, f"{name} must be True or False")
+
+
 def _require_operators(epilogue: Sequence[str]) -> None:
     if not epilogue:
         return
+    if isinstance(epilogue, str):
+        raise DTypeError(f"epilogue must be a sequence of names, got {epilogue!r}; write ({epilogue!r},)")
     from ladder.ir.ops import unary_operators
 
     for name in epilogue:
@@ -113,7 +129,7 @@ def _group(ttype: TType, group_size: int | None, k: int) -> int:
         return min(own, k)
     if group_size in (None, -1):
         return k
-    assert group_size is not None
+    group_size = whole_number(group_size, "group_size")
     if group_size < 1:
         raise ShapeError(f"group_size must be at least 1, or -1 for one scale per row, got {group_size}")
     return min(group_size, k)

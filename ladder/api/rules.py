@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ladder.api.cache import KVCache
 from ladder.api.calibration import Moments, observe
@@ -18,7 +19,7 @@ from ladder.api.linear import Linear
 from ladder.api.linear_modules import is_linear
 from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
-from tile_types.errors import LadderError, ShapeError
+from tile_types.errors import LadderError, ShapeError, require_kind
 
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
@@ -110,7 +111,7 @@ def quantize_(
     weight: str = "int4",
     *,
     filter: Filter | None = None,
-    skip: Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     overrides: Mapping[str, Options | str | None] | None = None,
     kv_cache: str | None = None,
     calibration: Iterable[Any] | None = None,
@@ -131,6 +132,7 @@ def quantize_(
         ``filter(qualified_name, module)`` says which layers to replace; by default all.
     skip, overrides
         Patterns (``"*.mlp.*"``) of names that stay as they are; pattern -> a weight type, options or None.
+        A layer that stands in several places has all their names.
     kv_cache, convolutions
         Type in which `KVCache` modules store keys and values; whether `Conv` replaces convolutions too.
     calibration
@@ -147,9 +149,12 @@ def quantize_(
     LadderError
         If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
     """
+    require_kind(model, torch.nn.Module, "quantize_ takes a torch.nn.Module")
     if is_linear(model):
         raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
-    plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}), convolutions)
+    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    plan = _Rules({"weight": weight, **options}, filter, patterns, dict(overrides or {}), convolutions)
+    plan.learn_names(model)
     if calibration is not None:
         plan.observe(model, calibration)
     replaced: dict[torch.nn.Module, Linear | Conv] = {}
@@ -172,7 +177,25 @@ def _put_in_place(model: torch.nn.Module, replaced: Mapping[torch.nn.Module, tor
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and child in replaced:
+                _carry(child, replaced[child])
                 setattr(parent, name, replaced[child])
+
+
+_CARRIED = (
+    "training",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""What callers set on a module beside its weight. Handles remove hooks from these very dicts."""
+
+
+def _carry(module: torch.nn.Module, layer: torch.nn.Module) -> None:
+    """Give a layer the mode and the hooks of the module that it replaces."""
+    for name in _CARRIED:
+        setattr(layer, name, getattr(module, name))
 
 
 def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
@@ -187,7 +210,12 @@ def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
     if is_experts(module):
         return [weight for name in stacks(module) if (weight := held(module, name)) is not None]
     own = () if isinstance(module, Linear) else module._parameters.values()
-    return [each for each in own if each is not None and each.dim() > 1]
+    return [each for each in own if each is not None and (is_lazy(each) or each.dim() > 1)]
+
+
+def _nbytes(weights: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of weights; those of lazy modules have none before the first call."""
+    return sum(0 if is_lazy(each) else each.nbytes for each in weights)
 
 
 class _Rules:
@@ -203,8 +231,14 @@ class _Rules:
     ) -> None:
         self.convolutions = convolutions
         self.options, self.filter, self.skip, self.overrides = options, filter, skip, overrides
+        self.names: dict[torch.nn.Module, list[str]] = {}
         self.used: set[str] = set()
         self.moments: dict[torch.nn.Module, Moments] = {}
+
+    def learn_names(self, model: torch.nn.Module) -> None:
+        """Note every name of every module: one that is shared has several."""
+        for name, module in model.named_modules(remove_duplicate=False):
+            self.names.setdefault(module, []).append(name)
 
     def observe(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
         """Run the model on examples and keep what the layers to quantize get."""
@@ -226,7 +260,7 @@ class _Rules:
     ) -> Row:
         """Quantize a layer, or say why it stays."""
         weights = _weights(module)
-        dtype, nbytes = str(weights[0].dtype).removeprefix("torch."), sum(each.nbytes for each in weights)
+        dtype, nbytes = str(weights[0].dtype).removeprefix("torch."), _nbytes(weights)
         kind = type(module).__name__
         chosen = self.chosen(name, module)
         if isinstance(chosen, str):
@@ -258,12 +292,12 @@ class _Rules:
     def chosen(self, name: str, module: torch.nn.Module) -> dict[str, Any] | str:
         """Return a layer's options, or the reason why it stays as it is."""
         for pattern in self.skip:
-            if fnmatchcase(name, pattern):
+            if self.matches(module, pattern):
                 self.used.add(pattern)
                 return f"skipped: {pattern!r}"
         options = dict(self.options)
         for pattern, given in self.overrides.items():
-            if fnmatchcase(name, pattern):
+            if self.matches(module, pattern):
                 self.used.add(pattern)
                 if given is None:
                     return f"overridden: {pattern!r} leaves it"
@@ -276,8 +310,14 @@ class _Rules:
             return "the filter leaves it"
         return options
 
+    def matches(self, module: torch.nn.Module, pattern: str) -> bool:
+        """Tell whether one of a module's names fits a pattern."""
+        return any(fnmatchcase(name, pattern) for name in self.names[module])
+
     def unfit(self, module: torch.nn.Module) -> str:
-        """Say why a module's class is not replaced; empty if it is."""
+        """Say why a module is not replaced; empty if it is."""
+        if is_linear(module) and "forward" in vars(module):
+            return "its forward was replaced"
         if is_linear(module) or is_experts(module):
             return ""
         if self.convolutions and isinstance(module, torch.nn.modules.conv._ConvNd):

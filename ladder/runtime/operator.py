@@ -313,8 +313,10 @@ def needs_dispatch(x: torch.Tensor) -> bool:
     """Tell whether somebody watches this call, so that it must go through the dispatcher.
 
     Raises LadderError if ``torch.func`` or forward-mode differentiation asks for its gradient, which an
-        operator's own refusal does not tell through transforms.
+        operator's own refusal does not tell through transforms; DTypeError if x is no tensor.
     """
+    if not isinstance(x, (torch.Tensor, torch.fx.Proxy)):
+        raise DTypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if torch.compiler.is_compiling() or is_captured():
         return True
     if (is_transformed() and wants_gradient(x)) or (

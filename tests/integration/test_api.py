@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from poison import poison_outputs
@@ -211,6 +212,8 @@ def pair():
         (torch.zeros(3, K + 1).half(), ladder.ShapeError, [str(K), str(K + 1)]),
         (torch.tensor(1.0).half(), ladder.ShapeError, ["scalar"]),
         (torch.zeros(3, K, device="meta").half(), ladder.LadderError, ["meta"]),
+        ([[0.0] * K], ladder.DTypeError, ["list"]),
+        (np.zeros((3, K), np.float16), ladder.DTypeError, ["ndarray"]),
     ],
 )
 def test_wrong_activations_are_named(pair, x, error, words) -> None:
@@ -218,6 +221,30 @@ def test_wrong_activations_are_named(pair, x, error, words) -> None:
     with pytest.raises(error) as caught:
         op(x, packed)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"N": 2.0}, ladder.ShapeError, "N must be a whole number, got 2.0"),
+        ({"K": "64"}, ladder.ShapeError, "K must be a whole number, got '64'"),
+        ({"group_size": True}, ladder.ShapeError, "group_size must be a whole number, got True"),
+        ({"weight": None}, ladder.UnknownNameError, "unknown type None"),
+        ({"activation": torch.float16}, ladder.UnknownNameError, "torch.float16; did you mean 'float16'"),
+        ({"target": 90}, ladder.UnknownNameError, "unknown device 90"),
+        ({"epilogue": "silu"}, ladder.DTypeError, r"write \('silu',\)"),
+        ({"bias": torch.zeros(4)}, ladder.DTypeError, "bias must be True or False, got Tensor"),
+        ({"token_scale": "yes"}, ladder.DTypeError, "token_scale must be True or False, got str"),
+    ],
+)
+def test_options_of_another_kind_are_named(options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        ladder.Matmul(**{"N": 4, "K": 64, "weight": "int4", **options})
+
+
+def test_numpy_numbers_are_extents() -> None:
+    op = ladder.Matmul(np.int64(4), np.int32(64), "int4", group_size=np.int16(32))
+    assert copy.deepcopy(op).gemm == ladder.Matmul(4, 64, "int4", group_size=32).gemm
 
 
 def test_wrong_weight_bias_and_scale_are_named(pair) -> None:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tile_types import get_type, group_scaled, list_types, quantize
+from tile_types import TType, get_type, group_scaled, list_types, quantize
 from tile_types.errors import (
     ConversionError,
     DTypeError,
@@ -22,6 +22,7 @@ RNG = np.random.default_rng(3)
 WEIGHTS = RNG.standard_normal((7, 100)).astype(np.float32)
 ELEMENTS = [t.name for t in list_types() if not t.is_block and t.elem_bits <= 8 and t.minimum < 0 < t.maximum]
 BLOCKS = [t.name for t in list_types() if t.is_block]
+CONSTANT = TType("constant", 2, lambda code, ops: ops.lookup([1.0] * 4, code))
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"group_size": 32},
@@ -320,13 +321,17 @@ def test_clipping_half_the_weights_must_be_asked_for(name: str) -> None:
         ("uint4", {"scaling": "hqq", "granularity": "tensor"}, ConversionError, "within a row"),
         ("uint4", {"zero": "float", "scale_type": "e8m0"}, ConversionError, "float zero point"),
         ("int4", {"scaling": "mx", "zero": "integer"}, ConversionError, "symmetric"),
+        ("constant", {"scaling": "minmax"}, ConversionError, "one value only"),
+        ("int4", {"zero": True}, UnknownNameError, "zero point True"),
+        (8, {}, UnknownNameError, "unknown type 8"),
         ("float16", {"group_size": 20}, ConversionError, "unscaled|no scale"),
         ("float16", {"scaling": "absmax"}, ConversionError, "unscaled"),
         ("int4", {"scaling": "none", "zero": "integer"}, ConversionError, "no scale"),
     ],
 )
-def test_refused_options(ttype: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_refused_options(ttype: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     assert issubclass(error, LadderError)
+    ttype = CONSTANT if ttype == "constant" else ttype
     with pytest.raises(error, match=message):
         quantize(WEIGHTS, ttype, **options)
 

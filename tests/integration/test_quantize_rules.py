@@ -1,0 +1,79 @@
+"""`quantize_` on modules that callers hook, share, leave unfinished or load in unusual ways."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ladder
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval()
+
+
+def test_hooks_and_mode_stay_with_the_layer() -> None:
+    model, x = two_layers(), torch.randn(3, 64)
+    handle = model[0].register_forward_hook(lambda module, inputs, result: 2 * result)
+    model[1].register_forward_pre_hook(
+        lambda module, args, kwargs: ((args[0] + 1,), kwargs), with_kwargs=True
+    )
+    ladder.quantize_(model, "int8", group_size=32)
+    assert isinstance(model[0], ladder.Linear)
+    assert not any(module.training for module in model.modules())
+    first = model[0].forward(x)
+    torch.testing.assert_close(model(x), model[1].forward(2 * first + 1))
+    handle.remove()
+    torch.testing.assert_close(model(x), model[1].forward(first + 1))
+
+
+def test_a_layer_whose_forward_was_replaced_stays() -> None:
+    model = two_layers()
+    model[0].forward = lambda x: x
+    ladder.quantize_(model, "int8")
+    assert type(model[0]) is nn.Linear
+    assert [row.reason for row in ladder.quantization(model).kept] == ["its forward was replaced"]
+
+
+class Shared(nn.Module):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.places = nn.ModuleDict({"second": self.first})
+
+
+@pytest.mark.parametrize("pattern", ["first", "places.*"])
+def test_patterns_know_every_name_of_a_shared_layer(pattern: str) -> None:
+    skipped = ladder.quantize_(Shared(), "int4", skip=pattern)
+    assert type(skipped.first) is nn.Linear
+    assert not ladder.quantization(skipped).unused
+    other = ladder.quantize_(Shared(), "int4", overrides={pattern: "int8"})
+    assert other.first is other.places["second"]
+    assert other.first.problem.weight == "int8"
+
+
+def test_layers_without_values_are_named() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.Linear(64, 64))
+    ladder.quantize_(model, "int4")
+    (kept,) = ladder.quantization(model).kept
+    assert (kept.name, kept.before, kept.reason) == ("0", 0, "LazyLinear is not torch.nn.Linear itself")
+    with torch.device("meta"):
+        empty = two_layers()
+    with pytest.raises(ladder.DeviceError, match="meta device") as caught:
+        ladder.quantize_(empty, "int4")
+    assert "layer '0'" in caught.value.__notes__[0]
+    with pytest.raises(ladder.DTypeError, match=r"takes a torch\.nn\.Module, got Tensor"):
+        ladder.quantize_(torch.zeros(4, 4), "int4")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_state_is_assigned_to_a_module_on_the_meta_device(bias: bool) -> None:
+    made = ladder.quantize_(nn.Sequential(nn.Linear(64, 8, bias=bias)), "int4", group_size=32)
+    with torch.device("meta"):
+        empty = nn.Sequential(ladder.Linear(64, 8, bias, weight="int4", group_size=32))
+    empty.load_state_dict(made.state_dict(), assign=True)
+    x = torch.randn(3, 64)
+    assert torch.equal(empty(x), made(x))
