@@ -24,7 +24,7 @@ def exactly(path: Path, given: Mapping[str, np.ndarray]) -> list[np.ndarray] | N
     """Return the results of a model in float64; None where the reference lacks an operator."""
     model = onnx.load(str(path))
     old = any(entry.version < 19 for entry in model.opset_import if not entry.domain)
-    further = [DynamicQuantizeLSTM, *([DequantizeLinear] if old else [])]
+    further = [DynamicQuantizeLinear, DynamicQuantizeLSTM, *([DequantizeLinear] if old else [])]
     _widen(model.graph)
     wide = {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in given.items()}
     try:
@@ -49,19 +49,27 @@ def _widen(graph: Any) -> None:
             _widen(inner)
 
 
-def rounded_by_range(x: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return codes of 8 bits less their zero point, and the scale, as DynamicQuantizeLinear makes them."""
+def rounded_by_range(x: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Return codes of 8 bits, the scale and the zero point, as DynamicQuantizeLinear makes them."""
     low, high = min(0.0, x.min()), max(0.0, x.max())
     scale = (high - low) / 255 or 1.0
-    zero = np.clip(np.rint(-low / scale), 0, 255)
-    return np.clip(np.rint(x / scale) + zero, 0, 255) - zero, scale
+    zero = float(np.clip(np.rint(-low / scale), 0, 255))
+    return np.clip(np.rint(x / scale) + zero, 0, 255), scale, zero
+
+
+class DynamicQuantizeLinear(OpRun):  # type: ignore[misc]
+    """Codes whose scale is of float64: the reference rounds it to float32."""
+
+    def _run(self, x: Any) -> tuple[np.ndarray, ...]:
+        codes, scale, zero = rounded_by_range(x)
+        return codes.astype(np.uint8), np.array(scale), np.array(zero, np.uint8)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    return np.asarray(1 / (1 + np.exp(-x)))
 
 
-class DynamicQuantizeLSTM(OpRun):
+class DynamicQuantizeLSTM(OpRun):  # type: ignore[misc]
     """An LSTM whose inputs and states are rounded by their range; weights are ``[ways, K, 4 hidden]``."""
 
     op_domain = "com.microsoft"
@@ -76,11 +84,11 @@ class DynamicQuantizeLSTM(OpRun):
         count, batch = len(w), x.shape[1]
         bias = np.zeros((count, 8 * hidden_size)) if b is None else b
         first = [np.zeros((count, batch, hidden_size)) if state is None else state for state in (h, c)]
-        codes, scale = rounded_by_range(x)
+        codes, scale, zero = rounded_by_range(x)
         found = []
         for at in range(count):
             turned = direction == "reverse" or at == 1
-            into = (codes @ _centred(w, w_zero, at)) * (scale * w_scale.reshape(count, -1)[at])
+            into = ((codes - zero) @ _centred(w, w_zero, at)) * (scale * w_scale.reshape(count, -1)[at])
             into = into + bias[at, : 4 * hidden_size] + bias[at, 4 * hidden_size :]
             states = first[0][at], first[1][at]
             matrix, own = _centred(r, r_zero, at), r_scale.reshape(count, -1)[at]
@@ -101,18 +109,20 @@ def _lstm(
     """Run one direction; returns all states, and the last two."""
     (h, c), all_ = states, []
     for row in into:
-        codes, own = rounded_by_range(h)
-        i, o, f, new = np.split(row + (codes @ r) * (own * scale), 4, -1)
+        codes, own, zero = rounded_by_range(h)
+        i, o, f, new = np.split(row + ((codes - zero) @ r) * (own * scale), 4, -1)
         c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(new)
         h = _sigmoid(o) * np.tanh(c)
         all_.append(h)
     return np.stack(all_), h, c
 
 
-class DequantizeLinear(OpRun):
-    """The version of before 19, which the reference lacks: a scale for all, or for each element of an axis."""
+class DequantizeLinear(OpRun):  # type: ignore[misc]
+    """The version of before 19, which the reference lacks: one scale, or one for each element of an axis."""
 
-    def _run(self, x: Any, scale: Any, zero: Any = None, axis: int | None = None) -> tuple[np.ndarray]:
+    def _run(
+        self, x: Any, scale: Any, zero: Any = None, axis: int | None = None, **others: Any
+    ) -> tuple[np.ndarray]:
         shape = [1] * x.ndim
         if scale.size > 1:
             shape[1 if axis is None else axis] = -1
