@@ -23,6 +23,7 @@ DAYS: Mapping[str, int] = {
     "capture/test_capture_programs.py": 5,
     "capture/test_capture_shapes.py": 2,
     "capture/test_guard_parts.py": 2,
+    "capture/test_standing_tensors.py": 2,
     "formats/test_damage.py": 2,
     "formats/test_use.py": 5,
     "integration/test_api.py": 5,

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -71,7 +72,7 @@ class Native:
 
 
 def _path() -> Path:
-    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, *OPTIONS))
+    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, platform.machine(), *OPTIONS))
     return cache_root() / "native" / f"snapshot-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
 
 
@@ -112,10 +113,12 @@ NATIVE = Native()
 class Taken:
     """What the pass keeps of tensors; whoever asks it holds it, so that it stays while another is taken."""
 
+    _address: int | None
+
     def __init__(self, library: ctypes.PyDLL, tensors: list[torch.Tensor], versions: bool) -> None:
+        self._library, self._address = library, None
         impls = (ctypes.c_size_t * len(tensors))(*(tensor._cdata for tensor in tensors))
-        self._library = library
-        self._address: int | None = library.ladder_snapshot(tensors, impls, _place(), versions)
+        self._address = library.ladder_snapshot(tensors, impls, _place(), versions)
 
     def holds(self) -> bool:
         """Tell whether all are what they were."""

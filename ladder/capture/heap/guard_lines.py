@@ -19,6 +19,7 @@ from ladder.capture.values.tensors import (
     signature,
     torch_state,
 )
+from ladder.runtime import snapshot
 
 MAX_CHECKS = 100_000
 """Conditions of one guard."""
@@ -64,7 +65,7 @@ def _asking(heap: Heap, tensors: list[Open]) -> list[tuple[str, str]] | None:
     """
     given = [node for node, _ in tensors if not node.pinned]
     first = len(given) + 1  # one that stays, too: torch's check also compares the state of this thread
-    parts = [tensors[:first], tensors[first:]] if len(tensors) - first >= FEW_TENSORS else [tensors]
+    parts = [tensors[:first], tensors[first:]] if len(tensors) - first >= snapshot.FEW else [tensors]
     checks = [
         bulk_check([node.obj for node, _ in part], [left for _, left in part]) for part in parts if part
     ]
@@ -100,9 +101,6 @@ def check_distinct(heap: Heap, *, writes: bool, apart: frozenset[int]) -> None:
         else:
             _check_others(heap, kind, nodes, changed)
 
-
-FEW_TENSORS = 16
-"""Tensors that stay, of which no snapshot is taken."""
 
 FEW = 4
 """Objects that are each compared with all others of their type; of more, ids are compared as sets."""
