@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
 
-from tile_types.errors import ValueRangeError, unknown_name
+from tile_types.errors import LadderError, ValueRangeError, unknown_name
 
 T = TypeVar("T")
 
@@ -147,6 +147,17 @@ settings = Settings()
 def table() -> dict[str, Knob[Any]]:
     """Return every knob by name."""
     return {name: knob for name, knob in vars(Settings).items() if isinstance(knob, Knob)}
+
+
+def write_dump(path: Path, text: str) -> None:
+    """Write one file of a dump; raises LadderError if its folder cannot be made or written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LadderError(
+            f"cannot write {path}: {error}; LADDER_DUMP must be a folder to write to"
+        ) from error
 
 
 _listeners: list[Callable[[], None]] = []

@@ -32,7 +32,10 @@ BAD_INPUT = (
 
 
 def report(error: Exception) -> int:
-    """Print one of our errors and return the exit code; anything else is raised again."""
+    """Print one of our errors, or of the system's (a full disk), and return the exit code; raise others."""
+    if isinstance(error, OSError):
+        console.error(str(error))
+        return FAILED
     if not isinstance(error, LadderError):
         raise error
     console.error(_one_line(error))

@@ -65,6 +65,8 @@ def check_model(model: Any, title: str) -> None:
         raise ImportRefused(f"{title} has {len(nodes)} nodes, at most {MOST_NODES} are imported")
     for tensor in _tensors(model.graph):
         check_extents(tensor.dims, f"{title}: tensor {tensor.name!r}")
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        check_extents(attribute.sparse_tensor.dims, f"{title}: {attribute.name}", MOST_COMPUTED)
     if any(tensor.external_data for tensor in _tensors_of(nodes)):
         raise ImportRefused(f"{title} has external data in an attribute; export it with initializers")
     skeleton = _skeleton(model)

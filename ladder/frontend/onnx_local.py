@@ -42,7 +42,22 @@ def _restated(model: Any) -> Any:
     for holder in (copy, *copy.functions):
         for entry in holder.opset_import:
             entry.version = chosen[entry.domain] or entry.version
+    _give_defaults(copy)
     return copy
+
+
+def _give_defaults(model: Any) -> None:
+    """Write the defaults of functions' attributes into calls without them: the inliner does not."""
+    defaults = {
+        (f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto
+    }
+    if not defaults:
+        return
+    for holder in (model.graph, *model.functions):
+        for node in nodes_of(holder):
+            given = {attribute.name for attribute in node.attribute}
+            missing = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(default for default in missing if default.name not in given)
 
 
 def _common(domain: str, scopes: Sequence[tuple[Mapping[str, int], list[Any]]]) -> int | None:

@@ -203,7 +203,7 @@ def _divided_up(call: Call) -> Any:
         if not isinstance(extent, int):
             return None
         part = -(-extent // count)
-        sizes = [min(part, extent - begin) for begin in range(0, extent, part)]
+        sizes = [max(min(part, extent - at * part), 0) for at in range(count)]
     return ATEN["split_with_sizes.default"](call.im, call.out, call.tensor(0), sizes, axis)
 
 

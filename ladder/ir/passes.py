@@ -58,6 +58,7 @@ def _dump_folder(given: str | Path | None) -> Path | None:
 def _dump(folder: Path | None, number: int, name: str, graph: Graph) -> None:
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    from ladder.knobs import write_dump
+
     safe = re.sub(r"\W+", "_", name)
-    (folder / f"{graph.name}.{number:02d}.{safe}.txt").write_text(print_graph(graph) + "\n", encoding="utf-8")
+    write_dump(folder / f"{graph.name}.{number:02d}.{safe}.txt", print_graph(graph) + "\n")

@@ -203,11 +203,10 @@ def _dump(manifest: Mapping[str, Any], facts: Mapping[str, Any], sources: Mappin
     if folder is None:
         return
     target = folder / str(manifest["entry"])
-    target.mkdir(parents=True, exist_ok=True)
     lines = [f"device: {manifest['device']}", *(f"{name}: {value}" for name, value in facts.items())]
-    (target / "facts.txt").write_text("\n".join(lines) + "\n")
+    knobs.write_dump(target / "facts.txt", "\n".join(lines) + "\n")
     for stage, text in sources.items():
-        (target / f"{stage.replace('/', '_')}.txt").write_text(text)
+        knobs.write_dump(target / f"{stage.replace('/', '_')}.txt", text)
 
 
 def trace(message: str, *values: object) -> None:

@@ -516,3 +516,12 @@ def test_trials_are_compiled_where_there_is_no_gpu(ladder: Command, tmp_path: Pa
     assert done.code == OK
     assert done.json["kernels"] == 2
     assert len(list((tmp_path / "trials").glob("*.so"))) == 2
+
+
+def test_a_full_disk_is_one_line(monkeypatch, capsys) -> None:
+    def full(*values: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tile_types.list_types", full)
+    assert run(["types"]) == FAILED
+    assert capsys.readouterr().err.strip() == "ladder: error: [Errno 28] No space left on device"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import ladder
@@ -162,6 +162,35 @@ def test_functions_of_another_version() -> None:
         ImportRefused, match=r"'twice' is written for version 12 .* and Add, ReduceSum changed"
     ):
         ladder.compile(changed)
+
+
+def test_attributes_of_functions_have_defaults() -> None:
+    """Calls take what a function states of its attributes, those in other functions and in branches too."""
+    text = """<ir_version: 10, opset_import: ["" : 18, "mine" : 1]>
+    agraph (float[3, 4] x) => (float[3, 4] y, float[3, 4] z)
+    { y = mine.outer(x) z = mine.soft <alpha = 3.0> (x) }
+    <domain: "mine", opset_import: ["" : 18]> soft <alpha: float = 0.5> (a) => (b)
+    { b = Elu <alpha: float = @alpha> (a) }
+    <domain: "mine", opset_import: ["" : 18, "mine" : 1]> outer (a) => (b) { b = mine.soft(a) }"""
+    x = torch.randn(3, 4)
+    for found, alpha in zip(ladder.compile(parser.parse_model(text))(x), (0.5, 3.0), strict=True):
+        torch.testing.assert_close(found, torch.nn.functional.elu(x, alpha))
+
+
+@pytest.mark.parametrize("places", [[1, 6], [[0, 1], [1, 2]]])
+def test_sparse_constants_are_read(places: list[object]) -> None:
+    values, at = (numpy_helper.from_array(np.array(a)) for a in (np.float32([5, 7]), places))
+    constant = helper.make_node(
+        "Constant", [], ["y"], sparse_value=helper.make_sparse_tensor(values, at, [2, 4])
+    )
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])
+    graph = helper.make_graph([constant], "g", [], [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    assert ladder.compile(model)().tolist() == [[0, 5, 0, 0], [0, 0, 7, 0]]
+    model.graph.node[0].attribute[0].sparse_tensor.dims[:] = [1 << 28, 4]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ImportRefused, match="sparse_value has extents"):
+        ladder.compile(model)
 
 
 def test_stated_shapes_that_are_wrong() -> None:

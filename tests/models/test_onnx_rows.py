@@ -127,6 +127,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "Split": ("Split", [X, ints(1, 5)], {"axis": 1}),
     "Split evenly": ("Split", [X], {"axis": 1, "num_outputs": 2}),
     "Split unevenly": ("Split", [X], {"axis": 2, "num_outputs": 2}),
+    "Split with an empty part": ("Split", [X[:, :4]], {"axis": 1, "num_outputs": 3}),
     "Slice": ("Slice", [X, ints(-3, 1), ints(100, -1), ints(1, 2), ints(2, 1)], {}),
     "Slice backward": ("Slice", [X, ints(-1, 4), ints(-9999, 0), ints(1, 2), ints(-2, -1)], {}),
     "Slice of nothing backward": ("Slice", [X, ints(1), ints(3), ints(1), ints(-1)], {}),

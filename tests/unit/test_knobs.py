@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ladder import knobs
-from tile_types.errors import UnknownNameError, ValueRangeError
+from tile_types.errors import LadderError, UnknownNameError, ValueRangeError
 
 
 def test_default_environment_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +22,13 @@ def test_default_environment_and_override(monkeypatch: pytest.MonkeyPatch) -> No
             assert (settings.num_threads, settings.trace) == (2, True)
         assert (settings.num_threads, settings.trace) == (1, False)
     assert knobs.settings.num_threads == 3
+
+
+def test_a_dump_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    knobs.write_dump(tmp_path / "new" / "stage.txt", "text")
+    assert (tmp_path / "new" / "stage.txt").read_text() == "text"
+    with pytest.raises(LadderError, match="LADDER_DUMP must be a folder"):
+        knobs.write_dump(tmp_path / "new" / "stage.txt" / "inner.txt", "text")
 
 
 def test_paths_expand_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

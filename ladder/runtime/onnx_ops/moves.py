@@ -284,7 +284,7 @@ def _constant(op: Operation) -> Any:
     for form in ("value_string", "value_strings"):
         if form in op.given:
             return np.array(op.given[form], object)
-    return op.given["value"]
+    return op.given["sparse_value"] if "sparse_value" in op.given else op.given["value"]
 
 
 def _range(op: Operation, start: Any, limit: Any, delta: Any) -> Any:
