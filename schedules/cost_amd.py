@@ -36,7 +36,7 @@ from schedules.footprint import operand_bytes, promotes, streams_exponents
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from schedules.waves import division, form, is_dot, leaves_offsets, tile_rows
-from targets import TileDevice
+from targets import Core, TileDevice
 from tile_types import get_type
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
@@ -66,6 +66,9 @@ COPY_OPERATIONS = 8
 
 STEP_OPERATIONS = 12
 """Vector operations per wave and packed 32 x 64 tile besides decoding: addresses, moves, loop."""
+
+DOT_STEP_OPERATIONS = 7
+"""The same of dot products (counted in machine code: int4 and nf4 on gfx942 and gfx950, one row)."""
 
 BFLOAT_DECODE = 2.4
 """bfloat16 operands are made of float32 values: vector instructions in place of one of float16.
@@ -103,10 +106,11 @@ class Stage:
 
     def joined(self, blocks: float, exponent: float) -> float:
         """Return the clocks of ``blocks`` stages that run side by side."""
-        return _norm((blocks * part for part in (self.matrix, self.vector, self.lds, self.l1)), exponent)
+        return joined((blocks * part for part in (self.matrix, self.vector, self.lds, self.l1)), exponent)
 
 
-def _norm(parts: Iterable[float], exponent: float) -> float:
+def joined(parts: Iterable[float], exponent: float) -> float:
+    """Return the time of parts that overlap as far as an exponent says."""
     return float(sum(part**exponent for part in parts) ** (1 / exponent))
 
 
@@ -121,11 +125,12 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     stage = stage_clocks(gemm, device, schedule)
     along_m, along_n, rounds = _grid(gemm, device, schedule, m)
     clocks, waiting = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
-    clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    clock = lowered_clock(device, core, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
     fabric = _fabric_seconds(gemm, device, schedule, along_m, along_n, min(resident, rounds))
-    seconds = LAUNCH_SECONDS + _norm((clocks / clock, dram, l2, fabric), OVERLAP)
+    seconds = LAUNCH_SECONDS + joined((clocks / clock, dram, l2, fabric), OVERLAP)
     count = stages_of(gemm, schedule) * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
@@ -152,9 +157,8 @@ def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> tupl
     return along_m, along_n, -(-along_m * along_n // device.units)
 
 
-def _clock(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, busy: float) -> float:
+def lowered_clock(device: TileDevice, core: Core, busy: float) -> float:
     """Return the clock while matrix cores are busy for a share of the time."""
-    core = device.core_for(gemm.activation, schedule.pipeline)
     return device.clock * (1 - (1 - core.sustained) * busy)
 
 
@@ -184,7 +188,8 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     weights = rows * span * waves.m_waves * form(schedule).copies
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
     operations = 0.0 if operands else weights * wave_decode_ops(gemm, device, schedule) / VECTOR_LANES
-    operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / VECTOR_LANES
+    each = DOT_STEP_OPERATIONS if is_dot(schedule) else STEP_OPERATIONS
+    operations += each * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / VECTOR_LANES
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
         operations += groups * 2 * tokens * rows / VECTOR_LANES
@@ -236,22 +241,27 @@ def _scale_operations(gemm: Gemm, schedule: GpuSchedule) -> float:
 def _unit_clocks(
     gemm: Gemm, device: TileDevice, schedule: GpuSchedule, stage: Stage, rounds: int, resident: int
 ) -> tuple[float, float]:
-    """Return the clocks of the busiest compute unit, and those of them in which it waits for memory.
+    """Return the clocks of the busiest compute unit, and those of them in which it waits for memory."""
+    return block_clocks(device, stage, stages_of(gemm, schedule), rounds, resident, schedule.warps)
 
-    Blocks come in rounds, ``resident`` of them at once.
+
+def block_clocks(
+    device: TileDevice, stage: Stage, count: int, rounds: int, resident: int, waves: int
+) -> tuple[float, float]:
+    """Return the clocks of a compute unit, and those of them in which it waits for memory.
+
+    rounds, resident: Blocks that it takes, and how many of them fit at once.
+    count, waves: Stages and waves of a block.
     """
     latency = device.layer("dram").latency * device.clock
-    count = stages_of(gemm, schedule)
-    clocks, waiting, left = 0.0, 0.0, rounds
-    while left > 0:
-        here = min(left, max(1, resident))
-        exponent = OVERLAP if here * schedule.warps >= 2 * device.schedulers else LONE_OVERLAP
-        busy = stage.joined(here, exponent) + BARRIER_CLOCKS
-        # Asked for when the stage before began: the latency shows where a stage is shorter.
-        turns = left // here if here == max(1, resident) else 1
-        clocks += turns * (BLOCK_CLOCKS + count * max(busy, latency))
-        waiting += turns * count * max(0.0, latency - busy)
-        left -= turns * here
+    clocks, waiting, fitting = 0.0, 0.0, max(1, resident)
+    for turns, here in ((rounds // fitting, fitting), (1, rounds % fitting)):
+        if turns and here:
+            exponent = OVERLAP if here * waves >= 2 * device.schedulers else LONE_OVERLAP
+            busy = stage.joined(here, exponent) + BARRIER_CLOCKS
+            # Asked for when the stage before began: the latency shows where a stage is shorter.
+            clocks += turns * (BLOCK_CLOCKS + count * max(busy, latency))
+            waiting += turns * count * max(0.0, latency - busy)
     return clocks, waiting
 
 

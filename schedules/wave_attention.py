@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from ladder.ir.attention import Attention
+from ladder.ir.attention import CODES, Attention
 from schedules.schedule import Schedule, check
-from schedules.waves import SPARE_REGISTERS, WAVE
+from schedules.waves import MOST_THREADS
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 FRAGMENT = 16
 """Keys, and rows of q, of a matrix instruction."""
 
-MOST_REGISTERS = 256
-"""Registers of a lane up to which two waves share a SIMD."""
+WIDEST = 16
+"""Bytes of a lane's load."""
 
-MOST_WAVES = 4
-"""Waves of a block: TVM marks AMD kernels as having at most 256 threads."""
+MOST_REGISTERS = 256
+"""Registers of a lane up to which two waves share a SIMD of CDNA, and all that RDNA has."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What the lanes of a wave hold of a fragment of 16 rows and 16 columns.
+
+    lanes: Of a wave.
+    operands: How many lanes must hold the same part of an operand of a matrix instruction.
+    registers: Of a lane.
+    spare: Registers besides those that are counted: of a kernel, of a fragment of keys, and of a fragment of
+        scores (compiled).
+    cycles: Of a wave's vector instruction: SIMDs of CDNA have 16 lanes, those of RDNA 32.
+    """
+
+    lanes: int
+    operands: int
+    registers: int
+    spare: tuple[int, int, int]
+    cycles: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of 16 lanes: each has other keys of a fragment, and another part of a head."""
+        return self.lanes // FRAGMENT
+
+    @property
+    def run(self) -> int:
+        """Neighbouring keys of a score's column that a lane holds, and rows of a column of sums."""
+        return FRAGMENT // self.groups
+
+
+FRAGMENTS: Mapping[str, Fragment] = {
+    "mfma": Fragment(64, 1, 512, (40, 10, 6), 4),
+    "wmma": Fragment(32, 2, 256, (19, 11, 25), 1),
+    "wmma.split": Fragment(32, 1, 256, (19, 11, 25), 1),
+}
+"""Feature of a device -> fragments of its matrix cores."""
+
+
+def fragment_of(device: TileDevice) -> Fragment:
+    """Return the fragments of a device's matrix cores.
+
+    Raises ScheduleError if it has none that attention is written for.
+    """
+    for feature, found in FRAGMENTS.items():
+        if feature in device.features:
+            return found
+    raise ScheduleError(f"{device.name} has no matrix cores that attention is written for")
+
+
+def piece(elements: int, width: int) -> int:
+    """Return the elements of ``width`` bytes that a lane loads at once of so many neighbours."""
+    return min(WIDEST // width, elements & -elements)
+
 
 PAD, STATE = 4, 2
 """float32 between rows of sums in LDS, so that lanes of different rows use different banks; and of a row's
@@ -45,18 +100,12 @@ class WaveAttentionSchedule(Schedule):
         check(
             self.fragments in (1, 2, 4), f"a wave takes 1, 2 or 4 fragments at a time, got {self.fragments}"
         )
-        least, waves = min(self.row_waves, self.key_waves), self.waves
-        check(least >= 1 and waves <= MOST_WAVES, f"a block has 1 to {MOST_WAVES} waves, got {waves}")
+        check(min(self.row_waves, self.key_waves) >= 1, f"a block has waves, got {self.waves}")
 
     @property
     def waves(self) -> int:
         """Waves of a block."""
         return self.row_waves * self.key_waves
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.waves * WAVE
 
     @property
     def wave_rows(self) -> int:
@@ -74,6 +123,10 @@ class WaveAttentionSchedule(Schedule):
         return FRAGMENT * self.fragments
 
 
+SMALLEST = WaveAttentionSchedule(1, 1, 1, 1)
+"""What takes the fewest registers and no LDS."""
+
+
 def shared_words(form: Attention, plan: WaveAttentionSchedule) -> int:
     """Return the words of LDS in which waves leave their sums for each other."""
     return plan.key_waves * plan.rows * (form.size + PAD + STATE) if plan.key_waves > 1 else 0
@@ -85,12 +138,19 @@ def check_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule
     Raises ScheduleError if the device has no matrix cores, heads do not divide into fragments, or sums do not
         fit LDS.
     """
-    check("mfma" in device.features, f"{device.name} has no matrix cores that attention is written for")
+    fragment = fragment_of(device)
+    waves = MOST_THREADS // device.warp
+    check(plan.waves <= waves, f"a block of {device.name} has 1 to {waves} waves, got {plan.waves}")
     check(
         form.size % FRAGMENT == 0 and FRAGMENT <= form.size <= 256,
         f"heads of {form.size} elements have no kernel",
     )
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
+    held = registers(form, device, plan)
+    check(
+        held <= fragment.registers,
+        f"heads of {form.size} elements take {held} registers of {fragment.registers}: {device.name} spills",
+    )
     most, found = device.shared_per_block, 4 * shared_words(form, plan)
     check(
         found <= most, f"sums of {plan.key_waves} waves take {found} bytes of LDS; {device.name} has {most}"
@@ -112,8 +172,11 @@ LAUNCH, BLOCK = 2.0e-6, 1.0e-6
 EXPECTED = 1.25
 """How much longer kernels that no hardware has run are taken to last than what is counted."""
 
-VECTOR_CYCLES = 4
-"""Cycles of a wave's vector instruction."""
+OF_CODES = 13
+"""Registers of conversions of codes (compiled)."""
+
+PER_EXCHANGE = 3
+"""Vector instructions by which halves of a wave exchange a register."""
 
 PER_SCORE, PER_LOAD, PER_TURN = 16, 10, 60
 """Vector instructions of a lane's score, of a load with its address, and of a turn (machine code's)."""
@@ -123,19 +186,34 @@ L2_SHARE = 2.0
 
 
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[WaveAttentionSchedule]:
-    """Return the schedules that are considered."""
+    """Return the schedules that are considered.
+
+    Raises ScheduleError if none is legal, as `check_legal`.
+    """
     few = tokens * form.group <= FRAGMENT
-    ways = ((1, 1, keys) for keys in (4, 2, 1)) if few else ((2, 4, 1), (1, 4, 1), (1, 1, 4), (1, 2, 2))
+    ways = ((1, 1, keys) for keys in (8, 4, 2, 1)) if few else ((2, 4, 1), (1, 4, 1), (1, 1, 4), (1, 2, 2))
     found = [WaveAttentionSchedule(*way, fragments) for way in ways for fragments in (1, 2, 4)]
     legal = [plan for plan in found if is_legal(form, device, plan)]
-    return [plan for plan in legal if registers(form, plan) <= MOST_REGISTERS] or legal[-1:]
+    if not legal:
+        check_legal(form, device, SMALLEST)
+    return [plan for plan in legal if registers(form, device, plan) <= MOST_REGISTERS] or legal[-1:]
 
 
-def registers(form: Attention, plan: WaveAttentionSchedule) -> int:
+def registers(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> int:
     """Return about how many registers a lane has: sums and q, keys and values in flight and as operands."""
-    own = plan.parts * (form.size // 4 + form.size // 8)
-    moved = plan.fragments * form.size * form.stored_bytes // 8
-    return own + moved + plan.fragments * (10 + 6 * plan.parts) + SPARE_REGISTERS
+    fragment, size = fragment_of(device), form.size
+    kernel, keys, scores = fragment.spare
+    own = plan.parts * (size // fragment.groups + size * fragment.operands // (2 * fragment.groups))
+    moved = _words(form, size // fragment.groups) + fragment.run * _words(form, size // FRAGMENT)
+    if form.stored in CODES:
+        moved, kernel = moved + 2 * fragment.run, kernel + OF_CODES
+    return own + kernel + plan.fragments * (moved + keys + scores * plan.parts)
+
+
+def _words(form: Attention, elements: int) -> int:
+    """Return the registers in which a lane loads neighbouring elements of K or V."""
+    at_once = piece(elements, form.stored_bytes)
+    return elements // at_once * ceil(at_once * form.stored_bytes / 4)
 
 
 def predict(
@@ -147,18 +225,26 @@ def predict(
     blocks = batch * form.kv_heads * tiles
     seen = keys / 2 if form.causal and tokens > plan.rows else keys
     turns = ceil(seen / (plan.span * plan.key_waves))
-    at_once = max(1, min(device.schedulers * 512 // (registers(form, plan) * plan.waves), 32 // plan.waves))
+    threads = plan.waves * device.warp
+    fitting = device.registers_per_unit // (registers(form, device, plan) * threads)
+    at_once = max(1, min(fitting, 32 // plan.waves))
     rounds = ceil(blocks / (device.units * at_once))
     held = min(at_once, ceil(blocks / device.units)) * plan.waves / device.schedulers
     core = device.core_for(form.ttype)
     products = 4 * FRAGMENT * FRAGMENT * size * plan.fragments * plan.parts
-    loads = plan.fragments * size * form.stored_bytes // 32
-    scores = 4 * plan.fragments * plan.parts
-    vector = (
-        PER_TURN + PER_SCORE * scores + PER_LOAD * loads + plan.parts * size // 8 + plan.fragments * size // 8
-    )
-    cycles = products * device.schedulers / (core.ops_per_cycle * core.sustained) + VECTOR_CYCLES * vector
+    cycles = products * device.schedulers / (core.ops_per_cycle * core.sustained)
+    cycles += _vector_instructions(form, device, plan) * fragment_of(device).cycles
     turn = max(dram.latency, cycles / device.clock * max(1.0, held))
     moved = blocks * turns * plan.key_waves * plan.span * 2 * size * form.stored_bytes
     streamed = max(moved / tiles, moved / L2_SHARE) / (dram.bandwidth * dram.sustained)
     return LAUNCH + EXPECTED * max(rounds * (BLOCK + turns * turn), BLOCK + streamed)
+
+
+def _vector_instructions(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> int:
+    """Return a wave's vector instructions of a turn."""
+    fragment, size = fragment_of(device), form.size
+    loads = 2 * plan.fragments * size * form.stored_bytes // fragment.lanes
+    scores = fragment.run * plan.fragments * plan.parts
+    moved = (plan.parts + plan.fragments) * size // (2 * fragment.groups)
+    exchanged = plan.fragments * size // fragment.groups if fragment.operands > 1 else 0
+    return PER_TURN + PER_SCORE * scores + PER_LOAD * loads + moved + PER_EXCHANGE * exchanged

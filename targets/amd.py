@@ -3,14 +3,14 @@
 Sources: CDNA2, CDNA3 and CDNA4 whitepapers, RDNA3 ISA guide and product datasheets (units,
 clock, bandwidth, dense matrix rates; L2: 32 channels of 128 bytes per clock on CDNA2, 16 on each
 die since); LLVM AMDGPU usage guide (LDS, wavefront, targets).
-Nothing here was measured by this project; the matrix cores' sustained fraction is that of the H200
-(`targets.nvidia`). What DRAM sustains and how long it takes are published measurements: see `Chip`.
+Nothing here was measured by this project. What matrix cores and DRAM sustain and how long DRAM takes are
+published measurements, where there are any: see `Chip`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
@@ -34,6 +34,10 @@ class Chip:
     "AMD MI300X GPU performance analysis", 2025) agree. Of MI350X 6914 GB/s (ROCm rocm-systems, pull request
     8480: reads that bypass caches); its latency is taken for that of MI300X. Of the Radeon nothing: the
     share is the H200's.
+
+    ``matrix`` is the share of their peak that matrix cores sustain: the fastest bfloat16 product of
+    S. Bekman's "Machine Learning Engineering" (commit 744d01e1, maximum achievable matmul FLOPS: MI300X 668.4
+    of 1307, MI355X 1565 of 2517 TFLOPS). Of others nothing is published there: the share is the H200's.
     """
 
     arch: str
@@ -47,6 +51,7 @@ class Chip:
     features: frozenset[str]
     toolkit: str
     dies: int = 1
+    matrix: float = CORE_SUSTAINED
 
 
 def _layers(chip: Chip) -> tuple[Layer, ...]:
@@ -105,7 +110,7 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         clock=chip.clock,
         warp=chip.wave,
         layers=_layers(chip),
-        cores=cores,
+        cores=tuple(replace(core, sustained=chip.matrix) for core in cores),
         target=tuple(sorted(target.items())),
         features=chip.features,
         vector_ops_per_cycle=64.0,
@@ -167,6 +172,7 @@ GFX942 = _device(
         CDNA3,
         "rocm>=6.0",
         8,
+        668.4 / 1307,
     ),
     (
         _matrix("v_mfma_f32_16x16x16_f16", 16, 16, "float16", "float32", 2048, 64),
@@ -195,6 +201,7 @@ GFX950 = _device(
         CDNA4,
         "rocm>=7.0",
         8,
+        1565 / 2517,
     ),
     (
         _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),

@@ -9,6 +9,7 @@ from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
 from schedules.attention import PROBES, AnySchedule, Choice, choose, serving
+from schedules.wave_attention import FRAGMENTS
 from targets import TileDevice
 from tile_types.errors import LadderError
 
@@ -25,7 +26,7 @@ def is_nvidia(device: TileDevice | None) -> bool:
 
 def has_kernels(device: TileDevice | None) -> bool:
     """Tell whether attention has kernels of ours on a device."""
-    return is_nvidia(device) or (device is not None and device.kind == "rocm" and "mfma" in device.features)
+    return is_nvidia(device) or (device is not None and not device.features.isdisjoint(FRAGMENTS))
 
 
 def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:

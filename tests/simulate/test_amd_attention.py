@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,8 @@ from targets import get_device
 from tile_types.errors import ScheduleError
 
 BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3}
-ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
+INSTINCT, RADEON = ("gfx90a", "gfx942", "gfx950"), ("gfx1100", "gfx1201")
+ARCHITECTURES = (*INSTINCT, *RADEON)
 Plan = WaveAttentionSchedule
 
 
@@ -59,8 +60,17 @@ CASES = {
 }  # fmt: skip
 
 
+def fitted(problem: Attention, plan: Plan, arch: str) -> Plan:
+    """Return the plan, of fewer keys and rows of a wave at a time where the GPU has fewer registers."""
+    ways = [plan, replace(plan, fragments=1), replace(plan, fragments=1, parts=1)]
+    return next(way for way in ways if is_legal(problem, get_device(f"rocm/{arch}"), way))
+
+
 def check(case: str, arch: str, **options: Any) -> None:
     problem, plan, sizes = CASES[case]
+    if arch in RADEON and problem.size > 128:
+        pytest.skip("its sums alone take half the registers: refused by name")
+    plan = fitted(problem, plan, arch)
     result, error = run(problem, plan, *sizes, target=f"rocm/{arch}", **options)
     assert not result.findings, result.report()
     assert error < BOUNDS[problem.ttype]
@@ -166,7 +176,9 @@ def test_considered_schedules_do_not_spill(
         (form(2, 2, 24), Plan(), "rocm/gfx942", "24"),
         (form(2, 2, 512), Plan(), "rocm/gfx942", "512"),
         (form(2, 2, 256), Plan(), "rocm/gfx942", "LDS"),
-        (form(2, 2, 64), Plan(), "rocm/gfx1100", "matrix cores"),
+        (form(2, 2, 64), Plan(1, 1, 8, 1), "rocm/gfx942", "8"),
+        (form(2, 2, 256), Plan(1, 1, 1, 1), "rocm/gfx1100", "registers"),
+        (form(2, 2, 256), Plan(1, 1, 1, 1), "rocm/gfx1201", "registers"),
     ],
 )
 def test_refused_by_name(problem: Attention, plan: Plan, target: str, match: str) -> None:
@@ -177,7 +189,7 @@ def test_refused_by_name(problem: Attention, plan: Plan, target: str, match: str
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"parts": 3}, {"fragments": 3}, {"key_waves": 0}, {"row_waves": 2, "key_waves": 4}, {"row_waves": 0}],
+    [{"parts": 3}, {"fragments": 3}, {"key_waves": 0}, {"row_waves": 0}],
 )
 def test_schedules_are_checked(wrong: dict[str, int]) -> None:
     with pytest.raises(ScheduleError):
@@ -202,6 +214,7 @@ class Mutant:
     change: Callable[[], Any]
     kind: str
     case: str = "groups of four"
+    arch: str = "gfx942"
 
 
 def _operands(name: str, change: Callable[[list[Any]], list[Any]], which: int = 0) -> Once:
@@ -246,6 +259,11 @@ MUTANTS = {
     "scores of another lane": Mutant(
         lambda: _operands("ds.bpermute", lambda o: [o[0], o[1] + 4, o[2]]), "wrong values"
     ),
+    "halves exchanged in another order": Mutant(
+        lambda: _operands("permlanex16", lambda o: [*o[:3], o[4], o[3], *o[5:]]),
+        "wrong values",
+        arch="gfx1100",
+    ),
     "sums left by four words": Mutant(lambda: _moved("shared", "uint32", 4, 1), "wrong values"),
     "sums left by one word": Mutant(lambda: _moved("shared", "uint32", 1, 1), "misaligned"),
     "results stored a row too far": Mutant(lambda: _moved("global", "float16", 128), "out of bounds"),
@@ -256,13 +274,14 @@ MUTANTS = {
 def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]
     problem, plan, sizes = CASES[mutant.case]
+    plan = fitted(problem, plan, mutant.arch)
 
     def change(function: Any) -> Any:
         changed = rewrite(function, mutant.change())
         assert changed.script() != function.script(), "the mutation changed nothing"
         return changed
 
-    result, error = run(problem, plan, *sizes, target="rocm/gfx942", change=change)
+    result, error = run(problem, plan, *sizes, target=f"rocm/{mutant.arch}", change=change)
     if mutant.kind == "wrong values":
         assert not error <= 2 * BOUNDS[problem.ttype]
     else:

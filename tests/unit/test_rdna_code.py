@@ -30,6 +30,7 @@ from ladder.simulate.gcn.wave import Wave
         ("v_subrev_co_ci_u32_e32 v50, vcc_lo, v1, v50, vcc_lo", "v_subbrev_co_u32"),
         ("v_maxmin_num_f32 v1, v2, v3, v4", "v_maxmin_f32"),
         ("s_and_not1_saveexec_b32 s0, s1", "s_andn2_saveexec_b32"),
+        ("s_addk_co_i32 s1, 0x80", "s_addk_i32"),
         ("s_delay_alu instid0(VALU_DEP_1)", "s_nop"),
     ],
 )
@@ -49,6 +50,8 @@ def test_names(line: str, name: str) -> None:
         ("v_add_nc_u32_e32 v49, 0xfffffc00, v176", 8, 8),
         ("v_wmma_f32_16x16x16_f16 v[9:16], v[17:24], v[181:188], v[1:8]", 8, 8),
         ("s_wait_loadcnt 0x5", 4, 4),
+        ("s_addk_co_i32 s1, 0x80", 4, 4),
+        ("v_permlanex16_b32 v2, v2, s1, 0xfedcba98", 12, 12),
     ],
 )
 def test_encoded_sizes(line: str, bytes3: int, bytes4: int) -> None:
@@ -87,6 +90,16 @@ def test_masks_are_single_registers() -> None:
     (step,) = Program(Listing("kernel", [rdna.as_gfx9(parse_instruction("v_cmpx_lt_u32_e32 3, v0"))])).steps
     step(lanes)
     assert (lanes.s[EXEC], lanes.whole) == (0xFFFFFFF0, False)
+
+
+def test_other_sixteen_lanes_in_any_order() -> None:
+    """V_PERMLANEX16 (RDNA3 ISA, "Vector Instructions"): nibbles choose a lane of the other sixteen."""
+    lanes = Wave(None, 0, 32)
+    lanes.v[1] = np.arange(64)
+    line = "v_permlanex16_b32 v2, v1, 0x76543210, 0x89abcdef"
+    (step,) = Program(Listing("kernel", [rdna.as_gfx9(parse_instruction(line))])).steps
+    step(lanes)
+    assert lanes.v[2, :32].tolist() == [*range(16, 24), *range(31, 23, -1), *range(8), *range(15, 7, -1)]
 
 
 def test_what_goes_to_null_is_lost() -> None:

@@ -1,9 +1,10 @@
-"""Attention on AMD GPUs: keys and values stream from memory straight into operands of MFMA 16x16.
+"""Attention on AMD GPUs: keys and values stream from memory straight into operands of MFMA or WMMA 16x16.
 
 A wave has 16 or 32 rows of q: tokens times the heads that share keys. ``sᵀ = K qᵀ`` leaves a lane four
-neighbouring keys of one row of q, which is how ``oᵀ = Vᵀ pᵀ`` takes weights: nothing moves between lanes
-but the largest score. A lane loads pieces of K in the order in which they are operands (q is loaded
-likewise); of V it loads pieces of four neighbouring keys, of which byte permutations make operands. Waves of
+neighbouring keys of one row of q (eight in waves of 32 lanes), which is how ``oᵀ = Vᵀ pᵀ`` takes weights:
+nothing moves between lanes but the largest score and, on RDNA3, whose operands both halves of a wave hold,
+operands. A lane loads pieces of K in the order in which they are operands (q is loaded
+likewise); of V it loads pieces of its neighbouring keys, of which byte permutations make operands. Waves of
 a block have other rows, or take the keys of the same rows in turn and join their sums through LDS
 (`attention_join`). No such kernel has run on hardware yet.
 """

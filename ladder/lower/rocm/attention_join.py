@@ -12,7 +12,7 @@ from ladder.lower.gpu.activation_tile import each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import row_of
 from ladder.lower.rocm.attention_operands import pack
-from ladder.lower.rocm.attention_place import RUN, Place, Spec, aligned
+from ladder.lower.rocm.attention_place import Place, Spec, aligned
 from ladder.lower.rocm.attention_sums import Sums, over_keys, power
 from schedules.wave_attention import FRAGMENT, PAD, STATE, shared_words
 
@@ -39,7 +39,9 @@ class Join:
 
     def finish(self) -> None:
         """Emit the end of the kernel."""
-        totals = [over_keys(self.place, total.value, lambda x, y: x + y) for total in self.sums.totals]
+        totals = [
+            over_keys(self.spec, self.place, total.value, lambda x, y: x + y) for total in self.sums.totals
+        ]
         if self.spec.schedule.key_waves == 1:
             self._store_own(totals)
         else:
@@ -47,12 +49,12 @@ class Join:
 
     def _runs(self, part: int) -> list[tuple[Expr, list[Expr]]]:
         """Return where runs of neighbouring elements of a head begin that a lane has sums of, and those."""
-        operands, values = self.spec.operands, self.sums.values[part]
+        operands, values, each = self.spec.operands, self.sums.values[part], self.spec.run
         piece, found = operands.value_elements, []
         for index in range(operands.value_pieces):
-            places = [divmod(at, piece) for at in range(RUN * piece)]
+            places = [divmod(at, piece) for at in range(each * piece)]
             run = [values[index * piece + within][i] for i, within in places]
-            found.append(((index * FRAGMENT + RUN * self.place.g) * piece, run))
+            found.append(((index * FRAGMENT + each * self.place.g) * piece, run))
         return found
 
     def _store_own(self, totals: list[Expr]) -> None:
@@ -87,7 +89,7 @@ class Join:
             with b.when(row < self.place.row_count):
                 self._store(row, at, self._joined(shared, row, at, states))
 
-        each_piece(plan.rows * pieces, plan.threads, self.place.thread, store)
+        each_piece(plan.rows * pieces, self.spec.threads, self.place.thread, store)
 
     def _joined(self, shared: Any, row: Expr, at: Expr, states: int) -> list[Expr]:
         """Return some elements of the result: all waves' sums, which other largest scores scaled, as one."""

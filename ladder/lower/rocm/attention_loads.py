@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.attention_place import RUN, Place, Spec, aligned
+from ladder.lower.rocm.attention_place import Place, Spec, aligned
 from ladder.lower.rocm.grouped import WaveLanes
 from schedules.wave_attention import FRAGMENT
 
@@ -32,7 +32,7 @@ def find_limits(spec: Spec, place: Place) -> Limits:
         return Limits([keys for _ in parts], keys)
     rows = [place.seen_keys(form, row_of(spec, place, part)) for part in parts]
     most = rows[0] if len(rows) == 1 else b.keep(T.max(*rows))
-    lanes = WaveLanes(place.lane)
+    lanes = WaveLanes(place.lane, spec.device.warp)
     for distance in (1, 2, 4, 8):
         most = b.keep(T.max(most, lanes.shuffle_xor(most, distance)))
     return Limits(rows, lanes.uniform(most))
@@ -66,9 +66,10 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
         places = range(0, operands.key_pieces * piece, step)
         words = d.Pieces([step // 2] * len(places))
         for index, first in enumerate(places):
-            column = at + (first // piece * 4 + place.g) * piece + first % piece
+            column = at + (first // piece * operands.groups + place.g) * piece + first % piece
             words.store(index, *load(place.inputs.tensors["q"], column, step, 2))
-        queries.append(operands.query_words([words[i] for i in range(len(words.places))]))
+        own = operands.query_words([words[i] for i in range(len(words.places))])
+        queries.append(operands.whole(own, place.g))
     return queries
 
 
@@ -85,8 +86,8 @@ class Keys:
         self.key_words = _words(operands.key_elements * operands.width)
         self.value_words = _words(operands.value_elements * operands.width)
         self.keys = d.Pieces([self.key_words] * (fragments * operands.key_pieces))
-        self.values = d.Pieces([self.value_words] * (fragments * RUN * operands.value_pieces))
-        scales = [1] * (fragments * RUN) if operands.scaled else []
+        self.values = d.Pieces([self.value_words] * (fragments * spec.run * operands.value_pieces))
+        scales = [1] * (fragments * spec.run) if operands.scaled else []
         self.key_scales, self.value_scales = d.Pieces(scales), d.Pieces(scales)
         self.masks = d.Pieces([1] * len(spec.scores) if form.mask else [])
         self.begins = {name: aligned(place.begin(name), operands.width) for name in "kv"}
@@ -94,29 +95,31 @@ class Keys:
         self.steps = {name: aligned(n[f"{name}_s"], operands.width) for name in "kv"}
 
     def load_keys(self, iteration: Expr) -> None:
-        """Load the lane's quarter of key ``c`` of an iteration's fragments, and the scales of its scores."""
+        """Load the lane's part of a key of each of an iteration's fragments, and the scales of its scores."""
         operands, place = self.spec.operands, self.place
         piece = operands.key_elements
         for fragment in range(self.spec.schedule.fragments):
-            at = self._row("k", self._key(iteration, fragment, place.c))
+            at = self._row("k", self._key(iteration, fragment, place.left))
             for index in range(operands.key_pieces):
-                column = at + (index * 4 + place.g) * piece
+                column = at + (index * operands.groups + place.g) * piece
                 found = load(place.inputs.tensors["k"], column, piece, operands.width)
                 self.keys.store(fragment * operands.key_pieces + index, *found)
         if operands.scaled:
             self._load_scales("k_scale", iteration, self.key_scales)
 
     def load_values(self, iteration: Expr) -> None:
-        """Load an iteration's values: pieces of those of keys ``4 g`` to ``4 g + 3`` of each fragment."""
+        """Load an iteration's values: pieces of those of its run of keys of each fragment."""
         operands, place = self.spec.operands, self.place
         piece = operands.value_elements
         for fragment in range(self.spec.schedule.fragments):
-            for key in range(RUN):
-                at = self._row("v", self._key(iteration, fragment, place.g * RUN + key))
+            for key in range(self.spec.run):
+                at = self._row("v", self._key(iteration, fragment, place.g * self.spec.run + key))
                 for index in range(operands.value_pieces):
-                    column = at + (index * FRAGMENT + place.c) * piece
+                    column = at + (index * FRAGMENT + place.left) * piece
                     found = load(place.inputs.tensors["v"], column, piece, operands.width)
-                    self.values.store((fragment * RUN + key) * operands.value_pieces + index, *found)
+                    self.values.store(
+                        (fragment * self.spec.run + key) * operands.value_pieces + index, *found
+                    )
         if operands.scaled:
             self._load_scales("v_scale", iteration, self.value_scales)
 
@@ -128,7 +131,7 @@ class Keys:
             token, head = place.query(row_of(self.spec, place, part))
             rows.append(b.bind(place.batch * n["mask_b"] + head * n["mask_h"] + token * n["mask_s"]))
         for index, (fragment, part, element) in enumerate(self.spec.scores):
-            key = self._key(iteration, fragment, place.g * RUN + element)
+            key = self._key(iteration, fragment, place.g * self.spec.run + element)
             self.masks.store(index, _mask_word(mask[rows[part] + key]), 1)
 
     def mask(self, index: int) -> Expr:
@@ -137,14 +140,15 @@ class Keys:
         return word != T.uint32(0) if kind == "bool" else d.as_type(word, "float32")
 
     def key(self, fragment: int) -> list[Expr]:
-        """Return the words of the lane's quarter of a key."""
+        """Return the words of the lane's part of a key."""
         count = self.spec.operands.key_pieces * self.key_words
         return [self.keys[fragment * count + i] for i in range(count)]
 
     def value(self, fragment: int) -> list[list[Expr]]:
-        """Return the words of the lane's pieces of four values."""
+        """Return the words of the lane's pieces of a run of values."""
         count = self.spec.operands.value_pieces * self.value_words
-        return [[self.values[(fragment * RUN + key) * count + i] for i in range(count)] for key in range(RUN)]
+        first, run = fragment * self.spec.run, range(self.spec.run)
+        return [[self.values[(first + key) * count + i] for i in range(count)] for key in run]
 
     def _row(self, name: str, key: Expr) -> Expr:
         return self.begins[name] + key * self.steps[name]
@@ -158,10 +162,10 @@ class Keys:
     def _load_scales(self, name: str, iteration: Expr, scales: d.Pieces) -> None:
         place, tensor = self.place, self.place.inputs.tensors[name]
         for fragment in range(self.spec.schedule.fragments):
-            for element in range(RUN):
-                key = self._key(iteration, fragment, place.g * RUN + element)
+            for element in range(self.spec.run):
+                key = self._key(iteration, fragment, place.g * self.spec.run + element)
                 at = place.begin(name) + key * place.inputs.numbers[f"{name}_s"]
-                scales.store(fragment * RUN + element, d.as_type(tensor[at], "uint32"), 1)
+                scales.store(fragment * self.spec.run + element, d.as_type(tensor[at], "uint32"), 1)
 
 
 def _words(nbytes: int) -> int:

@@ -1,13 +1,14 @@
-"""Pieces of keys, values and queries as lanes load them, and the MFMA operands that they become.
+"""Pieces of keys, values and queries as lanes load them, and the operands that they become.
 
-Sixteen lanes are the rows of an operand, four groups of lanes its columns (`ladder.lower.rocm.steps`). Of a
-key, each group takes a quarter of the head, in pieces of up to 16 bytes, and q comes in the same order. Of
-a value, each of the sixteen lanes takes a piece, and groups take four neighbouring keys each.
+Sixteen lanes are the rows of an operand, groups of sixteen its columns: four of a wave of CDNA, two of RDNA
+(`ladder.lower.rocm.steps`). Of a key, each group takes its part of the head, in pieces of up to 16 bytes, and
+q comes in the same order. Of a value, each of the sixteen lanes takes a piece, and groups take a run of
+neighbouring keys each. RDNA3's instructions read all columns from both groups, which exchange theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,17 +24,11 @@ from ladder.lower.rocm.machine import RocmMachine, join_bfloat
 from ladder.lower.rocm.ranking import Exact, proven_here, vector_instructions
 from schedules.layouts import Field
 from schedules.schedule import check
-from schedules.wave_attention import FRAGMENT
+from schedules.wave_attention import FRAGMENT, fragment_of, piece
 from targets import TileDevice
 from tile_types import get_type
 
 Expr = Any
-
-GROUPS = 4
-"""Groups of lanes that share a key, or the keys of a fragment."""
-
-WIDEST = 16
-"""Bytes of a lane's load."""
 
 LOW_HALVES, HIGH_HALVES = 0x05040100, 0x07060302
 """V_PERM's selectors of the low halves of two words side by side, and of the high ones."""
@@ -41,34 +36,42 @@ LOW_HALVES, HIGH_HALVES = 0x05040100, 0x07060302
 
 @dataclass(frozen=True)
 class Instruction:
-    """An MFMA of 16 rows and columns.
+    """A matrix instruction of 16 rows and columns.
 
     name: Of LLVM's intrinsic.
     operand: LLVM's type of an operand.
     words: Registers of an operand: two elements each.
+    perform: Emits the call, of the type of the sums, the name, both operands and the sums.
     """
 
     name: str
     operand: str
     words: int
+    perform: Callable[..., Expr] = d.mfma
 
     def multiply(self, sums: Any, a: Sequence[Expr], x: Sequence[Expr]) -> None:
         """Emit ``sums += a · x``."""
         left, right = (d.as_type(d.vector(list(words)), self.operand) for words in (a, x))
-        at = d.lanes(0, 4)
-        b.store(sums, d.mfma("float32x4", self.name, left, right, sums[at]), at)
+        run = int(sums.shape[0])
+        at = d.lanes(0, run)
+        b.store(sums, self.perform(f"float32x{run}", self.name, left, right, sums[at]), at)
 
 
-INSTRUCTIONS = {
-    "float16": Instruction("llvm.amdgcn.mfma.f32.16x16x16f16", "float16x4", 2),
-    "bfloat16": Instruction("llvm.amdgcn.mfma.f32.16x16x16bf16.1k", "int16x4", 2),
+def _wmma(name: str, operand: str, words: int) -> Instruction:
+    return Instruction(f"llvm.amdgcn.wmma.f32.16x16x16.{name}", operand, words, d.cross_lane)
+
+
+INSTRUCTIONS: Mapping[tuple[str, str], Instruction] = {
+    ("mfma.k64", "float16"): Instruction("llvm.amdgcn.mfma.f32.16x16x32.f16", "float16x8", 4),
+    ("mfma.k64", "bfloat16"): Instruction("ladder_mfma_f32_16x16x32_bf16", "int32x4", 4),
+    ("mfma", "float16"): Instruction("llvm.amdgcn.mfma.f32.16x16x16f16", "float16x4", 2),
+    ("mfma", "bfloat16"): Instruction("llvm.amdgcn.mfma.f32.16x16x16bf16.1k", "int16x4", 2),
+    ("wmma", "float16"): _wmma("f16", "float16x16", 8),
+    ("wmma", "bfloat16"): _wmma("bf16", "int16x16", 8),
+    ("wmma.split", "float16"): _wmma("f16", "float16x8", 4),
+    ("wmma.split", "bfloat16"): _wmma("bf16", "int16x8", 4),
 }
-
-WIDE_INSTRUCTIONS = {
-    "float16": Instruction("llvm.amdgcn.mfma.f32.16x16x32.f16", "float16x8", 4),
-    "bfloat16": Instruction("ladder_mfma_f32_16x16x32_bf16", "int32x4", 4),
-}
-"""The same of twice as many columns, on devices with ``mfma.k64``."""
+"""Feature of a device and type of q -> instruction; those of more columns come first."""
 
 
 @lru_cache(maxsize=64)
@@ -103,13 +106,18 @@ class Operands:
     def __init__(self, form: Attention, device: TileDevice) -> None:
         self.form, self.scaled, width = form, form.stored in CODES, form.stored_bytes
         self.width = width
-        self.key_elements = _piece(form.size // GROUPS, width)
-        self.value_elements = _piece(form.size // FRAGMENT, width)
-        self.key_pieces = form.size // (GROUPS * self.key_elements)
+        self.fragment = fragment_of(device)
+        self.groups = self.fragment.groups
+        self.key_elements = piece(form.size // self.groups, width)
+        self.value_elements = piece(form.size // FRAGMENT, width)
+        self.key_pieces = form.size // (self.groups * self.key_elements)
         self.value_pieces = form.size // (FRAGMENT * self.value_elements)
         self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
-        self.step = INSTRUCTIONS[form.ttype]
-        self.wide = WIDE_INSTRUCTIONS.get(form.ttype) if "mfma.k64" in device.features else None
+        self.steps = [
+            step
+            for (feature, ttype), step in INSTRUCTIONS.items()
+            if feature in device.features and ttype == form.ttype
+        ]
 
     @property
     def tiles(self) -> int:
@@ -117,9 +125,35 @@ class Operands:
         return self.form.size // FRAGMENT
 
     def instruction(self, count: int) -> Instruction:
-        """Return the instruction for operands of so many registers in all."""
-        wide = self.wide
-        return wide if wide is not None and count % wide.words == 0 else self.step
+        """Return the instruction for operands of so many registers of a lane's own."""
+        return next(step for step in self.steps if count % self.own_words(step) == 0)
+
+    def own_words(self, step: Instruction) -> int:
+        """Return the registers of an operand that a lane has before halves of a wave exchange theirs."""
+        return step.words // self.fragment.operands
+
+    def left_row(self, lane: Expr) -> Expr:
+        """Return which row of a left operand each of sixteen lanes holds, such that runs of sums follow it.
+
+        Register i of a lane of RDNA3 of half h is row ``2 * i + h`` of the sums.
+        """
+        return lane if self.fragment.operands == 1 else lane % 2 * self.fragment.run + lane // 2
+
+    def whole(self, words: Sequence[Expr], group: Expr) -> list[Expr]:
+        """Return operands, each with those of the other half of the wave where instructions take both.
+
+        Those of the first half come first.
+        """
+        if self.fragment.operands == 1:
+            return list(words)
+        found: list[Expr] = []
+        run = self.own_words(self.steps[0])
+        for at in range(0, len(words), run):
+            own = [b.bind(word) for word in words[at : at + run]]
+            other = [d.other_half(word, "uint32") for word in own]
+            first = [b.bind(T.Select(group == 0, x, y)) for x, y in zip(own, other, strict=True)]
+            found += first + [b.bind(T.Select(group == 0, y, x)) for x, y in zip(own, other, strict=True)]
+        return found
 
     def query_words(self, words: Sequence[Expr]) -> list[Expr]:
         """Return q's operand registers, in the order in which those of K come."""
@@ -131,17 +165,15 @@ class Operands:
         return found
 
     def key_words(self, words: Sequence[Expr]) -> list[Expr]:
-        """Return the operand registers of a lane's quarter of a key."""
+        """Return the operand registers of a lane's part of a key."""
         return [pair for word in words for pair in self._pairs(word)]
 
-    def value_words(self, keys: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
-        """Return the operand registers of each tile of a head, from the words of a lane's four values."""
-        found: list[list[Expr]] = []
+    def value_words(self, keys: Sequence[Sequence[Expr]]) -> Iterator[list[Expr]]:
+        """Yield the operand registers of each tile of a head, from the words of a lane's run of values."""
         real = min(4 // self.width, self.value_elements)
-        for first, second, third, fourth in zip(*keys, strict=True):
-            low, high = self._joined(first, second), self._joined(third, fourth)
-            found += [[x, y] for x, y in zip(low, high, strict=True)][:real]
-        return found
+        for words in zip(*keys, strict=True):
+            pairs = [self._joined(*words[i : i + 2]) for i in range(0, len(words), 2)]
+            yield from [list(registers) for registers in zip(*pairs, strict=True)][:real]
 
     def _joined(self, low: Expr, high: Expr) -> list[Expr]:
         """Return the elements of two values side by side, one register for each place in a word."""
@@ -175,8 +207,3 @@ def pack(low: Expr, high: Expr, dtype: str) -> Expr:
 def permute(low: Expr, high: Expr, selector: int) -> Expr:
     """Pick bytes of two words."""
     return b.bind(d.intrinsic("uint32", "llvm.amdgcn.perm", high, low, T.uint32(selector)))
-
-
-def _piece(elements: int, width: int) -> int:
-    """Return the elements that a lane loads at once of so many."""
-    return min(WIDEST // width, elements & -elements)

@@ -15,16 +15,12 @@ from ladder.lower.rocm.attention_operands import Operands
 from ladder.lower.rocm.gemm_place import together
 from ladder.lower.rocm.grouped import WaveLanes
 from schedules.wave_attention import FRAGMENT, WaveAttentionSchedule, check_legal
-from schedules.waves import WAVE
 from targets import TileDevice
 
 Expr = Any
 
 ALIGNED = 16
 """Bytes that all rows of q, k, v and the result begin at multiples of."""
-
-RUN = 4
-"""Neighbouring keys of a score's column that a lane holds, and rows of a column of sums."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +33,20 @@ class Spec:
     operands: Operands
 
     @property
+    def run(self) -> int:
+        """Neighbouring keys of a score's column that a lane holds, and rows of a column of sums."""
+        return self.operands.fragment.run
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.schedule.waves * self.device.warp
+
+    @property
     def scores(self) -> list[tuple[int, int, int]]:
         """(fragment, part, element) of a lane's scores of an iteration."""
         plan = self.schedule
-        return [(f, p, e) for f in range(plan.fragments) for p in range(plan.parts) for e in range(RUN)]
+        return [(f, p, e) for f in range(plan.fragments) for p in range(plan.parts) for e in range(self.run)]
 
 
 def choose_spec(form: Attention, device: TileDevice, schedule: WaveAttentionSchedule) -> Spec:
@@ -57,10 +63,12 @@ class Place(HeadPlace):
     """Where a lane works.
 
     row_wave, key_wave: The wave among those that have other rows, and other keys.
+    left: The row of a left operand (a key, or elements of a head) that the lane holds.
     """
 
     row_wave: Expr
     key_wave: Expr
+    left: Expr
 
 
 def aligned(at: Expr, width: int) -> Expr:
@@ -75,17 +83,19 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     total = b.bind(n["tokens"] * form.group)
     tiles = b.bind((total + plan.rows - 1) // plan.rows)
     blocks = tiles * form.kv_heads * n["batch"]
-    dealt, thread = d.launch(blocks, plan.threads)
+    dealt, thread = d.launch(blocks, spec.threads)
     dies = spec.device.dies
     block = b.keep(together(dealt, blocks, dies)) if dies > 1 else dealt
     tile, rest = b.keep(T.truncmod(block, tiles)), b.bind(T.truncdiv(block, tiles))
     head, batch = b.keep(T.truncmod(rest, form.kv_heads)), b.keep(T.truncdiv(rest, form.kv_heads))
     first_row = b.keep(tile * plan.rows)
     row_count = b.keep(T.min(total - first_row, plan.rows))
-    lane = b.bind(thread % WAVE)
-    wave = WaveLanes(lane).uniform(thread // WAVE) if plan.waves > 1 else 0
+    lanes = spec.device.warp
+    lane = b.bind(thread % lanes)
+    wave = WaveLanes(lane, lanes).uniform(thread // lanes) if plan.waves > 1 else 0
     key_wave, row_wave = (wave % plan.key_waves, wave // plan.key_waves) if plan.waves > 1 else (0, 0)
     g, c = b.keep(lane // FRAGMENT), b.keep(lane % FRAGMENT)
+    left = b.keep(spec.operands.left_row(c))
     return Place(
-        inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, row_wave, key_wave
+        inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, row_wave, key_wave, left
     )  # fmt: skip

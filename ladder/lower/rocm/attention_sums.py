@@ -6,6 +6,8 @@ A lane's scores and sums are all of one row of q for each part: online softmax s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 from typing import Any
 
 from tvm.script import tirx as T
@@ -14,8 +16,7 @@ from ladder.ir.attention import LOG2_E
 from ladder.lower import builder as b
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import Keys, Limits
-from ladder.lower.rocm.attention_operands import Instruction
-from ladder.lower.rocm.attention_place import RUN, Place, Spec
+from ladder.lower.rocm.attention_place import Place, Spec
 from schedules.wave_attention import FRAGMENT
 
 Expr = Any
@@ -31,16 +32,15 @@ matrix cores take for 0.
 """
 
 
-def over_keys(place: Place, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+def over_keys(spec: Spec, place: Place, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
     """Return the combination over the lanes that hold other keys of the same row."""
+    value = b.Variable("float32", value).value
+    if spec.operands.groups == 2:
+        return b.Variable("float32", combine(value, d.other_half(value, "float32"))).value
     for distance in (FRAGMENT, 2 * FRAGMENT):
         value = b.Variable("float32", value).value
         value = combine(value, d.shuffle_xor(value, "float32", place.lane, distance))
     return b.Variable("float32", value).value
-
-
-def _registers(words: list[Expr], step: Instruction, index: int) -> list[Expr]:
-    return words[index * step.words : (index + 1) * step.words]
 
 
 class Sums:
@@ -52,24 +52,23 @@ class Sums:
     def __init__(self, spec: Spec, place: Place) -> None:
         self.spec, self.place = spec, place
         parts = range(spec.schedule.parts)
-        self.values = [[_zeros() for _ in range(spec.operands.tiles)] for _ in parts]
+        self.values = [[_zeros(spec) for _ in range(spec.operands.tiles)] for _ in parts]
         self.maxima = [b.Variable("float32", T.float32(LOWEST)) for _ in parts]
         self.totals = [b.Variable("float32", T.float32(0)) for _ in parts]
         self.lift = LIFT.get((spec.form.ttype, spec.operands.scaled), 0.0)
 
     def raw_scores(self, queries: list[list[Expr]], keys: Keys) -> list[Expr]:
         """Return the products of q and the keys of an iteration, in the order of `Spec.scores`."""
-        spec, found = self.spec, []
+        spec, operands, found = self.spec, self.spec.operands, []
         for fragment in range(spec.schedule.fragments):
-            words = spec.operands.key_words(keys.key(fragment))
-            step = spec.operands.instruction(len(words))
-            for part in range(spec.schedule.parts):
-                sums = _zeros()
-                for index in range(len(words) // step.words):
-                    step.multiply(
-                        sums, _registers(words, step, index), _registers(queries[part], step, index)
-                    )
-                found += [sums[i] for i in range(RUN)]
+            words = operands.key_words(keys.key(fragment))
+            step = operands.instruction(len(words))
+            own, parts = operands.own_words(step), [_zeros(spec) for _ in queries]
+            for index in range(len(words) // own):
+                key = operands.whole(words[index * own : (index + 1) * own], self.place.g)
+                for sums, query in zip(parts, queries, strict=True):
+                    step.multiply(sums, key, query[index * step.words : (index + 1) * step.words])
+            found += [sums[i] for sums in parts for i in range(spec.run)]
         return found
 
     def seen_scores(self, keys: Keys, limits: Limits, iteration: Expr, raw: list[Expr]) -> list[Expr]:
@@ -78,10 +77,10 @@ class Sums:
         form, factor = spec.form, spec.form.scale * LOG2_E
         minus = T.reinterpret("float32", T.uint32(0xFF800000))
         for index, (fragment, part, element) in enumerate(spec.scores):
-            key = iteration * spec.schedule.span + (fragment * FRAGMENT + element) + self.place.g * RUN
+            key = iteration * spec.schedule.span + (fragment * FRAGMENT + element) + self.place.g * spec.run
             value = raw[index] * T.float32(factor)
             if spec.operands.scaled:
-                value = value * d.as_type(keys.key_scales[fragment * RUN + element], "float32")
+                value = value * d.as_type(keys.key_scales[fragment * spec.run + element], "float32")
             seen = key < limits.rows[part]
             if form.mask == "bool":
                 seen = T.And(seen, keys.mask(index))
@@ -101,7 +100,7 @@ class Sums:
         largest: Expr = running.value
         for at in mine:
             largest = T.max(largest, scores[at])
-        largest = over_keys(self.place, largest, T.max)
+        largest = over_keys(self.spec, self.place, largest, T.max)
         shrink = b.Variable("float32", power(running.value - largest)).value
         running.set(largest)
         base = largest - T.float32(self.lift) if self.lift else largest
@@ -111,38 +110,38 @@ class Sums:
             added = added + scores[at]
         total.set(added)
         for sums in self.values[part]:
-            for i in range(RUN):
+            for i in range(self.spec.run):
                 b.store(sums, sums[i] * shrink, i)
 
     def add(self, weights: list[Expr], keys: Keys) -> None:
         """Add the values of an iteration times their weights."""
         spec, operands = self.spec, self.spec.operands
-        step = operands.instruction(2 * spec.schedule.fragments)
-        together = step.words // 2
+        each = spec.run // 2
+        step = operands.instruction(each * spec.schedule.fragments)
+        together = operands.own_words(step) // each
         for first in range(0, spec.schedule.fragments, together):
             fragments = range(first, first + together)
-            tiles = [operands.value_words(keys.value(fragment)) for fragment in fragments]
-            for part in range(spec.schedule.parts):
-                words = [
-                    word for fragment in fragments for word in self._operand(weights, keys, fragment, part)
-                ]
-                for tile, sums in enumerate(self.values[part]):
-                    step.multiply(sums, [word for held in tiles for word in held[tile]], words)
+            words = [self._operand(weights, keys, fragments, part) for part in range(spec.schedule.parts)]
+            held = [operands.value_words(keys.value(fragment)) for fragment in fragments]
+            for tile, registers in enumerate(zip(*held, strict=True)):
+                value = operands.whole([word for each in registers for word in each], self.place.g)
+                for sums, operand in zip(self.values, words, strict=True):
+                    step.multiply(sums[tile], value, operand)
 
-    def _operand(self, weights: list[Expr], keys: Keys, fragment: int, part: int) -> list[Expr]:
-        """Return the operand that weights of a fragment are, scaled as its values are."""
-        spec = self.spec
-        mine = [at for at, (f, p, _) in enumerate(spec.scores) if (f, p) == (fragment, part)]
-        found = [weights[at] for at in mine]
-        if spec.operands.scaled:
-            scales = [d.as_type(keys.value_scales[fragment * RUN + i], "float32") for i in range(RUN)]
-            found = [weight * scale for weight, scale in zip(found, scales, strict=True)]
-        return spec.operands.weights(found)
+    def _operand(self, weights: list[Expr], keys: Keys, fragments: range, part: int) -> list[Expr]:
+        """Return the operand that weights of fragments are, scaled as their values are."""
+        spec, found = self.spec, list[Expr]()
+        for at, (fragment, p, element) in enumerate(spec.scores):
+            if fragment in fragments and p == part:
+                held = [keys.value_scales[fragment * spec.run + element]] if spec.operands.scaled else []
+                factors = [d.as_type(scale, "float32") for scale in held]
+                found.append(reduce(mul, factors, weights[at]))
+        return spec.operands.whole(spec.operands.weights(found), self.place.g)
 
 
-def _zeros() -> Any:
-    sums = b.local(RUN, "float32")
-    b.store(sums, T.Broadcast(T.float32(0), RUN), d.lanes(0, RUN))
+def _zeros(spec: Spec) -> Any:
+    sums = b.local(spec.run, "float32")
+    b.store(sums, T.Broadcast(T.float32(0), spec.run), d.lanes(0, spec.run))
     return sums
 
 

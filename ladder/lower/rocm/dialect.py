@@ -167,6 +167,17 @@ def shuffle_xor(value: Expr, dtype: str, lane: Expr, distance: int) -> Expr:
     return as_type(moved, dtype)
 
 
+IN_PLACE = (0x76543210, 0xFEDCBA98)
+"""V_PERMLANEX16's selectors of the lanes of the other sixteen in their order."""
+
+
+def other_half(value: Expr, dtype: str) -> Expr:
+    """Return a 32-bit value of the lane at a distance of 16 within a wave of 32."""
+    word = as_type(value, "int32")
+    order, immediates = map(T.uint32, IN_PLACE), (T.bool(False), T.bool(False))
+    return as_type(cross_lane("int32", "llvm.amdgcn.permlanex16", word, word, *order, *immediates), dtype)
+
+
 CARRIERS = {"float16": "uint16", "bfloat16": "uint16", "int8": "uint8"}
 """Unsigned types of the size of narrow ones; the others are words."""
 

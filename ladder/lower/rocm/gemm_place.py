@@ -96,9 +96,10 @@ def find_place(spec: Spec, args: Arguments) -> Place:
     row, column = raster(block, rows, columns, schedule.raster)
     row_tile = b.bind(row)
     lane = b.bind(thread % spec.device.warp)
-    found = find_m_tile(args, b.keep(column), schedule.tile_m, WaveLanes(lane, spec.device.warp))
+    lanes = WaveLanes(lane, spec.device.warp)
+    found = find_m_tile(args, b.keep(column), schedule.tile_m, lanes)
     first_m = b.keep(found.first)
-    wave, per_slice = b.bind(thread // spec.device.warp), schedule.warps // schedule.split_k
+    wave, per_slice = lanes.uniform(thread // spec.device.warp), schedule.warps // schedule.split_k
     first_block = b.keep(row_tile * own)
     split = schedule.split_k > 1
     slice_: Expr = wave // per_slice if split else 0

@@ -90,6 +90,27 @@ def _bpermute(t: Translator, call: CallView) -> Read:
     return read
 
 
+def other_sixteen(order: int, lanes: int) -> Array:
+    """Return the lane that each reads by V_PERMLANEX16: nibbles of ``order`` choose in the other sixteen."""
+    lane = np.arange(lanes)
+    chosen: Array = np.array([order >> 4 * at & 0xF for at in range(ROW)])[lane % ROW]
+    return (lane // ROW ^ 1) * ROW + chosen
+
+
+def _permute_other_sixteen(t: Translator, call: CallView) -> Read:
+    value = t.read(call.operands[1])
+    low, high, *rules = (t.number(operand) for operand in call.operands[2:])
+    if any(rules):
+        raise UnknownCallError(f"the simulator knows {call.name} of lanes that are active only")
+    order = (low & 0xFFFFFFFF) | (high & 0xFFFFFFFF) << 32
+
+    def read(c: Cohort) -> Value:
+        c.require_whole("V_PERMLANEX16", call.statement)
+        return _taken(c, value(c), other_sixteen(order, c.lanes))
+
+    return read
+
+
 def _read_lane(t: Translator, call: CallView) -> Read:
     value, lane = t.read(call.operands[0]), t.read(call.operands[1])
 
@@ -123,6 +144,7 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.mov.dpp": _dpp(with_old=False),
     "llvm.amdgcn.update.dpp": _dpp(with_old=True),
     "llvm.amdgcn.ds.bpermute": _bpermute,
+    "llvm.amdgcn.permlanex16": _permute_other_sixteen,
     "llvm.amdgcn.readlane": _read_lane,
     "llvm.amdgcn.readfirstlane": _read_first_lane,
     "tirx.tvm_warp_shuffle": _shuffle(lambda lane, other: other),

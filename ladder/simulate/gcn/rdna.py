@@ -15,6 +15,7 @@ import numpy as np
 
 from ladder.simulate.amd import wmma
 from ladder.simulate.amd.arithmetic import dot_bytes
+from ladder.simulate.amd.lanes import other_sixteen
 from ladder.simulate.gcn.listing import (
     NAMED,
     GcnError,
@@ -26,7 +27,7 @@ from ladder.simulate.gcn.listing import (
 from ladder.simulate.gcn.memory import require_whole
 from ladder.simulate.gcn.packed import registers_of
 from ladder.simulate.gcn.vector import dot_integers
-from ladder.simulate.gcn.wave import Wave, result, words
+from ladder.simulate.gcn.wave import LANES, Wave, result, words
 
 Step = Callable[[Wave], Any]
 
@@ -64,6 +65,7 @@ RENAMED: tuple[tuple[str, str], ...] = (
     (r"v_(max|min|med3|max3|min3|minmax|maxmin)_num_(f\d+)", r"v_\1_\2"),
     (r"v_dot2acc_(\w+)", r"v_dot2c_\1"),
     (r"s_(add|sub)_co_([iu]32)", r"s_\1_\2"),
+    (r"s_addk_co_i32", "s_addk_i32"),
     (r"s_add_co_ci_u32", "s_addc_u32"),
     (r"s_sub_co_ci_u32", "s_subb_u32"),
     (r"s_(and|or)_not1_(\w+)", r"s_\1n2_\2"),
@@ -174,6 +176,20 @@ def dot_floats(i: Instruction) -> Step:
     return step
 
 
+def other_half(i: Instruction) -> Step:
+    """``v_permlanex16_b32``: each lane reads one of the other sixteen of its 32, all of which are active."""
+    if i.modifiers:
+        raise GcnError(f"the emulator does not know a modifier of {i.text}")
+    (value, low, high), write = map(words, i.operands[1:]), result(i, "u32")
+
+    def step(w: Wave) -> None:
+        require_whole(w, i)
+        order = int(np.max(low(w))) | int(np.max(high(w))) << 32
+        write(w, np.broadcast_to(value(w), LANES)[other_sixteen(order, LANES)])
+
+    return step
+
+
 # ---- scalar arithmetic of floats -----------------------------------------------------------------------
 def _float(bits: int) -> np.float32:
     return np.float32(np.array(bits, np.uint32).view(np.float32))
@@ -232,6 +248,7 @@ ROWS: tuple[tuple[str, Callable[[Instruction], Step]], ...] = (
     (r"v_wmma_\w+", matrix),
     (r"v_dot4_i32_iu8", dot_signed),
     (r"v_dot4_f32_[fb][pf]8_[fb][pf]8", dot_floats),
+    (r"v_permlanex16_b32", other_half),
     ("|".join(SCALAR), scalar_float),
     (r"s_wait_(loadcnt|dscnt|kmcnt)(_dscnt)?", wait),
     (r"s_barrier_signal", signal),
@@ -246,7 +263,7 @@ def translate(i: Instruction) -> Step | None:
 
 # ---- encoding ------------------------------------------------------------------------------------------
 WITHIN = re.compile(
-    r"s_(\w+k_i32|cmpk_\w+|nop|waitcnt\w*|wait_\w+|delay_alu|clause|setprio|sleep|c?branch\w*|sendmsg|"
+    r"s_(\w+k(_co)?_i32|cmpk_\w+|nop|waitcnt\w*|wait_\w+|delay_alu|clause|setprio|sleep|c?branch\w*|sendmsg|"
     r"endpgm|barrier\w*|set_inst_prefetch_distance)"
 )
 """Scalar instructions whose operands lie within their four bytes."""
