@@ -31,6 +31,7 @@ class Fragment:
     registers: Of a lane.
     spare: Registers besides those that are counted: of a kernel, of a fragment of keys, and of a fragment of
         scores (compiled).
+    codes: More of them, of a kernel and of a fragment of keys, where K and V are codes with scales.
     cycles: Of a wave's vector instruction: SIMDs of CDNA have 16 lanes, those of RDNA 32.
     """
 
@@ -38,6 +39,7 @@ class Fragment:
     operands: int
     registers: int
     spare: tuple[int, int, int]
+    codes: tuple[int, int]
     cycles: int
 
     @property
@@ -52,9 +54,9 @@ class Fragment:
 
 
 FRAGMENTS: Mapping[str, Fragment] = {
-    "mfma": Fragment(64, 1, 512, (40, 10, 6), 4),
-    "wmma": Fragment(32, 2, 256, (19, 11, 25), 1),
-    "wmma.split": Fragment(32, 1, 256, (19, 11, 25), 1),
+    "mfma": Fragment(64, 1, 512, (40, 10, 6), (0, 0), 4),
+    "wmma": Fragment(32, 2, 256, (19, 11, 25), (13, 16), 1),
+    "wmma.split": Fragment(32, 1, 256, (19, 11, 25), (13, 16), 1),
 }
 """Feature of a device -> fragments of its matrix cores."""
 
@@ -172,9 +174,6 @@ LAUNCH, BLOCK = 2.0e-6, 1.0e-6
 EXPECTED = 1.25
 """How much longer kernels that no hardware has run are taken to last than what is counted."""
 
-OF_CODES = 13
-"""Registers of conversions of codes (compiled)."""
-
 PER_EXCHANGE = 3
 """Vector instructions by which halves of a wave exchange a register."""
 
@@ -206,7 +205,7 @@ def registers(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) 
     own = plan.parts * (size // fragment.groups + size * fragment.operands // (2 * fragment.groups))
     moved = _words(form, size // fragment.groups) + fragment.run * _words(form, size // FRAGMENT)
     if form.stored in CODES:
-        moved, kernel = moved + 2 * fragment.run, kernel + OF_CODES
+        kernel, keys = kernel + fragment.codes[0], keys + fragment.codes[1]
     return own + kernel + plan.fragments * (moved + keys + scores * plan.parts)
 
 
