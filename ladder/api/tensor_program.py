@@ -146,6 +146,9 @@ def translated(
         id(tensor): tracer.weight(tensor.shape) if number in packed else tracer.input(tensor.shape)
         for number, tensor in enumerate(inputs)
     }
+    unused = [number for number, tensor in enumerate(inputs) if not any(tensor is x for x in examples)]
+    if unused:
+        raise ConversionError(f"{name} does not use input {unused[0]}: leave it out")
     values: dict[Any, Any] = {}
     placeholders = iter(examples)
     for node in module.graph.nodes:

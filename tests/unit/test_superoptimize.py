@@ -346,6 +346,15 @@ def test_arguments_may_share_memory(cache: None) -> None:
         assert torch.allclose(found(x, w), fused_product(x, w), rtol=1e-5, atol=1e-6)
 
 
+def test_inputs_that_are_not_used_change_nothing(cache: None) -> None:
+    x, w = draw(16, 16), draw(16, 16) * 2
+    found = ladder.superoptimize(
+        lambda x, spare, w: fused_product(x, w), [x, draw(4), w], limits=SQUARE, trials=1
+    )
+    assert found.parts[0].kernels is not None
+    torch.testing.assert_close(found(x, draw(4), w), fused_product(x, w), rtol=2e-2, atol=2e-2)
+
+
 def test_functions_that_ask_whether_arguments_are_one_tensor(cache: None) -> None:
     def asking(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.silu(x @ w) * (2.0 if x is w else 3.0)
