@@ -16,6 +16,7 @@ from tvm import ir, tirx
 from ladder.ir.attention import Attention
 from ladder.lower.rocm.attention import emit
 from ladder.lower.rocm.toolchain import resources_of
+from ladder.partition.attention import has_kernels
 from schedules.attention import choose
 from schedules.wave_attention import WaveAttentionSchedule, is_legal, schedules
 from targets import get_device
@@ -204,6 +205,7 @@ def test_schedules_are_checked(wrong: dict[str, int]) -> None:
 def test_eight_bit_caches_are_ours(arch: str) -> None:
     """They need not be decoded before; what reads as many bytes as torch is left to torch."""
     device = get_device(f"rocm/{arch}")
+    assert has_kernels(device)
     codes = choose(form(32, 8, 128, stored="int8"), device, 8, 1, 4096)
     assert codes.seconds < 0.6 * codes.library
     plain = choose(form(32, 8, 128, causal=True), device, 1, 4096, 4096)
