@@ -38,7 +38,7 @@ from tile_types.errors import ScheduleError
 GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
 """The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""
 
-MIDDLE = (80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 320, 384, 448, 768, 1536)
+MIDDLE = (48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 320, 384, 448, 768, 1536)
 """Further M for which a schedule is sought: tiles that fit them fit no M of `GPU_BUCKETS`."""
 
 TYPICAL_LARGE_M = 8192
@@ -79,6 +79,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
     ),
     32: (
+        GpuSchedule("wgmma", 48, 256, 128, stages=4, warps=8),
         GpuSchedule("wgmma", 48, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
@@ -88,7 +89,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
     64: (
-        GpuSchedule("wgmma", 80, 256, 64, stages=5, warps=8),
+        GpuSchedule("wgmma", 80, 256, 64, stages=6, warps=8),
         GpuSchedule("wgmma", 80, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
