@@ -1,4 +1,4 @@
-"""Patching of imported functions in loaded ELF libraries: a function is replaced by one that returns.
+"""Patching of imported functions in loaded ELF libraries: a function is replaced by one of the C library.
 
 A library in ELF calls functions of others through a table of addresses, the global offset table. Its slots
 are listed among the library's relocations (System V ABI, *Dynamic Linking*; ``link_map`` of ``<link.h>``).
@@ -53,16 +53,17 @@ def is_supported() -> bool:
     return is_wide and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 
-def leave_out(library: str, function: str) -> int:
-    """Let libraries call ``getppid`` instead of a function that returns nothing; returns how many do.
+def replace(library: str, function: str, by: str) -> int:
+    """Let libraries call a function of the C library instead of another one; returns how many do.
 
     library: Beginning of the libraries' file names.
-    function: The symbol.
+    function: The symbol of what they call.
+    by: The function that they call from now on, with the same arguments.
     """
-    nothing = ctypes.cast(ctypes.CDLL(None).getppid, ctypes.c_void_p).value
+    address = ctypes.cast(getattr(ctypes.CDLL(None), by), ctypes.c_void_p).value
     slots = [slot for loaded in _libraries(library) for slot in _slots(loaded, function.encode())]
     for slot in slots:
-        _write(slot, nothing or 0)
+        _write(slot, address or 0)
     return len(slots)
 
 

@@ -83,20 +83,28 @@ def runs_inline() -> bool:
 EXIT_SECONDS = 10
 """How long a forked child may take for what is left after Python's own clean-up."""
 
-DESTRUCTOR = "_ZNSt18condition_variableD1Ev"
-"""Of condition variables: it waits for the threads that wait for one."""
+REPLACED = {
+    "_ZNSt18condition_variableD1Ev": "getppid",
+    "_ZNSt6thread4joinEv": "pthread_rwlockattr_init",
+}
+"""What the destructor of TVM's pool calls -> what it calls in a forked child, which has no workers.
+
+* The destructor of a condition variable waits for the threads that wait for one: ``getppid`` does nothing.
+* ``std::thread::join`` reads the descriptors of threads whose memory the C library has taken back:
+  ``pthread_rwlockattr_init`` sets the eight bytes of a ``std::thread`` to zero, those of none.
+"""
 
 
 def _leave_pool() -> None:
     """Let this thread's exit from a forked child not wait for workers of the parent.
 
-    The destructor of TVM's pool wakes and joins its workers, which a child does not have, and that is over
-    at once; but the condition variables on which they waited are destroyed only when no thread waits. Where a
-    worker held a lock at the moment of the fork, which it does for a fraction of a microsecond, SIGALRM ends
-    the child. What is registered last runs first.
+    The destructor of TVM's pool wakes its workers, joins them and destroys what they waited for: `REPLACED`.
+    Where a worker held a lock at the moment of the fork, which it does for a fraction of a microsecond,
+    SIGALRM ends the child. What is registered last runs first.
     """
     if elf.is_supported():
-        elf.leave_out("libtvm_runtime", DESTRUCTOR)
+        for function, by in REPLACED.items():
+            elf.replace("libtvm_runtime", function, by)
     register = getattr(_libc, "__cxa_thread_atexit_impl", None)
     if register is not None:
         register(ctypes.cast(_libc.alarm, ctypes.c_void_p), ctypes.c_void_p(EXIT_SECONDS), None)

@@ -92,8 +92,8 @@ ENDS = {"sys.exit(3)": 3, "raise ValueError": 1, "pass": 0, "raise SystemExit('n
 
 
 @pytest.mark.daily(3, among="ends of processes")
-@pytest.mark.parametrize("leave", ENDS)
-def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str) -> None:
+@pytest.mark.parametrize(("leave", "threads"), [(leave, 2 + 3 * at) for at, leave in enumerate(ENDS)])
+def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str, threads: int) -> None:
     """Whatever TVM's pool does at exit; workers sleep a millisecond after the last kernel."""
     program = f"""
         import os, sys, time, test_forks
@@ -110,7 +110,7 @@ def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LADDER_NUM_THREADS": str(threads)},
         timeout=SECONDS,
         capture_output=True,
         text=True,

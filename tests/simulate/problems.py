@@ -60,11 +60,11 @@ class SimulatedKernel:
 def run(
     function: Any, problem: Gemm, m: int, target: str = "cuda/sm_90a", **options: Any
 ) -> tuple[SimulationResult, float]:
-    """Simulate a kernel on random operands and a poisoned output; return the result and its error."""
+    """Simulate a kernel on random operands and a poisoned output; return the result and its error, relative to the sums."""
     device = get_device(target)
     operands = problem_of(problem, m, target)
     y = np.full((m, problem.n), np.nan, NUMPY[problem.output])
     calls = FAMILIES[device.kind](device.arch)
     result = simulate_launch(function, [*operands.arrays, y], calls=calls, **options)
     difference = y.astype(np.float64) - operands.expected
-    return result, float(np.linalg.norm(difference) / np.linalg.norm(operands.expected))
+    return result, float(np.linalg.norm(difference)) / operands.size
