@@ -158,3 +158,18 @@ def test_flags_that_torch_refuses_to_tell_are_left_alone() -> None:
         assert torch.backends.cudnn.conv.fp32_precision == "ieee"
     finally:
         torch.backends.fp32_precision, torch.backends.cudnn.conv.fp32_precision = before
+
+
+def test_whether_algorithms_are_deterministic_is_read() -> None:
+    def program(x: Any) -> Any:
+        return x * (2 if torch.are_deterministic_algorithms_enabled() else 3)
+
+    fast, x = capture(program), torch.ones(2)
+    try:
+        for on in (False, True, False, True):
+            torch.use_deterministic_algorithms(on)
+            assert torch.equal(fast(x), program(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert fast.outcome == "whole"
+    assert fast.calls["recorded"] == 2

@@ -111,9 +111,14 @@ _IN_PLACE = frozenset(
     words("setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul")
 )
 _SAME = _IN_PLACE | frozenset(
-    words("to float double half bfloat16 long int bool type_as cpu cuda dropout detach __setitem__")
+    words(
+        "to float double half bfloat16 long int bool type_as cpu cuda dropout detach __setitem__"
+        " conj conj_physical positive real resolve_conj resolve_neg"
+    )
 )
 """Operators that give an operand itself or do not, whatever its elements are."""
+_SAME_BY_AXES = frozenset(words("flatten atleast_1d atleast_2d atleast_3d"))
+"""Operators of which only the number of axes says whether they give an operand itself."""
 
 _FIXED_LISTS = frozenset(
     words(
@@ -125,13 +130,15 @@ _FIXED_LISTS = frozenset(
 """Operators that give as many tensors as their operands, axes or sizes say."""
 
 
-def gives_operand(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool:
-    """Say whether an operator that gives an operand itself does so whatever the elements are."""
+def alias_is_known(vm: Interpreter, function: Any, args: tuple[Any, ...], *, given: bool) -> bool:
+    """Say whether elements decide nothing of whether an operator gives an operand, as it has `given` one."""
     name = getattr(function, "__name__", "")
-    if name == "contiguous" and len(args) == 1:
+    if name in _SAME_BY_AXES:
+        return bool(args) and is_a(args[0], torch.Tensor) and value_of(vm, args[0]).ranked
+    if given and name == "contiguous" and len(args) == 1:
         vm.plain(counted_metadata(vm, args[0], "is_contiguous", ()))
         return True
-    return name in _SAME or (name.endswith("_") and not name.endswith("__"))
+    return not given or name in _SAME or (name.endswith("_") and not name.endswith("__"))
 
 
 _AXES = {"unbind": 1, "chunk": 2, "split": 2, "tensor_split": 2}

@@ -16,7 +16,7 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node, 
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
-from ladder.capture.operations.counts import gives_as_many, gives_operand
+from ladder.capture.operations.counts import alias_is_known, gives_as_many
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
@@ -223,7 +223,8 @@ def _must_break(
         return ""
     if is_a(result, tuple | list) and not gives_as_many(vm, function, args, kwargs, result):
         return "how many tensors an operator gives may depend on values"
-    if not gives_operand(vm, function, args) and any(vm.heap.find(t) for t in _leaves(result)):
+    given = any(vm.heap.find(tensor) for tensor in _leaves(result))
+    if not alias_is_known(vm, function, args, given=given):
         return "an alias that depends on values"
     return ""
 
