@@ -14,7 +14,7 @@ from typing import Any
 
 from tile_types.arrays import NUMPY_DTYPES, arrays_of
 from tile_types.codebooks import CODEBOOKS, codebook_type
-from tile_types.errors import ConversionError, ShapeError, ValueRangeError, unknown_name
+from tile_types.errors import ConversionError, ShapeError, ValueRangeError, require_kind, unknown_name
 from tile_types.floats import QUIET_NAN, FloatFormat
 from tile_types.ttype import EXHAUSTIBLE_BITS, Metadata, TType
 
@@ -97,6 +97,7 @@ def register_type(ttype: TType) -> TType:
     UnknownNameError
         If a block type names an unknown element or metadata type.
     """
+    require_kind(ttype, TType, "register_type takes a TType")
     if ttype.name in _TYPES and _TYPES[ttype.name] is not ttype:
         raise ValueRangeError(f"type {ttype.name!r} exists already; choose another name")
     if ttype.element_type.elem_bits <= EXHAUSTIBLE_BITS:

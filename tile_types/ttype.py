@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tile_types.arrays import Array, arrays_of, is_torch
-from tile_types.errors import ShapeError, ValueRangeError
+from tile_types.errors import ShapeError, ValueRangeError, whole_number
 from tile_types.ops import Decode, NumpyOps, TorchOps
 
 MAX_BITS = 128
@@ -95,9 +95,9 @@ class TType:
     doc: str = ""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
             raise ValueRangeError(f"type name {self.name!r} must match {_NAME.pattern}")
-        if not 1 <= self.elem_bits <= MAX_BITS:
+        if not 1 <= whole_number(self.elem_bits, f"type {self.name}: elem_bits") <= MAX_BITS:
             raise ValueRangeError(
                 f"type {self.name}: elem_bits must be in 1..{MAX_BITS}, got {self.elem_bits}"
             )
@@ -209,8 +209,10 @@ class TType:
     def decode_codes(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the float64 values of numpy codes by the reference evaluator."""
         with np.errstate(all="ignore"):
-            value = self.evaluate(np.asarray(codes).astype(np.uint32), NumpyOps())
-            return np.asarray(value).astype(np.float64)
+            value = np.asarray(self.evaluate(np.asarray(codes).astype(np.uint32), NumpyOps()))
+            if np.iscomplexobj(value):
+                raise ValueRangeError(f"type {self.name}: decode(code, ops) must return real numbers")
+            return value.astype(np.float64)
 
     def decode_array(self, codes: Array) -> Array:
         """Return the float64 values of codes held by numpy or torch (any device)."""
@@ -286,6 +288,8 @@ class TType:
         codes = self.probe_codes()
         try:
             values = self.decode_codes(codes)
+        except ValueRangeError:
+            raise
         except Exception as error:
             raise ValueRangeError(
                 f"type {self.name}: decode(code, ops) fails on an array of codes"

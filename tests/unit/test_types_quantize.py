@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tile_types import TType, get_type, group_scaled, list_types, quantize
+from tile_types import TType, get_type, group_scaled, list_types, quantize, register_type
 from tile_types.errors import (
     ConversionError,
     DTypeError,
@@ -366,3 +366,15 @@ def test_a_scale_that_overflows_says_what_to_do() -> None:
         relative_error(WEIGHTS * 1e7, quantize(WEIGHTS * np.float32(1e7), "int4", scale_type="float32"))
         < 0.14
     )
+
+
+def test_descriptions_that_are_none_are_named() -> None:
+    for bits in (4.0, True, "4"):
+        with pytest.raises(ShapeError, match="elem_bits must be a whole number"):
+            TType("wrong", bits, lambda code, ops: code)  # type: ignore[arg-type]
+    with pytest.raises(ValueRangeError, match="type name None"):
+        TType(None, 4, lambda code, ops: code)  # type: ignore[arg-type]
+    with pytest.raises(ValueRangeError, match="must return real numbers"):
+        quantize(WEIGHTS, TType("imaginary", 4, lambda code, ops: code * 1j))
+    with pytest.raises(DTypeError, match="takes a TType, got str"):
+        register_type("int4")  # type: ignore[arg-type]
