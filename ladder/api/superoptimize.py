@@ -73,6 +73,9 @@ def superoptimize(
         If no graph was found, or none can be lowered.
     """
     given = decoded(inputs)
+    for number, tensor in enumerate(given):
+        if not tensor.numel():
+            raise ConversionError(f"input {number} has no elements: kernels are made for extents from 1 on")
     tensors = copies(name_of(function), given)
     where = target_of(tensors[0].device)
     task = Task(where, limits, target, trials, checkpoint, seed, step, reuse, constants)

@@ -346,6 +346,11 @@ def test_arguments_may_share_memory(cache: None) -> None:
         assert torch.allclose(found(x, w), fused_product(x, w), rtol=1e-5, atol=1e-6)
 
 
+def test_inputs_without_elements_are_named() -> None:
+    with pytest.raises(ConversionError, match="input 0 has no elements"):
+        ladder.superoptimize(fused_product, [draw(0, 16), draw(16, 16)])
+
+
 def test_inputs_that_are_not_used_change_nothing(cache: None) -> None:
     x, w = draw(16, 16), draw(16, 16) * 2
     found = ladder.superoptimize(
