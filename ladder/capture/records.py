@@ -31,6 +31,7 @@ MAX_REPEATED = 128
 MAX_POINTS = 2048
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
+MISSES_BEFORE_REWRITTEN = 0
 MISSES_BEFORE_EXTENTS = 0
 MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
@@ -72,6 +73,7 @@ class Record:
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone: 0, or what failed, as `heap.guard_lines` says.
     `pinned`: the ids of the objects of the program that it holds.
+    `rewritten`: the paths of what it takes to be what it was, and replaces.
     `assumed`: the numbers of its graph that it takes to be what they were.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `where`: the lines of all frames at its graph break, the innermost last.
@@ -88,6 +90,7 @@ class Record:
     operators: int
     point: ResumePoint
     pinned: frozenset[int] = frozenset()
+    rewritten: tuple[str, ...] = ()
     split: str = ""
     where: tuple[str, ...] = ()
     follows: tuple[ResumePoint, ...] = ()
@@ -98,6 +101,10 @@ class Record:
     side: bool | None = None
     depth: int = 0
     branches: frozenset[ResumePoint] = frozenset()
+
+    def rewrites(self, path: str) -> bool:
+        """Say whether each call by it replaces what lies at `path`, or what that is in."""
+        return any(path == each or path.startswith((f"{each}[", f"{each}.")) for each in self.rewritten)
 
     def assumes(self, here: Any) -> bool:
         """Say whether it takes a number that was read at an instruction to be what it was."""
@@ -277,7 +284,10 @@ class ResumePoint:
         return self.passed[case] <= SELDOM
 
     def learn(self, roots: tuple[Any, ...]) -> None:
-        """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once."""
+        """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once.
+
+        What a record itself replaces is lifted, all of it, where one such guard has missed.
+        """
         for record in list(self.records):
             failed = record.check(*roots)
             if failed == 0:
@@ -291,7 +301,10 @@ class ResumePoint:
                 if check.holds in record.pinned:
                     self.store.forget(check.holds)
             paths = tuple(check.path for check in checks if check.path is not None)
-            self._note_misses(paths, MISSES_BEFORE_LIFTING, roots)
+            if any(map(record.rewrites, paths)):
+                self._note_misses((*paths, *record.rewritten), MISSES_BEFORE_REWRITTEN, roots)
+            else:
+                self._note_misses(paths, MISSES_BEFORE_LIFTING, roots)
 
     def _with_numbering(self, roots: tuple[Any, ...], extents: tuple[str, ...]) -> tuple[str, ...]:
         """Return the extents to lift where some differ: all of token numbers, if those are among them."""

@@ -271,3 +271,32 @@ def test_the_second_call_looks_into_no_dictionary_that_stayed(monkeypatch: pytes
     assert torch.equal(fast(x), wanted)
     assert not [entry for entry in looked if isinstance(entry.home, dict)]
     assert fast.calls["recorded"] == 1
+
+
+class Replacing(nn.Module):
+    """Replaces what it reads in every call, as detectors do with the cells of their anchors."""
+
+    def __init__(self, item: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3))
+        self.cells = [torch.ones(3), torch.zeros(3)]
+        self.by_name = {"first": torch.ones(3)}
+        self.item = item
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = torch.tanh(self.last + x)
+        self.cells = [self.item(cell) for cell in self.cells]
+        self.by_name = {name: self.item(cell) + x for name, cell in self.by_name.items()}
+        return x + self.cells[0] * self.cells[1] + self.by_name["first"] + self.last
+
+
+@pytest.mark.parametrize("item", [lambda cell: cell.to(torch.float32), lambda cell: cell + 0.5])
+def test_what_a_record_replaces_is_left_open_at_its_first_miss(item: Any) -> None:
+    plain, model = Replacing(item), Replacing(item)
+    captured = capture(model)
+    with torch.no_grad():
+        for number in range(6):
+            x = torch.full((3,), number / 4)
+            assert torch.equal(captured(x), plain(x))
+    assert captured.calls == {"recorded": 2, "eager": 0}
+    assert torch.equal(model.last, plain.last)

@@ -61,7 +61,7 @@ class Clones:
 def _like(node: Node, value: Any) -> Node:
     made = copy.copy(node)
     made.obj = value
-    made.seen, made.written, made.stored = set(node.seen), set(node.written), set(node.stored)
+    made.seen, made.written, made.stored = dict(node.seen), set(node.written), set(node.stored)
     made.lifted = dict(node.lifted)
     return made
 

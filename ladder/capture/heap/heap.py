@@ -107,7 +107,7 @@ class Heap:
         """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
         if parent.holds_dynamic(key):
             return parent.lifted[key]
-        if path in self.lifted and liftable(value, self.numbers) and parent.first(key):
+        if path in self.lifted and liftable(value, self.numbers) and parent.first(key, path):
             parent.lifted[key] = self._lift(value, expression, path)
             return parent.lifted[key]
         return self.read(parent, key, value, expression, path)
@@ -136,7 +136,7 @@ class Heap:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
         if parent.holds_dynamic(key):
             self.fix_parts(parent.lifted.pop(key))
-        if not parent.first(key):
+        if not parent.first(key, path):
             return value
         if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
             self.guard.table.add(parent.obj, key, value, path)
@@ -157,7 +157,8 @@ class Heap:
 
     def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
         """Guard the external `value` that a matched run finds as `expression`."""
-        pinned = stable and path not in self.lifted and not by_value(value)
+        stable = stable and path not in self.lifted
+        pinned = stable and not by_value(value)
         if by_identity(value) or pinned:
             text = f"{expression} is {self.constant(value)}"
             self.guard.check(text, f"{path} is {brief(value)}", path, id(value))

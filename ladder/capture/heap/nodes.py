@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -38,7 +38,8 @@ class Node:
     `source`: the dictionary of which it is a view of the keys.
     `by_identity`: whether all members of a container of the segment are known to be hashed and compared so.
     `closes`: whether it is a generator that does something when it is dropped before its end.
-    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
+    `seen`: the keys whose value at entry is guarded -> the path, if that may be left open. `written` holds
+    those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set. `entry`: what a container from outside held before
     the segment changed it, without what has been replaced since; None if it is unchanged or was read whole.
     """
@@ -70,7 +71,7 @@ class Node:
         self.var = var
         self.external = external
         self.stable = stable
-        self.seen: set[Any] = set()
+        self.seen: dict[Any, str] = {}
         self.written: set[Any] = set()
         self.pinned = False
         self.full = False
@@ -86,12 +87,16 @@ class Node:
         self.autograd = (True, False)
         self.entry: Any = None
 
-    def first(self, key: Any) -> bool:
+    def first(self, key: Any, path: str = "") -> bool:
         """Say whether what `key` of an object from outside was at entry is read now, and was not before."""
         if not self.external or key in self.seen or key in self.written:
             return False
-        self.seen.add(key)
+        self.seen[key] = path
         return True
+
+    def rewritten(self) -> Iterator[str]:
+        """Yield the paths of what the segment has found in an object from outside, and replaced."""
+        yield from filter(None, map(self.seen.get, self.written))
 
     def wrote(self, key: Any, item: Any = None) -> None:
         """Note that the segment has set `key`, to `item` if that is dynamic."""

@@ -87,6 +87,7 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     record = Record(run, check, guard.checks, source, module, trace.operators, point)
     guard.table.unchanged()  # notes where its facts hold already: the next call need not look there
     record.pinned = frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned)
+    record.rewritten = tuple({path for node in heap.nodes.values() for path in node.rewritten()})
     record.assumed = assumed
     record.calls_cached, record.side = guard.calls_cached, vm.side
     record.depth, record.branches = ending.depth, frozenset(ending.branches)

@@ -188,7 +188,7 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
     if not owner.external:
         node = heap.fresh(inside, text, {owner.var})
         node.parents = {owner.var, *owner.parents}
-        node.seen.update(inside)
+        node.seen.update(dict.fromkeys(inside, ""))
         return node
     path = f"{heap.guard.paths.get(owner.var, _brief_path(value))}.__dict__"
     if owner.pinned and plain and (known is None or known.pinned):
@@ -397,7 +397,7 @@ def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
         if name not in ("is_leaf", "requires_grad", "is_nested"):
             raise CaptureError(f"{name} of a tensor made here")
         return
-    node.seen.add(name)
+    node.first(name)
     found = getattr(value, name)
     text = f"{node.var}.{name}{'()' if callable(found) else ''}"
     found = vm.heap.constant(found() if callable(found) else found)
