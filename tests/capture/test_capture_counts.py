@@ -176,7 +176,23 @@ def flattened(x, mask):
     return y.flatten() is y, y.flatten(), torch.flatten(input=y) is y
 
 
-@pytest.mark.parametrize("program", [squeezed, flattened])
+def laid_out(x, mask):
+    y = x[mask].t()
+    return y.contiguous() is y, y.contiguous()
+
+
+def laid_out_as_asked(x, mask):
+    y = x[mask].reshape(-1, 5, 1, 1)
+    same = y.to(memory_format=torch.channels_last), y.contiguous(memory_format=torch.channels_last)
+    return [item is y for item in same]
+
+
+def summed_to(x, mask):
+    y = x[mask]
+    return y.sum_to_size(1, 5) is y if len(y) else None
+
+
+@pytest.mark.parametrize("program", [squeezed, flattened, laid_out, laid_out_as_asked, summed_to])
 def test_axes_that_values_decide(program):
     captured = capture(program)
     for count in (3, 1, 2, 1, 0, 3):

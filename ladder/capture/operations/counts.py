@@ -119,6 +119,8 @@ _SAME = _IN_PLACE | frozenset(
 """Operators that give an operand itself or do not, whatever its elements are."""
 _SAME_BY_AXES = frozenset(words("flatten atleast_1d atleast_2d atleast_3d"))
 """Operators of which only the number of axes says whether they give an operand itself."""
+_SAME_BY_EXTENTS = frozenset(words("contiguous sum_to_size"))
+"""Operators of which extents say it; so they do where `_SAME` is asked for a layout."""
 
 _FIXED_LISTS = frozenset(
     words(
@@ -130,14 +132,18 @@ _FIXED_LISTS = frozenset(
 """Operators that give as many tensors as their operands, axes or sizes say."""
 
 
-def alias_is_known(vm: Interpreter, function: Any, args: tuple[Any, ...], *, given: bool) -> bool:
+def alias_is_known(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, given: bool
+) -> bool:
     """Say whether elements decide nothing of whether an operator gives an operand, as it has `given` one."""
     name = getattr(function, "__name__", "")
     if name in _SAME_BY_AXES:
         return bool(args) and is_a(args[0], torch.Tensor) and value_of(vm, args[0]).ranked
-    if given and name == "contiguous" and len(args) == 1:
+    if name == "contiguous" and len(args) == 1 and not kwargs:
         vm.plain(counted_metadata(vm, args[0], "is_contiguous", ()))
         return True
+    if name in _SAME_BY_EXTENTS or (name in _SAME and "memory_format" in kwargs):
+        return False
     return not given or name in _SAME or (name.endswith("_") and not name.endswith("__"))
 
 

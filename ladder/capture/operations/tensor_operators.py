@@ -224,7 +224,7 @@ def _must_break(
     if is_a(result, tuple | list) and not gives_as_many(vm, function, args, kwargs, result):
         return "how many tensors an operator gives may depend on values"
     given = any(vm.heap.find(tensor) for tensor in _leaves(result))
-    if not alias_is_known(vm, function, args, given=given):
+    if not alias_is_known(vm, function, args, kwargs, given=given):
         return "an alias that depends on values"
     return ""
 
