@@ -89,7 +89,7 @@ class Problem:
             self.arrays.append(rng.normal(size=gemm.n).astype(NUMPY[gemm.output]))
             result += self.arrays[-1].astype(np.float64)
         self.size = float(np.linalg.norm(result))
-        """Norm of the sums before an activation: what it cuts off is lost to the result, the error of the rest stays."""
+        """Norm of the sums before an activation, which may cut off all but a few."""
         for name in gemm.epilogue:
             result = get_operator(name).reference([result], {})
         self.expected = result

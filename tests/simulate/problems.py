@@ -60,7 +60,10 @@ class SimulatedKernel:
 def run(
     function: Any, problem: Gemm, m: int, target: str = "cuda/sm_90a", **options: Any
 ) -> tuple[SimulationResult, float]:
-    """Simulate a kernel on random operands and a poisoned output; return the result and its error, relative to the sums."""
+    """Simulate a kernel on random operands and a poisoned output; return the result and its error.
+
+    The error is relative to the sums before an activation.
+    """
     device = get_device(target)
     operands = problem_of(problem, m, target)
     y = np.full((m, problem.n), np.nan, NUMPY[problem.output])
