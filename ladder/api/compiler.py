@@ -16,6 +16,7 @@ from ladder.api.pieces import Pieces, can_be_cut
 from ladder.api.plan_cache import prepared_for
 from ladder.api.surroundings import kept_state
 from ladder.capture.captured import run_as_is
+from ladder.capture.values.aliasing import Aliasing
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.executable import Executable
@@ -70,15 +71,17 @@ class Compiler:
         """Return the plan of a graph, bound; of one that branches, those of its parts."""
         if branches(module):
             return Branching(module, examples, self)
-        place = place_of(module, examples)
+        place, opened = place_of(module, examples), module.meta.get("open", examples)
         copies = place.type == "cuda" and has_room(examples, place)
         packed_for = target_of(place) if copies else ""
-        opened = module.meta.get("open", examples)
         prepared = prepared_for(
             module, opened, place, self.search, join=copies, packed_for=packed_for, precise=self.precise
         )
+        expected = expected_aliasing(module, opened)
+        if others := sorted({str(each) for each in expected.devices if each not in (None, place)}):
+            raise ImportRefused(f"a graph on {place} has results on {', '.join(others)}")
         built = build_prepared(prepared, place)
-        run = separated(built.executable, module, examples, opened)
+        run = separated(built.executable, expected, module, examples, opened)
         if place.type == "cpu":  # on GPUs a first run records a graph of launches, for the arguments of calls
             run.rehearse(examples)
         self.built.append(built)
@@ -108,14 +111,19 @@ class Compiler:
 
 
 def separated(
-    executable: Executable, module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
+    executable: Executable,
+    expected: Aliasing,
+    module: torch.fx.GraphModule,
+    examples: list[Any],
+    opened: list[Any],
 ) -> Separated:
     """Return what runs a plan whose results share memory, and lie, as the program's do.
 
+    expected: How they do.
     opened: The examples, with symbols in place of what is open.
     Raises ImportRefused if results of open sizes lie in arguments that are written: plans write into copies.
     """
-    expected, is_open = expected_aliasing(module, opened), "open" in module.meta
+    is_open = "open" in module.meta
     parts = parts_of_written(expected, examples, [at for at, _ in executable.bound.updates])
     if is_open and any(part.steps is not None for part in parts.values()):
         raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")

@@ -1,7 +1,8 @@
 """Graphs with operators whose results no trace knows: those run in torch, what lies between as plans.
 
 How many rows ``nonzero`` gives is known once it has run. So the graph is compiled piece by piece as it runs:
-up to such an operator, the operator itself, and on with what it gave; once for each set of sizes.
+up to such an operator, the operator itself, and on with what it gave; once for each set of sizes. A piece
+also ends where tensors of another device begin.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 Node = torch.fx.Node
 Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 MOST_PLANS = 8
 """Sets of sizes for which what begins at one operator gets plans."""
+
+PLANNED = ("cpu", "cuda")
+"""Kinds of devices that plans are made for."""
 
 PLAIN = ("placeholder", "call_function", "call_method", "output")
 """Kinds of nodes that graphs in pieces may have."""
@@ -117,14 +122,20 @@ class Pieces:
         """Return the number of the first node from one on that cannot be traced, why, and fakes of values."""
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes = {node: _fake(mode, known[node]) for node in self.live[at]}
+        devices: set[torch.device] = set()
         for number in range(at, len(self.nodes)):
             node = self.nodes[number]
             try:
                 args, kwargs = map_arg((node.args, node.kwargs), fakes.__getitem__)
                 with mode:
-                    fakes[node] = _called(node, args, kwargs)
+                    found = _called(node, args, kwargs)
             except Exception as error:
                 return number, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", fakes
+            met = [each for each in tree_leaves((args, kwargs, found)) if isinstance(each, torch.Tensor)]
+            devices |= {each.device for each in met}
+            if len(devices) > 1 or any(each.type not in PLANNED for each in devices):
+                return number, f"tensors lie on {', '.join(sorted(map(str, devices)))}", fakes
+            fakes[node] = found
         return len(self.nodes), "", fakes
 
     def _behind(self, at: int) -> int:

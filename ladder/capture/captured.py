@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.caught import noting_raised
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
 from ladder.capture.records import (
@@ -196,12 +197,13 @@ class Captured(Store):
                 RECORDING.release()
 
     def _interrupted(self, attempt: Attempt, error: Exception, place: str) -> Any:
-        """Carry on, without recording, where a graph raised: where the program does not, it is a fault."""
+        """Carry on, not recording, where a graph raised: a fault, where the program raises nothing alike."""
         failures = attempt.here.failures
         failures[:] = [*failures[-MAX_FAILURES:], FAILED.name]
-        done = self._run_on(attempt, record=False)
+        with noting_raised(error) as places:
+            done = self._run_on(attempt, record=False)
         refused = isinstance(error, (LadderError, torch.OutOfMemoryError, MemoryError))
-        if getattr(self.backend, "is_ours", False) and not refused:
+        if getattr(self.backend, "is_ours", False) and not refused and not places:
             tolerated(error, "a call runs without its plan", place)
         return done
 

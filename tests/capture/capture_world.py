@@ -140,7 +140,9 @@ def seeded(make: Callable[[], World]) -> World:
 
 
 def _repeated(world: World, repeat: int) -> World:
-    world.steps = [step for step in world.steps for _ in range(repeat)]
+    world.steps = [
+        (None if again else set_up, make) for set_up, make in world.steps for again in range(repeat)
+    ]
     return world
 
 

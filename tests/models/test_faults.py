@@ -107,6 +107,30 @@ def test_a_call_without_its_plan_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(map(torch.equal, (*y, *z), 2 * chain(x)))
 
 
+def _rows_or_none(x: Tensor, rows: Tensor) -> Tensor:
+    try:
+        return x[rows] + 1
+    except IndexError:
+        return x * 0
+
+
+def test_errors_that_the_program_catches_are_its_own() -> None:
+    fast, x = ladder.compile(_rows_or_none), torch.randn(4)
+    with warnings.catch_warnings(action="error"):
+        for rows in ([1, 2], [1, 2], [0, 9], [0, 9], [3, 0], [0, 9]):
+            given = torch.tensor(rows)
+            assert torch.equal(fast(x, given), _rows_or_none(x, given))
+
+
+def test_errors_that_the_program_leaves_are_raised_as_they_are() -> None:
+    fast, x = ladder.compile(lambda x, rows: x[rows] * 2), torch.randn(4)
+    for rows in ([1, 2], [1, 2]):
+        fast(x, torch.tensor(rows))
+    with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0 with size 4"):
+        fast(x, torch.tensor([0, 9]))
+    assert torch.equal(fast(x, torch.tensor([0, 3])), x[[0, 3]] * 2)
+
+
 def test_what_cannot_be_taken_is_told_once_per_function() -> None:
     class Sub(Tensor):
         pass

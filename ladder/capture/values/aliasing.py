@@ -32,6 +32,7 @@ class Aliasing(NamedTuple):
     `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
     `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
     `versions`: by how much that of each input grows, then that of each result; None where there is none.
+    `devices`: of each result, None for what is no tensor.
     """
 
     memory: tuple[int, ...]
@@ -39,6 +40,7 @@ class Aliasing(NamedTuple):
     writes: bool
     strides: tuple[Strides | None, ...]
     versions: tuple[int | None, ...]
+    devices: tuple[torch.device | None, ...]
 
 
 def flat(value: Any) -> list[Any]:
@@ -75,6 +77,7 @@ def aliasing_of(
         writes,
         tuple(map(strides_of, given)),
         (*grown, *after[len(inputs) :]),
+        tuple(value.device if is_a(value, torch.Tensor) else None for value in given),
     )
 
 

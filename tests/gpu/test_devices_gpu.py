@@ -1,0 +1,38 @@
+"""Graphs on a GPU some of whose tensors lie on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ladder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
+
+PROGRAMS = {
+    "result on the CPU": lambda x: ((x + 1).cpu(), x * 2),
+    "part on the CPU": lambda x: ((x + 1).cpu().exp().sum(0) * 2, x * 2),
+    "there and back": lambda x: (x.cpu() * 3).to(x.device) + x,
+    "made on the CPU": lambda x: (torch.zeros(3), torch.arange(4, device=x.device) + 1, x * 2),
+    "numbers of the CPU": lambda x: x * torch.tensor(3.0) + torch.ones(()),
+    "rows by numbers of the CPU": lambda x: (x[torch.arange(2)], torch.arange(2) + 1),
+    "read": lambda x: x * (x + 1).cpu().numpy().shape[0],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("way", [ladder.compile, lambda f: torch.compile(f, backend="ladder")])
+def test_results_lie_where_the_program_has_them(way, name: str) -> None:
+    program, x = PROGRAMS[name], torch.randn(4, 8, device="cuda")
+    fast = way(program)
+    with torch.no_grad():
+        for _ in range(4):
+            x = x + 1
+            expected, found = program(x), fast(x)
+            expected, found = [each if isinstance(each, tuple) else (each,) for each in (expected, found)]
+            assert [each.device for each in found] == [each.device for each in expected]
+            for one, other in zip(expected, found, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
