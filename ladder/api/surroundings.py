@@ -57,7 +57,6 @@ STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_functorch_depth, _unwind_functorch),  # a level keeps grad modes of its own: the first to go
     (torch._C._len_torch_function_stack, _unwind_modes),  # default devices are such modes
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
-    (torch.get_default_dtype, torch.set_default_dtype),
     (_autocast, _set_autocast),
     (all_settings, restore_settings),
     (torch.get_rng_state, torch.set_rng_state),

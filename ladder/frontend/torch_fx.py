@@ -268,7 +268,7 @@ class _Walk:
         inputs: list[str] = []
         lying = ChainMap(self._laid_out(node), self.values)
         arguments = self._literal(list(node.args), inputs, lying)
-        keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in node.kwargs.items())
+        keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in _named(node).items())
         stated = node.meta["val"]
         values = stated if isinstance(stated, list | tuple) else (stated,)
         if not all(isinstance(value, torch.Tensor) for value in values):
@@ -460,3 +460,15 @@ def _pruned(builder: GraphBuilder, outputs: Sequence[str]) -> Graph:
     if not outputs:
         raise ImportRefused("the graph computes no tensor")
     return prune(builder.finish(*outputs))
+
+
+def _named(node: torch.fx.Node) -> dict[str, Any]:
+    """Return the named arguments of an operator; one that reads no tensor is told its type.
+
+    The default that it was traced under may be another where it runs.
+    """
+    made, schema = node.meta["val"], getattr(node.target, "_schema", None)
+    takes_dtype = schema is not None and any(item.name == "dtype" for item in schema.arguments)
+    reads = any(isinstance(other.meta.get("val"), torch.Tensor) for other in node.all_input_nodes)
+    tells = takes_dtype and not reads and isinstance(made, torch.Tensor)
+    return {**node.kwargs, "dtype": made.dtype} if tells else node.kwargs

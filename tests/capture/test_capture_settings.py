@@ -173,3 +173,83 @@ def test_whether_algorithms_are_deterministic_is_read() -> None:
         torch.use_deterministic_algorithms(False)
     assert fast.outcome == "whole"
     assert fast.calls["recorded"] == 2
+
+
+def _other_default(x: Any) -> Any:
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = torch.ones(3) + x, torch.arange(3.0) * x, torch.rand(3), x.int() / 2, torch.tensor(1.5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return *made, torch.ones(3) * x, torch.get_default_dtype()
+
+
+def _leaves_other_default(x: Any) -> Any:
+    before = torch.ones(4, 3) * x.sum()
+    torch.set_default_dtype(torch.float64)
+    return before, torch.ones(4, 3) * 2, torch.linspace(0, 1, 4)
+
+
+def _refused_default(x: Any) -> Any:
+    torch.set_default_dtype(torch.int32)
+    return x
+
+
+@pytest.mark.parametrize("make", [capture, ladder.compile])
+@pytest.mark.parametrize("program", [_other_default, _leaves_other_default, _refused_default])
+def test_the_default_dtype_is_switched_by_the_graph(make: Any, program: Any) -> None:
+    fast = make(program)
+    try:
+        for number in range(3):
+            assert _with_default(fast, number) == _with_default(program, number)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert fast.outcome == "whole"
+    assert fast.calls == {"recorded": 1, "eager": 0}
+
+
+def _with_default(function: Any, seed: int) -> Any:
+    """Return what a function gives, as lists with dtypes, or raises, and the default dtype behind it."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(seed)
+    try:
+        found = function(torch.randn(3))
+    except TypeError as error:
+        return str(error), torch.get_default_dtype()
+    results = [(item.dtype, item.tolist()) if isinstance(item, torch.Tensor) else item for item in found]
+    return results, torch.get_default_dtype()
+
+
+def _without_versions(x: Any) -> Any:
+    with torch.inference_mode():
+        y = torch.relu(x)
+    return y, y + 1, x * 2
+
+
+@torch.inference_mode()
+def _all_without_versions(x: Any) -> Any:
+    return torch.relu(x), x[:1]
+
+
+def _fails_without_versions(x: Any) -> Any:
+    with torch.inference_mode():
+        y = torch.relu(x)
+    return y * x, y.requires_grad_()
+
+
+@pytest.mark.parametrize("program", [_without_versions, _all_without_versions, _fails_without_versions])
+def test_inference_mode_ends_a_graph_where_it_begins_and_ends(program: Any) -> None:
+    fast = ladder.compile(program)
+    for number in range(3):
+        x = torch.full((4,), number - 1.0, requires_grad=program is _fails_without_versions)
+        assert _kinds(fast, x) == _kinds(program, x)
+    splits = [record.split for record in fast.records if record.split]
+    assert len([why for why in splits if why.endswith(("__enter__", "__exit__"))]) == 2
+
+
+def _kinds(function: Any, x: Any) -> Any:
+    try:
+        found = function(x)
+    except RuntimeError as error:
+        return str(error), torch.is_inference_mode_enabled()
+    return [(item.is_inference(), item.tolist()) for item in found], torch.is_inference_mode_enabled()

@@ -27,7 +27,7 @@ from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.saved import restore_memory, saved_memory
-from ladder.capture.values.settings import READS, is_now, restore_settings
+from ladder.capture.values.settings import READS, is_now, restore_settings, settings_at
 from ladder.capture.values.tensors import (
     STATE,
     random_states,
@@ -195,8 +195,9 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]
     before, loops = heap.guard.state[STATE.index(torch.is_grad_enabled)], getattr(backend, "loops", False)
     try:
-        module = graph_module(trace, wanted, before=before, loops=loops)
-        compiled = backend(module, examples)
+        with settings_at(trace.settings):
+            module = graph_module(trace, wanted, before=before, loops=loops)
+            compiled = backend(module, examples)
     except Exception as error:
         if getattr(backend, "is_ours", False):
             raise CaptureError(tolerated(error, "a graph that cannot be built runs as it is")) from error

@@ -60,6 +60,7 @@ _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__"
 _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
+_OF_PYBIND: Any = type(vars(torch._C._InferenceMode)["__enter__"])
 """The type of functions behind `functools.cache`."""
 SIZE_METHODS: dict[str, Any] = {"numel": polyfills.numel_}
 """Methods of shapes that are followed where extents are open."""
@@ -307,6 +308,9 @@ def _bind_native(vm: Interpreter, found: Any, described: type, value: Any, kind:
         return found
     if described is CACHED:
         return types.MethodType(found, value)
+    if described is _OF_PYBIND:
+        inner = pinned_part(vm, found.__func__)
+        return inner if value is None else types.MethodType(inner, value)
     if described is _TUPLE_GETTER and is_a(value, tuple):
         return tuple_item(vm, value, found.__reduce__()[1][0])
     if described is types.MemberDescriptorType:

@@ -1,12 +1,13 @@
-"""Settings of torch that programs switch around operators: attention's backends, flags of libraries.
+"""Settings of torch that programs switch around operators: attention's backends, flags, the default dtype.
 
-Each says how operators compute, not what. Where a program writes one, the write becomes a node of the graph,
-in order, so that an operator between two writes runs, and is traced, under what it was recorded under.
+Where a program writes one, the write becomes a node of the graph, in order, so that an operator between two
+writes runs, and is traced, under what it was recorded under.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _PAIRS = (
     *((f"_set_sdp_use_{name}", f"_get_{name}_sdp_enabled") for name in _ATTENTION),
     *((f"_set_{name}", f"_get_{name}") for name in _OF_LIBRARIES),
     ("_set_fp32_precision_setter", "_get_fp32_precision_getter"),
+    ("_set_default_dtype", "get_default_dtype"),
 )
 
 READS: dict[Any, Callable[..., Any]] = {
@@ -58,6 +60,17 @@ def restore_settings(before: Iterable[tuple[Setting, Any]]) -> None:
         if value is not UNTOLD and is_now(setting) != value:
             read, given = setting
             WRITES[read](*given, value)
+
+
+@contextmanager
+def settings_at(before: dict[Setting, Any]) -> Iterator[None]:
+    """Let settings be as they were `before`, within."""
+    now = [(setting, is_now(setting)) for setting in before]
+    restore_settings(before.items())
+    try:
+        yield
+    finally:
+        restore_settings(now)
 
 
 def all_settings() -> list[tuple[Setting, Any]]:
