@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tile_types.errors import ParseError as ParseError
     from tile_types.errors import ScheduleError as ScheduleError
     from tile_types.errors import ShapeError as ShapeError
+    from tile_types.errors import TypeValuesError as TypeValuesError
     from tile_types.errors import UnknownNameError as UnknownNameError
     from tile_types.errors import ValueRangeError as ValueRangeError
     from tile_types.errors import VerificationError as VerificationError
@@ -90,7 +91,7 @@ _HOMES = {
     "tile_types.errors": (
         *("AliasingError", "ArtifactError", "CacheError", "CheckpointError", "CompilerError"),
         *("ConversionError", "DTypeError", "DeviceError", "LadderError", "MissingToolError"),
-        *("ParseError", "ScheduleError", "ShapeError"),
+        *("ParseError", "ScheduleError", "ShapeError", "TypeValuesError"),
         *("UnknownNameError", "ValueRangeError", "VerificationError"),
     ),
 }

@@ -29,6 +29,7 @@ from schedules.schedule import Schedule, parse_schedule
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import CacheError, ParseError
+from tile_types.identity import own_values
 
 SHIPPED = Path(__file__).parent / "tuned"
 """Databases in the package, one JSON file per device; `write_database` makes them."""
@@ -67,7 +68,9 @@ def class_of(gemm: Gemm) -> dict[str, Any]:
 def class_key(device: TileDevice, gemm: Gemm, *, row: bool = False) -> str:
     """Return the canonical text of a class on a device, or on the one of the table's ``row``."""
     name = device.row if row else device.name
-    return _canonical({"device": name, "gemm": class_of(gemm), "generation": GENERATION})
+    own = own_values(gemm.weight)
+    values = {"values": own} if own else {}
+    return _canonical({"device": name, "gemm": class_of(gemm), "generation": GENERATION, **values})
 
 
 def _widths(fields: Mapping[str, Any]) -> tuple[int, int]:

@@ -76,6 +76,10 @@ class ArtifactError(LadderError, RuntimeError):
     """An exported artefact is truncated, of another version, or for another device."""
 
 
+class TypeValuesError(ArtifactError):
+    """A type has other values here than where codes of it were stored."""
+
+
 class CheckpointError(LadderError, ValueError):
     """A checkpoint of another tool is truncated, contradicts itself, or is of a form that is not read."""
 

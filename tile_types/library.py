@@ -14,7 +14,14 @@ from typing import Any
 
 from tile_types.arrays import NUMPY_DTYPES, arrays_of
 from tile_types.codebooks import CODEBOOKS, codebook_type
-from tile_types.errors import ConversionError, ShapeError, ValueRangeError, require_kind, unknown_name
+from tile_types.errors import (
+    ConversionError,
+    LadderError,
+    ShapeError,
+    ValueRangeError,
+    require_kind,
+    unknown_name,
+)
 from tile_types.floats import QUIET_NAN, FloatFormat
 from tile_types.ttype import EXHAUSTIBLE_BITS, Metadata, TType
 
@@ -138,6 +145,16 @@ def list_types() -> tuple[TType, ...]:
 def own_types() -> tuple[TType, ...]:
     """Return the types that were registered beside the library's own, by name."""
     return tuple(sorted(list_types()[_SHIPPED:], key=lambda ttype: ttype.name))
+
+
+def shipped_type(name: str) -> TType | None:
+    """Return the library's own type of that name, also where a program made another; None without one."""
+    if name in type_names()[:_SHIPPED]:
+        return _TYPES[name]
+    try:
+        return _parsed_type(name)
+    except LadderError:
+        return None
 
 
 def type_names() -> tuple[str, ...]:

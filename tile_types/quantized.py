@@ -16,7 +16,8 @@ from tile_types.errors import (
     require_kind,
     unknown_name,
 )
-from tile_types.library import get_type
+from tile_types.identity import VALUES, own_values, require_values
+from tile_types.library import get_type, own_types
 from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes
 from tile_types.scaling import block_rows, grouped_columns, row_chunks
 from tile_types.ttype import TType
@@ -261,7 +262,9 @@ class QuantizedTensor:
                 arrays[name] = xp.view(array, "uint8")
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ARRAYS}
         plain |= {"ttype": self.ttype.name, "shape": list(self.shape), "block": list(self.block)}
-        return {"arrays": arrays, "metadata": {"version": FORMAT_VERSION, **plain}}
+        own = own_values(self.ttype, *(found for found in own_types() if found.name == self.type_name))
+        values = {VALUES: own} if own else {}
+        return {"arrays": arrays, "metadata": {"version": FORMAT_VERSION, **plain, **values}}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> QuantizedTensor:
@@ -275,6 +278,7 @@ class QuantizedTensor:
         try:
             metadata, arrays = dict(data["metadata"]), dict(data["arrays"])
             _require_metadata(metadata)
+            require_values(metadata.pop(VALUES, None))
             metadata |= {"ttype": get_type(metadata["ttype"]), "shape": _pair(metadata["shape"])}
             metadata["block"] = _pair(metadata["block"], 1)
             if metadata["scale_type"] != "none" and "scale" not in arrays:

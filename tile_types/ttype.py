@@ -121,10 +121,12 @@ class TType:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name: decode expressions are code, not data."""
+        """Pickle by name and a digest of the values: decode expressions are code, not data."""
+        from tile_types.identity import own_values, stored_type
         from tile_types.library import get_type
 
-        return get_type, (self.name,)
+        own = own_values(self)
+        return (stored_type, (self.name, own)) if own else (get_type, (self.name,))
 
     @property
     def is_block(self) -> bool:

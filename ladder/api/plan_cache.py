@@ -13,13 +13,14 @@ from ladder import knobs
 from ladder.frontend.fx_facts import facts_of, facts_of_symbols
 from ladder.frontend.torch_fx import import_fx
 from ladder.installation import cache_root
-from ladder.runtime.cache import Identity, KernelCache, cache_key, source_digest, type_text
+from ladder.runtime.cache import Identity, KernelCache, cache_key, source_digest
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.found import shipped_graphs
 from ladder.runtime.model.prepared import Prepared, from_data, prepare, to_data
 from ladder.superopt.generator.stored import FOLDER as DATABASE
 from schedules.tuning import shipped_digest
 from tile_types.errors import CacheError, LadderError
+from tile_types.identity import own_values
 from tile_types.library import own_types
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ def _key(
     facts = facts_of(module, examples) if settings.cache and settings.dump is None else None
     if facts is None:
         return ""
-    types = [(t.name, t.shape, repr(t.metadata), type_text(t.name)) for t in own_types()]
     folder = cache_root() / "tuning"
     measured = folder.stat().st_mtime_ns if folder.is_dir() else 0
     facts |= {
@@ -81,7 +81,7 @@ def _key(
         "gated": [settings.gated_products, settings.prologues],
         "options": options,
         "importer": source_digest(SOURCES),
-        "types": types,
+        "types": own_values(*own_types()),
     }
     own = cache_root() / DATABASE
     searched = own.stat().st_mtime_ns if own.is_dir() else 0

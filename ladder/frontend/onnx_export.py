@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import torch
 
-from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
+from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS, VALUES
 from ladder.frontend.onnx_stages import Imported
 from ladder.frontend.onnx_values import TYPE_NAMES
 from ladder.ir.graph import Node
@@ -28,7 +28,9 @@ from ladder.ir.ops import get_operator
 from ladder.ir.printer import print_literal
 from ladder.runtime.model.program import Source
 from tile_types.errors import ArtifactError, ShapeError
+from tile_types.identity import own_values
 from tile_types.tile import Tile
+from tile_types.ttype import TType
 
 LARGEST = 2_000_000_000
 """Bytes of initializers in one protocol buffer; more go into a file beside it."""
@@ -103,9 +105,12 @@ class _Writer:
         model = onnx.helper.make_model(
             body, opset_imports=versions, producer_name="ladder", ir_version=IR_VERSION
         )
-        if self.imported.limits:
-            onnx.helper.set_model_props(model, {LIMITS: json.dumps(self.imported.limits)})
+        told = {LIMITS: self.imported.limits, VALUES: own_values(*self._types())}
+        onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in told.items() if value})
         return model, self.arrays
+
+    def _types(self) -> list[TType]:
+        return [tile.ttype for node in self.program.graph.nodes for tile in node.tiles]
 
     def input(self, at: int, name: str) -> Any:
         """Declare an input; the graph's own name of it is what importing makes of this one."""

@@ -25,8 +25,8 @@ OPSETS = range(1, onnx.defs.onnx_opset_version() + 1)
 DOMAIN = "ladder"
 """Domain of operators that are rows of the tile graph's table."""
 
-LIMITS = "ladder.limits"
-"""Key of the sizes' limits among a model's properties."""
+LIMITS, VALUES = "ladder.limits", "ladder.values"
+"""Keys of the sizes' limits, and of the values of types that do not ship, among a model's properties."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ladder.frontend.onnx_branches import BranchedStage, branches
 from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_extents import completed, vector_like
-from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
+from ladder.frontend.onnx_file import DOMAIN, LIMITS, VALUES, OnnxFile, open_onnx
 from ladder.frontend.onnx_flow import Flow, LateOfPiece
 from ladder.frontend.onnx_inline import renamed
 from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of
@@ -59,6 +59,7 @@ from ladder.runtime.onnx_ops.signals import DRAWS
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import array_of, value_of
 from tile_types.errors import DTypeError, LadderError
+from tile_types.identity import require_values
 from tile_types.tile import Extent, Tile
 
 
@@ -127,6 +128,7 @@ class Walk:
     def imported(self) -> Staged:
         """Walk, and return the stages."""
         graph = self.file.model.graph
+        require_values(self.told(VALUES, {}))
         self.stated = {info.name: info for info in (*graph.value_info, *graph.output)}
         for tensor in graph.initializer:
             self.values[tensor.name] = self.file.array(tensor)
@@ -138,9 +140,7 @@ class Walk:
             self.input(info)
         for node in graph.node:
             self.node(node, self.versions)
-        for entry in self.file.model.metadata_props:
-            if entry.key == LIMITS:
-                self.piece.limits.extend((a, b) for a, b in json.loads(entry.value))
+        self.piece.limits.extend((a, b) for a, b in self.told(LIMITS, []))
         outputs = [info.name for info in graph.output]
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
         stays = self.precise or ours  # what Ladder wrote stays as it was
@@ -150,6 +150,11 @@ class Walk:
         results = {new: self.value(name) for new, name in zip(own, outputs, strict=True)}
         named = {info.name: self._named(info) if self.shapes else info.type for info in inputs}
         return self.flow.staged(self.file.title, named, results, rules, self.tensor)
+
+    def told(self, key: str, absent: Any) -> Any:
+        """Return what a model of ours says of itself under a key."""
+        found = [entry.value for entry in self.file.model.metadata_props if entry.key == key]
+        return json.loads(found[0]) if found else absent
 
     # values ----------------------------------------------------------------------------------------
     def input(self, info: Any) -> None:

@@ -7,6 +7,7 @@ it holds.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ from ladder.runtime.packed import (
 )
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
-from tile_types.errors import ArtifactError, DeviceError, MissingToolError
+from tile_types.errors import ArtifactError, DeviceError, MissingToolError, TypeValuesError
+from tile_types.identity import VALUES, own_values_named, require_values
 
 if TYPE_CHECKING:
     import torch
@@ -146,12 +148,14 @@ def write_archive(
     Returns: The path.
     Raises ArtifactError if it cannot be written; an older file at ``path`` stays as it was.
     """
+    own = own_values_named(json.dumps(content))
     manifest = {
         "ladder": ladder_version(),
         "tvm": tvm_version(),
         "device": device.name,
         "family": family_of(device),
         "features": [] if device.is_gpu else sorted(device.features),
+        **({VALUES: own} if own else {}),
         **content,
     }
     return archive.write(path, manifest, members, sign)
@@ -190,6 +194,10 @@ def load(
     _check_version(source, manifest)
     with reading(source, MANIFEST):
         require(manifest, HEADER, "manifest")
+    try:
+        require_values(manifest.get(VALUES))
+    except TypeValuesError as error:
+        raise TypeValuesError(f"{source}: {error}") from error
     check_device(source, manifest)
     if manifest.get("kind") == "model":
         from ladder.runtime.model.saved import load_model

@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -136,11 +135,10 @@ class Identity:
 def type_text(name: str) -> str:
     """Return what tells types of one name apart: widths and all values of the elements."""
     from tile_types import get_type
+    from tile_types.identity import values_text
 
     element = get_type(name).element_type
-    digest = hashlib.sha256(element.probe_codes().tobytes())
-    digest.update(element.probe_values().tobytes())
-    return f"{element.name}:{element.elem_bits}:{digest.hexdigest()}"
+    return f"{element.name}: {values_text(element)}"
 
 
 TOOLCHAINS = {"cuda": "ladder.lower.cuda.toolchain", "rocm": "ladder.lower.rocm.toolchain"}
@@ -163,14 +161,13 @@ def cache_key(facts: Mapping[str, Any], identity: Identity) -> str:
         and the schedule.
     identity: What else decides its code.
     """
-    from tile_types.library import own_types
+    from tile_types.identity import own_values_named
 
     text = json.dumps(facts, sort_keys=True)
-    words = set(re.findall(r"\w+", text))
     parts = {
         "format": FORMAT,
         "facts": text,
-        "types": [type_text(ttype.name) for ttype in own_types() if ttype.name in words],
+        "types": own_values_named(text),
         "identity": astuple(identity),
         "ladder": ladder_version(),
         "sources": source_digest(),

@@ -26,6 +26,7 @@ from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict, own_order
 from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
 from tile_types.errors import CacheError, DeviceError, ScheduleError
+from tile_types.identity import VALUES, own_values, require_values
 
 if TYPE_CHECKING:
     import torch
@@ -57,15 +58,17 @@ class Request:
 
     @cached_property
     def text(self) -> str:
-        """The request as text; `parse` reads it back."""
+        """The request as text, with the values of a type that does not ship; `parse` reads it back."""
         fields = {"device": self.device, "gemm": asdict(self.gemm), "plan": self.plan and str(self.plan)}
-        return json.dumps(fields, sort_keys=True)
+        own = own_values(self.gemm.weight)
+        return json.dumps({**fields, **({VALUES: own} if own else {})}, sort_keys=True)
 
     @staticmethod
     @cache
     def parse(text: str) -> Request:
-        """Read back what `text` printed."""
+        """Read back what `text` printed; raises ArtifactError if its type has other values here."""
         fields = json.loads(text)
+        require_values(fields.get(VALUES))
         plan = parse_plan(fields["plan"]) if fields["plan"] else None
         return Request(gemm_from_dict(fields["gemm"]), fields["device"], plan)
 

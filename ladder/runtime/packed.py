@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
-from tile_types.errors import ArtifactError, ShapeError, require_kind
+from tile_types.errors import ArtifactError, ShapeError, TypeValuesError, require_kind
+from tile_types.identity import VALUES, own_values, require_values
 
 if TYPE_CHECKING:
     import torch
@@ -117,9 +118,9 @@ class PackedWeight:
         """Calls of operators that are bound to this weight (`CompiledGemm.bind`)."""
         return {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle without what is derived on first use."""
-        return {name: value for name, value in vars(self).items() if name not in ("calls", "foreign")}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle by description, without what is derived on first use."""
+        return PackedWeight.from_arrays, (self.describe(), dict(self.arrays))
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return a copy on another device of the same family."""
@@ -129,7 +130,9 @@ class PackedWeight:
     def describe(self) -> str:
         """Return the JSON text that, with the arrays, restores this value."""
         fields = {"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)}
-        return json.dumps({**fields, "packing": PACKING, "bits": self.order})
+        own = own_values(self.gemm.weight)
+        values = {VALUES: own} if own else {}
+        return json.dumps({**fields, "packing": PACKING, "bits": self.order, **values})
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors."""
@@ -151,6 +154,8 @@ class PackedWeight:
             length = int.from_bytes(data[:8], "little")
             header = json.loads(data[8 : 8 + length])["__metadata__"][METADATA]
             found = cls.from_arrays(header, load(data))
+        except TypeValuesError:
+            raise
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, ArtifactError) as error:
             raise ArtifactError(f"these bytes hold no packed weight: {error!r}; export it again") from error
         return found.to(device)
@@ -160,9 +165,10 @@ class PackedWeight:
         """Restore from `describe` and the named arrays.
 
         Raises ArtifactError if an older Ladder packed them for GPUs, whose kernels read other orders of bits
-            now.
+            now, or its type has other values here.
         """
         fields = json.loads(description)
+        require_values(fields.get(VALUES))
         if fields["family"] == GPU and fields.get("packing") != PACKING:
             raise ArtifactError(
                 f"the weight was packed for GPUs in form {fields.get('packing')}, but form {PACKING}"

@@ -29,6 +29,7 @@ from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
 from tile_types.errors import LadderError
+from tile_types.identity import own_values_named
 
 T = TypeVar("T")
 
@@ -84,6 +85,7 @@ class Database:
     def path(self, facts: Mapping[str, Any]) -> Path:
         """Return the file of an entry, which these facts and the sources decide."""
         text = json.dumps({**facts, "sources": _sources()}, sort_keys=True)
+        text += json.dumps(own_values_named(text), sort_keys=True)
         return self.root / FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
     def read(self, facts: Mapping[str, Any], restore: Callable[[Any], T]) -> T | None:
