@@ -29,6 +29,7 @@ from tile_types.scaling import (
     initial_zero,
     reach,
     refine_zero,
+    require_reached,
     round_scale,
     round_zero,
     row_chunks,
@@ -98,8 +99,9 @@ def quantize(
     DTypeError, ShapeError, UnknownNameError, ConversionError
         If values or options cannot be, or contradict each other or the type.
     ValueRangeError
-        If a value is NaN or infinite (names the position), a scale overflows its type, or
-        negative values meet a type without any (and ``scaling`` was not given explicitly).
+        If a value is NaN or infinite (names the position), a scale overflows its type, weights lie
+        below all that its smallest reaches, or negative values meet a type without any (and ``scaling``
+        was not given explicitly).
     """
     values = _checked(values)
     kind, shared = get_type(ttype), _block(values.shape, group_size, block, granularity)
@@ -298,10 +300,12 @@ def _scales(stats: Statistics, recipe: Recipe) -> tuple[Array, float | None]:
         raw = wide_enough_for_zero(raw, stats, recipe.scale_type)
     empty = stats.absmax == 0
     if not recipe.tensor_scale:
+        require_reached(stats.absmax, recipe.element, recipe.scale_type, recipe.zero)
         return round_scale(raw, empty, recipe.scale_type), None
     largest = float(stats.absmax.max()) / reach(recipe.element, recipe.zero)[1]
     exact = largest / get_type(recipe.scale_type).maximum if largest else 1.0
     tensor_scale = max(float(np.float32(exact)), SMALLEST_TENSOR_SCALE)
+    require_reached(stats.absmax / tensor_scale, recipe.element, recipe.scale_type, recipe.zero)
     return round_scale(raw / tensor_scale, empty, recipe.scale_type), tensor_scale
 
 

@@ -183,6 +183,28 @@ def round_scale(scale: Array, empty: Array, scale_type: str) -> Array:
     return native(xp.clip(scale, ttype.smallest_positive, ttype.maximum), scale_type)
 
 
+def require_reached(absmax: Array, element: TType, scale_type: str, zero: str) -> None:
+    """Raise unless the smallest scale of a type leaves something of weights that are not 0.
+
+    absmax: Largest magnitude of each block, in units of the tensor scale.
+    element, scale_type: Types of the codes and of the scales.
+    zero: Kind of zero point. Without one, a type in which no code stands for 0 makes small weights grow, and
+        no block may be so small; else all are not.
+    Raises ValueRangeError: Names the largest weight that is lost, and the smallest that is kept.
+    """
+    magnitudes = abs(element.probe_values())
+    least = get_type(scale_type).smallest_positive * float(magnitudes[magnitudes > 0].min(initial=_HUGE))
+    grows = zero == "none" and bool(magnitudes.all())
+    some = absmax[absmax > 0]
+    lost = some[some < least / 2]
+    if len(lost) and (grows or len(lost) == len(some)):
+        effect = "would become far larger" if grows else "would all become 0"
+        raise ValueRangeError(
+            f"weights of at most {float(lost.max()):.6g} underflow {element.name} with {scale_type} scales"
+            f" (smallest {least:.6g}) and {effect}; use scale_type='float32' or larger weights"
+        )
+
+
 def native(values: Array, name: str) -> Array:
     """Round float64 values to a type that the array library holds itself."""
     xp = arrays_of(values)

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from tile_types import TType, get_type, group_scaled, list_types, quantize, register_type
 from tile_types.errors import (
@@ -246,7 +247,7 @@ def test_scaling_none_keeps_integers() -> None:
 
 
 def test_tiny_weights_do_not_lose_their_scale() -> None:
-    quantized = quantize(WEIGHTS * np.float32(1e-9), "int4", group_size=50)
+    quantized = quantize(WEIGHTS * np.float32(2e-8), "int4", group_size=50)
     assert (quantized.scale > 0).all()
     assert float(quantized.scale.max()) == 2.0**-24  # float16's smallest
     assert np.isfinite(quantized.dequantize()).all()
@@ -378,3 +379,36 @@ def test_descriptions_that_are_none_are_named() -> None:
         quantize(WEIGHTS, TType("imaginary", 4, lambda code, ops: code * 1j))
     with pytest.raises(DTypeError, match="takes a TType, got str"):
         register_type("int4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("xp", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("name", "scale_type", "size"),
+    [
+        ("int4", "float16", 1e-9),
+        ("int4", "fp8_e4m3", 1e-4),
+        ("mxfp4", "e8m0", 1e-42),
+        ("nvfp4", "fp8_e4m3", 1e-43),
+    ],
+)
+def test_weights_below_every_scale_are_refused(xp: str, name: str, scale_type: str, size: float) -> None:
+    weights: Any = np.full((2, 64), size)
+    weights[1] = 0
+    given = torch.from_numpy(weights) if xp == "torch" else weights
+    options = {} if get_type(name).is_block else {"group_size": 32, "scale_type": scale_type}
+    with pytest.raises(ValueRangeError, match=rf"underflow .* with {scale_type} .* would all become 0"):
+        quantize(given, name, **options)
+    given[1, 40] = 1.0  # beside others, they are 0 to within a step of the smallest scale
+    found = np.asarray(quantize(given, name, **options).dequantize("float64"))
+    assert np.abs(found[0]).max() <= get_type(scale_type).smallest_positive * 4
+
+
+def test_small_weights_of_a_type_without_zero_are_refused_in_any_block() -> None:
+    halves = TType("halves", 2, lambda code, ops: ops.cast(code, "float32") - 1.5)
+    weights = np.full((2, 64), 0.5)
+    weights[1, 40] = 1e-9
+    assert quantize(weights, halves, group_size=32).codes().max() == 3
+    weights[1] = 1e-9
+    with pytest.raises(ValueRangeError, match=r"underflow halves with float16 .* would become far larger"):
+        quantize(weights, halves, group_size=32)
+    quantize(weights, halves, group_size=32, scale_type="float32")
