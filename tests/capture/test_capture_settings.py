@@ -253,3 +253,15 @@ def _kinds(function: Any, x: Any) -> Any:
     except RuntimeError as error:
         return str(error), torch.is_inference_mode_enabled()
     return [(item.is_inference(), item.tolist()) for item in found], torch.is_inference_mode_enabled()
+
+
+def test_which_accelerator_there_is_is_read() -> None:
+    def program(x: Any) -> Any:
+        return x * 2, torch.accelerator.current_accelerator()
+
+    fast, x = capture(program), torch.ones(2)
+    for _ in range(2):
+        found, expected = fast(x), program(x)
+        assert torch.equal(found[0], expected[0])
+        assert found[1] == expected[1]
+    assert fast.outcome == "whole"

@@ -79,7 +79,7 @@ STATE_GUARDED = frozenset(
             " _len_torch_dispatch_stack _is_torch_function_mode_enabled _is_torch_function_all_disabled"
             " _is_grad_enabled _is_inference_mode_enabled _get_autocast_dtype is_autocast_available"
             " _is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
-            " _get_privateuse1_backend_name _get_deterministic_algorithms"
+            " _get_privateuse1_backend_name _accelerator_getAccelerator _get_deterministic_algorithms"
         )
         if hasattr(torch._C, name)
     }
