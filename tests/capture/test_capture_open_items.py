@@ -67,3 +67,22 @@ def test_open_numbers_from_outside() -> None:
         assert alike(fast(torch.arange(20.0), given, sizes), program(torch.arange(20.0), given, sizes))
     assert fast.outcome == "whole"
     assert len(fast.records) <= 4, fast.explain()
+
+
+def test_a_counter_in_a_tuple_that_is_unpacked_and_replaced() -> None:
+    class Mean:
+        def __init__(self) -> None:
+            self.state = torch.zeros(3), 2
+
+        def __call__(self, x: Tensor) -> Tensor:
+            total, count = self.state
+            self.state = total + x, count + 1
+            return total * count
+
+    plain, counted = Mean(), Mean()
+    fast = capture(counted)
+    for number in range(6):
+        x = torch.full((3,), number / 4)
+        assert alike(fast(x), plain(x))
+    assert alike(counted.state, plain.state)
+    assert fast.calls == {"recorded": 3, "eager": 0}

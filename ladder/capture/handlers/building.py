@@ -198,9 +198,7 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
     `first` items are taken one by one (all, if it is None), then all others if `rest`, else one more.
     """
     if type(value) in (tuple, DynamicSize):
-        if vm.recording:
-            vm.heap.touch(value, 1)
-        return value
+        return tuple(vm.heap.items(value)) if vm.recording else value
     value = vm.plain(value)
     if not vm.recording:
         return vm.natively(taken, value, first, rest)
