@@ -120,6 +120,8 @@ def quantize(
 
 def _checked(values: Array) -> Array:
     xp = arrays_of(values)
+    if is_torch(values) and str(values.layout) != "torch.strided":
+        raise DTypeError(f"quantize needs a dense matrix, got {values.layout}; give values.to_dense()")
     if not xp.is_float(values):
         raise DTypeError(f"quantize needs real values, got {values.dtype}; convert with .astype or .to first")
     if values.ndim != 2:

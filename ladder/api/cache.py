@@ -18,6 +18,12 @@ STORED = {
 """Types that keys and values can be stored in."""
 
 
+def require_stored(ttype: object) -> None:
+    """Raise UnknownNameError unless keys and values can be stored in a type of this name."""
+    if not isinstance(ttype, str) or ttype not in STORED:
+        raise unknown_name("type of a KV cache", ttype, STORED)
+
+
 class KVCache(torch.nn.Module):
     """Keys and values of the tokens so far, ``[batch, heads, capacity, size]``.
 
@@ -55,8 +61,7 @@ class KVCache(torch.nn.Module):
         UnknownNameError
             If keys cannot be stored in that type.
         """
-        if ttype not in STORED:
-            raise unknown_name("type of a KV cache", ttype, STORED)
+        require_stored(ttype)
         self.ttype, self.length = ttype, 0
         scaled = (*self.extents[:-1], 1)
         for name in ("keys", "values"):

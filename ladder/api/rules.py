@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ladder.api.cache import KVCache
+from ladder.api.cache import KVCache, require_stored
 from ladder.api.calibration import Moments, observe
 from ladder.api.conv import Conv, refusal
 from ladder.api.grouped_linear import GroupedLinear
@@ -150,6 +150,8 @@ def quantize_(
         If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
     """
     require_kind(model, torch.nn.Module, "quantize_ takes a torch.nn.Module")
+    if kv_cache is not None:
+        require_stored(kv_cache)
     if is_linear(model):
         raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)

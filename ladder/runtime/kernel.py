@@ -29,6 +29,13 @@ TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that torch spells otherwise."""
 
 
+def strided() -> torch.layout:
+    """Return torch's layout of dense tensors."""
+    import torch
+
+    return torch.strided
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return torch's dtype of an activation or output type."""
     import torch
@@ -73,7 +80,7 @@ class CompiledGemm:
         # A call reads these once each: every look-up counts against its few microseconds.
         self._on_cpu = family == "cpu"
         self._n, self._k = gemm.columns, gemm.k
-        self._view = viewer()
+        self._view, self._strided = viewer(), strided()
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._extras = gemm.token_scale or gemm.bias
 
@@ -157,14 +164,16 @@ class CompiledGemm:
         def call(
             x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
         ) -> torch.Tensor:
-            if plain and bias is None and token_scale is None and not x.data_ptr() % ALIGNMENT:
+            if plain and bias is None and token_scale is None:
                 shape = x.shape
                 try:  # the kernel's entry looks at types, strides and devices; `launch` says what is wrong
-                    if len(shape) == 2 and shape[1] == k and (m := shape[0]):
+                    aligned = not x.data_ptr() % ALIGNMENT  # raises for sparse tensors
+                    if aligned and len(shape) == 2 and shape[1] == k and (m := shape[0]):
                         y = allocate((m, n), y_strides, output)
                         (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(x, *weight, y)
                         return y
-                    if len(shape) == 3 and shape[2] == k and x.is_contiguous() and (m := x.numel() // k):
+                    flat = aligned and len(shape) == 3 and shape[2] == k and x.is_contiguous()
+                    if flat and (m := x.numel() // k):
                         y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
                         rows, out = view(x, (m, k), x_strides, 0), view(y, (m, n), y_strides, 0)
                         (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(rows, *weight, out)
@@ -186,6 +195,8 @@ class CompiledGemm:
     ) -> torch.Tensor:
         """Check x, allocate the result and call the kernel for this M."""
         shape, n = x.shape, self._n
+        if x.layout is not self._strided:
+            refuse_sparse(x)
         if x.dtype is not self.dtype or not shape or shape[-1] != self._k or x.device != where:
             self._reject(x, where)
         if len(shape) == 2:
@@ -262,6 +273,11 @@ class CompiledGemm:
                 " move x, or build the operator for that target"
             )
         raise DeviceError(f"x is on {x.device}, the packed weight on {where}; move one with .to()")
+
+
+def refuse_sparse(x: torch.Tensor) -> NoReturn:
+    """Raise the error for a tensor of another layout than strided."""
+    raise DTypeError(f"x is {x.layout}, kernels read rows of dense tensors; give x.to_dense()")
 
 
 def require_alike(name: str, wanted: bool, tensor: torch.Tensor | None) -> None:

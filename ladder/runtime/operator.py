@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ladder.ir.gemm import Gemm
 from ladder.runtime import failing  # noqa: F401  registers what checks values
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import torch_dtype
+from ladder.runtime.kernel import refuse_sparse, torch_dtype
 from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.tokens import quantize_by_kernel
 from tile_types.errors import DTypeError, LadderError, ShapeError
@@ -281,10 +281,12 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
 def with_token_scale(x: Any, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the activations of a problem with their scales: floats are quantized, codes get 1.
 
-    Raises DTypeError if x is neither a float nor of the activation type.
+    Raises DTypeError if x is neither a float nor of the activation type, or is sparse.
     """
     if not isinstance(x, torch.Tensor):  # torch.fx traces
         return quantize_tokens(x, gemm.activation, gemm.token_group)
+    if x.layout not in (torch.strided, torch.jagged):
+        refuse_sparse(x)
     dtype = torch_dtype(gemm.activation)
     if x.dtype == dtype:
         shape = (*x.shape[:-1], *gemm.token_scale_shape)

@@ -214,6 +214,8 @@ def pair():
         (torch.zeros(3, K, device="meta").half(), ladder.LadderError, ["meta"]),
         ([[0.0] * K], ladder.DTypeError, ["list"]),
         (np.zeros((3, K), np.float16), ladder.DTypeError, ["ndarray"]),
+        (torch.zeros(3, K).half().to_sparse(), ladder.DTypeError, ["sparse_coo", "to_dense"]),
+        (torch.eye(K).half().to_sparse_csr(), ladder.DTypeError, ["sparse_csr", "to_dense"]),
     ],
 )
 def test_wrong_activations_are_named(pair, x, error, words) -> None:

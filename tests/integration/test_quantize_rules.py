@@ -36,6 +36,21 @@ def test_a_layer_whose_forward_was_replaced_stays() -> None:
     assert [row.reason for row in ladder.quantization(model).kept] == ["its forward was replaced"]
 
 
+def test_an_unknown_type_of_a_cache_is_named_without_a_cache() -> None:
+    model = two_layers()
+    with pytest.raises(ladder.UnknownNameError, match="type of a KV cache 'int99'; did you mean 'int8'"):
+        ladder.quantize_(model, "int8", kv_cache="int99")
+    assert type(model[0]) is nn.Linear
+
+
+def test_sparse_rows_and_weights_are_refused() -> None:
+    layer = ladder.Linear.from_linear(nn.Linear(64, 32), "int8", activation="int8")
+    with pytest.raises(ladder.DTypeError, match=r"x is torch\.sparse_coo, .* give x\.to_dense\(\)"):
+        layer(torch.eye(64).to_sparse())
+    with pytest.raises(ladder.DTypeError, match=r"needs a dense matrix, got torch\.sparse_csr"):
+        ladder.quantize(torch.eye(64).to_sparse_csr(), "int8")
+
+
 class Shared(nn.Module):
     """One layer in two places."""
 
