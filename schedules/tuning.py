@@ -142,12 +142,12 @@ class TuningDatabase:
 
         With each class comes the problem that it is at the extents of ``gemm``.
         """
-        wide, found = lane_of(gemm.activation), []
+        wide, own, found = lane_of(gemm.activation), class_key(device, gemm, row=True), []
         for key, rows in _read_shipped(self.shipped).items():
             fields = json.loads(key)
             other = {"power_scales": False, **fields["gemm"]}
             alike = wide == lane_of(other["activation"]) and gemm.scale == other["scale"]
-            if alike and fields["device"] == device.row and key != class_key(device, gemm, row=True):
+            if alike and fields["device"] == device.row and key != own:
                 found.append((replace(gemm, **other), _shipped_on(device, rows)))
         return sorted(found, key=lambda entry: _unlikeness(gemm, entry[0]))
 

@@ -123,6 +123,16 @@ def test_checkpoints_artifacts_and_models_are_refused(tmp_path: Path) -> None:
         ladder.load(tmp_path / "a.ladder")
 
 
+def test_onnx_models_are_refused(tmp_path: Path) -> None:
+    register(HERE)
+    x, layer = torch.randn(2, 64), ladder.Linear.from_quantized(quantized())
+    ladder.compile(torch.nn.Sequential(layer).eval()).to_onnx(tmp_path / "a.onnx", x)
+    ladder.compile(tmp_path / "a.onnx")
+    register(OTHERS)
+    with pytest.raises(TypeValuesError, match=OTHER_VALUES):
+        ladder.compile(tmp_path / "a.onnx")
+
+
 def test_caches_tell_the_values_of_a_name_apart(tmp_path: Path) -> None:
     identity = Identity.of(None, host_cpu())
     facts = {"graph": f"%w = input() : {NAME}_g32_sfloat32[4]"}
