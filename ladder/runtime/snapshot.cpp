@@ -1,31 +1,20 @@
 // Whether tensors are what they were: one pass over what torch keeps of each. `snapshot.py` builds and calls it.
-//
-// Python objects are addresses here, so that Python's headers need not be installed. Each begins with its count
-// of references and its class (CPython 3.11 to 3.13).
-#include <c10/core/TensorImpl.h>
+#include <Python.h>
+
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-extern "C" {
-// Python's stable ABI
-void* PyList_GetItem(void* list, intptr_t at);
-void* PyTuple_GetItem(void* tuple, intptr_t at);
-intptr_t PyObject_Size(void* object);
-}
-
 namespace {
 
-using Object = const void* const*;  // words of a Python object
-
-constexpr int CLASS = 1;  // the word of an object that points to its class
 constexpr uint32_t UNCOUNTED = 0;
 
 struct Facts {
-  Object object;
-  const void* kind;
+  PyObject* object;
+  const PyTypeObject* kind;
   const c10::TensorImpl* impl;
   uint64_t keys;  // conjugation, inference, sparseness and what else dispatch depends on
   const void* data;
@@ -40,14 +29,13 @@ struct Facts {
 };
 
 struct Snapshot {
-  int place;  // the word of a tensor's object that points to torch's part
   bool versions;
   std::vector<Facts> tensors;
   std::vector<int64_t> extents;
 };
 
-const c10::TensorImpl* impl_of(Object object, int place) {
-  return static_cast<const c10::TensorImpl*>(object[place]);
+const c10::TensorImpl* impl_of(PyObject* tensor) {
+  return THPVariable_Unpack(tensor).unsafeGetTensorImpl();
 }
 
 const c10::StorageImpl& storage_of(const c10::TensorImpl& tensor) {
@@ -59,10 +47,10 @@ uint32_t version_of(const c10::TensorImpl& tensor) {
   return counter.enabled() ? counter.current_version() : UNCOUNTED;
 }
 
-void add(Snapshot& snapshot, Object object, const c10::TensorImpl& tensor) {
+void add(Snapshot& snapshot, PyObject* object, const c10::TensorImpl& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   snapshot.tensors.push_back(
-      {object, object[CLASS], &tensor, tensor.key_set().raw_repr(), storage_of(tensor).data(),
+      {object, Py_TYPE(object), &tensor, tensor.key_set().raw_repr(), storage_of(tensor).data(),
        storage_of(tensor).nbytes(), tensor.storage_offset(),
        snapshot.extents.size(), sizes.size(), tensor.dtype(), tensor.device(),
        snapshot.versions ? version_of(tensor) : UNCOUNTED, tensor.requires_grad()});
@@ -71,7 +59,7 @@ void add(Snapshot& snapshot, Object object, const c10::TensorImpl& tensor) {
 }
 
 bool holds(const Snapshot& snapshot, const Facts& was) {
-  if (was.object[CLASS] != was.kind || impl_of(was.object, snapshot.place) != was.impl) return false;
+  if (Py_TYPE(was.object) != was.kind || impl_of(was.object) != was.impl) return false;
   const auto& tensor = *was.impl;
   if (tensor.key_set().raw_repr() != was.keys || tensor.dtype() != was.type || tensor.device() != was.device ||
       tensor.requires_grad() != was.gradient || tensor.storage_offset() != was.offset)
@@ -83,29 +71,18 @@ bool holds(const Snapshot& snapshot, const Facts& was) {
       storage_of(tensor).nbytes() == was.bytes && (!snapshot.versions || version_of(tensor) == was.version);
 }
 
-template <typename Item>
-int identical(void* found, void* known, Item item) {
-  const auto count = PyObject_Size(known);
-  if (PyObject_Size(found) != count) return 0;
-  for (intptr_t at = 0; at < count; ++at)
-    if (item(found, at) != item(known, at)) return 0;
-  return 1;
-}
-
 }  // namespace
 
 extern "C" {
 
-// Takes a snapshot of a list of tensors with storage. impls: the addresses of torch's part of each, which lies
-// in word `place` of its object. Returns null where one of them does not.
-void* ladder_snapshot(void* list, const uintptr_t* impls, int place, int versions) try {
-  auto snapshot = std::make_unique<Snapshot>(Snapshot{place, versions != 0, {}, {}});
-  const auto count = PyObject_Size(list);
-  for (intptr_t at = 0; at < count; ++at) {
-    const auto object = static_cast<Object>(PyList_GetItem(list, at));
-    const auto* tensor = impl_of(object, place);
-    if (reinterpret_cast<uintptr_t>(tensor) != impls[at] || !tensor->has_storage()) return nullptr;
-    add(*snapshot, object, *tensor);
+// Takes a snapshot of a list of tensors. Returns null where one has no storage.
+void* ladder_snapshot(PyObject* list, int versions) try {
+  auto snapshot = std::make_unique<Snapshot>(Snapshot{versions != 0, {}, {}});
+  const auto count = PyList_Size(list);
+  for (Py_ssize_t at = 0; at < count; ++at) {
+    auto* object = PyList_GetItem(list, at);
+    if (!THPVariable_Check(object) || !impl_of(object)->has_storage()) return nullptr;
+    add(*snapshot, object, *impl_of(object));
   }
   return snapshot.release();
 } catch (...) {
@@ -124,19 +101,25 @@ int ladder_holds(const void* address) try {
 
 void ladder_release(void* snapshot) { delete static_cast<Snapshot*>(snapshot); }
 
-// Copies one word of each object of a tuple, or tells whether all are what was copied.
-void ladder_copy_words(void* tuple, int place, const void** copied) {
-  const auto count = PyObject_Size(tuple);
-  for (intptr_t at = 0; at < count; ++at) copied[at] = static_cast<Object>(PyTuple_GetItem(tuple, at))[place];
+#if PY_VERSION_HEX < 0x030C0000
+// Copies the version of each dictionary of a tuple, or tells whether all are what was copied.
+void ladder_copy_versions(PyObject* tuple, uint64_t* copied) {
+  const auto count = PyTuple_Size(tuple);
+  for (Py_ssize_t at = 0; at < count; ++at)
+    copied[at] = reinterpret_cast<PyDictObject*>(PyTuple_GetItem(tuple, at))->ma_version_tag;
 }
-int ladder_same_words(void* tuple, int place, const void* const* copied) {
-  const auto count = PyObject_Size(tuple);
-  for (intptr_t at = 0; at < count; ++at)
-    if (static_cast<Object>(PyTuple_GetItem(tuple, at))[place] != copied[at]) return 0;
+int ladder_same_versions(PyObject* tuple, const uint64_t* copied) {
+  const auto count = PyTuple_Size(tuple);
+  for (Py_ssize_t at = 0; at < count; ++at)
+    if (reinterpret_cast<PyDictObject*>(PyTuple_GetItem(tuple, at))->ma_version_tag != copied[at]) return 0;
   return 1;
 }
+#endif
 
-// Tell whether two lists, or two tuples, hold the same objects.
-int ladder_identical_lists(void* found, void* known) { return identical(found, known, PyList_GetItem); }
-int ladder_identical_tuples(void* found, void* known) { return identical(found, known, PyTuple_GetItem); }
+// Tells whether two lists, or two tuples, hold the same objects.
+int ladder_identical(PyObject* found, PyObject* known) {
+  const auto count = PySequence_Fast_GET_SIZE(known);
+  if (PySequence_Fast_GET_SIZE(found) != count) return 0;
+  return std::equal(PySequence_Fast_ITEMS(found), PySequence_Fast_ITEMS(found) + count, PySequence_Fast_ITEMS(known));
+}
 }

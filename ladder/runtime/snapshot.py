@@ -3,8 +3,8 @@
 Guards and plans ask much of many tensors before each call: a model of 32 layers has 840. By calls of torch
 for each fact of each tensor that takes as long as a GPU computes some layers. The pass (``snapshot.cpp``)
 reads the same facts where torch keeps them, and only says whether any differs; where one does, and where the
-pass is not there, callers compare fact by fact. It is compiled with torch's own headers, beside the program,
-when it is first of use.
+pass is not there, callers compare fact by fact. It is compiled with the headers of Python and torch, beside
+the program, when it is first of use.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from ladder.installation import cache_root
+from ladder.runtime.cache import KernelCache
 
 log = logging.getLogger("ladder.snapshot")
 
@@ -36,8 +38,8 @@ OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
 FEW = 16
 """Tensors, and objects, below which calls of torch and Python take no longer."""
 
-PLACES = (2, 3)
-"""Words of a tensor's object of which one points to torch's part of it, by release of torch."""
+DICTIONARIES_COUNT = sys.version_info < (3, 12)
+"""Whether dictionaries hold the number of their last change."""
 
 
 class Native:
@@ -65,14 +67,17 @@ class Native:
         try:
             path = _path()
             if not path.exists():
-                _compile(path)
+                with KernelCache().building(path.stem):
+                    if not path.exists():
+                        _compile(path)
             self.library = _loaded(path)
         except (OSError, subprocess.SubprocessError) as error:
             log.info("tensors are compared fact by fact: %s", error)
 
 
 def _path() -> Path:
-    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), torch.__version__, platform.machine(), *OPTIONS))
+    versions = (torch.__version__, sys.version, platform.machine())
+    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), *versions, *OPTIONS))
     return cache_root() / "native" / f"snapshot-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
 
 
@@ -88,8 +93,15 @@ def _compile(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        libraries = (f"-L{home / 'lib'}", "-lc10", f"-Wl,-rpath,{home / 'lib'}")
-        command = [compiler, *OPTIONS, f"-I{home / 'include'}", str(SOURCE), "-o", str(built), *libraries]
+        headers = (f"-I{home / 'include'}", f"-I{sysconfig.get_path('include')}")
+        libraries = (
+            f"-L{home / 'lib'}",
+            "-lc10",
+            "-ltorch_cpu",
+            "-ltorch_python",
+            f"-Wl,-rpath,{home / 'lib'}",
+        )
+        command = [compiler, *OPTIONS, *headers, str(SOURCE), "-o", str(built), *libraries]
         subprocess.run(command, check=True, capture_output=True)
         built.replace(path)  # atomic: another process may compile it too
 
@@ -97,11 +109,11 @@ def _compile(path: Path) -> None:
 def _loaded(path: Path) -> ctypes.PyDLL:
     library = ctypes.PyDLL(str(path))
     library.ladder_snapshot.restype = ctypes.c_void_p
-    library.ladder_snapshot.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-    for function in (library.ladder_identical_lists, library.ladder_identical_tuples):
-        function.argtypes = (ctypes.py_object, ctypes.py_object)
-    for function in (library.ladder_copy_words, library.ladder_same_words):
-        function.argtypes = (ctypes.py_object, ctypes.c_int, ctypes.c_void_p)
+    library.ladder_snapshot.argtypes = (ctypes.py_object, ctypes.c_int)
+    library.ladder_identical.argtypes = (ctypes.py_object, ctypes.py_object)
+    if DICTIONARIES_COUNT:
+        for function in (library.ladder_copy_versions, library.ladder_same_versions):
+            function.argtypes = (ctypes.py_object, ctypes.c_void_p)
     for function in (library.ladder_holds, library.ladder_release):
         function.argtypes = (ctypes.c_void_p,)
     return library
@@ -117,8 +129,7 @@ class Taken:
 
     def __init__(self, library: ctypes.PyDLL, tensors: list[torch.Tensor], versions: bool) -> None:
         self._library, self._address = library, None
-        impls = (ctypes.c_size_t * len(tensors))(*(tensor._cdata for tensor in tensors))
-        self._address = library.ladder_snapshot(tensors, impls, _place(), versions)
+        self._address = library.ladder_snapshot(tensors, versions)
 
     def holds(self) -> bool:
         """Tell whether all are what they were."""
@@ -140,9 +151,7 @@ class Snapshot:
         self._tensors, self._versions = [*tensors], versions
         self._last: Taken | None = None
         self._renewals = self._asked = 0
-        self._serves = (
-            len(self._tensors) >= FEW and _place() is not None and all(map(_is_plain, self._tensors))
-        )
+        self._serves = len(self._tensors) >= FEW and all(map(_is_plain, self._tensors))
         if self._serves:
             NATIVE.begin()
 
@@ -182,36 +191,27 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return plain and tensor.layout is torch.strided and not tensor.is_nested
 
 
-@cache
-def _place() -> int | None:
-    """Return which word of a tensor's object points to torch's part; None if none of `PLACES` does."""
-    tensor = torch.empty(1)
-    words = (ctypes.c_size_t * (max(PLACES) + 1)).from_address(id(tensor))
-    return next((place for place in PLACES if words[place] == tensor._cdata), None)
+class DictionaryVersions:
+    """The versions of many dictionaries as they were when they were last confirmed.
 
-
-class Words:
-    """One word of each of many objects, as it was when they were last confirmed.
-
-    objects: They are kept alive.
-    place: Which word.
+    dictionaries: They are kept alive; of few, and where they count no changes, no versions are taken.
     """
 
-    def __init__(self, objects: Sequence[Any], place: int) -> None:
-        self._objects, self._place = tuple(objects), place
+    def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
+        self._dictionaries = tuple(dictionaries) if DICTIONARIES_COUNT else ()
         self._copied: Any = None
-        if len(self._objects) >= FEW:
+        if len(self._dictionaries) >= FEW:
             NATIVE.begin()
 
     def confirm(self, exact: Callable[[], bool]) -> bool:
-        """Tell whether objects are what they are to be, as `Snapshot.confirm` does."""
+        """Tell whether dictionaries are what they are to be, as `Snapshot.confirm` does."""
         library, copied = NATIVE.library, self._copied
-        if library is None or len(self._objects) < FEW:
+        if library is None or len(self._dictionaries) < FEW:
             return exact()
-        if copied is not None and library.ladder_same_words(self._objects, self._place, copied):
+        if copied is not None and library.ladder_same_versions(self._dictionaries, copied):
             return True
-        copied = (ctypes.c_size_t * len(self._objects))()
-        library.ladder_copy_words(self._objects, self._place, copied)
+        copied = (ctypes.c_uint64 * len(self._dictionaries))()
+        library.ladder_copy_versions(self._dictionaries, copied)
         same = exact()
         self._copied = copied if same else None
         return same
@@ -220,9 +220,6 @@ class Words:
 def identical(found: Sequence[Any], known: Sequence[Any]) -> bool:
     """Tell whether two lists, or tuples, hold the same objects."""
     library = NATIVE.library
-    if library is not None and len(known) >= FEW and type(found) is type(known):
-        if type(known) is list:
-            return bool(library.ladder_identical_lists(found, known))
-        if type(known) is tuple:
-            return bool(library.ladder_identical_tuples(found, known))
+    if library is not None and len(known) >= FEW and type(found) is type(known) in (list, tuple):
+        return bool(library.ladder_identical(found, known))
     return len(found) == len(known) and all(map(is_, found, known))

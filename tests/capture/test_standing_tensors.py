@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from ladder.capture.heap.table import VERSION_WORD, Table
+from ladder.capture.heap.table import Table
 from ladder.runtime import snapshot
 from ladder.runtime.model.probes import Noted
-from ladder.runtime.snapshot import FEW, NATIVE, Snapshot, Words, identical
+from ladder.runtime.snapshot import DICTIONARIES_COUNT, FEW, NATIVE, DictionaryVersions, Snapshot, identical
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, snapshot.COMPILERS)), reason="the native pass needs a C++ compiler"
@@ -132,17 +132,21 @@ def test_what_is_not_confirmed_or_changes_meanwhile_is_asked_again() -> None:
         assert not taken.holds()
 
 
-def test_words_are_confirmed_as_tensors_are() -> None:
-    objects = [{at: at} for at in range(LAYERS)]
-    words = Words(objects, 2)  # how many entries there are
-    assert not words.confirm(lambda: False)
-    assert words.confirm(lambda: True)
-    assert words.confirm(lambda: False), "nothing changed: it is not asked"
-    objects[AT]["more"] = 0
-    assert not words.confirm(lambda: False)
+COUNTED = pytest.mark.skipif(not DICTIONARIES_COUNT, reason="dictionaries hold no versions of their own")
 
 
-@pytest.mark.skipif(not VERSION_WORD, reason="dictionaries hold no versions of their own")
+@COUNTED
+def test_dictionaries_are_confirmed_as_tensors_are() -> None:
+    homes = [{"name": at} for at in range(LAYERS)]
+    versions = DictionaryVersions(homes)
+    assert not versions.confirm(lambda: False)
+    assert versions.confirm(lambda: True)
+    assert versions.confirm(lambda: False), "nothing changed: it is not asked"
+    homes[AT]["more"] = 0
+    assert not versions.confirm(lambda: False)
+
+
+@COUNTED
 def test_dictionaries_that_change_are_noticed_by_their_own_versions() -> None:
     homes = [{"name": at} for at in range(LAYERS)]
     table = Table()

@@ -8,7 +8,6 @@ identity in bulk.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import types
 from collections import OrderedDict
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from ladder.capture.values.kinds import by_value, has_same_value, kind_among
-from ladder.runtime.snapshot import Words, identical
+from ladder.runtime.snapshot import DictionaryVersions, identical
 
 dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 """A number that differs after each change of a dictionary; None where torch has it no more."""
@@ -104,22 +103,6 @@ UNKNOWN = -1
 """No version."""
 
 changes = Changes() if _are_in_one_sequence() else None
-
-
-def _version_word() -> int:
-    """Return which word of a dictionary is its version; 0 if none is: torch may keep versions itself."""
-    if dict_version is None or changes is not None:
-        return 0
-    asked, word = dict[int, int](), 3  # behind the count of references, the class and the count of entries
-    words = (ctypes.c_uint64 * (word + 1)).from_address(id(asked))
-    for at in range(4):
-        asked[at] = at
-        if words[word] != dict_version(asked):
-            return 0
-    return word
-
-
-VERSION_WORD = _version_word()
 
 
 def counted_dict(home: Any) -> dict[Any, Any] | None:
@@ -286,7 +269,7 @@ class Table:
         """the facts about each,"""
         self.versions: list[int] = []
         """the versions at which these held,"""
-        self.tags = Words((), 0)
+        self.tags = DictionaryVersions(())
         """the same, where each holds its own,"""
         self.state: object = None
         """what `changes` gave then,"""
@@ -338,7 +321,7 @@ class Table:
         self.within = [entries for _, entries in counted.values()]
         self.homes = [behind for behind, _ in counted.values()]
         self.versions, self.state, self.vacant = [UNKNOWN] * len(self.homes), None, ()
-        self.tags = Words(self.homes if VERSION_WORD else (), VERSION_WORD)
+        self.tags = DictionaryVersions(self.homes if changes is None else ())
 
     def unchanged(self) -> bool:
         """Say quickly whether every value is what it was."""
