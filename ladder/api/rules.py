@@ -149,29 +149,37 @@ def quantize_(
     LadderError
         If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
     """
-    require_kind(model, torch.nn.Module, "quantize_ takes a torch.nn.Module")
+    _require_model(model)
     if kv_cache is not None:
         require_stored(kv_cache)
-    if is_linear(model):
-        raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
-    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
-    plan = _Rules({"weight": weight, **options}, filter, patterns, dict(overrides or {}), convolutions)
-    plan.learn_names(model)
+    skip = (skip,) if isinstance(skip, str) else tuple(skip)
+    plan = _Rules({"weight": weight, **options}, filter, skip, dict(overrides or {}), convolutions, model)
     if calibration is not None:
         plan.observe(model, calibration)
     replaced: dict[torch.nn.Module, Linear | Conv] = {}
     experts: dict[torch.nn.Module, dict[str, GroupedLinear]] = {}
     rows = [plan.row(model, name, module, replaced, experts) for name, module in _weighted(model)]
+    _put_in_place(model, replaced)
+    for stacked, layers in experts.items():
+        install(stacked, layers)
+    _reports[model] = Report(tuple(rows), _caches_stored_as(kv_cache, model), plan.unused())
+    return model
+
+
+def _require_model(model: torch.nn.Module) -> None:
+    """Raise unless layers of a model can be replaced in it."""
+    require_kind(model, torch.nn.Module, "quantize_ takes a torch.nn.Module")
+    if is_linear(model):
+        raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
+
+
+def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
+    """Set the type of the caches of a model, if one is given; return their names and types."""
     caches = [(name, module) for name, module in model.named_modules() if isinstance(module, KVCache)]
     if kv_cache is not None:
         for _, module in caches:
             module.set_type(kv_cache)
-    _put_in_place(model, replaced)
-    for stacked, layers in experts.items():
-        install(stacked, layers)
-    stored = tuple((name, module.ttype) for name, module in caches)
-    _reports[model] = Report(tuple(rows), stored, plan.unused())
-    return model
+    return tuple((name, module.ttype) for name, module in caches)
 
 
 def _put_in_place(model: torch.nn.Module, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
@@ -230,17 +238,16 @@ class _Rules:
         skip: tuple[str, ...],
         overrides: dict[str, Options | str | None],
         convolutions: bool,
+        model: torch.nn.Module,
     ) -> None:
         self.convolutions = convolutions
         self.options, self.filter, self.skip, self.overrides = options, filter, skip, overrides
         self.names: dict[torch.nn.Module, list[str]] = {}
-        self.used: set[str] = set()
-        self.moments: dict[torch.nn.Module, Moments] = {}
-
-    def learn_names(self, model: torch.nn.Module) -> None:
-        """Note every name of every module: one that is shared has several."""
+        """Every name of every module: one that is shared has several."""
         for name, module in model.named_modules(remove_duplicate=False):
             self.names.setdefault(module, []).append(name)
+        self.used: set[str] = set()
+        self.moments: dict[torch.nn.Module, Moments] = {}
 
     def observe(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
         """Run the model on examples and keep what the layers to quantize get."""

@@ -73,9 +73,7 @@ def superoptimize(
         If no graph was found, or none can be lowered.
     """
     given = decoded(inputs)
-    for number, tensor in enumerate(given):
-        if not tensor.numel():
-            raise ConversionError(f"input {number} has no elements: kernels are made for extents from 1 on")
+    _require_elements(given)
     tensors = copies(name_of(function), given)
     where = target_of(tensors[0].device)
     task = Task(where, limits, target, trials, checkpoint, seed, step, reuse, constants)
@@ -83,6 +81,12 @@ def superoptimize(
     require_pure(found.name, found.module, given, tensors)
     contract = Contract.of(function, inputs, tensors, found)
     return replace(_optimised(function, inputs, tensors, found, task), contract=contract)
+
+
+def _require_elements(given: Sequence[Any]) -> None:
+    for number, tensor in enumerate(given):
+        if not tensor.numel():
+            raise ConversionError(f"input {number} has no elements: kernels are made for extents from 1 on")
 
 
 def _optimised(

@@ -123,7 +123,10 @@ def test_what_is_not_confirmed_or_changes_meanwhile_is_asked_again() -> None:
     assert not taken.confirm(lambda: False)
     assert not taken.holds()
 
+    before = []
+
     def changing() -> bool:
+        before.append(tensors[AT].data)  # no later memory lies at its address
         elsewhere(tensors[AT])
         return True
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ladder
+from ladder.integrations import dynamo
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +25,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("way", [ladder.compile, lambda f: torch.compile(f, backend="ladder")])
+@pytest.mark.parametrize("way", [ladder.compile, lambda f: torch.compile(f, backend=dynamo.backend)])
 def test_results_lie_where_the_program_has_them(way, name: str) -> None:
     program, x = PROGRAMS[name], torch.randn(4, 8, device="cuda")
     fast = way(program)

@@ -522,6 +522,7 @@ def test_a_full_disk_is_one_line(monkeypatch, capsys) -> None:
     def full(*values: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr("ladder.cli.tables.list_types", full)
     monkeypatch.setattr("tile_types.list_types", full)
     assert run(["types"]) == FAILED
     assert capsys.readouterr().err.strip() == "ladder: error: [Errno 28] No space left on device"

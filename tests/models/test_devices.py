@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ladder
+from ladder.integrations import dynamo
 
 PROGRAMS: dict[str, Callable[[torch.Tensor, str], Any]] = {
     "moved": lambda x, place: ((x + 1).to(place), x * 2),
@@ -32,7 +33,7 @@ def check(way: Callable[[Any], Any], name: str, x: torch.Tensor, place: str) -> 
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("way", [ladder.compile, lambda f: torch.compile(f, backend="ladder")])
+@pytest.mark.parametrize("way", [ladder.compile, lambda f: torch.compile(f, backend=dynamo.backend)])
 def test_results_lie_where_the_program_has_them(way: Callable[[Any], Any], name: str) -> None:
     with torch.no_grad():
         check(way, name, torch.randn(3), "meta")

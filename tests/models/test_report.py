@@ -170,7 +170,7 @@ def test_the_command(
         (["net.onnx", "--sizes", "length=3"], 2, "no size length"),
         (["net.onnx", "--sizes", "batch"], 2, "NAME=NUMBER"),
         (["net.onnx", "--target", "cuda/sm_91"], 2, "sm_90a"),
-        (["net.onnx", "--output", "/nonexistent/a.html"], 1, "cannot write"),
+        (["net.onnx", "--output", "/proc/none/a.html"], 1, "cannot write"),
         ([], 2, "Missing argument 'model'"),
     ],
 )
@@ -196,7 +196,7 @@ def test_compile_writes_what_load_runs(
     for arguments, code, message in (
         (["net.ladder"], 2, "is no ONNX model"),
         (["net.onnx", "--target", "cuda/sm_100a"], 1, "is not here"),
-        (["net.onnx", "--output", "/nonexistent/x.ladder"], 1, "cannot write"),
+        (["net.onnx", "--output", "/proc/none/x.ladder"], 1, "cannot write"),
         (["nowhere.onnx"], 1, "does not exist"),
     ):
         assert run(["compile", *arguments]) == code

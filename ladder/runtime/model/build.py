@@ -225,7 +225,7 @@ def bind_program(
         if source.kind == "weight":
             packs[name] = at
         elif source.kind == "held":
-            held[name] = program.held[at[0]]
+            held[name] = program.held[at[0]].to(where)
         elif source.kind == "argument":
             bindings[name] = at[0]
     places = {**places_of(plan, bindings), **program.sizes}
