@@ -250,7 +250,7 @@ TOOLS = (
     Tool(
         "C++ compiler",
         "compiles the guards of models with many tensors, which are slower without",
-        "install g++ or clang with your system's package manager, or set CXX",
+        "install g++ or clang (or set CXX), and Python's headers (python3-dev)",
         program("c++", "g++", "clang++", variable="CXX"),
     ),
     Tool(
