@@ -60,8 +60,9 @@ _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__"
 _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
 CACHED: Any = type(functools.cache(len))
-_OF_PYBIND: Any = type(vars(torch._C._InferenceMode)["__enter__"])
 """The type of functions behind `functools.cache`."""
+_OF_PYBIND: Any = type(vars(torch._C._InferenceMode)["__enter__"])
+"""The type of methods of classes that pybind makes."""
 SIZE_METHODS: dict[str, Any] = {"numel": polyfills.numel_}
 """Methods of shapes that are followed where extents are open."""
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
