@@ -9,6 +9,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 from functools import cache
 from pathlib import Path
 
@@ -30,13 +31,23 @@ def cache_root() -> Path:
     return Path(platformdirs.user_cache_dir("ladder", appauthor=False))
 
 
+def installed_version(distribution: str, otherwise: str) -> str:
+    """Return the version of an installed distribution, or ``otherwise``.
+
+    Reads the one line: ``importlib.metadata.version`` parses a distribution's whole description.
+    """
+    try:
+        text = importlib.metadata.distribution(distribution).read_text("METADATA") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return otherwise
+    stated = re.search(r"^Version: *(.+)$", text, re.MULTILINE)
+    return stated[1].strip() if stated else importlib.metadata.version(distribution)
+
+
 @cache
 def ladder_version() -> str:
     """Return the version of the installed distribution, ``"0+source"`` in a bare source tree."""
-    try:
-        return importlib.metadata.version("ladder-compiler")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+source"
+    return installed_version("ladder-compiler", "0+source")
 
 
 @cache
@@ -48,10 +59,7 @@ def tvm_version() -> str:
     directory = knobs.settings.runtime_dir
     if directory is not None and (directory / "VERSION").is_file():
         return (directory / "VERSION").read_text().strip()
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    return installed_version(DISTRIBUTION, "unknown")
 
 
 def _candidates() -> list[Path]:

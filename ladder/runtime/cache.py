@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.installation import cache_root, ladder_version, tvm_version
+from ladder.installation import cache_root, installed_version, ladder_version, tvm_version
 from tile_types.errors import CacheError, MissingToolError
 
 if TYPE_CHECKING:
@@ -95,14 +94,7 @@ TOOLS = ("apache-tvm-ffi", "numpy", "ml_dtypes", "z3-solver")
 @cache
 def tool_versions() -> tuple[str, ...]:
     """Return ``name==version`` of `TOOLS`."""
-    return tuple(f"{name}=={_version(name)}" for name in TOOLS)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    return tuple(f"{name}=={installed_version(name, 'none')}" for name in TOOLS)
 
 
 @dataclass(frozen=True)

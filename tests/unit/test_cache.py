@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from ladder import knobs
+from ladder.installation import installed_version
 from ladder.ir.gemm import Gemm
 from ladder.runtime import cache
 from ladder.runtime.build import Kernel
@@ -69,6 +71,12 @@ def test_key_ignores_shape_and_feels_everything_else(monkeypatch: pytest.MonkeyP
             patch.setattr(cache, name, lambda: "another")
             others.append(key_of())
     assert len({key, *others}) == 1 + len(others)
+
+
+def test_versions_are_those_of_the_standard_library() -> None:
+    for name in (*cache.TOOLS, "apache-tvm", "torch", "pytest"):
+        assert installed_version(name, "absent") == importlib.metadata.version(name)
+    assert installed_version("no-such-distribution", "absent") == "absent"
 
 
 def copied_sources(folder: Path) -> Path:
