@@ -1,7 +1,7 @@
 """Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
 
 ``python -m benchmarks.zoo [NAME ...] [--table MODULE] [--graphs-only | --both] [--generate] [--steps N]
-[--rounds N] [--threads N] [--output FILE]``
+[--rounds N] [--threads N] [--device NAME] [--output FILE]``
 
 A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
 ``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
@@ -10,7 +10,8 @@ a call once everything has settled beside eager's (in turns, the least of each),
 that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts time of the process alone.
 ``--graphs-only`` runs captured graphs operator by operator, which tests capture alone; ``--both`` makes the
 same calls by ``torch.compile(backend="ladder")`` too; ``--generate`` continues prompts by models that can;
-``--steps`` lists the dearest steps beside torch. ``--table`` takes the models of a module's ``ZOO`` instead:
+``--steps`` lists the dearest steps beside torch. On ``--device cuda`` cuDNN keeps float32 whole, and
+a call lasts until the device is done. ``--table`` takes the models of a module's ``ZOO`` instead:
 name -> what makes a model and its inputs. `benchmarks.zoo_many` runs many at once. The libraries are the
 extra ``zoo``.
 """
@@ -36,7 +37,7 @@ import ladder
 from benchmarks.harness import command, compact
 from benchmarks.zoo_compare import difference
 from benchmarks.zoo_generate import generated
-from benchmarks.zoo_speed import beside, dearest, microseconds_by_kind, shares, summary
+from benchmarks.zoo_speed import beside, by_kind, dearest, on_device, summary
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
 from ladder.capture.python.words import words
@@ -389,7 +390,7 @@ def run(
     with torch.no_grad():
         calls = called(eager, fast, inputs, lambda: fast.calls["recorded"])
         times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], rounds), strict=True))
-        us = {} if graphs_only else microseconds_by_kind(fast, inputs[0])
+        shared = {} if graphs_only else by_kind(fast, inputs[0])
         top = dearest(fast, inputs[0], steps) if steps else []
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
     refused = list(getattr(fast, "refused", []))
@@ -401,7 +402,7 @@ def run(
         "refused": refused,
         "ratio": times["ladder_ms"] / times["eager_ms"],
         **times,
-        **({"us": us, **shares(us)} if us else {}),
+        **shared,
         **({"steps": top} if steps else {}),
         **({"dynamo": by_dynamo(*make(name))} if both else {}),
         **({"generate": found} if generate and (found := generated(make(name), rounds)) else {}),
@@ -433,12 +434,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     table = tabled(arguments.table) if arguments.table else {}
     make: Make = (lambda name: table[name]()[:2]) if table else made
+    if arguments.device != "cpu":
+        make = on_device(make, arguments.device)
     options = {key: getattr(arguments, key) for key in ("graphs_only", "both", "rounds", "generate", "steps")}
     rows = []
     for name in arguments.names or list(table) or all_names():

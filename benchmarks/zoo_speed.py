@@ -27,15 +27,21 @@ def beside(eager: Callable[..., Any], fast: Callable[..., Any], inputs: Inputs, 
     """Return the least milliseconds of a call of each; they alternate, so that both meet the same machine.
 
     On a CPU with one thread the time is what the process was given, which other processes do not lengthen.
+    On a GPU a call lasts until the device has nothing left to do.
     """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs.values())
+    alone = torch.get_num_threads() == 1 and not on_gpu
+    clock = time.process_time if alone else time.perf_counter
+    settled: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
     best = [float("inf")] * 2
     for _ in range(SETTLING):
         fast(**inputs)
     for _ in range(rounds):
         for at, function in enumerate((eager, fast)):
+            settled()
             start = clock()
             function(**inputs)
+            settled()
             best[at] = min(best[at], 1e3 * (clock() - start))
     return best
 
@@ -54,6 +60,31 @@ def microseconds_by_kind(fast: Any, inputs: Inputs, rounds: int = 5) -> dict[str
             kind = built.plan.steps[at].part.kind
             found[kind] = found.get(kind, 0.0) + us
     return {kind: round(us, 1) for kind, us in found.items()}
+
+
+def by_kind(fast: Any, inputs: Inputs) -> dict[str, Any]:
+    """Return µs by kind of step and the shares of our kernels, or why a step on a GPU cannot be timed."""
+    try:
+        us = microseconds_by_kind(fast, inputs)
+    except RuntimeError as error:
+        if next(iter(inputs.values())).device.type == "cpu":
+            raise
+        return {"unmeasured": str(error)[:200]}
+    return {"us": us, **shares(us)} if us else {}
+
+
+def on_device(make: Callable[[str], Any], device: str) -> Callable[[str], Any]:
+    """Return what makes the same model and inputs on another device, where cuDNN keeps float32 whole."""
+    torch.backends.cudnn.allow_tf32 = False
+
+    def there(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    def moved(name: str) -> Any:
+        model, inputs = make(name)
+        return model.to(device), [{key: there(value) for key, value in each.items()} for each in inputs]
+
+    return moved
 
 
 def dearest(fast: Any, inputs: Inputs, count: int, rounds: int = 5) -> list[dict[str, Any]]:
