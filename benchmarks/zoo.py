@@ -1,7 +1,7 @@
 """Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
 
 ``python -m benchmarks.zoo [NAME ...] [--table MODULE] [--graphs-only | --both] [--generate] [--steps N]
-[--rounds N] [--threads N] [--device NAME] [--output FILE]``
+[--rounds N] [--threads N] [--device NAME] [--quantize TYPE] [--output FILE]``
 
 A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
 ``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
@@ -12,8 +12,8 @@ that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts
 same calls by ``torch.compile(backend="ladder")`` too; ``--generate`` continues prompts by models that can;
 ``--steps`` lists the dearest steps beside torch. On ``--device cuda`` cuDNN keeps float32 whole, and
 a call lasts until the device is done. ``--table`` takes the models of a module's ``ZOO`` instead:
-name -> what makes a model and its inputs. `benchmarks.zoo_many` runs many at once. The libraries are the
-extra ``zoo``.
+name -> what makes a model and its inputs. ``--quantize`` quantizes linear layers of each first, eager's too,
+in groups of 32. `benchmarks.zoo_many` runs many at once. The libraries are the extra ``zoo``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import ladder
 from benchmarks.harness import command, compact
 from benchmarks.zoo_compare import difference
 from benchmarks.zoo_generate import generated
-from benchmarks.zoo_speed import beside, by_kind, dearest, on_device, summary
+from benchmarks.zoo_speed import beside, by_kind, dearest, on_device, quantized, summary
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
 from ladder.capture.python.words import words
@@ -435,12 +435,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quantize")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     table = tabled(arguments.table) if arguments.table else {}
     make: Make = (lambda name: table[name]()[:2]) if table else made
+    make = quantized(make, arguments.quantize) if arguments.quantize else make
     if arguments.device != "cpu":
         make = on_device(make, arguments.device)
     options = {key: getattr(arguments, key) for key in ("graphs_only", "both", "rounds", "generate", "steps")}

@@ -1,11 +1,13 @@
 """Many models of the zoo at once, a process of one thread each, with kernels that were built before.
 
-``python -m benchmarks.zoo_many [NAME ...] [--jobs N] [--seconds S] [--table MODULE] [--steps N] --output F``
+``python -m benchmarks.zoo_many [NAME ...] [--jobs N] [--seconds S] [--table MODULE] [--steps N] [--both]
+--output F``
 
 Each model runs twice by ``benchmarks.zoo``: once to build its kernels, into a cache that the second process
 finds, whose times are reported: calls, records, a settled call beside eager's, shares of the time of steps
 and of models that can, ``generate``. With ``--steps`` the report also says what torch computes among so many
-dearest steps of each. After ``--seconds`` what is not finished is named.
+dearest steps of each; with ``--both`` the second process makes the calls by ``torch.compile`` too. After
+``--seconds`` what is not finished is named.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,9 @@ BUILDING = ("--rounds", "0")
 """What the process that builds kernels is told: it times nothing."""
 
 
-def row_of(name: str, options: list[str], deadline: float, folder: Path) -> dict[str, Any]:
+def row_of(
+    name: str, options: list[str], deadline: float, folder: Path, *, both: bool = False
+) -> dict[str, Any]:
     """Return the row of a model in its second process; what it lacks if time ran out or a process failed.
 
     Parameters
@@ -41,11 +46,13 @@ def row_of(name: str, options: list[str], deadline: float, folder: Path) -> dict
         By `time.monotonic`.
     folder
         Where results are put.
+    both
+        Whether the second process makes the calls by ``torch.compile`` too.
     """
     output = folder / f"{name.replace('/', '_')}.json"
     asked = [sys.executable, "-m", "benchmarks.zoo", name, "--threads", "1", "--generate", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
-    for further in (BUILDING, ("--output", str(output))):
+    for further in (BUILDING, ("--output", str(output), *["--both"] * both)):
         left = deadline - time.monotonic()
         try:
             ran = subprocess.run(
@@ -80,13 +87,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--table")
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--both", action="store_true")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     names = arguments.names or (list(tabled(arguments.table)) if arguments.table else all_names())
     options = ["--steps", str(arguments.steps), *(["--table", arguments.table] if arguments.table else [])]
     deadline = time.monotonic() + arguments.seconds
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        rows = list(pool.map(lambda name: row_of(name, options, deadline, Path(folder)), names))
+        tried = partial(row_of, options=options, deadline=deadline, folder=Path(folder), both=arguments.both)
+        rows = list(pool.map(tried, names))
     versions: dict[str, str] = next((row["versions"] for row in rows if "versions" in row), {})
     lacking = {"torch_steps": torch_steps(rows)} if arguments.steps else {}
     rows = [{key: value for key, value in row.items() if key not in ("versions", "steps")} for row in rows]

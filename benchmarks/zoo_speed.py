@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import ladder
 from ladder.runtime.model.profile import step_times, torch_times
 
 Inputs = Mapping[str, Any]
@@ -18,6 +19,9 @@ OURS = ("chain", "gemm", "prologue", "found", "rows", "attention")
 
 INSTEAD = ("torch",)
 """Kinds of steps that torch executes though there are kernels of Ladder: one could not be built."""
+
+GROUP = 32
+"""Elements of a group of quantized weights."""
 
 SETTLING = 40
 """Calls after which nothing is recorded any more."""
@@ -85,6 +89,16 @@ def on_device(make: Callable[[str], Any], device: str) -> Callable[[str], Any]:
         return model.to(device), [{key: there(value) for key, value in each.items()} for each in inputs]
 
     return moved
+
+
+def quantized(make: Callable[[str], Any], kind: str) -> Callable[[str], Any]:
+    """Return what makes the same model and inputs, linear layers quantized in groups of `GROUP`."""
+
+    def making(name: str) -> Any:
+        model, inputs = make(name)
+        return ladder.quantize_(model, kind, group_size=GROUP), inputs
+
+    return making
 
 
 def dearest(fast: Any, inputs: Inputs, count: int, rounds: int = 5) -> list[dict[str, Any]]:

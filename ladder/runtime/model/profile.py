@@ -248,9 +248,12 @@ def torch_times(
 
 
 def _by_torch(steps: Steps, number: int) -> Bound | None:
-    """Return a step as torch runs it; None where it cannot, or would write into an argument."""
+    """Return a step as torch runs it; None where it cannot, or would write into an argument.
+
+    Torch cannot where the plan holds an operand in the order of a kernel only.
+    """
     step = steps.owner.plan.steps[number]
-    if written(step.part):
+    if written(step.part) or not steps.memory.packed.keys().isdisjoint(step.part.inputs):
         return None
     instead = replace(step, part=demoted(step.part, ""))
     try:
