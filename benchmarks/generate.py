@@ -3,8 +3,8 @@
 ``python -m benchmarks.generate [--model llama-3.1-8b] [--layers N] [--weights float16 int4] [--output FILE]``
 
 A model has the shape of a published one and random weights. Ways that take turns: eager, ``torch.compile``
-in mode ``reduce-overhead`` (float16 only) and `ladder.compile`. Each decodes the same prompt; the time of a
-token is that of one call of the model and of choosing the next token from it. Errors are those of the
+in mode ``reduce-overhead`` (weights of 16 bits) and `ladder.compile`. Each decodes the same prompt; the time
+of a token is that of one call of the model and of choosing the next token from it. Errors are those of the
 logits of the first decoded token against eager. "ms" is the time of a loop over all tokens by their number:
 the next token stays on the GPU, so Python runs ahead; "ms read" is that of a loop that reads each token.
 """
@@ -53,16 +53,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 Model = Callable[..., Any]
 
+DENSE = ("float16", "bfloat16")
+"""Weights that are not quantized."""
 
-def model_of(name: str, device: str, **shape: Any) -> Any:
-    """Return a model of `MODELS` with random weights in float16 on `device`."""
+
+def model_of(name: str, device: str, dtype: torch.dtype = torch.float16, **shape: Any) -> Any:
+    """Return a model of `MODELS` with random weights on `device`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     architecture, published = MODELS[name]
     config = AutoConfig.for_model(architecture, **{**published, **shape})
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return model.eval()
 
 
@@ -119,7 +122,7 @@ def decoded(eager: Any, model: Model, prompt: torch.Tensor, warm: int, tokens: i
 def ways_of(model: Any, weights: str) -> dict[str, Callable[[], Model]]:
     """Return how to run a model, by name."""
     ways: dict[str, Callable[[], Model]] = {"eager": lambda: model}
-    if weights == "float16":
+    if weights in DENSE:
         ways["torch reduce-overhead"] = lambda: torch.compile(model, mode="reduce-overhead")
     ways["ladder"] = lambda: ladder.compile(model)
     return ways
@@ -128,17 +131,18 @@ def ways_of(model: Any, weights: str) -> dict[str, Callable[[], Model]]:
 def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     """Decode with one type of weights in every way; print and return the figures."""
     layers = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
-    model = model_of(arguments.model, "cuda", **layers)
-    if weights != "float16":
+    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float16
+    model = model_of(arguments.model, "cuda", dtype, **layers)
+    if weights not in DENSE:
         ladder.quantize_(model, weights, group_size=128)
     prompt = torch.randint(0, 1000, (1, arguments.context), device="cuda")
     rows: dict[str, Any] = {}
     for name, make in ways_of(model, weights).items():
-        if name not in ("eager", *arguments.ways):
+        if name not in arguments.ways:
             continue
         fast: Any = make()
         found = decoded(model, fast, prompt, arguments.warm, arguments.tokens)
-        reference = rows.get("eager", found)
+        reference = rows.get("eager", found)  # without eager, differences are 0
         logits = found.pop("logits")
         found["error"] = float((logits - reference.get("kept", logits)).norm() / logits.norm())
         found["same_tokens"] = sum(a == b for a, b in zip(found["tokens"], reference["tokens"], strict=True))
@@ -161,7 +165,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--weights", nargs="+", default=["float16", "int4"])
-    parser.add_argument("--ways", nargs="+", default=["torch reduce-overhead", "ladder"])
+    parser.add_argument("--ways", nargs="+", default=["eager", "torch reduce-overhead", "ladder"])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--warm", type=int, default=8, help="tokens before those that are timed")
     parser.add_argument("--tokens", type=int, default=32)

@@ -45,6 +45,14 @@ def relative(scene: Scene, bar: Bar) -> float | None:
     return None if value is None else 1 / value
 
 
+def by_bytes(scene: Scene, bar: Bar) -> float | None:
+    """Return our time over that of the contender compared with, each by the bytes of its weight."""
+    value, best = relative(scene, bar), scene.best(bar)
+    if value is None or best is None:
+        return None
+    return value * float(scene.rows[best[0]]["weight_bytes"]) / float(scene.rows[bar.subject]["weight_bytes"])
+
+
 def bandwidth(scene: Scene, bar: Bar) -> float | None:
     """Return the bytes that must move per second over the measured read bandwidth."""
     ours = scene.time(bar.subject)
@@ -112,6 +120,7 @@ class Measure:
 MEASURES: Mapping[str, Measure] = {
     "ratio": Measure(ratio, "{:.2f}× {against}"),
     "relative": Measure(relative, "{:.2f}× the time of {against}", at_least=False),
+    "by bytes": Measure(by_bytes, "{:.2f}× the time per byte of {against}", at_least=False),
     "bandwidth": Measure(bandwidth, "{:.0%} of the read bandwidth"),
     "time": Measure(microseconds, "{:.1f} µs", at_least=False),
     "neighbours": Measure(neighbours, "{:.2f}× the speed of its neighbours in M"),
@@ -120,6 +129,10 @@ MEASURES: Mapping[str, Measure] = {
     "operator": Measure(host("operator_us"), "{:.1f} µs through torch's operator", at_least=False),
 }
 """Every measure by name."""
+
+
+COMPARED = ("ratio", "relative", "by bytes", "dequantise")
+"""Measures that have another contender's time in them."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +198,7 @@ def judge(results: Results) -> Iterator[Verdict]:
         scene = Scene(point, rows, points, run)
         for bar in CASES[point[0]].bars:
             if applies(bar, point, rows):
-                best = scene.best(bar) if bar.measure in ("ratio", "relative", "dequantise") else None
+                best = scene.best(bar) if bar.measure in COMPARED else None
                 value = MEASURES[bar.measure].compute(scene, bar)
                 yield Verdict(point[0], bar, point, value, best[0] if best else "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.peers.engine import Work
+from benchmarks.peers.engine import DRAWN_TYPES, Work
 
 Shape = tuple[int, int]
 
@@ -33,6 +33,11 @@ HELD_OUT_SHAPES: tuple[Shape, ...] = (
 """(N, K) of projections of other models; no row of the shipped tuning database has one of them."""
 
 HELD_OUT = (1, 5, 24, 48, 96, 200, 500, 1500)
+
+DRAWN_SHAPES: tuple[Shape, ...] = ((3968, 2176), (6528, 6400), (4224, 26752))
+"""(N, K) drawn at random, multiples of 128: 9, 42 and 113 million weights; held out too."""
+
+DRAWN = (1, 16, 48, 96, 200, 500, 1500)
 
 MB = 10**6
 LARGE = 50 * MB
@@ -225,9 +230,32 @@ BITNET = Case(
 
 def held_out(name: str, title: str, contenders: tuple[Contender, ...]) -> Case:
     """Return a case whose kernels the policy chooses by itself: no tuning row has these shapes."""
-    few, many = tuple(m for m in HELD_OUT if m <= 64), tuple(m for m in HELD_OUT if m > 64)
+    few, many = split(HELD_OUT)
     bars = (Bar("ratio", 1.0, few), Bar("ratio", 0.97, many), Bar("neighbours", 0.98))
     return Case(f"held-out-{name}", f"{title}, held out", contenders, HELD_OUT, HELD_OUT_SHAPES, bars)
+
+
+def split(tokens: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the M up to 64, where bytes bind, and those above."""
+    return tuple(m for m in tokens if m <= 64), tuple(m for m in tokens if m > 64)
+
+
+def drawn(name: str, work: Work, *peers: str, more: tuple[Contender, ...] = ()) -> Case:
+    """Return a case at shapes that were drawn, against peers and cuBLAS in the activations' 16-bit type."""
+    few, many = split(DRAWN)
+    dense = CUBLAS if work.source == "float16" else CUBLAS_BF16
+    bars = (Bar("ratio", 1.0, few), Bar("ratio", 0.97, many))
+    contenders = (*everyone(work, *peers), *more, dense)
+    return Case(f"drawn-{name}", f"{work}, drawn shapes", contenders, DRAWN, DRAWN_SHAPES, bars)
+
+
+def drawn_beside_int4(name: str, work: Work, byte: float) -> Case:
+    """Return such a case of a type without peers: at most ``byte`` times int4's time by the bytes of both."""
+    few, many = split(DRAWN)
+    label = "ladder int4"
+    case = drawn(name, work, more=(Contender("ladder", replace(INT4, activation=work.activation), label),))
+    bars = (Bar("by bytes", byte, few, against=(label,)), Bar("ratio", 0.95, many))
+    return replace(case, bars=bars)
 
 
 VLLM = ("machete", "marlin")
@@ -242,6 +270,22 @@ HELD_OUT_CASES = (
     held_out("fp8", "fp8 × fp8, scaled by row", everyone(FP8.contenders[0].work, "humming", *CUBLASLT)),
 )
 """What users meet whose models nobody tuned for: ``--held-out``."""
+
+GIVEN = replace(W4A8, dynamic=False)
+
+DRAWN_CASES = (
+    drawn("uint4", Work("uint4", "float16", 128, zero="integer"), "humming", *VLLM),
+    drawn("int3", Work("int3", "float16", 128), "humming"),
+    drawn("mxfp4", Work("mxfp4", "float16"), "humming"),
+    drawn("int4-fp8", W4A8, "humming", "cutlass"),
+    drawn("int4-fp8-given", GIVEN, "humming", "cutlass"),
+    drawn_beside_int4("nf4", Work("nf4", "float16", 64), 1.1),
+    *(
+        drawn_beside_int4(name, Work(name, "bfloat16", 64, zero="float" if name.endswith("4") else ""), 1.25)
+        for name in DRAWN_TYPES
+    ),
+)
+"""The same for classes of weights that no tuning row has, or few, at shapes that were drawn at random."""
 
 SWEEP_CASE = Case(
     "sweep",
@@ -328,6 +372,7 @@ CASES: Mapping[str, Case] = {
         BREAKDOWN,
         OPERATORS,
         *HELD_OUT_CASES,
+        *DRAWN_CASES,
     )
 }
 """Every case by name."""

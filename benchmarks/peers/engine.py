@@ -13,8 +13,12 @@ from functools import cache
 from typing import Any, ClassVar
 
 from benchmarks.harness import BOUNDS
+from benchmarks.peers import drawn_types
 from tile_types import get_type, quantize
 from tile_types.quantized import QuantizedTensor
+
+DRAWN_TYPES = tuple(drawn_types.VALUES)
+"""Types of the kinds that users invent; every process that builds kernels of them imports them here."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Work:
         Whether 16-bit activations arrive and are quantized to ``activation`` within the timed call.
     output
         Type of the result; empty: the engine's own choice.
+    zero
+        Zero points of groups: ``""``, ``"integer"`` or ``"float"``.
     step
         For Ladder only, a key of `benchmarks.peers.ladder_engine.STEPS`: optimisations of the
         schedule that come after it are held back.
@@ -44,11 +50,13 @@ class Work:
     dynamic: bool = False
     output: str = ""
     step: str = ""
+    zero: str = ""
 
     def __str__(self) -> str:
         group = f" g{self.group_size}" if self.group_size else ""
+        zero = f" with {self.zero} zero points" if self.zero else ""
         quantized = " (quantized in the call)" if self.dynamic else ""
-        return f"{self.weight}{group} × {self.activation}{quantized}"
+        return f"{self.weight}{group}{zero} × {self.activation}{quantized}"
 
     @property
     def source(self) -> str:
@@ -61,7 +69,9 @@ class Work:
         options: dict[str, Any] = {"group_size": self.group_size} if self.group_size else {}
         if not ttype.is_block and ttype.elem_bits <= 8:
             options["scale_type"] = self.source
-        if ttype.element_type.maximum <= 0 or ttype.element_type.minimum >= 0:
+        if self.zero:
+            options["zero"] = self.zero
+        elif ttype.element_type.maximum <= 0 or ttype.element_type.minimum >= 0:
             options["scaling"] = "absmax"
         return quantize(weight, self.weight, **options)
 

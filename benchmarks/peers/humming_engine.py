@@ -15,6 +15,7 @@ from benchmarks.peers.engine import Engine, Operand, Work
 
 WEIGHTS: Mapping[str, str] = {
     **{f"int{bits}": f"int{bits}" for bits in range(1, 9)},
+    "uint4": "uint4",
     "mxfp4": "float4e2m1",
     "fp8_e4m3": "float8e4m3",
 }
@@ -93,6 +94,8 @@ class Humming(Engine):
     warms: ClassVar[bool] = True
 
     def refusal(self, work: Work, n: int, k: int, m: int) -> str:
+        if work.zero == "float":
+            return "humming's zero points are integers here"
         return "" if work.weight in WEIGHTS else f"humming has no type {work.weight}"
 
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
@@ -127,7 +130,7 @@ def weight_options(work: Work) -> dict[str, Any]:
         "dtype": WEIGHTS[work.weight],
         "scale_dtype": "float8e8m0" if block else work.source,
         "group_size": 32 if block else work.group_size,
-    }
+    } | ({"has_zero_point": True} if work.zero else {})
 
 
 def input_options(work: Work) -> dict[str, Any] | None:

@@ -128,6 +128,7 @@ def request(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> Request:
         work.activation,
         output=work.output or OUTPUTS.get(work.activation),
         group_size=work.group_size or None,
+        zero=work.zero or None,
         target=target(),
     )
     plan = plan_for(operator.request)

@@ -21,7 +21,10 @@ from benchmarks.peers.engine import Engine, Operand, Work
 from benchmarks.peers.torch_engine import FP8_LIMIT
 
 LIBRARY = "VLLM_KERNELS"
-BIASED_INT4 = 4 << 8 | 8 << 17 | 1 << 50
+PLAIN_INT4 = 4 << 8 | 1 << 50
+"""vLLM's number of the type of unsigned 4-bit codes."""
+
+BIASED_INT4 = PLAIN_INT4 | 8 << 17
 """vLLM's number of the type of unsigned 4-bit codes that stand for themselves less 8."""
 
 GROUP = 128
@@ -78,6 +81,8 @@ class Vllm(Engine):
 
     distribution: ClassVar[str] = "vllm"
     module: ClassVar[str] = "vllm"
+    zeros: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Further weights and their zero points."""
 
     def absence(self) -> str:
         return "" if library() else f"not installed: vllm, and {LIBRARY} names no library"
@@ -86,7 +91,7 @@ class Vllm(Engine):
         return importlib.metadata.version("vllm") if LIBRARY not in os.environ else os.environ[LIBRARY]
 
     def refusal(self, work: Work, n: int, k: int, m: int) -> str:
-        if work.weight != "int4" or work.group_size != GROUP:
+        if (work.weight, work.zero) not in (("int4", ""), *self.zeros) or work.group_size != GROUP:
             return f"taken for int4 in groups of {GROUP} only"
         return f"K = {k} is no multiple of {GROUP}" if k % GROUP else ""
 
@@ -96,27 +101,50 @@ def biased(held: Any) -> Any:
     return torch.as_tensor(held.codes()).cuda().to(torch.uint8) ^ 8
 
 
+def plain(held: Any) -> Any:
+    """Return uint4 codes, uint8 ``[n, k]`` on the GPU."""
+    return torch.as_tensor(held.codes()).cuda().to(torch.uint8)
+
+
+def spread(codes: Any, scales: Any, offsets: Any) -> Any:
+    """Return ``codes * scale + offset`` of groups, float64 ``[n, k]``."""
+    groups = codes.double().reshape(codes.shape[0], -1, GROUP)
+    return (groups * scales.double().unsqueeze(-1) + offsets.double().unsqueeze(-1)).reshape(codes.shape)
+
+
 def scales_of(held: Any, dtype: torch.dtype) -> Any:
     """Return the scales of groups ``[n, k / group]`` on the GPU."""
     return torch.as_tensor(held.scale).cuda().to(dtype)
 
 
+def zeros_of(held: Any) -> Any:
+    """Return integer zero points of groups ``[n, k / group]`` on the GPU, int32."""
+    return torch.as_tensor(held.zero).cuda().to(torch.int32)
+
+
 class MacheteOperand(VllmOperand):
-    """Words in Machete's order, scales ``[groups, n]``."""
+    """Words in Machete's order, scales ``[groups, n]`` and perhaps zero points times scales."""
 
     def __call__(self, *given: Any) -> Any:
-        words, scales = self.tensors
-        return operators().machete_mm(
-            given[0], words, BIASED_INT4, None, scales, None, GROUP, None, None, None
-        )
+        words, scales, *zeros = self.tensors
+        kind = PLAIN_INT4 if zeros else BIASED_INT4
+        last = zeros[0] if zeros else None
+        return operators().machete_mm(given[0], words, kind, None, scales, last, GROUP, None, None, None)
 
 
 class Machete(Vllm):
     """vLLM's default for 16-bit activations on Hopper."""
 
+    zeros = (("uint4", "integer"),)
+
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
         held, dtype = work.quantized(weight), getattr(torch, work.activation)
         scales = scales_of(held, dtype)
+        if work.zero:
+            codes, offsets = plain(held), -scales * zeros_of(held).to(dtype)
+            words = operators().machete_prepack_B(packed(codes).t(), dtype, PLAIN_INT4, dtype)
+            values = spread(codes, scales, offsets)
+            return MacheteOperand(values, words, scales.t().contiguous(), offsets.t().contiguous())
         words = operators().machete_prepack_B(packed(biased(held)).t(), dtype, BIASED_INT4, dtype)
         return MacheteOperand(held.dequantize("float64"), words, scales.t().contiguous())
 

@@ -1,0 +1,52 @@
+"""Types of the kinds that users invent, drawn once: no recipe, schedule or test names them."""
+
+from __future__ import annotations
+
+import random
+
+from ladder import TType, register_type
+
+POSIT_BITS = 6
+
+
+def posit_values(bits: int) -> list[float]:
+    """Return the values of posits without exponent bits, by code; that of "not a real" becomes 0."""
+    values = []
+    for code in range(1 << bits):
+        magnitude = code if code < 1 << (bits - 1) else (1 << bits) - code
+        text = format(magnitude, f"0{bits}b")[1:]
+        run = len(text) - len(text.lstrip(text[0]))
+        regime = run - 1 if text[0] == "1" else -run
+        rest = text[run + 1 :]
+        fraction = int(rest, 2) / (1 << len(rest)) if rest else 0.0
+        real = magnitude not in (0, 1 << (bits - 1))
+        value = 2.0**regime * (1 + fraction) if real else 0.0
+        values.append(-value if code >= 1 << (bits - 1) else value)
+    return values
+
+
+def random_values(bits: int, seed: int) -> list[float]:
+    """Return sorted multiples of 1/64 in -2 to 2, each once."""
+    return sorted(x / 64 for x in random.Random(seed).sample(range(-128, 129), 1 << bits))
+
+
+def logarithms(bits: int) -> list[float]:
+    """Return 0 and powers of two of both signs, whose number codes hold: 4, 2, 1, 1/2 ..."""
+    half = [2.0 ** (2 - exponent) for exponent in range((1 << (bits - 1)) - 1)]
+    return [0.0, *half, 0.0, *(-value for value in half)]
+
+
+VALUES: dict[str, list[float]] = {
+    "drawn_log5": logarithms(5),
+    "drawn_posit6": posit_values(POSIT_BITS),
+    "drawn_table4": random_values(4, 20261126),
+}
+"""Name of a type -> its values by code; the width is the last digit of the name."""
+
+
+def _register(name: str, values: list[float]) -> None:
+    register_type(TType(name, int(name[-1]), lambda code, ops: ops.lookup(values, code), doc="drawn"))
+
+
+for _name, _values in VALUES.items():
+    _register(_name, _values)
