@@ -56,13 +56,21 @@ MIXTURES = (
     Mixture("Qwen3-30B-A3B", 128, 8, ((1536, 2048), (2048, 768)), "int4", 128),
     Mixture("gpt-oss-20b", 32, 4, ((5760, 2880), (2880, 2880)), "mxfp4", 0),
 )
-TOKENS = (1, 16, 64, 512)
+TOKENS = (1, 16, 64, 512, 2048)
 
 STREAMED = ((4, 8, 2, 16), (4, 4, 1, 16), (4, 4, 2, 32), (2, 8, 4, 32))
 """Stages, warps, slices of K and rows of a warp of ``gemv``, beside what plans take."""
 
 TILED = ((16, 64, 128, 6, 4), (32, 128, 128, 4, 8), (64, 128, 64, 6, 8), (128, 128, 64, 5, 8))
 """Tile of M, N and K, stages and warps of ``wgmma``."""
+
+WALKING = (
+    (16, 128, 128, 6, 8), (16, 256, 128, 4, 8), (32, 128, 128, 5, 8), (32, 256, 128, 4, 8),
+    (48, 128, 128, 5, 8), (48, 256, 128, 4, 8), (48, 192, 128, 4, 12), (64, 256, 64, 6, 8),
+    (64, 192, 64, 6, 12), (80, 128, 128, 4, 8), (80, 256, 64, 6, 8), (80, 192, 64, 6, 12),
+    (144, 192, 64, 5, 12), (144, 128, 128, 4, 8),
+)  # fmt: skip
+"""The same of persistent grids."""
 
 CALLS = 8
 """Calls of a graph, each with tokens sent to other experts."""
@@ -77,6 +85,7 @@ def candidates(gemm: Any, target: str) -> list[GpuSchedule]:
     tried = [s for tiles in EXPERT_TILES.values() for s in tiles]
     tried += [GpuSchedule("gemv", 8, stages=s, warps=w, split_k=k, warp_rows=r) for s, w, k, r in STREAMED]
     tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w) for m, n, k, s, w in TILED]
+    tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w, persistent=True) for m, n, k, s, w in WALKING]
     placed = [GpuSchedule(**{**vars(s), "placement": placement}) for s in tried]
     return [s for s in dict.fromkeys(placed) if is_legal(gemm, device, s)]
 

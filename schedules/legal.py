@@ -256,8 +256,8 @@ def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
-    if gemm.experts and (schedule.persistent or schedule.cluster * schedule.split_k > 1):
-        yield "blocks that work on one expert each neither persist nor form clusters"
+    if gemm.experts and (schedule.stream_k or schedule.cluster * schedule.split_k > 1):
+        yield "tiles of one expert each are neither cut along K nor shared by clusters"
     if schedule.persistent and schedule.cluster > 2:
         yield "clusters of more than two blocks may not all fit at once, so persistent ones cannot have them"
     if schedule.stream_k and (not schedule.persistent or schedule.cluster > 1):

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from problems import BOUNDS, NUMPY, Problem, SimulatedKernel, emitted, gemm, gemv, mma
+from problems import BOUNDS, NUMPY, Problem, SimulatedKernel, emitted, gemm, gemv, mma, wgmma
 
 from ladder.ir.gemm import Gemm
+from ladder.lower.build import emit
 from schedules.schedule import GpuSchedule
+from targets import get_device
 
 TOKEN_NAMES = ("x", "token_scale")
 """Arguments whose first axis is tokens; all others belong to an expert's weight."""
@@ -112,6 +114,36 @@ def test_experts(case: str) -> None:
     kernel = SimulatedKernel(emitted(replace(problem, experts=1), schedule, arch))
     for counts in sizes:
         assert GroupedProblem(problem, counts).run(kernel) <= BOUNDS[problem.activation]
+
+
+WALKS: dict[str, tuple[Gemm, dict[str, int], tuple[tuple[int, ...], ...], int]] = {
+    "groups, zeros, bias": (
+        gemm(n=130, k=200, group_size=64, scale=True, zero="integer", bias=True, epilogue=("relu",)),
+        {},
+        ((3, 0, 17, 1), (0, 0, 0, 40), (1,)),
+        0,
+    ),
+    "exponents, columns of one row block": (
+        gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, n=300, k=330),
+        {"tile_m": 48, "tile_n": 128, "tile_k": 128, "warps": 8, "raster": 1},
+        ((50, 0, 9, 1),),
+        0,
+    ),
+    "counted slots": (gemm(n=130, k=200, group_size=64, scale=True, bias=True), {}, ((3, 0, 17, 1),), 17),
+    "many experts": (gemm(n=64, k=64, weight="int2"), {"tile_k": 128}, (tuple(i % 3 for i in range(70)),), 0),
+}
+"""Problem, fields of the schedule, rows of experts, and rows of a slot if they lie in slots."""
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("case", WALKS)
+def test_blocks_that_walk_over_tiles_of_all_experts(case: str) -> None:
+    problem, fields, sizes, slot = WALKS[case]
+    device = replace(get_device("cuda/sm_90a"), units=3)
+    grouped = replace(problem, experts=1, masked=slot > 0)
+    kernel = SimulatedKernel(emit(grouped, device, wgmma(persistent=True, **fields), "simulated"))
+    for counts in sizes:
+        assert GroupedProblem(problem, counts, slot).run(kernel) <= BOUNDS[problem.activation]
 
 
 @pytest.mark.daily(2)

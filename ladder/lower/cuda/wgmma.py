@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.script import tirx as T
-
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry
@@ -30,7 +28,7 @@ from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
 from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
 from ladder.lower.cuda.wgmma_stream import Stream, declare_workspace, divide
 from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread
-from ladder.lower.cuda.wgmma_tiles import Tiles
+from ladder.lower.cuda.wgmma_tiles import Tiles, Walk, walk_experts
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
 from schedules.footprint import PRODUCER_REGISTERS, math_registers
@@ -61,7 +59,10 @@ class Wgmma:
         block = Block(spec, args, grid, stream, memory, x_map)
         block.set_up(overlap)
         overlap.wait()
-        if spec.gemm.experts:
+        if spec.gemm.experts and spec.schedule.persistent:
+            walk = walk_experts(spec, grid, args)
+            block.emit_roles(walk.shown, walk)
+        elif spec.gemm.experts:
             self._emit_expert(block)
         else:
             block.emit_roles(args, Tiles(spec, grid, stream, args.m))
@@ -115,7 +116,7 @@ class Block:
         if memory.cluster_sums is not None:
             memory.cluster_sums.announce()
 
-    def emit_roles(self, args: Arguments, tiles: Tiles) -> None:
+    def emit_roles(self, args: Arguments, tiles: Walk) -> None:
         """Emit the producer and the math warps."""
         b.either(
             self.grid.thread >= self.spec.schedule.warps * 32,
@@ -123,7 +124,7 @@ class Block:
             lambda: self._compute(args, tiles),
         )
 
-    def _produce(self, args: Arguments, tiles: Tiles) -> None:
+    def _produce(self, args: Arguments, tiles: Walk) -> None:
         """One thread keeps the ring full."""
         spec, warp = self.spec, self.grid.thread // 32
         if spec.geo.reallocates:
@@ -131,14 +132,16 @@ class Block:
         if self.stream is not None:
             with b.when(warp == spec.schedule.warps + 1):
                 self.stream.announce()
-        # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
-        with b.when(warp == spec.schedule.warps), b.when(T.cuda.elect_sync()):
-            ring = Ring(spec.schedule.stages)
-            tiles.for_each(Producer(spec, args, self.grid, self.memory, self.x_map, ring).fill)
+        with b.when(warp == spec.schedule.warps):
+            tiles.for_one_thread(lambda: self._producer(args).fill)
         if self.memory.cluster_sums is not None:
             self.memory.cluster_sums.meet()
 
-    def _compute(self, args: Arguments, tiles: Tiles) -> None:
+    def _producer(self, args: Arguments) -> Producer:
+        ring = Ring(self.spec.schedule.stages)
+        return Producer(self.spec, args, self.grid, self.memory, self.x_map, ring)
+
+    def _compute(self, args: Arguments, tiles: Walk) -> None:
         """Decode, multiply, and hand finished tiles to the epilogue."""
         spec, memory = self.spec, self.memory
         if spec.geo.reallocates:

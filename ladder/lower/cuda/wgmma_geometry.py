@@ -82,8 +82,8 @@ class WgmmaGeometry:
             f" for ever; use at least {-(-LEAST_SLABS // self.slabs)} stages",
         )
         check(not (s.persistent and s.split_k > 1), "a persistent kernel does not split K")
-        alone = not s.persistent and s.cluster * s.split_k == 1
-        check(alone or not self.gemm.experts, "one expert per block: no clusters, not persistent")
+        alone = not s.stream_k and s.cluster * s.split_k == 1
+        check(alone or not self.gemm.experts, "one expert per tile: no clusters, no tiles cut along K")
         check(
             not s.stream_k or (s.persistent and s.cluster == 1 and (self.lane == 16 or self.promotes)),
             "stream_k shares the tiles of a persistent kernel of float32 sums without clusters",

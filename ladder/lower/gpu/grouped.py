@@ -98,13 +98,39 @@ def find_m_tile(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> MTil
     """
     if args.experts is None:
         return MTile(args, b.bind(block * tile_m), True)
-    expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lanes)
+    run = None if args.masked else find_run(args, tile_m, lanes)
+    expert, first, stop, exists = find_rows(args, run, block, tile_m, lanes)
+    return MTile(args_of_expert(args, expert, stop), first, exists)
+
+
+def args_of_expert(args: Arguments, expert: Expr, stop: Expr) -> Arguments:
+    """Return the arguments as one expert's product sees them, whose rows end before ``stop``."""
     weights: dict[str, Any] = {
         name: ExpertSlice(tensor, expert)
         for name in ("words", "scales", "zeros", "row_scale", "bias")
         if (tensor := getattr(args, name)) is not None
     }
-    return MTile(replace(args, m=stop, **weights), first, exists)
+    return replace(args, m=stop, **weights)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The neighbouring experts whose tiles a lane counts, `NEIGHBOURS` at a time.
+
+    turns, first: How many times, and the first expert.
+    before: Tiles of all experts before the first.
+    total: Tiles of all experts.
+    """
+
+    turns: Expr
+    first: Expr
+    before: Expr
+    total: Expr
+
+
+def find_rows(args: Arguments, run: Run | None, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
+    """Return expert, first row, end of its rows and whether the tile exists; ``run``: see `find_run`."""
+    return _in_slots(args, block, tile_m, lanes) if run is None else _in_run(args, run, block, tile_m, lanes)
 
 
 def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
@@ -121,34 +147,44 @@ def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[
     return expert, first, stop, first < stop
 
 
-def _in_ranges(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
-    """Return the same for rows that follow each other: every warp searches the offsets.
+def find_run(args: Arguments, tile_m: int, lanes: Lanes) -> Run:
+    """Deal the experts, whose rows follow each other, to the lanes of a warp, and count their tiles.
 
-    A lane counts the tiles of a run of neighbouring experts, `NEIGHBOURS` of which it reads at once, a scan
-    over the lanes tells how many come before, and the lane whose run holds the tile tells the others.
+    A lane counts the tiles of a run of neighbouring experts, `NEIGHBOURS` of which it reads at once, and a
+    scan over the lanes tells how many come before.
     """
     lane, count = lanes.lane, lanes.count
-    distances = [1 << bit for bit in range(count.bit_length() - 1)]
     turns = b.keep(T.truncdiv(args.experts + (count * NEIGHBOURS - 1), count * NEIGHBOURS))
     own = b.keep(lane * turns * NEIGHBOURS)
     total = b.Variable("int32", 0)
     with b.loop(turns) as turn:
         total.set(total.value + sum(_tiles_of(args, own + turn * NEIGHBOURS, tile_m, lanes)))
     before = b.Variable("int32", 0)
-    for distance in distances:
+    for distance in _distances(lanes):
         other = lanes.shuffle_xor(total.value, distance)
         with b.when(T.bitwise_and(lane, distance) != 0):
             before.set(before.value + other)
         total.set(total.value + other)
+    return Run(turns, own, before.value, total.value)
+
+
+def _distances(lanes: Lanes) -> list[int]:
+    """Return by how much the numbers of lanes differ that exchange values until all have met."""
+    return [1 << bit for bit in range(lanes.count.bit_length() - 1)]
+
+
+def _in_run(args: Arguments, run: Run, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
+    """Return the same for rows that follow each other: the lane whose run holds the tile tells the others."""
+    before = b.Variable("int32", run.before)
     found, found_before = b.Variable("int32", -1), b.Variable("int32", 0)
-    with b.loop(turns) as turn:
-        expert = b.keep(own + turn * NEIGHBOURS)
+    with b.loop(run.turns) as turn:
+        expert = b.keep(run.first + turn * NEIGHBOURS)
         for index, here in enumerate(_tiles_of(args, expert, tile_m, lanes)):
             with b.when(T.And(before.value <= block, block < before.value + here)):
                 found.set(expert + index)
                 found_before.set(before.value)
             before.set(before.value + here)
-    for distance in distances:
+    for distance in _distances(lanes):
         for cell in (found, found_before):
             cell.set(T.max(cell.value, lanes.shuffle_xor(cell.value, distance)))
     tile_expert, tiles_before = lanes.uniform(found.value), lanes.uniform(found_before.value)
