@@ -34,7 +34,7 @@ from ladder.runtime.compile_pool import CompilePool, Trial
 from ladder.runtime.experts import single
 from schedules.cost import weight_bytes
 from schedules.legal import is_legal, placement_for
-from schedules.policy import EXPERT_TILES
+from schedules.policy import EXPERT_TILES, make_plan
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types import quantize
@@ -86,6 +86,7 @@ def candidates(gemm: Any, target: str) -> list[GpuSchedule]:
     tried += [GpuSchedule("gemv", 8, stages=s, warps=w, split_k=k, warp_rows=r) for s, w, k, r in STREAMED]
     tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w) for m, n, k, s, w in TILED]
     tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w, persistent=True) for m, n, k, s, w in WALKING]
+    tried += [s for _, s in make_plan(gemm, device).entries if isinstance(s, GpuSchedule)]
     placed = [GpuSchedule(**{**vars(s), "placement": placement}) for s in tried]
     return [s for s in dict.fromkeys(placed) if is_legal(gemm, device, s)]
 
