@@ -8,8 +8,7 @@ neighbouring keys each. RDNA3's instructions read all columns from both groups, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +21,7 @@ from ladder.lower.gpu.recipes import Conversion, Lanes16
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import RocmMachine, join_bfloat
 from ladder.lower.rocm.ranking import Exact, proven_here, vector_instructions
+from ladder.lower.rocm.steps import SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
 from schedules.layouts import Field
 from schedules.schedule import check
 from schedules.wave_attention import FRAGMENT, fragment_of, piece
@@ -32,46 +32,6 @@ Expr = Any
 
 LOW_HALVES, HIGH_HALVES = 0x05040100, 0x07060302
 """V_PERM's selectors of the low halves of two words side by side, and of the high ones."""
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """A matrix instruction of 16 rows and columns.
-
-    name: Of LLVM's intrinsic.
-    operand: LLVM's type of an operand.
-    words: Registers of an operand: two elements each.
-    perform: Emits the call, of the type of the sums, the name, both operands and the sums.
-    """
-
-    name: str
-    operand: str
-    words: int
-    perform: Callable[..., Expr] = d.mfma
-
-    def multiply(self, sums: Any, a: Sequence[Expr], x: Sequence[Expr]) -> None:
-        """Emit ``sums += a · x``."""
-        left, right = (d.as_type(d.vector(list(words)), self.operand) for words in (a, x))
-        run = int(sums.shape[0])
-        at = d.lanes(0, run)
-        b.store(sums, self.perform(f"float32x{run}", self.name, left, right, sums[at]), at)
-
-
-def _wmma(name: str, operand: str, words: int) -> Instruction:
-    return Instruction(f"llvm.amdgcn.wmma.f32.16x16x16.{name}", operand, words, d.cross_lane)
-
-
-INSTRUCTIONS: Mapping[tuple[str, str], Instruction] = {
-    ("mfma.k64", "float16"): Instruction("llvm.amdgcn.mfma.f32.16x16x32.f16", "float16x8", 4),
-    ("mfma.k64", "bfloat16"): Instruction("ladder_mfma_f32_16x16x32_bf16", "int32x4", 4),
-    ("mfma", "float16"): Instruction("llvm.amdgcn.mfma.f32.16x16x16f16", "float16x4", 2),
-    ("mfma", "bfloat16"): Instruction("llvm.amdgcn.mfma.f32.16x16x16bf16.1k", "int16x4", 2),
-    ("wmma", "float16"): _wmma("f16", "float16x16", 8),
-    ("wmma", "bfloat16"): _wmma("bf16", "int16x16", 8),
-    ("wmma.split", "float16"): _wmma("f16", "float16x8", 4),
-    ("wmma.split", "bfloat16"): _wmma("bf16", "int16x8", 4),
-}
-"""Feature of a device and type of q -> instruction; those of more columns come first."""
 
 
 @lru_cache(maxsize=64)
@@ -115,8 +75,8 @@ class Operands:
         self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
         self.steps = [
             step
-            for (feature, ttype), step in INSTRUCTIONS.items()
-            if feature in device.features and ttype == form.ttype
+            for step in (*STEPS, *WMMA_STEPS, *SPLIT_STEPS)
+            if step.feature in device.features and step.activation == form.ttype
         ]
 
     @property
@@ -124,11 +84,11 @@ class Operands:
         """Fragments of a head's elements."""
         return self.form.size // FRAGMENT
 
-    def instruction(self, count: int) -> Instruction:
-        """Return the instruction for operands of so many registers of a lane's own."""
+    def step(self, count: int) -> WaveStep:
+        """Return the widest instruction for operands of so many registers of a lane's own."""
         return next(step for step in self.steps if count % self.own_words(step) == 0)
 
-    def own_words(self, step: Instruction) -> int:
+    def own_words(self, step: WaveStep) -> int:
         """Return the registers of an operand that a lane has before halves of a wave exchange theirs."""
         return step.words // self.fragment.operands
 

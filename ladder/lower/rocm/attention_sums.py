@@ -17,6 +17,7 @@ from ladder.lower import builder as b
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import Keys, Limits
 from ladder.lower.rocm.attention_place import Place, Spec
+from ladder.lower.rocm.steps import WaveStep
 from schedules.wave_attention import FRAGMENT
 
 Expr = Any
@@ -62,12 +63,12 @@ class Sums:
         spec, operands, found = self.spec, self.spec.operands, []
         for fragment in range(spec.schedule.fragments):
             words = operands.key_words(keys.key(fragment))
-            step = operands.instruction(len(words))
+            step = operands.step(len(words))
             own, parts = operands.own_words(step), [_zeros(spec) for _ in queries]
             for index in range(len(words) // own):
                 key = operands.whole(words[index * own : (index + 1) * own], self.place.g)
                 for sums, query in zip(parts, queries, strict=True):
-                    step.multiply(sums, key, query[index * step.words : (index + 1) * step.words])
+                    _multiply(step, sums, key, query[index * step.words : (index + 1) * step.words])
             found += [sums[i] for sums in parts for i in range(spec.run)]
         return found
 
@@ -117,7 +118,7 @@ class Sums:
         """Add the values of an iteration times their weights."""
         spec, operands = self.spec, self.spec.operands
         each = spec.run // 2
-        step = operands.instruction(each * spec.schedule.fragments)
+        step = operands.step(each * spec.schedule.fragments)
         together = operands.own_words(step) // each
         for first in range(0, spec.schedule.fragments, together):
             fragments = range(first, first + together)
@@ -126,7 +127,7 @@ class Sums:
             for tile, registers in enumerate(zip(*held, strict=True)):
                 value = operands.whole([word for each in registers for word in each], self.place.g)
                 for sums, operand in zip(self.values, words, strict=True):
-                    step.multiply(sums[tile], value, operand)
+                    _multiply(step, sums[tile], value, operand)
 
     def _operand(self, weights: list[Expr], keys: Keys, fragments: range, part: int) -> list[Expr]:
         """Return the operand that weights of fragments are, scaled as their values are."""
@@ -137,6 +138,11 @@ class Sums:
                 factors = [d.as_type(scale, "float32") for scale in held]
                 found.append(reduce(mul, factors, weights[at]))
         return spec.operands.whole(spec.operands.weights(found), self.place.g)
+
+
+def _multiply(step: WaveStep, sums: Any, a: list[Expr], x: list[Expr]) -> None:
+    """Emit ``sums += a · x``; nothing of attention is an 8-bit float, whose type the name would state."""
+    step.perform("", sums, range(int(sums.shape[0])), a, x, None)
 
 
 def _zeros(spec: Spec) -> Any:

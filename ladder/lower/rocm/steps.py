@@ -151,6 +151,10 @@ class WaveStep(MatrixStep):
     run: int = RUN
     rows: int = STEP_ROWS
 
+    def named(self, weight: str) -> str:
+        """Return the instruction's name, which states types of 8-bit floats."""
+        return self.spelling.format(w=LLVM_FP8.get(weight, ""))
+
     def k_group(self, lane: Index, part: int) -> Index:
         """Return which group of four columns of K, of those of a thread, a lane multiplies."""
         return K_GROUPS // self.parts * part + lane // 16
@@ -159,21 +163,30 @@ class WaveStep(MatrixStep):
         """Return whose packed words a lane takes: which 32-row block of the step, which thread of 64."""
         return 0, lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
 
+    @property
+    def words(self) -> int:
+        """Registers of an operand of one instruction."""
+        return len(self.issues[0].a)
+
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
     ) -> None:
         _matrix(self, weight, acc, totals, a, b)
 
+    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+        """Return ``sums`` and the products of two operands, of the type ``kind``."""
+        weights, activations = operands
+        return mfma(kind, name, weights, activations, sums)
+
 
 def _matrix(
     step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
 ) -> None:
-    """Emit an MFMA."""
+    """Emit a matrix instruction."""
     kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
     at = lanes(totals[0], len(totals))
-    weights, activations = (as_type(vector(registers), step.operand) for registers in (a, x))
-    name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
-    total = mfma(kind, name, weights, activations, as_type(acc[at], kind))
+    operands = [as_type(vector(registers), step.operand) for registers in (a, x)]
+    total = step.product(kind, step.named(weight), operands, as_type(acc[at], kind))
     b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
 
 
@@ -195,26 +208,16 @@ class WideStep(WaveStep):
 class HalfWaveStep(WaveStep):
     """A step of WMMA of RDNA4: two instructions of 16 weight rows, 16 activation rows."""
 
-    def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
-    ) -> None:
-        _wmma(self, weight, acc, totals, a, b)
+    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+        """Return the sums; integers are said to be signed, and sums not to saturate."""
+        given = _signed(operands, sums) if self.carrier == "uint32" else (*operands, sums)
+        return cross_lane(kind, name, *given)
 
 
-def _wmma(
-    step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
-) -> None:
-    """Emit a WMMA: integers are said to be signed, and sums not to saturate."""
-    kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
-    at = lanes(totals[0], len(totals))
-    operands = [as_type(vector(registers), step.operand) for registers in (a, x)]
-    name, sums = step.spelling.format(w=LLVM_FP8.get(weight, "")), as_type(acc[at], kind)
-    if step.carrier == "uint32":
-        signed = T.bool(True)
-        given = (signed, operands[0], signed, operands[1], sums, T.bool(False))
-    else:
-        given = (*operands, sums)
-    b.store(acc, as_type(cross_lane(kind, name, *given), f"{acc.dtype}x{len(totals)}"), at)
+def _signed(operands: list[Index], sums: Index) -> tuple[Index, ...]:
+    """Return the arguments of an instruction that is told its operands' signs, and not to saturate."""
+    signed = T.bool(True)
+    return signed, operands[0], signed, operands[1], sums, T.bool(False)
 
 
 @dataclass(frozen=True)
@@ -239,28 +242,26 @@ class DotStep(WaveStep):
     ) -> None:
         _dots(self, weight, acc, totals[0], a, b)
 
-    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
-        """Return ``total`` and the products of a register's elements; nothing saturates."""
-        immediates = () if is_of_words(self.spelling) else (T.bool(False),)
-        return intrinsic(kind, self.spelling, *operands, total, *immediates)
+    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+        """Return the sum and the products of a register's elements; nothing saturates."""
+        immediates = () if is_of_words(name) else (T.bool(False),)
+        return intrinsic(kind, name, *operands, sums, *immediates)
 
 
 @dataclass(frozen=True)
 class SignedDotStep(DotStep):
     """The same where the instruction is told that its operands are signed."""
 
-    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
-        signed = T.bool(True)
-        given = (signed, operands[0], signed, operands[1], total, T.bool(False))
-        return intrinsic(kind, self.spelling, *given)
+    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+        return intrinsic(kind, name, *_signed(operands, sums))
 
 
 @dataclass(frozen=True)
 class Fp8DotStep(DotStep):
     """The same of 8-bit floats, whose types the instruction's name states."""
 
-    def product(self, kind: str, weight: str, operands: list[Index], total: Index) -> Index:
-        return intrinsic(kind, self.spelling.format(w=LLVM_FP8[weight]), *operands, total)
+    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+        return intrinsic(kind, name, *operands, sums)
 
 
 def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
@@ -271,7 +272,7 @@ def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Index], x: list
         if getattr(weights, "value", None) == 0:  # takes no part
             continue
         operands = [as_type(register, step.operand) for register in (weights, activations)]
-        total = step.product(kind, weight, operands, total)
+        total = step.product(kind, step.named(weight), operands, total)
     b.store(acc, as_type(total, str(acc.dtype)), at)
 
 
