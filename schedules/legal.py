@@ -204,7 +204,11 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
     if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
-        yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
+        least = -(-LEAST_SLABS * SWIZZLE_ROW // (schedule.tile_k * operand_bytes(gemm)))
+        yield (
+            f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead: the kernel"
+            f" would wait for ever; use at least {least} stages"
+        )
     yield from _grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"

@@ -13,8 +13,12 @@ from ladder.lower.cuda.wgmma_geometry import (
     swizzled_run,
 )
 from schedules.footprint import PRODUCER_REGISTERS, launch_registers, math_registers
+from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule
+from targets import get_device
 from tile_types.errors import ScheduleError
+
+H200 = get_device("cuda/sm_90a")
 
 
 def schedule(**changes: object) -> GpuSchedule:
@@ -71,45 +75,43 @@ def test_registers_of_all_roles_fit_a_multiprocessor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "group", "tile_k", "step", "rows", "promotion"),
+    ("activation", "group", "tile_k", "step", "rows", "promotes"),
     [
-        ("float16", 128, 128, 128, 1, None),
-        ("float16", 64, 128, 64, 2, None),
-        ("float16", 192, 128, 64, 2, None),
-        ("float16", 128, 256, 128, 2, None),
-        ("float16", 32, 64, 32, 2, None),
-        ("float16", 16, 64, 16, 4, None),
-        ("float16", 1024, 128, 128, 1, None),
-        ("int8", 128, 128, 128, 1, 128),
-        ("int8", 64, 256, 64, 4, 64),
-        ("int8", 16, 128, 16, 8, 16),
-        ("fp8_e4m3", 192, 128, 64, 2, 64),
-        ("fp8_e4m3", 1024, 256, 256, 1, 128),
+        ("float16", 128, 128, 128, 1, False),
+        ("float16", 64, 128, 64, 2, False),
+        ("float16", 192, 128, 64, 2, False),
+        ("float16", 128, 256, 128, 2, False),
+        ("float16", 32, 64, 32, 2, False),
+        ("float16", 16, 64, 16, 4, False),
+        ("float16", 1024, 128, 128, 1, False),
+        ("int8", 128, 128, 128, 1, True),
+        ("int8", 64, 256, 64, 4, True),
+        ("int8", 16, 128, 16, 8, True),
+        ("fp8_e4m3", 192, 128, 64, 2, True),
+        ("fp8_e4m3", 1024, 256, 256, 1, True),
     ],
 )
 def test_scale_steps_divide_group_and_stage(
-    activation: str, group: int, tile_k: int, step: int, rows: int, promotion: int | None
+    activation: str, group: int, tile_k: int, step: int, rows: int, promotes: bool
 ) -> None:
     problem = gemm(activation=activation, group_size=group, scale=group < 1024, output="float32")
     geo = WgmmaGeometry(problem, schedule(tile_k=tile_k, stages=3))
     assert (geo.scale_step, geo.scale_rows) == (step, rows)
-    assert geo.promotes == (promotion is not None)
-    if promotion is not None:
-        assert geo.promotion_step == promotion
+    assert geo.promotes == promotes
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"warps": 6}, "groups of four"),
-        ({"tile_m": 72}, "no tile of"),
-        ({"tile_n": 64}, "64 rows per warpgroup"),
-        ({"tile_k": 192}, "1, 2 or 4"),
-        ({"split_k": 3}, "cluster size"),
-        ({"split_k": 2, "persistent": True}, "does not split"),
+        ({"warps": 6}, "warps=6 is not one of 4, 8, 12, 16"),
+        ({"tile_m": 72}, "tile_m=72 is not one of"),
+        ({"tile_n": 64}, "64 rows for each of 2 warpgroups"),
+        ({"tile_k": 192}, "tile_k=192 is not one of"),
+        ({"split_k": 3}, "split_k=3 is not one of"),
+        ({"split_k": 2, "persistent": True}, "do not split K"),
         ({"cluster": 4, "tile_m": 16}, "cannot share"),
         ({"cluster": 4, "tile_m": 80}, "cannot share"),
-        ({"stream_k": True}, "of a persistent kernel"),
+        ({"stream_k": True}, "of a persistent grid"),
         ({"stream_k": True, "persistent": True, "cluster": 2}, "without clusters"),
         ({"tile_k": 64, "stages": 2}, "wait for ever; use at least 3"),
         ({"tile_m": 256, "tile_n": 256, "tile_k": 64, "stages": 3}, "registers"),
@@ -117,4 +119,4 @@ def test_scale_steps_divide_group_and_stage(
 )
 def test_illegal_schedules_say_why(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
-        WgmmaGeometry(gemm(), schedule(**changes))
+        check_legal(gemm(), H200, schedule(**changes))

@@ -9,7 +9,7 @@ from ladder.lower.cuda.wgmma_decode import byte_decoder, scaled_decoder
 from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, WgmmaGeometry
 from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.footprint import TENSOR_COLUMNS, registers_per_thread, tensor_columns
-from schedules.legal import violations
+from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -34,9 +34,6 @@ class TensorGeometry(WgmmaGeometry):
     Packed tile h of the block, strip w of sixteen rows, row i, is lane 32w + 16h + i of tensor memory: warp
     w of a warpgroup reaches lanes 32w to 32w + 31 alone, and has that strip's codes in wgmma too.
     """
-
-    def __post_init__(self) -> None:
-        """Check nothing: `choose_spec` asks for everything that is legal."""
 
     @property
     def threads(self) -> int:
@@ -76,8 +73,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     Raises ScheduleError if the device has no tcgen05, or the schedule does not fit problem or device; names
         the rule.
     """
-    broken = next(violations(gemm, device, schedule), None)
-    check(broken is None, f"pipeline 'tcgen05' on {device.name}: {broken}")
+    check_legal(gemm, device, schedule)
     geo = TensorGeometry(gemm, schedule)
     check(geo.shared_bytes <= device.shared_per_block, f"{geo.shared_bytes} bytes of shared memory")
     choose = byte_decoder if geo.lane == 8 else scaled_decoder

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.codes import table_bytes
 from schedules.footprint import (
     carries,
     launch_registers,
     math_register_estimate,
-    math_registers,
     scale_span,
     slices_in_turn,
     staged_columns,
@@ -25,9 +23,7 @@ from schedules.footprint import (
     turn_slabs,
 )
 from schedules.layouts import TILE, lane_of, packed_group
-from schedules.legal import LEAST_SLABS
-from schedules.rules import RULES
-from schedules.schedule import GpuSchedule, check
+from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types import get_type
 
@@ -50,7 +46,7 @@ ESTIMATE_ERROR = 16
 
 @dataclass(frozen=True)
 class WgmmaGeometry:
-    """Sizes that follow from a problem and a schedule.
+    """Sizes that follow from a problem and a schedule that is legal (`schedules.legal`).
 
     A *slab* is 128 bytes of one row of A: 64 elements of 16 bits or 128 of 8 bits, always
     four wgmma steps and sixteen operand registers. A *stage* holds ``tile_k`` of K. The
@@ -60,40 +56,6 @@ class WgmmaGeometry:
 
     gemm: Gemm
     schedule: GpuSchedule
-
-    def __post_init__(self) -> None:
-        s = self.schedule
-        check(s.warps % 4 == 0, f"wgmma warps come in groups of four, got {s.warps}")
-        check(
-            s.tile_n % (TILE * self.warpgroups) == 0,
-            f"tile_n={s.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
-        )
-        check(s.tile_m in RULES["wgmma"].tile_m, f"wgmma has no tile of {s.tile_m} (8 to 256)")
-        check(
-            s.tile_k % self.slab == 0,
-            f"tile_k={s.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
-        )
-        check(
-            self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4"
-        )
-        check(
-            s.stages * self.slabs >= LEAST_SLABS,
-            f"{s.stages} stages of {s.tile_k} hold no slab that is fetched ahead: the kernel would wait"
-            f" for ever; use at least {-(-LEAST_SLABS // self.slabs)} stages",
-        )
-        check(not (s.persistent and s.split_k > 1), "a persistent kernel does not split K")
-        alone = not s.stream_k and s.cluster * s.split_k == 1
-        check(alone or not self.gemm.experts, "one expert per tile: no clusters, no tiles cut along K")
-        check(
-            not s.stream_k or (s.persistent and s.cluster == 1 and (self.lane == 16 or self.promotes)),
-            "stream_k shares the tiles of a persistent kernel of float32 sums without clusters",
-        )
-        check(s.tile_m % (s.cluster * 8) == 0, f"{s.cluster} blocks cannot share {s.tile_m} activation rows")
-        check(s.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {s.split_k}")
-        check(
-            self.register_estimate <= math_registers(s.warps),
-            f"about {self.register_estimate} registers per thread, limit {math_registers(s.warps)}",
-        )
 
     # ---- operands -------------------------------------------------------------------
     @property
@@ -217,11 +179,6 @@ class WgmmaGeometry:
     def scale_rows(self) -> int:
         """Rows of scales (or zero points) per stage."""
         return self.schedule.tile_k // self.row_step
-
-    @property
-    def promotion_step(self) -> int:
-        """Elements of K between promotions; at most a slab."""
-        return min(self.scale_step, self.slab, FP8_PROMOTION)
 
     @property
     def scale_bytes(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, byte_decoder, scaled_decoder
 from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
-from schedules.schedule import GpuSchedule, check
+from schedules.legal import check_legal
+from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
 
@@ -35,10 +36,10 @@ class Spec:
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     """Return the sizes and the decoder of a kernel.
 
-    Raises ScheduleError if the device has no wgmma or the schedule does not fit.
+    Raises ScheduleError if the device has no wgmma, or the schedule does not fit problem or device; names the
+        rule.
     """
-    check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
-    geo, limit = WgmmaGeometry(gemm, schedule), device.shared_per_block
-    check(geo.shared_bytes <= limit, f"{geo.shared_bytes} bytes of shared memory exceed {limit}")
+    check_legal(gemm, device, schedule)
+    geo = WgmmaGeometry(gemm, schedule)
     choose = byte_decoder if geo.lane == 8 else scaled_decoder
     return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))
