@@ -65,7 +65,7 @@ def chain(point: Point) -> Graph:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from ladder.frontend.torch_fx import import_fx
-    from ladder.partition import simplify
+    from ladder.rewrite import simplify
 
     program = PROGRAMS[point[0]]
     with FakeTensorMode():

@@ -26,7 +26,7 @@ from benchmarks.chain_programs import PROGRAMS
 from benchmarks.harness import command
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
-from ladder.partition import simplify
+from ladder.rewrite import simplify
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.model.chains import chain_job

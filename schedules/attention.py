@@ -11,7 +11,7 @@ from typing import Any
 from ladder.ir.attention import CODES, Attention
 from schedules import wave_attention
 from schedules.schedule import Schedule, check
-from schedules.wave_attention import WaveAttentionSchedule
+from schedules.wave_attention import FRAGMENTS, WaveAttentionSchedule
 from targets import TileDevice
 
 FRAGMENT = 16
@@ -212,3 +212,17 @@ _VENDORS: Mapping[str, tuple[Callable[..., list[Any]], Callable[..., float]]] = 
     "amd": (wave_attention.schedules, wave_attention.predict),
 }
 """Vendor -> the schedules that are considered for some tokens, and the prediction of what one takes."""
+
+
+CAPABILITY = (8, 0)
+"""Lowest compute capability that our kernels run on."""
+
+
+def is_nvidia(device: TileDevice | None) -> bool:
+    """Tell whether a device is an NVIDIA GPU that our kernels run on."""
+    return device is not None and device.kind == "cuda" and device.compute_capability >= CAPABILITY
+
+
+def has_kernels(device: TileDevice | None) -> bool:
+    """Tell whether attention has kernels of ours on a device."""
+    return is_nvidia(device) or (device is not None and not device.features.isdisjoint(FRAGMENTS))

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ladder.api.matmul import Matmul
 from ladder.api.problem import require_fits
-from ladder.ir import as_gemm, to_graph
+from ladder.ir import to_graph
 from ladder.ir.expr import Compute
 from ladder.ir.graph import Graph
+from ladder.rewrite import as_gemm
 from ladder.runtime.compile import Request
 from targets import TileDevice, get_device
 from tile_types import get_type

@@ -12,7 +12,6 @@ import torch._dispatch.python
 import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.frontend.function_match import RUN, drop_unused, match_functions
 from ladder.frontend.selection import topk
 from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
@@ -41,9 +40,7 @@ STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state."""
 
 
-def to_aten(
-    module: torch.fx.GraphModule, examples: Sequence[Any], precise: bool = False
-) -> torch.fx.GraphModule:
+def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
     """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
     _refuse_state(module)
     prepared = _with_whole_operators(module)
@@ -54,10 +51,11 @@ def to_aten(
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
-    if not precise:
-        match_functions(traced)
     return traced
 
+
+RUN = "run"
+"""Key of what nodes hold that are run though nothing uses them: they may raise."""
 
 Layout = Callable[[torch.Tensor], Any]
 
@@ -217,6 +215,11 @@ def _without_failing(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
     drop_unused(traced.graph)
     traced.recompile()
     return traced
+
+
+def drop_unused(graph: torch.fx.Graph) -> None:
+    """Remove unused nodes, except random draws: later draws depend on them; and those that are `RUN`."""
+    graph.eliminate_dead_code(lambda node: node.is_impure() or bool(node.meta.get(RUN)))
 
 
 def _changes_in_place(node: torch.fx.Node) -> bool:

@@ -16,7 +16,6 @@ from ladder.frontend.onnx_late import Late, info_of_tile, shape_of, tensor_info
 from ladder.frontend.onnx_stages import NodeStage, Piece, Staged
 from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import size_names as names_in
-from ladder.ir.rewrite import Rule
 from ladder.runtime.onnx_ops.values import value_of
 from tile_types.tile import Extent
 
@@ -128,9 +127,8 @@ class Flow:
         return Late(name, value.info)
 
     def staged(
-        self, title: str, inputs: Mapping[str, Any], results: Mapping[str, Any], rules: Sequence[Rule],
-        tensor: Tensor,
-    ) -> Staged:  # fmt: skip
+        self, title: str, inputs: Mapping[str, Any], results: Mapping[str, Any], tensor: Tensor
+    ) -> Staged:
         """Return the stages; results are values of the model by name."""
         outputs = tuple(results)
         known = {n: v for n, v in results.items() if isinstance(v, Known) and not v.symbolic}
@@ -139,13 +137,13 @@ class Flow:
                 self.expose(name, results[name], tensor)
         stages = self._needed(outputs)
         if len(stages) == 1 and isinstance(stages[0], Piece) and tuple(stages[0].reads) == tuple(inputs):
-            whole = stages[0].finished(self.homes, known, outputs, rules, whole=True)
+            whole = stages[0].finished(self.homes, known, outputs, whole=True)
             return Staged(title, inputs, outputs, (whole,), {})
         self.stored |= {name: value_of(value.array) for name, value in known.items()}
         finished = tuple(
             stage
             if isinstance(stage, NodeStage)
-            else stage.finished(self.homes, {}, tuple(stage.wanted), rules, whole=False)
+            else stage.finished(self.homes, {}, tuple(stage.wanted), whole=False)
             for stage in stages
         )
         return Staged(title, inputs, outputs, finished, self.stored)

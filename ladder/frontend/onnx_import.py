@@ -19,7 +19,6 @@ import onnx
 
 from ladder import faults
 from ladder.frontend.importer import Importer, identifier
-from ladder.frontend.onnx_attention import ATTENTION_PATTERNS
 from ladder.frontend.onnx_branches import BranchedStage, branches
 from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
@@ -31,7 +30,6 @@ from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_til
 from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
 from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
-from ladder.frontend.onnx_products import ROWS_OF_PRODUCTS
 from ladder.frontend.onnx_sizes import Shapes, fixed_sizes
 from ladder.frontend.onnx_stages import (
     Imported,
@@ -142,14 +140,11 @@ class Walk:
             self.node(node, self.versions)
         self.piece.limits.extend((a, b) for a, b in self.told(LIMITS, []))
         outputs = [info.name for info in graph.output]
-        ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
-        stays = self.precise or ours  # what Ladder wrote stays as it was
-        rules = () if stays else ATTENTION_PATTERNS + ROWS_OF_PRODUCTS
         # A result that is listed again is another of that value, with a name of its own.
         own = [name if outputs.index(name) == at else f"{name}:{at}" for at, name in enumerate(outputs)]
         results = {new: self.value(name) for new, name in zip(own, outputs, strict=True)}
         named = {info.name: self._named(info) if self.shapes else info.type for info in inputs}
-        return self.flow.staged(self.file.title, named, results, rules, self.tensor)
+        return self.flow.staged(self.file.title, named, results, self.tensor)
 
     def told(self, key: str, absent: Any) -> Any:
         """Return what a model of ours says of itself under a key."""

@@ -18,7 +18,6 @@ from ladder.frontend.onnx_values import Known, as_tensor, is_plain
 from ladder.ir.build import prune
 from ladder.ir.extents import size_names as names_in
 from ladder.ir.gemm import Gemm
-from ladder.ir.rewrite import Rule, rewrite
 from ladder.lower.chain.symbols import size_names
 from ladder.runtime.model.program import ImportRefused, Program, Source
 from tile_types.quantized import QuantizedTensor
@@ -185,14 +184,13 @@ class Piece:
 
     def finished(
         self, homes: Mapping[str, tuple[str, int]], literals: Mapping[str, Known], order: Sequence[str],
-        rules: Sequence[Rule], *, whole: bool,
+        *, whole: bool,
     ) -> Imported:  # fmt: skip
         """Return the plan.
 
         homes: Size -> value of the call and axis that show it.
         literals: Results that are known, by name.
         order: Names of the results.
-        rules: Pattern matches of operators that graphs write as several.
         whole: Whether it is the whole model: then inputs that nothing reads stay.
         """
         found: list[int | tuple[Any]] = []
@@ -204,7 +202,6 @@ class Piece:
             found.append(len(results))
             results.append(self.wanted[name])
         graph = prune(self.im.g.finish(*results))
-        graph = rewrite(graph, rules) if rules else graph
         if not whole:
             read = {value for node in graph.nodes for value in node.inputs} | set(graph.outputs)
             kept = tuple(node for node in graph.nodes if node.operator != "input" or node.name in read)

@@ -17,10 +17,9 @@ import torch._dispatch.python
 import torch.fx
 
 from ladder import faults
-from ladder.frontend.aten_graphs import to_aten
+from ladder.frontend.aten_graphs import RUN, to_aten
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
-from ladder.frontend.function_match import RUN
 from ladder.frontend.fx_nodes import (
     CARRIED,
     LAID_OUT,
@@ -86,7 +85,7 @@ def import_fx(
     Raises ImportRefused if it changes torch's state, or its shapes depend on values, or it computes in types
         that tile graphs lack; the message says which.
     """
-    traced = to_aten(module, examples, precise)
+    traced = to_aten(module, examples)
     arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
     for node, value in zip(arguments, examples, strict=True):
         node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)

@@ -10,15 +10,13 @@ from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.expr import Compute, apply, compute, max_, sum_, tensor
 from ladder.ir.finite import Field
 from ladder.ir.gemm import Gemm
-from ladder.ir.gemm_graph import as_gemm, gemm_graph, gemm_reference
+from ladder.ir.gemm_graph import gemm_graph, gemm_reference
 from ladder.ir.graph import Graph, Node
 from ladder.ir.interpret import finite_domain, interpret
 from ladder.ir.lower_expr import evaluate, to_graph
 from ladder.ir.ops import OPERATORS
 from ladder.ir.parser import parse
-from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.printer import print_graph
-from ladder.ir.rewrite import Rule, pattern, rewrite
 from ladder.ir.verify import verify
 
 __all__ = [
@@ -29,10 +27,7 @@ __all__ = [
     "Graph",
     "GraphBuilder",
     "Node",
-    "Pass",
-    "Rule",
     "apply",
-    "as_gemm",
     "bind",
     "compute",
     "evaluate",
@@ -42,11 +37,7 @@ __all__ = [
     "interpret",
     "max_",
     "parse",
-    "pattern",
     "print_graph",
-    "rewrite",
-    "rewriting",
-    "run_passes",
     "sum_",
     "tensor",
     "to_graph",

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ladder.ir.build import GraphBuilder, node_attributes, prune
-from ladder.ir.common import merge_equal, softmax_maximum
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import ERF_COEFFICIENTS, ERF_NEAR, ERF_SERIES
+from ladder.rewrite.merge import merge_equal, softmax_maximum
 
 
 @dataclass

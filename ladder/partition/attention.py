@@ -8,25 +8,11 @@ from ladder.ir.attention import Attention, as_attention, open_extents
 from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
-from schedules.attention import PROBES, AnySchedule, Choice, choose, serving
-from schedules.wave_attention import FRAGMENTS
+from schedules.attention import PROBES, AnySchedule, Choice, choose, has_kernels, serving
 from targets import TileDevice
 from tile_types.errors import LadderError
 
 OPEN = "sizes are open: each call takes the kernel, or torch's, that is predicted to be fastest"
-
-CAPABILITY = (8, 0)
-"""Lowest compute capability that our kernels run on."""
-
-
-def is_nvidia(device: TileDevice | None) -> bool:
-    """Tell whether a device is an NVIDIA GPU that our kernels run on."""
-    return device is not None and device.kind == "cuda" and device.compute_capability >= CAPABILITY
-
-
-def has_kernels(device: TileDevice | None) -> bool:
-    """Tell whether attention has kernels of ours on a device."""
-    return is_nvidia(device) or (device is not None and not device.features.isdisjoint(FRAGMENTS))
 
 
 def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:

@@ -6,23 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
-from ladder.ir.attention_layout import QUERY_LAYOUT
-from ladder.ir.attention_match import ATTENTION_PATTERNS
-from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.build import draws
-from ladder.ir.common import merge_all_but_windows, merge_equal
-from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
-from ladder.ir.passes import Pass, rewriting, run_passes
-from ladder.ir.rules import (
-    CONVERT_FOLDING,
-    GROUPED_ATTENTION,
-    LAYOUT_FOLDING,
-    NEUTRAL_FOLDING,
-    RESHAPE_SINKING,
-)
-from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
-from ladder.partition.attention import attention_part, has_kernels, is_nvidia
+from ladder.partition.attention import attention_part
 from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.codes import codes_part
 from ladder.partition.convolutions import Choose, best_candidate
@@ -35,51 +21,9 @@ from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
 
-FIRST = (
-    Pass("merge equal nodes", merge_equal),
-    rewriting(
-        "fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER + NEUTRAL_FOLDING
-    ),
-    rewriting("heads that share keys", GROUPED_ATTENTION),
-)
-
-CHANNELS = (
-    rewriting(
-        "channels last", CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS
-    ),
-    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
-)
-"""Rules that give convolutions channels last."""
-
-LAST = (Pass("merge equal nodes again", merge_all_but_windows),)
-
-
 Users = Mapping[str, list[Node | None]]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-MATCHES = (rewriting("match attention", ATTENTION_PATTERNS),)
-
-ATTENTION = (
-    rewriting("views of its operands", LAYOUT_FOLDING),
-    rewriting("attention takes in what lies around it", ATTENTION_FORMS),
-    rewriting("queries by tokens", QUERY_LAYOUT),
-    Pass("merge equal masks", merge_equal),
-)
-
-
-IMAGES = (rewriting("few channels", FEW_CHANNELS),)
-
-
-def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = False) -> Graph:
-    """Return the graph without what changes nothing; as the device's kernels take attention and images.
-
-    If ``precise``, several operators do not become one: it would round otherwise.
-    """
-    attention = (*(() if precise else MATCHES), *ATTENTION) if has_kernels(device) else ()
-    further = (*attention, *(IMAGES if is_nvidia(device) else ()))
-    return run_passes(graph, (*FIRST, *CHANNELS, *LAST, *further))
 
 
 def partition(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from ladder.ir.convolution_gemm import as_window_gemm
 from ladder.ir.gemm import Gemm
-from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.partition.convolutions import Choose, best_candidate, convolution_part
 from ladder.partition.row_products import rows_part
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import is_inlined
+from ladder.rewrite.convolution_match import as_window_gemm
+from ladder.rewrite.gemm_match import as_gemm
 from targets import TileDevice
 from tile_types.errors import LadderError
 

@@ -22,8 +22,9 @@ from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower.build import ATTENTION, resolve
-from ladder.partition import Subgraph, partition, simplify
+from ladder.partition import Subgraph, partition
 from ladder.partition.attention import OPEN, chosen, served
+from ladder.rewrite import simplify
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for

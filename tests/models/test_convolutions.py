@@ -16,7 +16,8 @@ import ladder
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, evaluate
 from ladder.lower.chain import emit_chain
-from ladder.partition import partition, simplify
+from ladder.partition import partition
+from ladder.rewrite import simplify
 from ladder.simulate import simulate_launch
 from targets import get_device
 

@@ -15,7 +15,8 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder
 from ladder.lower.build import derive_stage
 from ladder.lower.chain import emit_chain
-from ladder.partition import partition, simplify
+from ladder.partition import partition
+from ladder.rewrite import simplify
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.model.chains import chain_job

@@ -18,7 +18,8 @@ from ladder.ir import Graph, evaluate
 from ladder.ir.build import GraphBuilder
 from ladder.ir.folding import fold
 from ladder.lower.chain import window_reductions
-from ladder.partition import partition, simplify
+from ladder.partition import partition
+from ladder.rewrite import simplify
 from ladder.runtime.model.build import build_prepared
 from ladder.runtime.model.parameters import computed
 from ladder.runtime.model.prepared import Prepared, simplified, with_packed

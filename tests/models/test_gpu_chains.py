@@ -19,7 +19,7 @@ from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
 from ladder.movement.machines import machine_of
 from ladder.movement.mapping import Mapping
-from ladder.partition import simplify
+from ladder.rewrite import simplify
 from ladder.simulate import SimulationResult, simulate_launch
 from ladder.simulate.operator import FAMILIES
 from targets import get_device

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import ladder
 from ladder.ir.parser import parse
-from ladder.ir.rewrite import rewrite
-from ladder.ir.rules import LAYOUT_FOLDING
+from ladder.rewrite.identities import LAYOUT_FOLDING
+from ladder.rewrite.rules import rewrite
 from ladder.runtime.model import chain_calls
 
 

@@ -17,8 +17,9 @@ from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.ir.gemm import Gemm
-from ladder.partition import partition, simplify
+from ladder.partition import partition
 from ladder.partition.horizontal_fusion import MOST_INPUTS
+from ladder.rewrite import simplify
 from ladder.runtime.model.arguments import CallArguments
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.prepared import updated_inputs

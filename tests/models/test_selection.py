@@ -12,7 +12,7 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.movement.choose import ranked
 from ladder.movement.machines import machine_of
-from ladder.partition import simplify
+from ladder.rewrite import simplify
 from targets import get_device
 from tests.models.test_gpu_chains import check
 

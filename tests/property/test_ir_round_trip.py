@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladder.ir import Graph, GraphBuilder, bind, evaluate, parse, print_graph, rewrite, verify
+from ladder.ir import Graph, GraphBuilder, bind, evaluate, parse, print_graph, verify
 from ladder.ir.extents import bind as bind_extent
 from ladder.ir.extents import canonical
 from ladder.ir.printer import print_literal
-from ladder.ir.rules import CONVERT_FOLDING, LAYOUT_FOLDING, MATMUL_RECOGNITION
+from ladder.rewrite import rewrite
+from ladder.rewrite.identities import CONVERT_FOLDING, LAYOUT_FOLDING, MATMUL_RECOGNITION
 
 UNARY = ("neg", "silu", "sigmoid", "tanh", "relu", "square")
 BINARY = ("add", "sub", "mul", "maximum", "minimum")

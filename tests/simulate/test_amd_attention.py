@@ -16,8 +16,7 @@ from tvm import ir, tirx
 from ladder.ir.attention import Attention
 from ladder.lower.rocm.attention import emit
 from ladder.lower.rocm.toolchain import resources_of
-from ladder.partition.attention import has_kernels
-from schedules.attention import choose
+from schedules.attention import choose, has_kernels
 from schedules.wave_attention import WaveAttentionSchedule, is_legal, schedules
 from targets import get_device
 from tile_types.errors import ScheduleError

@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.lower.chain import emit_chain
-from ladder.partition import partition, simplify
+from ladder.partition import partition
 from ladder.partition.subgraphs import Subgraph
+from ladder.rewrite import simplify
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for
 from targets import TileDevice, get_device

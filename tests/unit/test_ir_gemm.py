@@ -11,7 +11,6 @@ import torch
 from ladder.ir import (
     Gemm,
     apply,
-    as_gemm,
     compute,
     evaluate,
     gemm_graph,
@@ -22,6 +21,7 @@ from ladder.ir import (
     verify,
 )
 from ladder.ir.ops import unary_operators
+from ladder.rewrite import as_gemm
 from tile_types.errors import ConversionError, DTypeError, ShapeError, UnknownNameError, VerificationError
 from tile_types.quantize import quantize
 

@@ -10,24 +10,19 @@ from ir_examples import of_matmul_blocks, operands
 
 from ladder.ir import (
     GraphBuilder,
-    Pass,
-    Rule,
     evaluate,
     parse,
-    pattern,
-    rewrite,
-    rewriting,
-    run_passes,
     verify,
 )
-from ladder.ir.rules import (
+from ladder.rewrite import Pass, Rule, pattern, rewrite, rewriting, run_passes
+from ladder.rewrite.identities import (
     CONVERT_FOLDING,
     GROUPED_ATTENTION,
     LAYOUT_FOLDING,
     MATMUL_RECOGNITION,
     NEUTRAL_FOLDING,
 )
-from ladder.ir.transpose_rules import TRANSPOSE_SINKING
+from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING
 from tile_types.errors import VerificationError
 
 

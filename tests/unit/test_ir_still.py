@@ -7,9 +7,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from ladder.ir import GraphBuilder, evaluate, rewrite
-from ladder.ir.convolution_rules import STILL
+from ladder.ir import GraphBuilder, evaluate
 from ladder.ir.folding import fold
+from ladder.rewrite import rewrite
+from ladder.rewrite.convolution_rules import STILL
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 1, 3), (1, 1, 5), (1, 4, 1)])

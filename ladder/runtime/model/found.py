@@ -16,7 +16,6 @@ from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.extents import product
 from ladder.lower.blocks.analysis import gemm_of
-from ladder.partition.attention import is_nvidia
 from ladder.partition.convolutions import ADDMM, COSTS, chain_us, moved
 from ladder.partition.found_graphs import Choice, Find, Weight
 from ladder.partition.found_program import RegionProgram
@@ -31,6 +30,7 @@ from ladder.runtime.packed import layout_of
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Database, Limits, Program, Report, VerifiedGraph, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
+from schedules.attention import is_nvidia
 from tile_types.errors import CacheError, LadderError, ScheduleError
 from tile_types.library import get_type
 from tile_types.tile import Tile

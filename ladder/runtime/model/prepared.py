@@ -18,12 +18,13 @@ from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
-from ladder.partition import Subgraph, partition, simplify
+from ladder.partition import Subgraph, partition
 from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.prologues import with_prologues
 from ladder.partition.subgraphs import engine, extract, outside_inputs
+from ladder.rewrite import simplify
 from ladder.runtime.compile import candidate_for, gated_schedule
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve

@@ -6,7 +6,7 @@ from typing import Any
 
 from ladder.ir.build import node_attributes
 from ladder.ir.ops import get_operator
-from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from ladder.rewrite.rules import Match, Rule, Rules, pattern
 
 HEADS_FIRST = (0, 2, 1, 3)
 """Swaps heads and tokens, both ways."""

@@ -8,7 +8,7 @@ from ladder.ir.attention import CODES
 from ladder.ir.attention_row import EXTRAS, named_operands
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
-from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from ladder.rewrite.rules import Match, Rule, Rules, pattern
 
 VIEWS = ("reshape", "broadcast")
 COMPARISONS = {"less": 0, "less_equal": 1}

@@ -1,4 +1,4 @@
-"""What follows the product of a stored matrix, as exporters of ONNX models write it, brought to its rows.
+"""What follows the product of a stored matrix, brought to its rows.
 
 A product of tensors of more axes multiplies all rows at once and reshapes the result. Sums with a bias and
 other functions of each element come before that, so that the product's kernel computes them too.
@@ -10,7 +10,7 @@ from typing import Any
 
 from ladder.ir.extents import product
 from ladder.ir.ops import get_operator
-from ladder.ir.rewrite import Match, Pattern, Rule, Rules
+from ladder.rewrite.rules import Match, Pattern, Rule, Rules
 
 
 def _rows(match: Match, value: str) -> str | None:

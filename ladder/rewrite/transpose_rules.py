@@ -14,7 +14,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.ir.ops import get_operator
-from ladder.ir.rewrite import Match, Pattern, Rule, Rules, pattern
+from ladder.rewrite.rules import Match, Pattern, Rule, Rules, pattern
 from tile_types.tile import Extent
 
 Permutation = tuple[int, ...]

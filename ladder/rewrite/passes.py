@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
-from ladder.ir.rewrite import Rule, rewrite
 from ladder.ir.verify import verify
+from ladder.rewrite.rules import Rule, rewrite
 from tile_types.errors import VerificationError
 
 

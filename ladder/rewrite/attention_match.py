@@ -2,25 +2,30 @@
 
 Scores that are replaced by the least number of their type count as keys that are not seen: softmax gives them
 no weight. That holds where each row sees a key (in a row of replaced scores alone all would weigh the same),
-so which are replaced must be known while compiling: masks made of counters, not those that are inputs.
+so which are replaced must be known while compiling: masks made of counters. Where the mask is an input, a
+large negative number that replaces scores of float32 is the same as one added to them (`REPLACED_SCORES`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ladder.ir.build import node_attributes
-from ladder.ir.common import softmax_maximum
 from ladder.ir.constant import constant_value
 from ladder.ir.graph import Node
-from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from ladder.rewrite.merge import softmax_maximum
+from ladder.rewrite.rules import Match, Rule, Rules, pattern
 from tile_types.library import get_type
 
 FLOAT_MASKS = ("float16", "bfloat16", "float32")
+
+VANISHING = -1e30
+"""A number that is no more than this stays itself when a score of float32 is added to it."""
 
 
 @dataclass
@@ -30,6 +35,8 @@ class Scores:
     scale: float = 1.0
     mask: str | None = None
     seen: Seen | None = None
+    adds: bool = False
+    """Whether a number that replaces scores may be read as one that is added to them."""
 
 
 @dataclass(frozen=True)
@@ -106,24 +113,37 @@ def _product_of(match: Match, value: str, found: Scores) -> Node | None:
 def _chosen(match: Match, node: Node, found: Scores) -> Node | None:
     """Follow scores of which some are replaced by the least number of their type."""
     condition, *branches = node.inputs
-    array = constant_value(match.builder.node, condition)
-    lead = len(node.tile.shape) - len(match.builder.tile(condition).shape)
-    if array is None or lead < 0:
+    if len(node.tile.shape) < len(match.builder.tile(condition).shape):
         return None
     for kept, (scores, fill) in ((True, branches), (False, branches[::-1])):
         number = _spread_number(match, fill)
-        if number is None or number > least_number(node.tile.ttype.name):
+        if number is None or match.builder.tile(scores).shape != node.tile.shape:
             continue
-        if match.builder.tile(scores).shape != node.tile.shape:
-            return None
-        truth = array != 0
-        seen = truth if kept else ~truth
-        if not seen.any(-1).all():
-            return None  # a row that sees nothing
-        value = condition if kept else match.builder.add("negation", condition)
-        found.seen = Seen(value, seen)
-        return _product_of(match, scores, found)
+        seen = _seen(match, condition, kept) if number <= least_number(node.tile.ttype.name) else None
+        if seen is not None:
+            found.seen = seen
+            return _product_of(match, scores, found)
+        if found.adds and -np.inf < number <= VANISHING and node.tile.ttype.name == "float32":
+            found.mask = _added(match, condition, kept, number)
+            return _scaled(match, scores, found) if _is_mask(match, found.mask, node.tile.shape) else None
     return None
+
+
+def _seen(match: Match, condition: str, kept: bool) -> Seen | None:
+    """Return which keys are seen; None if that is not known while compiling, or if a row sees none."""
+    array = constant_value(match.builder.node, condition)
+    if array is None:
+        return None
+    truth = (array != 0) if kept else (array == 0)
+    if not truth.any(-1).all():
+        return None
+    return Seen(condition if kept else match.builder.add("negation", condition), truth)
+
+
+def _added(match: Match, condition: str, kept: bool, number: float) -> str:
+    """Return what is added to scores in place of a number that replaces them."""
+    none, much = (match.builder.add("constant", value=value, type="float32") for value in (0.0, number))
+    return match.builder.add("select", condition, *((none, much) if kept else (much, none)))
 
 
 def least_number(ttype: str) -> float:
@@ -190,15 +210,15 @@ def _four_axes(match: Match, value: str, lead: Any) -> str | None:
     return match.builder.add("reshape", value, shape=(*lead, *tile.shape[-2:]))
 
 
-def _matched(match: Match) -> str | None:
-    """``reshape(softmax(q kᵀ · scale + mask) v)`` -> attention."""
-    product = match.node("product")
+def _matched(match: Match, adds: bool = False) -> str | None:
+    """``softmax(q kᵀ · scale + mask) v``, perhaps in another shape -> attention."""
+    product = match.root if match.root.operator == "matmul" else match.node("product")
     shape = match.root.tile.shape
     weights = match.builder.node(product.inputs[0])
     weights = match.builder.node(weights.inputs[0]) if weights.operator == "reshape" else weights
     if len(shape) != 4 or len(weights.tile.shape) != 4 or node_attributes(product)["transpose_b"]:
         return None
-    scores, found = _before_softmax(match, weights.name), Scores()
+    scores, found = _before_softmax(match, weights.name), Scores(adds=adds)
     inner = None if scores is None else _product_of(match, scores, found)
     lead = shape[:2]
     if inner is None or weights.tile.shape[:2] != lead or weights.tile.shape[2] != shape[2]:
@@ -210,7 +230,7 @@ def _matched(match: Match) -> str | None:
     if not node_attributes(inner)["transpose_b"]:
         k = match.builder.add("transpose", k, permutation=(0, 1, 3, 2))
     types = {match.builder.tile(value).ttype.name for value in (q, k, v)} | {match.root.tile.ttype.name}
-    if len(types) > 1:
+    if len(types) > 1 or (adds and types != {"float32"}):
         return None
     (ttype,) = types
     given = _masked(match, found, ttype, shape[-2], match.builder.tile(k).shape[-2])
@@ -219,7 +239,13 @@ def _matched(match: Match) -> str | None:
     return match.builder.add("attention", q, k, v, *masks, scale=found.scale, extras=extras, **given)
 
 
-ATTENTION_PATTERNS: Rules = (
-    Rule("match attention", pattern("reshape", pattern("matmul", name="product")), _matched),
+PRODUCTS = (pattern("matmul"), pattern("reshape", pattern("matmul", name="product")))
+"""Products of weights and values: of four axes, and of stacked matrices."""
+
+ATTENTION_PATTERNS: Rules = tuple(Rule("match attention", form, _matched) for form in PRODUCTS)
+"""For every program."""
+
+REPLACED_SCORES: Rules = tuple(
+    Rule("match attention whose scores are replaced", form, partial(_matched, adds=True)) for form in PRODUCTS
 )
-"""For targets that have attention in one kernel."""
+"""For CPUs: on GPUs a row of which all scores are replaced may overflow."""

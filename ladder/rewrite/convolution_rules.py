@@ -9,8 +9,8 @@ from ladder.ir.build import node_attributes
 from ladder.ir.convolution import Convolution, convolution_of
 from ladder.ir.extents import Shape, product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
-from ladder.ir.rewrite import Match, Rule, Rules, pattern
-from ladder.ir.transpose_rules import channels_first
+from ladder.rewrite.rules import Match, Rule, Rules, pattern
+from ladder.rewrite.transpose_rules import channels_first
 from tile_types.errors import ShapeError
 
 

@@ -1,0 +1,77 @@
+"""What is rewritten before a graph is partitioned, and in what order."""
+
+from __future__ import annotations
+
+from ladder.ir.graph import Graph
+from ladder.rewrite.attention_layout import QUERY_LAYOUT
+from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
+from ladder.rewrite.attention_rules import ATTENTION_FORMS
+from ladder.rewrite.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
+from ladder.rewrite.function_match import FUNCTION_PATTERNS
+from ladder.rewrite.identities import (
+    CONVERT_FOLDING,
+    GROUPED_ATTENTION,
+    LAYOUT_FOLDING,
+    NEUTRAL_FOLDING,
+    RESHAPE_SINKING,
+)
+from ladder.rewrite.merge import merge_all_but_windows, merge_equal
+from ladder.rewrite.passes import Pass, rewriting, run_passes
+from ladder.rewrite.row_rules import ROWS_OF_PRODUCTS
+from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
+from schedules.attention import has_kernels, is_nvidia
+from targets import TileDevice
+
+FOLDING = (
+    Pass("merge equal nodes", merge_equal),
+    rewriting(
+        "fold layouts",
+        LAYOUT_FOLDING
+        + CONVERT_FOLDING
+        + RESHAPE_SINKING
+        + ROWS_OF_PRODUCTS
+        + WINDOW_ORDER
+        + NEUTRAL_FOLDING,
+    ),
+)
+
+GROUPS = (rewriting("heads that share keys", GROUPED_ATTENTION),)
+
+CHANNELS = (
+    rewriting(
+        "channels last", CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS
+    ),
+    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
+)
+"""Rules that give convolutions channels last."""
+
+LAST = (Pass("merge equal nodes again", merge_all_but_windows),)
+
+ATTENTION = (
+    rewriting("views of its operands", LAYOUT_FOLDING),
+    rewriting("attention takes in what lies around it", ATTENTION_FORMS),
+    rewriting("queries by tokens", QUERY_LAYOUT),
+    Pass("merge equal masks", merge_equal),
+)
+
+IMAGES = (rewriting("few channels", FEW_CHANNELS),)
+
+
+def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = False) -> Graph:
+    """Return the graph without what changes nothing; as the device's kernels take attention and images.
+
+    If ``precise``, several operators do not become one: it would round otherwise.
+    """
+    ours = has_kernels(device)
+    matches = () if precise else matching(ours)
+    passes = (*FOLDING, *matches, *GROUPS, *CHANNELS, *LAST, *(ATTENTION if ours else ()))
+    return run_passes(graph, (*passes, *(IMAGES if is_nvidia(device) else ())))
+
+
+def matching(ours: bool) -> tuple[Pass, ...]:
+    """Return the pattern matches of operators that programs write as several.
+
+    ours: Whether attention has kernels of ours.
+    """
+    functions = rewriting("match activation functions", FUNCTION_PATTERNS)
+    return (functions, rewriting("match attention", ATTENTION_PATTERNS + (() if ours else REPLACED_SCORES)))
