@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -79,6 +79,54 @@ class Configuration:
             activation=self.config.get("activation"),
             keep_canonical=bool(self.config.get("keep_canonical")),
         )
+
+
+class EngineConfig:
+    """What an engine asks of a quantization method; a subclass adds the engine's base class.
+
+    config: As of `Configuration`.
+    """
+
+    engine: ClassVar[str]
+    """The engine's name, for errors."""
+
+    methods: ClassVar[Mapping[str, Any]]
+    """Form of a checkpoint -> the class that serves its linear layers."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.settings = Configuration(config, self.engine, self.methods)
+
+    def get_name(self) -> str:
+        return METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [*FLOATS, torch.float32]
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(config)
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Take GPTQ checkpoints where the user asks for us."""
+        ours = user_quant == METHOD and str(hf_quant_cfg.get("quant_method", "")) in cls.methods
+        return METHOD if ours else None
+
+    def linear_method(self, prefix: str) -> Any:
+        """Return what serves a linear layer."""
+        return self.methods[self.settings.form](self, prefix)
+
+    def require_online(self, prefix: str) -> None:
+        """Raise CheckpointError for experts that are stored in quantized form."""
+        if self.settings.form != "online":
+            raise CheckpointError(f"{prefix}: stored quantized experts are not served by {METHOD!r} yet")
 
 
 def with_attributes(parameter: torch.nn.Parameter, attributes: Mapping[str, Any]) -> torch.nn.Parameter:
@@ -273,13 +321,25 @@ class ExpertsLayer:
 
     settings: Configuration
 
-    def register(
-        self, layer: torch.nn.Module, experts: int, hidden: int, size: int, dtype: torch.dtype, extra: Any
+    def columns(self, layer: torch.nn.Module, size: int) -> int:
+        """Return the columns of the experts' first weights on all ranks; ``size`` of them are on this one."""
+        raise NotImplementedError
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
     ) -> None:
         """Register ``w13_weight`` [E, 2I, H] and ``w2_weight`` [E, H, I] of this rank's shard."""
-        self.dtype, self.experts = dtype, experts
-        for name, shape in {"w13_weight": (2 * size, hidden), "w2_weight": (hidden, size)}.items():
-            data = torch.empty(experts, *shape, dtype=dtype)
+        size = intermediate_size_per_partition
+        self.require_border(size, self.columns(layer, size))
+        self.dtype, self.experts = params_dtype, num_experts
+        for name, shape in {"w13_weight": (2 * size, hidden_size), "w2_weight": (hidden_size, size)}.items():
+            data = torch.empty(num_experts, *shape, dtype=params_dtype)
             parameter = torch.nn.Parameter(data, requires_grad=False)
             layer.register_parameter(name, with_attributes(parameter, extra))
 

@@ -30,8 +30,7 @@ from sglang.srt.layers.quantization.utils import is_layer_skipped
 
 from ladder.api.grouped_linear import mixture
 from ladder.integrations.engine_layers import (
-    FLOATS,
-    Configuration,
+    EngineConfig,
     ExpertsLayer,
     GptqLayer,
     OneOrder,
@@ -41,7 +40,7 @@ from ladder.integrations.engine_layers import (
     with_attributes,
 )
 from ladder.integrations.loading import METHOD
-from tile_types.errors import CheckpointError, LadderError
+from tile_types.errors import LadderError
 
 PLAIN = {
     "is_gated": True,
@@ -53,55 +52,6 @@ PLAIN = {
     "swiglu_limit": None,
 }
 """Fields of SGLang's ``MoeRunnerConfig`` -> the value with which experts are served."""
-
-
-class LadderQuantizationConfig(QuantizationConfig):  # type: ignore[misc]
-    """How SGLang serves a model with Ladder; see `Configuration`."""
-
-    def __init__(self, config: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self.settings = Configuration(config, "SGLang", METHODS)
-        self.packed_modules_mapping = (config or {}).get("packed_modules_mapping") or {}
-
-    def get_name(self) -> str:
-        return METHOD
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [*FLOATS, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> LadderQuantizationConfig:
-        return cls(config)
-
-    @classmethod
-    def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None) -> str | None:
-        """Take GPTQ checkpoints where the user asks for us."""
-        ours = user_quant == METHOD and str(hf_quant_cfg.get("quant_method", "")) in METHODS
-        return METHOD if ours else None
-
-    def get_scaled_act_names(self) -> list[str]:
-        return []
-
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """Return what serves a layer: None for what is not quantized."""
-        is_linear, is_moe = isinstance(layer, LinearBase), isinstance(layer, FusedMoE)
-        if not (is_linear or is_moe):
-            return None
-        if is_layer_skipped(prefix, self.settings.skipped, self.packed_modules_mapping):
-            return UnquantizedLinearMethod() if is_linear else UnquantizedFusedMoEMethod()
-        if is_linear:
-            return METHODS[self.settings.form](self, prefix)
-        if self.settings.form != "online":
-            raise CheckpointError(f"{prefix}: stored quantized experts are not served by {METHOD!r} yet")
-        return LadderMoEMethod(self)
 
 
 class LadderOnlineLinearMethod(OnlineLayer, LinearMethodBase):  # type: ignore[misc]
@@ -151,22 +101,11 @@ METHODS: dict[str, Any] = {
 class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
     """Experts that are loaded in 16 bits, quantized, and run as one `GroupedMatmul` per weight."""
 
-    def __init__(self, config: LadderQuantizationConfig) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.settings = config.settings
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra: Any,
-    ) -> None:
-        """Register this rank's shard of the weights."""
-        size = intermediate_size_per_partition
-        self.require_border(size, size * int(getattr(layer, "moe_tp_size", 1)))
-        self.register(layer, num_experts, hidden_size, size, params_dtype, extra)
+    def columns(self, layer: torch.nn.Module, size: int) -> int:
+        return size * int(getattr(layer, "moe_tp_size", 1))
 
     def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: Any) -> None:
         """Check that these experts are of the kind that is served.
@@ -185,6 +124,36 @@ class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
         own = torch.where(ids < 0, self.experts, ids).long()
         x = dispatch_output.hidden_states
         return StandardCombineInput(mixture(x, own, weights, layer.up, self.gate, layer.down))
+
+
+class LadderQuantizationConfig(EngineConfig, QuantizationConfig):  # type: ignore[misc]
+    """How SGLang serves a model with Ladder; see `EngineConfig`."""
+
+    engine = "SGLang"
+    methods = METHODS
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self.packed_modules_mapping = (config or {}).get("packed_modules_mapping") or {}
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    def get_scaled_act_names(self) -> list[str]:
+        return []
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """Return what serves a layer: None for what is not quantized."""
+        is_linear, is_moe = isinstance(layer, LinearBase), isinstance(layer, FusedMoE)
+        if not (is_linear or is_moe):
+            return None
+        if is_layer_skipped(prefix, self.settings.skipped, self.packed_modules_mapping):
+            return UnquantizedLinearMethod() if is_linear else UnquantizedFusedMoEMethod()
+        if is_linear:
+            return self.linear_method(prefix)
+        self.require_online(prefix)
+        return LadderMoEMethod(self)
 
 
 def register() -> None:

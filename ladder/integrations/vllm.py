@@ -31,8 +31,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 from ladder.api.grouped_linear import mixture
 from ladder.integrations.engine_layers import (
     ARRAYS,
-    FLOATS,
-    Configuration,
+    EngineConfig,
     ExpertsLayer,
     GptqLayer,
     OneOrder,
@@ -41,63 +40,6 @@ from ladder.integrations.engine_layers import (
     gate_of,
 )
 from ladder.integrations.loading import METHOD
-from tile_types.errors import CheckpointError
-
-
-class LadderQuantizationConfig(QuantizationConfig):  # type: ignore[misc]
-    """How vLLM serves a model with Ladder; see `Configuration`."""
-
-    def __init__(self, config: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self.settings = Configuration(config, "vLLM", METHODS)
-
-    def get_name(self) -> str:
-        return METHOD
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [*FLOATS, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return -1
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> LadderQuantizationConfig:
-        return cls(config)
-
-    @classmethod
-    def override_quantization_method(
-        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
-    ) -> str | None:
-        """Take GPTQ checkpoints where the user asks for us."""
-        ours = user_quant == METHOD and str(hf_quant_cfg.get("quant_method", "")) in METHODS
-        return METHOD if ours else None
-
-    def get_checkpoint_weight_mapper(self) -> Any:
-        """Return how names in a checkpoint become those of parameters."""
-        if self.settings.form == "gptq":
-            ordered = self.settings.config.get("desc_act")
-            return WeightsMapper(orig_to_new_suffix={} if ordered else {".g_idx": None})
-        names: dict[str, str | None] = {f".weight.{name}": f".{name}" for name in ARRAYS}
-        return WeightsMapper(orig_to_new_suffix={**names, ".weight.description": None})
-
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """Return what serves a layer: None for what is not quantized."""
-        is_linear, is_moe = isinstance(layer, LinearBase), isinstance(layer, RoutedExperts)
-        if not (is_linear or is_moe):
-            return None
-        settings, mapping = self.settings, self.packed_modules_mapping
-        if is_layer_skipped(prefix, settings.skipped, mapping, match_mode="suffix"):
-            return UnquantizedLinearMethod() if is_linear else None
-        if is_linear:
-            return METHODS[settings.form](self, prefix)
-        if settings.form != "online":
-            raise CheckpointError(f"{prefix}: stored quantized experts are not served by {METHOD!r} yet")
-        return LadderMoEMethod(self, layer.moe_config)
 
 
 @register_weight_loader_v2_supported_method
@@ -137,23 +79,12 @@ METHODS: dict[str, Any] = {
 class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
     """Experts that are loaded in 16 bits, quantized, and run as one `GroupedMatmul` per weight."""
 
-    def __init__(self, config: LadderQuantizationConfig, moe: Any) -> None:
+    def __init__(self, config: EngineConfig, moe: Any) -> None:
         FusedMoEMethodBase.__init__(self, moe)
         self.settings = config.settings
 
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra: Any,
-    ) -> None:
-        """Register this rank's shard of the weights."""
-        size = intermediate_size_per_partition
-        self.require_border(size, self.moe.intermediate_size_per_partition * self.moe.tp_size)
-        self.register(layer, num_experts, hidden_size, size, params_dtype, extra)
+    def columns(self, layer: torch.nn.Module, size: int) -> int:
+        return int(self.moe.intermediate_size_per_partition * self.moe.tp_size)
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         """Return None: none of vLLM's kernels is used."""
@@ -173,6 +104,38 @@ class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
             ids = layer.expert_map[ids].long()
             ids = torch.where(ids < 0, self.experts, ids)
         return mixture(x, ids, topk_weights, layer.up, gate_of(layer.activation), layer.down)
+
+
+class LadderQuantizationConfig(EngineConfig, QuantizationConfig):  # type: ignore[misc]
+    """How vLLM serves a model with Ladder; see `EngineConfig`."""
+
+    engine = "vLLM"
+    methods = METHODS
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return -1
+
+    def get_checkpoint_weight_mapper(self) -> Any:
+        """Return how names in a checkpoint become those of parameters."""
+        if self.settings.form == "gptq":
+            ordered = self.settings.config.get("desc_act")
+            return WeightsMapper(orig_to_new_suffix={} if ordered else {".g_idx": None})
+        names: dict[str, str | None] = {f".weight.{name}": f".{name}" for name in ARRAYS}
+        return WeightsMapper(orig_to_new_suffix={**names, ".weight.description": None})
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """Return what serves a layer: None for what is not quantized."""
+        is_linear, is_moe = isinstance(layer, LinearBase), isinstance(layer, RoutedExperts)
+        if not (is_linear or is_moe):
+            return None
+        mapping = self.packed_modules_mapping
+        if is_layer_skipped(prefix, self.settings.skipped, mapping, match_mode="suffix"):
+            return UnquantizedLinearMethod() if is_linear else None
+        if is_linear:
+            return self.linear_method(prefix)
+        self.require_online(prefix)
+        return LadderMoEMethod(self, layer.moe_config)
 
 
 def register() -> None:
