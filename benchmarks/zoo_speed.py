@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import ladder
-from ladder.runtime.model.profile import step_times, torch_times
+from ladder.partition.scatter import written
+from ladder.runtime.model.binders import BINDERS
+from ladder.runtime.model.build import demoted
+from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.profile import ready_steps, step_times
+from ladder.runtime.model.steps import Steps
+from ladder.runtime.model.workspace import Bound
+from tile_types.errors import LadderError
 
 Inputs = Mapping[str, Any]
 
@@ -111,6 +119,56 @@ def dearest(fast: Any, inputs: Inputs, count: int, rounds: int = 5) -> list[dict
         beside = torch_times(built.executable, values, ours, rounds)
         found += [_step(built.plan, at, times[at], beside.get(at)) for at in top]
     return sorted(found, key=lambda row: -row["us"])[:count]
+
+
+def torch_times(
+    executable: Executable, values: Sequence[Any], numbers: Collection[int], rounds: int = 20
+) -> dict[int, float]:
+    """Measure what steps of a plan on a CPU would take in torch, operator by operator.
+
+    numbers: Of the steps.
+    executable, values, rounds: As `ladder.runtime.model.profile.step_times` takes them.
+    Returns: Number of a step -> median µs; those that torch cannot run, or that write into arguments, are
+        left out.
+    """
+    steps, values = ready_steps(executable, values)
+    times: dict[int, list[float]] = {}
+
+    def timed(at: int, bound: Bound, other: Bound) -> Bound:
+        def run(slots: list[Any]) -> None:
+            apart = list(slots)
+            start = time.perf_counter()
+            other(apart)
+            times.setdefault(at, []).append(time.perf_counter() - start)
+            bound(slots)
+
+        return run
+
+    others = {at: other for at in numbers if (other := _in_torch(steps, at))}
+    kept = steps.bound
+    steps.bound = [
+        (timed(at, bound, others[at]) if at in others else bound, dead)
+        for at, (bound, dead) in zip(steps.numbers, kept, strict=True)
+    ]
+    for _ in range(rounds):
+        steps.run(values)
+    steps.bound = kept
+    return {at: statistics.median(found) * 1e6 for at, found in times.items()}
+
+
+def _in_torch(steps: Steps, number: int) -> Bound | None:
+    """Return a step as torch runs it; None where it cannot, or would write into an argument.
+
+    Torch cannot where the plan holds an operand in the order of a kernel only.
+    """
+    step = steps.owner.plan.steps[number]
+    if written(step.part) or not steps.memory.packed.keys().isdisjoint(step.part.inputs):
+        return None
+    instead = replace(step, part=demoted(step.part, ""))
+    try:
+        return BINDERS[instead.part.kind](steps.memory, instead)
+    except LadderError:
+        return None
 
 
 def _step(plan: Any, at: int, us: float, by_torch: float | None) -> dict[str, Any]:

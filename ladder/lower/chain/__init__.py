@@ -17,7 +17,6 @@ from tile_types.errors import DeviceError, ScheduleError
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from ladder.lower.chain.scatter import Chain
-    from ladder.movement.graph import MovementGraph
     from ladder.movement.mapping import Mapping
     from targets import TileDevice
 
@@ -35,16 +34,6 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     from ladder.lower.chain.scatter import Chain
 
     return NESTS[device.kind](Chain.of(graph), device, name, mapping)
-
-
-def movement_of(graph: Graph, target: str) -> MovementGraph:
-    """Return the movement graph that the model ranks first for a chain on a GPU: what moves, and where."""
-    from ladder.lower.chain.scatter import Chain
-    from ladder.movement.choose import ranked
-    from ladder.movement.machines import machine_of
-    from targets import get_device
-
-    return ranked(Chain.of(graph).graph, machine_of(get_device(target)))[0]
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,12 @@ from ladder.ir.build import bind, node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.printer import print_graph
-from ladder.partition.scatter import written
 from ladder.partition.subgraphs import Subgraph, engine
-from ladder.runtime.model.binders import BINDERS
-from ladder.runtime.model.build import demoted
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import ModelPlan, PlanStep
 from ladder.runtime.model.steps import Steps
 from ladder.runtime.model.workspace import Bound
-from tile_types.errors import ConversionError, LadderError
+from tile_types.errors import ConversionError
 
 if TYPE_CHECKING:
     from ladder.runtime.model.executable import Executable
@@ -193,13 +190,13 @@ def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) 
         overlap, as they may in a call.
     Raises RuntimeError: A step on a GPU cannot be recorded.
     """
-    steps, values = _ready(executable, values)
+    steps, values = ready_steps(executable, values)
     clock = _gpu_rounds if executable.where.type == "cuda" else _cpu_rounds
     found = zip(*clock(steps, values, rounds), strict=True)
     return {at: statistics.median(times) * 1e6 for at, times in zip(steps.numbers, found, strict=True)}
 
 
-def _ready(executable: Executable, values: Sequence[Any]) -> tuple[Steps, Sequence[Any]]:
+def ready_steps(executable: Executable, values: Sequence[Any]) -> tuple[Steps, Sequence[Any]]:
     """Return the steps for the sizes of a call, which ran once, and all values that they take."""
     if executable.bound.joined is not None:
         values = (*values, *executable.bound.joined.of(values))
@@ -210,56 +207,6 @@ def _ready(executable: Executable, values: Sequence[Any]) -> tuple[Steps, Sequen
     steps = frame.steps if on_gpu or some_empty else frame.settled(sizes)
     steps.run(values)
     return steps, values
-
-
-def torch_times(
-    executable: Executable, values: Sequence[Any], numbers: Collection[int], rounds: int = 20
-) -> dict[int, float]:
-    """Measure what steps of a plan on a CPU would take in torch, operator by operator.
-
-    numbers: Of the steps.
-    executable, values, rounds: As `step_times` takes them.
-    Returns: Number of a step -> median µs; those that torch cannot run, or that write into arguments, are
-        left out.
-    """
-    steps, values = _ready(executable, values)
-    times: dict[int, list[float]] = {}
-
-    def timed(at: int, bound: Bound, other: Bound) -> Bound:
-        def run(slots: list[Any]) -> None:
-            apart = list(slots)
-            start = time.perf_counter()
-            other(apart)
-            times.setdefault(at, []).append(time.perf_counter() - start)
-            bound(slots)
-
-        return run
-
-    others = {at: other for at in numbers if (other := _by_torch(steps, at))}
-    kept = steps.bound
-    steps.bound = [
-        (timed(at, bound, others[at]) if at in others else bound, dead)
-        for at, (bound, dead) in zip(steps.numbers, kept, strict=True)
-    ]
-    for _ in range(rounds):
-        steps.run(values)
-    steps.bound = kept
-    return {at: statistics.median(found) * 1e6 for at, found in times.items()}
-
-
-def _by_torch(steps: Steps, number: int) -> Bound | None:
-    """Return a step as torch runs it; None where it cannot, or would write into an argument.
-
-    Torch cannot where the plan holds an operand in the order of a kernel only.
-    """
-    step = steps.owner.plan.steps[number]
-    if written(step.part) or not steps.memory.packed.keys().isdisjoint(step.part.inputs):
-        return None
-    instead = replace(step, part=demoted(step.part, ""))
-    try:
-        return BINDERS[instead.part.kind](steps.memory, instead)
-    except LadderError:
-        return None
 
 
 def _cpu_rounds(steps: Steps, values: Sequence[Any], rounds: int) -> list[list[float]]:
