@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -11,10 +12,36 @@ from ladder.runtime.build import Kernel
 from ladder.runtime.compile import Request, obtain, plan_for, serving, tuning_database
 from schedules.cpu_policy import tile_program
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList
+from targets import TileDevice
 from tile_types.errors import DeviceError, unknown_name
 
-GRAPH_STAGES = ("ir", "schedule")
-"""Stages that exist before anything is compiled."""
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("ir", "schedule", "tile", "tir", "llvm", "asm"),
+    "cuda": ("ir", "schedule", "tir", "cuda", "ptx", "sass"),
+    "rocm": ("ir", "schedule", "tir", "asm"),
+}
+"""Kind of device -> the stages of a kernel that can be shown; some kernels of CPUs have no tile program."""
+
+
+def require_stage(stage: str, device: TileDevice, known: Sequence[str]) -> None:
+    """Raise UnknownNameError unless a stage is among those that are known."""
+    if stage not in known:
+        raise unknown_name(f"stage of {device.name}", stage, known)
+
+
+def stage_of(kernel: Kernel, stage: str, device: TileDevice) -> str:
+    """Return a stage that a build kept, or that is made from one, as text.
+
+    Raises UnknownNameError if this kernel has no such stage, MissingToolError if a tool is not installed.
+    """
+    from ladder.lower.build import derive_stage
+
+    sources = kernel.sources()
+    text = sources.get(stage) or derive_stage(stage, sources, device)
+    if text is None:
+        others = [name for name in STAGES[device.kind] if name != stage]
+        raise unknown_name(f"stage of this kernel for {device.name}", stage, others)
+    return str(text)
 
 
 @dataclass(frozen=True)
@@ -58,8 +85,8 @@ class Lowered:
         Parameters
         ----------
         stage
-            ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs;
-            ``"tile"`` (the tile program), ``"llvm"`` and ``"asm"`` for CPUs.
+            ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs of NVIDIA;
+            ``"asm"`` for those of AMD; ``"tile"`` (the tile program), ``"llvm"`` and ``"asm"`` for CPUs.
         m
             Rows of the activations: chooses the kernel.
 
@@ -70,6 +97,8 @@ class Lowered:
         MissingToolError
             If the stage needs a tool that is not installed.
         """
+        target = self.request.target
+        require_stage(stage, target, STAGES[target.kind])
         if stage == "ir":
             from ladder.ir import gemm_graph
 
@@ -78,17 +107,8 @@ class Lowered:
             return str(self.plan)
         schedule = self.plan.schedule_for(m)
         if stage == "tile" and isinstance(schedule, TransformList):
-            return str(tile_program(self.request.gemm, self.request.target, schedule))
-        from ladder.lower.build import derive_stage, later_stages
-
-        sources = self.kernel(m).sources()
-        text = sources.get(stage) or derive_stage(stage, sources, self.request.target)
-        if text is None:
-            early = [*GRAPH_STAGES, *(["tile"] if isinstance(schedule, TransformList) else [])]
-            raise unknown_name(
-                f"stage of {self.request.device}", stage, [*early, *sources, *later_stages(sources)]
-            )
-        return str(text)
+            return str(tile_program(self.request.gemm, target, schedule))
+        return stage_of(self.kernel(m), stage, target)
 
     def serving(self, m: int) -> Lowered:
         """Return the operator with only the schedule that serves M = ``m``, for any M; compiles it."""

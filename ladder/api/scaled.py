@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ladder.api.lowered import STAGES, require_stage, stage_of
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.runtime.scaled import ScaledOperand, kernel_for, multiply, operand_of, quantize_rows
 from schedules.scaled import ScaledCost
 from schedules.scaled_choice import AnyScaled, choose, predict
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, get_type
-from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind, unknown_name
+from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind
 from tile_types.quantized import check_quantized
 
 if TYPE_CHECKING:
@@ -190,17 +191,10 @@ class ScaledLowered:
         Raises UnknownNameError if there is no such stage.
         Raises MissingToolError, CompilerError if the kernel cannot be compiled or taken apart.
         """
-        from ladder.lower.build import derive_stage, later_stages
-
+        require_stage(stage, self.device, STAGES[self.device.kind][1:])
         if stage == "schedule":
             return str(self.schedule(m))
-        sources = self.kernel(m).sources()
-        text = sources.get(stage) or derive_stage(stage, sources, self.device)
-        if text is None:
-            raise unknown_name(
-                f"stage of {self.target}", stage, ["schedule", *sources, *later_stages(sources)]
-            )
-        return str(text)
+        return stage_of(self.kernel(m), stage, self.device)
 
     def explain(self) -> str:
         """Return which schedule serves some M, and what it is predicted to take."""

@@ -120,7 +120,10 @@ def explain(
     guards: Annotated[bool, typer.Option(help="Of a program: print every condition of its guards.")] = False,
     stage: Annotated[
         str | None,
-        typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx, sass (on a CPU tile, llvm, asm)."),
+        typer.Option(
+            help="Print this stage: ir, schedule, tir; for GPUs of NVIDIA cuda, ptx, sass; of AMD asm;"
+            " for CPUs tile, llvm, asm."
+        ),
     ] = None,
     weight: Weight = "int4",
     activation: Activation = None,

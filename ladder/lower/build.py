@@ -232,11 +232,6 @@ def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice,
     return BuiltModule(path, (name,), sources, result.log, result.resources)
 
 
-def later_stages(sources: Mapping[str, str]) -> list[str]:
-    """Return the stages that `derive_stage` makes from those that a build kept."""
-    return [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
-
-
 def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> str | None:
     """Make a stage that builds do not keep from one that they do; None if the target has no such stage.
 
