@@ -1,7 +1,7 @@
-"""Ladder: compile matrix products with weights of any low-bit type to fast kernels.
+"""Ladder: a compiler of low-precision tensor programs, from one matrix product to whole models.
 
-This module is all that users need. It is lazy: a name is imported when it is first used,
-and ``import ladder`` loads neither torch nor TVM.
+This module is all that users need: `Matmul` and `Linear` for products, `quantize_` and `compile` for
+models. It is lazy: a name is imported on first use, and ``import ladder`` loads neither torch nor TVM.
 """
 
 from __future__ import annotations

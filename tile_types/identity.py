@@ -45,6 +45,8 @@ def own_values(*ttypes: TType | str) -> dict[str, str]:
 
 
 def _parts(ttype: TType) -> tuple[TType, ...]:
+    if not ttype.is_block:
+        return (ttype,)
     return ttype, ttype.element_type, *(get_type(m.ttype) for m in ttype.metadata)
 
 

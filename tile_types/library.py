@@ -144,12 +144,12 @@ def list_types() -> tuple[TType, ...]:
 
 def own_types() -> tuple[TType, ...]:
     """Return the types that were registered beside the library's own, by name."""
-    return tuple(sorted(list_types()[_SHIPPED:], key=lambda ttype: ttype.name))
+    return tuple(_TYPES[name] for name in sorted(_TYPES.keys() - _SHIPPED))
 
 
 def shipped_type(name: str) -> TType | None:
     """Return the library's own type of that name, also where a program made another; None without one."""
-    if name in type_names()[:_SHIPPED]:
+    if name in _SHIPPED:
         return _TYPES[name]
     try:
         return _parsed_type(name)
@@ -327,4 +327,4 @@ def _register_library() -> None:
 
 
 _register_library()
-_SHIPPED = len(_TYPES)
+_SHIPPED = frozenset(_TYPES)

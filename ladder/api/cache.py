@@ -35,7 +35,7 @@ class KVCache(torch.nn.Module):
     batch, heads, capacity, size
         Extents.
     ttype
-        A row of `STORED`.
+        ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
     device
         Where it lives.
 

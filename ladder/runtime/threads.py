@@ -1,13 +1,10 @@
 """TVM's thread pool beside torch's: spinning, its duration, and the cores of both.
 
-Measured on two cores, one of them busy with another process, bursts of 4096 x 4096 int4 (M = 1)
-alternating with torch's:
+Three defaults of TVM would slow down programs that alternate its kernels with torch's operators:
 
-* as TVM ships, the calling thread is pinned, and torch's threads inherit that mask;
-* unpinned, idle workers spin for 150 ms and take a core from torch, whose bfloat16 GEMM at
-  M = 16 then takes 8 ms instead of 2.5;
-* unpinned and spinning 1 ms, a worker wakes on the caller's own core and stays: 550 us, not 330;
-* as here, workers spin 1 ms and keep off the core on which the caller runs: 330 us.
+* TVM pins the calling thread to a core, and torch's threads inherit that mask: nothing is pinned here;
+* idle workers spin for about 150 ms and take cores from torch: they spin for about 1 ms here;
+* a worker that is not pinned may wake on the caller's own core and stay there: workers keep off it here.
 
 A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
 operators run inline in the child, in the thread that calls them; else the child starts workers of its own.

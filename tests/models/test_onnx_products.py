@@ -34,7 +34,7 @@ def test_bias_and_gelu_are_of_the_products_kernel() -> None:
     fast = ladder.compile(model)
     products = [line for line in fast.plan().splitlines() if "matmul" in line]
     assert len(products) == 2
-    assert "matmul add div erf add mul mul" in products[0] or "torch" in products[0]
+    assert "matmul add gelu" in products[0] or "torch" in products[0]
     w, bias, v = (torch.from_numpy(arrays[name]) for name in stored)
     for batch, length in [(2, 3), (1, 1), (0, 2), (2, 3)]:
         x, r = torch.randn(batch, length, 4), torch.randn(batch, length, 6)
