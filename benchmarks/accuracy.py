@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ladder
-from benchmarks.harness import command, compact, copies_for, graph_time_us, relative_error, shortened
+from benchmarks.harness import command, copies_for, graph_time_us, relative_error, shortened, write_record
 from benchmarks.report.svg import Series, chart
 from ladder.installation import ladder_version, tvm_version
 from ladder.runtime.compile import target_of
@@ -387,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found.append(row)
         print(json.dumps(shortened(row)), flush=True)
         if given.output is not None:
-            given.output.write_text(compact(report(found, size)))
+            write_record(given.output, report(found, size))
         if given.plot is not None:
             given.plot.write_text(plot(found))
     print(table(found))

@@ -19,12 +19,11 @@ from typing import Any
 
 from benchmarks.amd_public_kernels import Kernel, Product
 from benchmarks.amd_public_kernels import seconds as public_seconds
-from benchmarks.harness import command
+from benchmarks.harness import command, write_record
 from ladder.api.problem import gemm_for
 from ladder.ir.scaled import ScaledGemm
 from schedules.policy import rank
 from schedules.scaled_choice import choose, predict
-from schedules.tuning import write_json
 from targets import get_device
 
 BOUND = 0.25
@@ -195,7 +194,7 @@ def main() -> None:
         )
     print(json.dumps(summary(found), indent=1))
     if options.json:
-        write_json(options.json, {"command": command(), "summary": summary(found), "points": found})
+        write_record(options.json, {"command": command(), "summary": summary(found), "points": found})
 
 
 if __name__ == "__main__":

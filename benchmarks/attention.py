@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import tempfile
@@ -19,7 +18,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Call, capture_long, copies_for, interleaved_us
+from benchmarks.harness import (
+    Call,
+    capture_long,
+    copies_for,
+    environment,
+    interleaved_us,
+    write_record,
+)
 from ladder.ir.attention import CODES, Attention
 from ladder.runtime.cores import usable_cores
 from schedules.attention import AttentionSchedule as Plan
@@ -297,7 +303,7 @@ def main() -> None:
             rows.append(measure(case, {plan: built[case.form, plan] for plan in tried[case.name]}))
             print("\n".join(show(rows[-1])), flush=True)
             if arguments.output:
-                Path(arguments.output).write_text(json.dumps(rows, indent=1))
+                write_record(arguments.output, {"environment": environment(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ order over those of the usual plan, CUDA graphs by turns, weights from HBM.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import capture_long, copies_for, environment, interleaved_us
+from benchmarks.harness import capture_long, copies_for, environment, interleaved_us, write_record
 from benchmarks.peers.ladder_engine import copy_of
 from ladder.runtime.packed import PackedWeight
 
@@ -104,8 +103,7 @@ def main() -> int:
         rows.append(measured(*product))
         print(rows[-1], flush=True)
         if arguments.output:
-            text = json.dumps({"environment": environment(), "rows": rows}, indent=1)
-            arguments.output.write_text(text, encoding="utf-8")
+            write_record(arguments.output, {"environment": environment(), "rows": rows})
     return int(any(row["other_bits"] for row in rows))
 
 

@@ -9,13 +9,14 @@ or one of these passed.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.harness import write_record
 
 FOLDER = Path("testing", "python")
 RUN = (
@@ -136,7 +137,7 @@ def main() -> int:
         print(f"{'not run' if name in NOT_RUN else 'differs':8}{'':11}{name}: {why}")
     if options.json:
         rows = [{**vars(outcome), "expected": outcome.is_expected} for outcome in found]
-        options.json.write_text(json.dumps({"device": options.device, "tests": rows}, indent=1))
+        write_record(options.json, {"device": options.device, "tests": rows})
     return 0 if found and all(outcome.is_expected for outcome in found) else 1
 
 

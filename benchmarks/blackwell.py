@@ -17,13 +17,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import command
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from benchmarks.spills import Shipped, compiled, versions
 from ladder.api.problem import gemm_for
 from ladder.api.scaled import ScaledMatmul
 from ladder.ir.gemm import Gemm
 from schedules.policy import Candidate, rank
-from schedules.tuning import write_json
 from targets import get_device
 
 TARGET = "cuda/sm_100a"
@@ -125,7 +127,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     if options.output:
         facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
-        write_json(options.output, {**facts, "target": TARGET, "products": rows})
+        write_record(options.output, {**facts, "target": TARGET, "products": rows})
 
 
 if __name__ == "__main__":

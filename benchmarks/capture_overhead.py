@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.harness import write_record
 from benchmarks.zoo import made
 from ladder.capture import capture
 from ladder.capture.python.words import words
@@ -219,10 +220,9 @@ def main() -> None:
         "torch": torch.__version__,
         "load": os.getloadavg()[0],
     }
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if given.output is not None:
-        given.output.write_text(text + "\n")
+        write_record(given.output, found)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from typing import Any
 from benchmarks.chain_programs import PROGRAMS
 from benchmarks.harness import (
     capture_long,
-    compact,
     copies_for,
     copy_bandwidth,
     environment,
     interleaved_us,
     require_gpu,
+    write_record,
 )
 from ladder.ir.graph import Graph
 from ladder.movement.mapping import Mapping as Placement
@@ -298,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         mean = geometric_mean([row["ratio"] for row in rows])
         report = {"environment": environment(), "geometric_mean": round(mean, 3), "rows": rows}
-        options.output.write_text(compact(report))
+        write_record(options.output, report)
     print(json.dumps({"geometric_mean": round(mean, 3), "least": min(row["ratio"] for row in rows)}))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.harness import write_record
 from ladder.formats.gguf_blocks import BLOCKS
 
 SHAPES = {
@@ -165,7 +166,7 @@ def main() -> None:
         rows.append(row)
     if arguments.output:
         found = {"cores": os.cpu_count(), "threads": arguments.threads, "rows": rows}
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+        write_record(arguments.output, found)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,12 @@ from typing import Any
 
 from benchmarks.gpu_gemm import Case, problem
 from benchmarks.gpu_tune import parse_case, rows_of, shape_of
-from benchmarks.harness import copy_bandwidth, environment, require_gpu
+from benchmarks.harness import (
+    copy_bandwidth,
+    environment,
+    require_gpu,
+    write_record,
+)
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile_pool import Campaign, CompilePool, Trial, at_shapes
 from ladder.runtime.measure import Bench, Timed, checked_entries
@@ -210,7 +215,7 @@ def run(arguments: argparse.Namespace) -> None:
             "final": rows_of((e.gemm, e.row) for e in timed if e.final),
             "quick": rows_of((e.gemm, e.row) for e in timed if not e.final),
         }
-        Path(arguments.output).write_text(json.dumps(report) + "\n")
+        write_record(arguments.output, report)
 
 
 # ---- judging --------------------------------------------------------------------------

@@ -21,7 +21,11 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import compact, environment, require_gpu
+from benchmarks.harness import (
+    environment,
+    require_gpu,
+    write_record,
+)
 from benchmarks.model_cases import Step, decoder, zoo_model
 
 DECODERS = {
@@ -99,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:20} {state}: {found['seconds']:.1f} s on {options.device}", flush=True)
     if options.output:
         head = environment() if options.device == "cuda" else {}
-        options.output.write_text(compact({**head, "rows": rows}))
+        write_record(options.output, {**head, "rows": rows})
     return 0
 
 

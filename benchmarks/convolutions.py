@@ -27,7 +27,6 @@ from benchmarks.harness import (
     BOUNDS,
     Captured,
     capture_long,
-    compact,
     copies_for,
     copy_bandwidth,
     environment,
@@ -35,6 +34,7 @@ from benchmarks.harness import (
     poison,
     relative_error,
     require_gpu,
+    write_record,
 )
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
@@ -447,7 +447,7 @@ def main() -> int:
                 rows += measure_layer(layer, weights, work)
     finally:
         if arguments.output:
-            Path(arguments.output).write_text(compact({"environment": environment(), "rows": rows}))
+            write_record(arguments.output, {"environment": environment(), "rows": rows})
     report(rows, bandwidth)
     wrong = [row for row in rows if "failure" in row or not row.get("ok", True)]
     for row in wrong:

@@ -23,7 +23,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.chain_programs import PROGRAMS
-from benchmarks.harness import command
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.rewrite import simplify
@@ -132,7 +135,7 @@ def main() -> None:
             "load": round(os.getloadavg()[0], 1),
             "unit": "us: least, median",
         }
-        options.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+        write_record(options.output, {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

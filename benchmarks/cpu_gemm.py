@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import write_record
 from ladder.runtime import threads
 
 RESULTS = Path(__file__).parent / "results"
@@ -344,12 +343,6 @@ def last_cache_bytes() -> int:
     return max((int(text[:-1]) * units[text[-1]] for text in texts), default=32 << 20)
 
 
-def revision() -> str:
-    """Return the commit that was measured."""
-    result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return result.stdout.strip()
-
-
 def main() -> int:
     """Run the benchmark; exit code 1 if a bar is missed."""
     parser = argparse.ArgumentParser(
@@ -377,14 +370,13 @@ def main() -> int:
         "nice": os.nice(0),
         "last_cache_bytes": args.last_cache,
         "versions": {name: version(name) for name in ("torch", "apache-tvm", "numpy")},
-        "commit": revision(),
         "command": f"python -m benchmarks.cpu_gemm --threads {args.threads} --rounds {args.rounds}",
         "load_average": {"before": load, "after": os.getloadavg()},
         "results": results,
     }
     path = args.output or RESULTS / f"cpu_gemm_{started[:10]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(path, record)
     print(f"written to {path.name}")
     return 0 if all(all(row["bars"].values()) for row in results) else 1
 

@@ -20,7 +20,6 @@ import argparse
 import ctypes
 import datetime
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -46,10 +45,10 @@ from benchmarks.cpu_gemm import (
     nbytes,
     read_bandwidth,
     reference,
-    revision,
     torch_bf16,
     torch_int4,
 )
+from benchmarks.harness import write_record
 from ladder.runtime import threads
 
 SHAPES = ((4096, 4096), (14336, 4096))
@@ -398,13 +397,12 @@ def main() -> None:
         "cpu": cpu_name(),
         "what": "processor time of one process on one core",
         "versions": versions(),
-        "commit": revision(),
         "command": f"python -m benchmarks.cpu_peers --ggml SOURCE BUILD --rounds {arguments.rounds}",
         "results": measure(arguments),
         "load_average": {"before": load, "after": os.getloadavg()},
     }
     path = arguments.output or RESULTS / f"cpu_peers_{started[:10]}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(path, record)
     print(f"written to {path.name}")
 
 

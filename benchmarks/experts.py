@@ -8,14 +8,12 @@ in CUDA graphs. The floor is the bytes of the experts that have tokens, at the b
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from benchmarks.harness import (
     interleaved_us,
     relative_error,
     require_gpu,
+    write_record,
 )
 from ladder.api.experts import GroupedMatmul
 from ladder.runtime.compile import ANY_M, plan_for, target_of
@@ -201,7 +200,7 @@ def main() -> None:
                 show(row)
                 rows.append(row)
                 report = {"environment": environment(), "bandwidth": bandwidth, "rows": rows}
-                Path(arguments.output).write_text(json.dumps(report) + "\n")
+                write_record(arguments.output, report)
 
 
 if __name__ == "__main__":

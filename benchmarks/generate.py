@@ -12,7 +12,6 @@ the next token stays on the GPU, so Python runs ahead; "ms read" is that of a lo
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +21,11 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import environment, require_gpu
+from benchmarks.harness import (
+    environment,
+    require_gpu,
+    write_record,
+)
 
 LLAMA = {
     "num_key_value_heads": 8,
@@ -175,9 +178,8 @@ def main() -> None:
     with torch.no_grad():
         results = {weights: measured(arguments, weights) for weights in arguments.weights}
     if arguments.output is not None:
-        arguments.output.write_text(
-            json.dumps({"environment": environment(), "model": arguments.model, **results}, indent=1)
-        )
+        found = {"environment": environment(), "model": arguments.model, **results}
+        write_record(arguments.output, found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ bytes pass faster than device memory delivers them is not slower to decode than 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import write_record
 from ladder.ir.gemm import Gemm
 from ladder.runtime.cores import usable_cores
 from tile_types import get_type, list_types, representable
@@ -238,7 +238,7 @@ def main() -> int:
     for row in sorted(rows, key=lambda row: row["terabytes_per_second"]):
         print("{weight:14} {activation:9} {placement:12} {strategy:16}".format(**row), end="")
         print("{nanoseconds_per_tile:7.1f} ns per tile {terabytes_per_second:6.2f} TB/s".format(**row))
-    arguments.output.write_text(json.dumps(rows, indent=1))
+    write_record(arguments.output, {"rows": rows})
     return 0
 
 

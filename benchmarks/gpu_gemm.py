@@ -17,18 +17,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import (
     BOUNDS,
-    compact,
     copies_for,
     copy_bandwidth,
     environment,
     graph_time_us,
     poison,
     relative_error,
+    write_record,
 )
 from ladder.ir.gemm import Gemm, has_power_scales
 from ladder.runtime.cores import usable_cores
@@ -336,7 +335,7 @@ def main() -> int:
     outcome = summary(rows)
     report = {"environment": environment(), "summary": outcome, "rows": rows}
     if arguments.output:
-        Path(arguments.output).write_text(compact(report))
+        write_record(arguments.output, report)
     print(json.dumps(outcome, indent=1))
     return 0 if outcome["passed"] == outcome["ran"] and not failures else 1
 

@@ -11,6 +11,7 @@ import json
 import math
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +162,29 @@ def environment() -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "command": command(),
+        "commit": revision(),
     }
+
+
+def revision() -> str:
+    """Return the commit that runs, marked where tracked files differ from it; what it is without git."""
+    told = [
+        subprocess.run(
+            ["git", *words], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+        )
+        for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    ]
+    if any(part.returncode for part in told):
+        return "unknown: no git checkout"
+    return told[0].stdout.strip() + (" with changes" if told[1].stdout.strip() else "")
+
+
+def write_record(path: str | Path, report: Mapping[str, Any]) -> None:
+    """Write a result as JSON, with the commit that was measured; ``rows`` get a short line each."""
+    told = "commit" in report or "commit" in report.get("environment", {})
+    stamped = dict(report) if told else {"commit": revision(), **report}
+    text = compact(stamped) if "rows" in stamped else json.dumps(stamped, indent=1, default=str) + "\n"
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def command() -> str:

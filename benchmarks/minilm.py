@@ -33,7 +33,10 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from benchmarks.harness import command
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from ladder.api.model import Compiled
 
 BARS = {"int8": 0.999, "int4 g32": 0.98, "nf4 g32": 0.98}
@@ -367,7 +370,7 @@ def main() -> int:
                 flush=True,
             )
             if given.output:
-                given.output.write_text(json.dumps(report(results), indent=1) + "\n")
+                write_record(given.output, report(results))
     return int(any(not row.get("met", True) for row in results.values()))
 
 

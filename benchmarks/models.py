@@ -35,11 +35,11 @@ import ladder
 from benchmarks.harness import (
     Captured,
     capture,
-    compact,
     environment,
     interleaved_us,
     relative_error,
     require_gpu,
+    write_record,
 )
 from benchmarks.model_cases import MODELS, Step, decoder, exact_result, zoo_model
 from benchmarks.turns import take_turns, wait_for_turn
@@ -348,7 +348,7 @@ def side_by_side(options: argparse.Namespace, report: dict[str, Any]) -> None:
 def save(report: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Write what there is."""
     if options.output:
-        options.output.write_text(compact(report))
+        write_record(options.output, report)
 
 
 def one_by_one(options: argparse.Namespace, report: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import write_record
 from ladder.lower.cuda.toolkit import nvcc
 
 FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a")
@@ -44,7 +45,7 @@ def main() -> int:
         found.append(row)
         print(*(f"{value:<62}" if name == "variant" else value for name, value in row.items()), flush=True)
     if arguments.output:
-        arguments.output.write_text(json.dumps(found, indent=1))
+        write_record(arguments.output, {"rows": found})
     wrong = [row for row in found if row.get("check") == "different"]
     return 1 if wrong else 0
 

@@ -22,7 +22,10 @@ import torch
 from torch import nn
 
 import ladder
-from benchmarks.harness import command, compact
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from benchmarks.onnx_models import distance, interleaved, started
 
 INPUTS = {"128 tokens": (1, 128), "8 x 64 tokens": (8, 64)}
@@ -137,7 +140,7 @@ def main() -> None:
             "rows": rows(encoder(Path(folder)), chosen.rounds),
         }
     if chosen.output:
-        chosen.output.write_text(compact(report))
+        write_record(chosen.output, report)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ import numpy as np
 import torch
 
 import ladder
-from benchmarks.harness import command, compact
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from benchmarks.onnx_exact import exactly
 from benchmarks.onnx_suite import without_kernels
 from ladder.runtime.onnx_ops.values import array_of, value_of
@@ -330,7 +333,7 @@ def main() -> None:
     report = reported(found, chosen)
     print({name: value for name, value in report.items() if name not in ("rows", "packages")})
     if chosen.output:
-        chosen.output.write_text(compact(report))
+        write_record(chosen.output, report)
 
 
 def reported(found: list[dict[str, Any]], chosen: Any) -> dict[str, Any]:

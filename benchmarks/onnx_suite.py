@@ -29,7 +29,10 @@ import torch
 from onnx import numpy_helper
 
 import ladder
-from benchmarks.harness import command, compact
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from ladder.runtime.onnx_ops.signals import DRAWS
 from ladder.runtime.onnx_ops.values import array_of, value_of
 
@@ -204,7 +207,7 @@ def main() -> None:
     for row in report["rows"]:
         print(row["result"], row["aside"], row["name"], row.get("why", "")[:160])
     if chosen.output:
-        chosen.output.write_text(compact(report))
+        write_record(chosen.output, report)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import ladder
+from benchmarks.harness import write_record
 from benchmarks.model_cases import zoo
 
 BERT = ((2, 16), (3, 40), (4, 128), (1, 33), (8, 100), (5, 384), (16, 64), (7, 17), (2, 255), (9, 31))
@@ -170,10 +171,9 @@ def main() -> None:
     given = parser.parse_args()
     with torch.no_grad():
         found = {name: CASES[name](given.device, given.small) for name in given.cases}
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if given.output:
-        given.output.write_text(text)
+        write_record(given.output, found)
 
 
 if __name__ == "__main__":

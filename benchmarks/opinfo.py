@@ -34,6 +34,7 @@ import torch
 import torch.fx
 from torch.utils._pytree import tree_flatten, tree_map
 
+from benchmarks.harness import write_record
 from ladder import knobs
 from ladder.api.compiler import Compiler
 from ladder.capture.values.aliasing import aliasing_of, version_of
@@ -417,7 +418,7 @@ def main() -> None:
     whole = sum(not set(row.counts) - {"right"} for row in found)
     print(f"{whole} of {len(found)} operators and types all right; samples:", dict(total))
     if arguments.output:
-        arguments.output.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        write_record(arguments.output, {"rows": [asdict(row) for row in found]})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,10 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import command
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from ladder.api.problem import gemm_for
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
@@ -33,7 +36,7 @@ from ladder.runtime.packed import gemm_from_dict
 from schedules.policy import avoid, rank
 from schedules.schedule import parse_schedule
 from schedules.spilling import TRIES
-from schedules.tuning import shipped_winners, write_json
+from schedules.tuning import shipped_winners
 from targets import TileDevice, get_device
 from tile_types import list_types
 from tile_types.errors import LadderError
@@ -281,7 +284,7 @@ def main() -> None:
         print(json.dumps(parts[-1], indent=1), flush=True)
     if options.output:
         facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
-        write_json(options.output, {**facts, "targets": parts})
+        write_record(options.output, {**facts, "targets": parts})
     sys.exit(any(part["spilling"] or part["failing"] for part in parts))
 
 

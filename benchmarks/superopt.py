@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import statistics
 import time
@@ -30,6 +29,7 @@ from benchmarks.harness import (
     poison,
     relative_error,
     require_gpu,
+    write_record,
 )
 from benchmarks.superopt_choices import CHOICES, Choice
 from ladder.lower.blocks import BlockSchedule
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{row['program']:26s} {ours:7.2f} us, {row['rival']} {theirs:7.2f} us:", end=" ")
         print(f"x{row['ratio']:.2f} (bar {row['bar']}) {mark}  {row['best']}", end="; ")
         print(f"x{row['ratio without constants']:.2f} without constants", flush=True)
-        options.output.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+        write_record(options.output, {"environment": environment(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import command, compact
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from ladder.installation import ladder_version
 from ladder.runtime.cores import usable_cores
 from ladder.superopt.generator import Limits, Program, get_program, search
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limits = Limits(operators=operators, workers=options.jobs, seconds=options.seconds)
         report["rows"].append(measure(get_program(options.program), limits))
         print(report["rows"][-1], flush=True)
-        options.output.write_text(compact(report))
+        write_record(options.output, report)
     return 0
 
 

@@ -27,7 +27,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ladder
-from benchmarks.harness import environment, events, relative_error
+from benchmarks.harness import (
+    environment,
+    events,
+    relative_error,
+    write_record,
+)
 from benchmarks.model_cases import LAYERS, CachedLayer, Stack, Step
 from ladder import knobs
 from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear, connected, release_collectives
@@ -322,7 +327,7 @@ def main() -> None:
             shown = {k: v for k, v in value.items() if k != "plan"} if isinstance(value, dict) else value
             print(f"{name}: {json.dumps(shown, default=str)}", flush=True)
             if options.output is not None:
-                options.output.write_text(json.dumps(report, indent=1, default=str))
+                write_record(options.output, report)
 
     with torch.no_grad(), knobs.override(peer_memory=True):
         run(options, mesh, keep)

@@ -34,7 +34,10 @@ from typing import Any
 import torch
 
 import ladder
-from benchmarks.harness import command, compact
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from benchmarks.zoo_compare import difference
 from benchmarks.zoo_generate import generated
 from benchmarks.zoo_speed import beside, by_kind, dearest, on_device, quantized, summary
@@ -471,7 +474,7 @@ def main() -> None:
     print(f"{len(rows)} models: {whole} in one graph, {right} right", summary(rows), sep="\n")
     if arguments.output is not None:
         report = {"versions": versions_of(rows), "command": command(), "rows": rows}
-        arguments.output.write_text(compact(report))
+        write_record(arguments.output, report)
 
 
 def _is_whole(row: dict[str, Any]) -> bool:

@@ -24,7 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import command, compact
+from benchmarks.harness import (
+    command,
+    write_record,
+)
 from benchmarks.zoo import all_names, tabled
 from benchmarks.zoo_speed import summary
 from ladder.runtime.cores import usable_cores
@@ -101,7 +104,7 @@ def main() -> None:
     rows = [{key: value for key, value in row.items() if key not in ("versions", "steps")} for row in rows]
     host = {"cores": os.cpu_count(), "jobs": arguments.jobs, "python": sys.version.split()[0]}
     report = {"versions": versions, "host": host, "command": command(), **lacking, "rows": rows}
-    arguments.output.write_text(compact(report))
+    write_record(arguments.output, report)
     print(summary(rows))
     print("not finished or failed:", *(r["name"] for r in rows if r["outcome"] in ("not finished", "failed")))
 
