@@ -71,6 +71,9 @@ TABLE: tuple[Row, ...] = (
     *_rows("fma", *_VECTOR),
 )
 
+NARROW_TABLE: tuple[Row, ...] = (*_rows("avx2_maddubs", *_NARROW), *_rows("fma", *_NARROW))
+"""The table of machines without 512-bit vectors."""
+
 AMX_FROM: Mapping[str, int] = {"amx_bf16": 3, "amx_int8": 9}
 """Smallest M that each instruction on tile registers serves: below, vectors take less time.
 
@@ -193,13 +196,15 @@ def _fits(gemm: Gemm, device: TileDevice, row: Row, m: int) -> bool:
     instruction = INSTRUCTIONS[row.core]
     if row.core not in {core.name for core in device.cores} or m > row.m_max:
         return False
+    if get_type(gemm.weight).elem_bits > INSTRUCTIONS[row.core].most_bits:
+        return False
     if m < AMX_FROM.get(row.core, 1) and not gemm.batch_invariant:  # those need one core for every m
         return False
     return instruction.operand in (operand_type(gemm), "float32")
 
 
 def _rows_for(device: TileDevice) -> tuple[Row, ...]:
-    return TABLE if "avx512f" in device.features else _rows("fma", *_NARROW)
+    return TABLE if "avx512f" in device.features else NARROW_TABLE
 
 
 def cpu_candidates(gemm: Gemm, device: TileDevice, m: int) -> tuple[TransformList, ...]:

@@ -15,6 +15,7 @@ class Instruction:
     nest: Axes of the slices around it, outermost first.
     tiles: Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
         registers, of which the device says how many bytes there are.
+    most_bits: Widest stored code of w whose products it adds without loss.
     skeleton: What emits its nest (`ladder.lower.build.SKELETONS`).
     """
 
@@ -26,6 +27,7 @@ class Instruction:
     depth: int
     nest: str
     tiles: bool = False
+    most_bits: int = 32
     skeleton: str = "cpu"
 
 
@@ -35,10 +37,20 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     "amx_int8": Instruction("int8", "uint8", "int32", 16, 16, 64, _TILES, tiles=True),
     "amx_bf16": Instruction("bfloat16", "bfloat16", "float32", 16, 16, 32, _TILES, tiles=True),
     "avx512_vnni": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT),
+    "avx2_maddubs": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT, most_bits=7),
     "avx512_bf16": Instruction("bfloat16", "bfloat16", "float32", 1, 16, 2, _DOT),
     "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
 }
 """By the names that devices give their cores; 16 columns are what narrower machines split."""
+
+LARGEST_SUM = (1 << 15) - 1
+"""Largest sum that the 16-bit lanes of ``vpmaddubsw`` hold."""
+
+
+def steps_in_16_bits(bits: int) -> int:
+    """Return how many pairs of products of int8 and codes of some bits a 16-bit lane adds without loss."""
+    return LARGEST_SUM // (2 * 128 * ((1 << bits) - 1))
+
 
 SUM_TILES, OPERAND_TILES = 4, 2
 """Tile registers for sums, and for each operand."""

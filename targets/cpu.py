@@ -46,6 +46,8 @@ CORES = (
     # vpdpbusd zmm: 64 multiply-adds, two per cycle on Intel, one on Zen 4.
     _row("avx512_vnni", (1, 16, 4), "int8", "int32", 128, 64, "avx512f avx512_vnni"),
     _row("avx_vnni", (1, 8, 4), "int8", "int32", 128, 32, "avx2 avx_vnni"),
+    # vpmaddubsw ymm: 32 multiply-adds, two per cycle beside as many additions of 16 bits on Zen 3.
+    _row("avx2_maddubs", (1, 8, 4), "int8", "int32", 96, 32, "avx2"),
     _row("avx512_bf16", (1, 16, 2), "bfloat16", "float32", 64, 64, "avx512f avx512_bf16"),
     _row("i8mm", (2, 2, 8), "int8", "int32", 128, 16, "asimd i8mm"),
     _row("dotprod", (1, 4, 4), "int8", "int32", 64, 16, "asimd dotprod"),

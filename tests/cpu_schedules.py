@@ -18,6 +18,8 @@ ROWS: tuple[Row, ...] = (
     ("avx512_vnni", "int4", "int8", "float32", 32, "none", 1, 16, {"token_scale": True}),
     ("avx512_vnni", "uint8", "int8", "float32", 0, "integer", 2, 16, {}),
     ("avx512_vnni", "int3", "int8", "float16", 16, "integer", 1, 16, {}),
+    ("avx2_maddubs avx2", "int4", "int8", "float32", 32, "none", 4, 16, {"token_scale": True}),
+    ("avx2_maddubs avx2", "uint6", "int8", "float32", 16, "integer", 2, 16, {}),
     ("fma", "fp4_e2m1", "float16", "float16", 32, "none", 2, 16, {}),
     ("fma", "uint4", "float32", "float32", 20, "float", 1, 32, {}),
     ("fma avx2", "float32", "float32", "float32", 0, "none", 4, 16, {}),

@@ -78,10 +78,16 @@ def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0
     """
     if activation != "int8" or group or not im.few_launches:
         return None
+    return row_codes(im, x)
+
+
+def row_codes(im: Importer, x: str) -> tuple[str, str]:
+    """Return int8 codes and the scale of each row, the last axis; NaN where infinity or NaN is in it."""
     wide, axis = im.cast(x, "float32"), len(im.shape(x)) - 1
     largest = im.reduce("reduce_max", im.g.add("abs", wide), [axis], True)
     scale = im.g.add("div", largest, im.number(127, "float32"))
     scale = im.g.add("maximum", scale, im.number(SMALLEST_SCALE, "float32"))
+    scale = im.g.add("add", scale, im.g.add("mul", largest, im.number(0, "float32")))
     inverse = im.g.add("div", im.number(1, "float32"), scale)
     codes = im.g.add("encode", im.g.add("mul", wide, inverse), type="int8")
     return codes, im.reshape(scale, im.shape(x)[:-1])

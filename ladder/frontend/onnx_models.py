@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.frontend.aten_models import MODEL_ROWS
+from ladder.frontend.aten_models import MODEL_ROWS, row_codes
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
 from ladder.frontend.onnx_codes import CODES
@@ -118,6 +118,8 @@ def add_product(piece: Piece, x: str, weight: Weight) -> str:
 
 def _eight_bit(im: Importer, rows: str, activation: str) -> tuple[str, str]:
     """Quantize rows, as `ladder.quantize_tokens` does."""
+    if activation == "int8":
+        return row_codes(im, rows)
     shape = im.shape(rows)
     tiles = (Tile(get_type(activation), shape), Tile(get_type("float32"), shape[:1]))
     added = im.call("ladder.quantize_tokens.default", (("%", 0), activation), (), [rows], tiles)

@@ -45,6 +45,8 @@ class Use(Transform):
         )
         row = INSTRUCTIONS[self.instruction]
         self._check_operands(program, row)
+        bits = program.operand("w").tile.ttype.elem_bits
+        self.check(bits <= row.most_bits, f"it takes codes of {row.most_bits} bits at most, w has {bits}")
         self._check_nest(program, row)
         (self._check_tiles if row.tiles else self._check_vectors)(program, row, device)
         exact = get_type(row.accumulator)

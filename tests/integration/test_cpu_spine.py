@@ -95,7 +95,7 @@ def altered(step: Transform) -> Iterator[Transform]:
         yield from (replace(step, by=by) for by in ("", "loop", "threads", "prefetch 9") if by != step.by)
         yield from (replace(step, tile=tile) for tile in ("x", "w", "acc", "total") if tile != step.tile)
     elif isinstance(step, Use):
-        names = ("amx_int8", "amx_bf16", "avx512_vnni", "avx512_bf16", "fma")
+        names = ("amx_int8", "amx_bf16", "avx512_vnni", "avx2_maddubs", "avx512_bf16", "fma")
         yield from (replace(step, instruction=name) for name in names if name != step.instruction)
         yield replace(step, operator="add")
 

@@ -11,6 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
 from benchmarks.chain_programs import PROGRAMS
+from ladder.frontend.aten_models import row_codes
+from ladder.frontend.importer import Importer
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder
 from ladder.lower.build import derive_stage
@@ -20,6 +22,8 @@ from ladder.rewrite import simplify
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.model.chains import chain_job
+from ladder.runtime.model.library import torch_type
+from ladder.runtime.tokens import quantize_tokens
 from targets import get_device, host_cpu
 
 
@@ -29,7 +33,10 @@ def runner(graph: Graph) -> Callable[..., list[torch.Tensor]]:
     entry = load_entry(kernel, "cpu")
 
     def run(*arguments: torch.Tensor) -> list[torch.Tensor]:
-        results = [torch.full(graph.tile(v).known_shape, torch.nan) for v in graph.outputs]
+        tiles = [graph.tile(value) for value in graph.outputs]
+        results = [torch.empty(tile.known_shape, dtype=torch_type(tile.ttype.name)) for tile in tiles]
+        for result in results:
+            result.fill_(torch.nan if result.is_floating_point() else 99)
         entry(*arguments, *results)
         return results
 
@@ -153,6 +160,7 @@ def test_joins_of_joins_are_several_kernels() -> None:
 
 def test_rows_of_open_length_are_kept() -> None:
     """One kernel for rows of any length, one or several of a block, by one thread or several."""
+    torch.manual_seed(0)  # what cancels has no bound
     g = GraphBuilder("rows")
     x = g.input("x", "float32", ("M", "N"))
     powers = g.add("exp", g.add("sub", x, g.add("reduce_max", x, axis=1)))
@@ -173,3 +181,31 @@ def test_rows_of_open_length_are_kept() -> None:
         torch.testing.assert_close(found[0].double(), exact, rtol=1e-5, atol=1e-9)
         rest = exact.square() - exact.square().sum(-1, keepdim=True)
         torch.testing.assert_close(found[1].double(), rest, rtol=1e-5, atol=1e-9)
+
+
+def test_a_row_is_kept_of_which_a_function_is_reduced() -> None:
+    """Rows whose magnitudes are reduced are computed once, not again for their codes."""
+    torch.manual_seed(0)
+    im = Importer("chain")
+    graph = im.g.finish(*row_codes(im, im.g.add("erf", im.g.input("x", "float32", ("M", "N")))))
+    source = str(emit_chain(graph, host_cpu(), "chain"))
+    assert source.count("""alloc_buffer((T.Cast("int64", N),)""") == 2  # for one thread and for several
+    (kernel,) = find_or_build([chain_job(graph, host_cpu())])
+    entry = load_entry(kernel, "cpu")
+    for shape in ((1, 1), (3, 200), (2100, 17)):
+        x = torch.randn(shape)
+        x[-1, -1] = torch.nan
+        codes, scale = torch.empty(shape, dtype=torch.int8), torch.empty(shape[0])
+        entry(*shape, x, codes, scale)
+        wanted, scales = quantize_tokens(torch.erf(x), "int8")
+        torch.testing.assert_close(scale, scales, equal_nan=True)
+        assert (codes.int() - wanted)[:-1].abs().sum() <= x.numel() // 100  # ties
+
+
+def test_rows_with_infinity_have_no_scale() -> None:
+    im = Importer("chain")
+    run = runner(im.g.finish(*row_codes(im, im.g.input("x", "float32", (4, 3)))))
+    x = torch.tensor([[1, 2, -4], [0, 0, 0], [1, torch.inf, 2], [torch.nan, 1, 2.0]])
+    codes, scale = run(x)
+    torch.testing.assert_close(scale, quantize_tokens(x, "int8")[1], equal_nan=True)
+    assert codes[:2].tolist() == [[32, 64, -127], [0, 0, 0]]

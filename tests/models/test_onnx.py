@@ -117,6 +117,7 @@ def test_symbolic_sizes(name: str) -> None:
         ({"weight_ttype": "int8"}, 0.02),
         ({"weight_ttype": "mxfp4"}, 0.3),
         ({"weight_ttype": "int8", "activation_ttype": "int8"}, 0.05),
+        ({"weight_ttype": "int4", "activation_ttype": "int8"}, 0.2),
     ],
 )
 def test_annotated_weights(annotations: dict[str, object], bound: float, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from schedules.cpu_policy import cpu_candidates, proposal
 from schedules.instructions import INSTRUCTIONS
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import BOUNDS, activations, compile_entries, problem, relative_error
-from tile_types import get_type, list_types
+from tile_types import QuantizedTensor, get_type, list_types
 from tile_types.errors import DTypeError, ScheduleError
 
 HOST = host_cpu()
@@ -27,7 +27,9 @@ N, K, GROUP = 37, 131, 48
 def cores(device, gemm):
     """Return a small tile for every core of the device that holds the problem's values."""
     names = {core.name for core in device.cores} & INSTRUCTIONS.keys()
-    fitting = {core for core in names if INSTRUCTIONS[core].operand in (operand_type(gemm), "float32")}
+    bits, operands = get_type(gemm.weight).elem_bits, (operand_type(gemm), "float32")
+    rows = {core: INSTRUCTIONS[core] for core in names}
+    fitting = {core for core, row in rows.items() if row.operand in operands and bits <= row.most_bits}
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
@@ -83,6 +85,19 @@ def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> No
     for entry in compile_entries(case.gemm, HOST, schedules):
         for m in (1, 3, 17, 131):
             assert relative_error(case, entry, m) <= BOUNDS["float32"]
+
+
+@pytest.mark.skipif("avx2" not in HOST.features, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_sums_of_16_bits_never_saturate(bits: int) -> None:
+    """The largest products that there are, through `vpmaddubsw`, exactly."""
+    case, largest = problem(f"uint{bits}", "int8", 16, 256), (1 << bits) - 1
+    (entry,) = compile_entries(case.gemm, PORTABLE, [proposal(case.gemm, PORTABLE, "avx2_maddubs", 2, 16)])
+    codes, ones = np.full((16, 256), largest, np.uint8), np.ones((16, 1), np.float16)
+    weight = QuantizedTensor.from_codes(codes, get_type(f"uint{bits}"), (1, 256), scale=ones)
+    x, y = torch.tensor([-128, 127], dtype=torch.int8)[:, None].repeat(1, 256), torch.empty(2, 16)
+    entry(x, *cpu.pack(case.gemm, weight).values(), y)
+    assert torch.equal(y, torch.tensor([-128.0, 127.0])[:, None].repeat(1, 16) * 256 * largest)
 
 
 def test_one_build_serves_other_shapes() -> None:

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
+from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
@@ -68,11 +69,21 @@ class CpuNest(Nest):
         """Return (value, type) -> the length of its rows, of those that are kept, but not on the stack."""
         found = {}
         for node in self.graph.nodes:
-            if node.operator in REDUCTIONS and node.inputs[0] in self.kept and self.is_along_rows(node):
-                length = self.extent(self.graph.tile(node.inputs[0]).shape[-1])
+            kept = self.kept_by(node) if node.operator in REDUCTIONS else ""
+            if kept:
+                length = self.extent(self.graph.tile(kept).shape[-1])
                 if not is_short(length):
-                    found[node.inputs[0], computed_type(node.tile.ttype.name)] = length
+                    found[kept, computed_type(node.tile.ttype.name)] = length
         return found
+
+    def kept_by(self, node: Node) -> str:
+        """Return the value whose row a reduction keeps: its operand, or what makes that alone; "" if none."""
+        value = node.inputs[0] if self.is_along_rows(node) else ""
+        while value and value not in self.kept:
+            made = self.graph.producer(value)
+            alone = get_operator(made.operator).elementwise and len(made.inputs) == 1
+            value = made.inputs[0] if alone and self.graph.tile(made.inputs[0]) == made.tile else ""
+        return value
 
     def is_along_rows(self, node: Node) -> bool:
         """Tell whether a reduction goes along the last axis."""
@@ -198,23 +209,25 @@ class CpuNest(Nest):
         sums = v.scratch(lanes, it.dtype)
         b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
 
-        row = self.memory_of_rows.get((it.operand, it.dtype))
-        if it.operand in self.kept and self.is_along_rows(node) and is_short(it.extent):
+        kept = self.kept_by(node)
+        row = self.memory_of_rows.get((kept, it.dtype))
+        if kept and is_short(it.extent):
             row = v.scratch(it.extent, it.dtype)
 
         def add(position: Expr, lane: Expr) -> None:
             self.prepare(it.operand, it.at(position), ())
             with self.values.keeping(self.register):
+                if row is not None:
+                    place = tuple(map(self.values.simplified, it.at(position)))
+                    b.store(row, self.values.at(kept, place), position)
+                    self.values.memory[self.values.key(kept, place)] = row[position]
                 found = self.values.at(it.operand, it.at(position))
-            if row is not None:
-                b.store(row, found, position)
-                found = row[position]
             b.store(sums, it.combine(sums[lane], found), lane)
 
         self.vector_loop(0, it.extent, lanes, add)
         if row is not None:
             place = tuple(map(self.values.simplified, it.at(0)[:-1]))
-            self.values.rows[it.operand] = self.values.key(it.operand, place), row
+            self.values.rows[kept] = self.values.key(kept, place), row
         while lanes > 1:
             lanes //= 2
             with b.vector(lanes) as lane, self.in_lane(lane, lanes):

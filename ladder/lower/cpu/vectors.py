@@ -78,6 +78,51 @@ BYTE_HELPERS = _byte_helpers()
 """Dot products of bytes for processors that have no instruction for them: exact, in pairs of 16 bits."""
 
 
+PAIRS, ADDED, FOLD = "ladder_byte_pairs", "ladder_added_pairs", "ladder_folded_pairs"
+
+
+def _vector(kind: str, times: int = 1) -> str:
+    """Return LLVM's type of several vectors of a kind, such as ``16 x i16``, side by side."""
+    count, _, element = kind.partition(" ")
+    return f"<{times * int(count)} {element}>"
+
+
+def _halved(name: str, call: str, given: str, made: str) -> str:
+    """Return LLVM IR of a function that calls another for both 256-bit halves of two vectors.
+
+    call: What is called, an intrinsic or assembly.
+    given, made: Kinds of half a vector, of the operands and of the result.
+    """
+    half, whole, result = _vector(given), _vector(given, 2), _vector(made)
+    lines = [f"define internal {_vector(made, 2)} @{name}({whole} %a, {whole} %b) alwaysinline {{"]
+    size = int(given.split()[0])
+    for at in range(2):
+        places = f"<{size} x i32> {_constants('i32', range(size * at, size * (at + 1)))}"
+        lines += [f"  %{x}{at} = shufflevector {whole} %{x}, {whole} undef, {places}" for x in "ab"]
+        lines.append(f"  %r{at} = call {result} {call}({half} %a{at}, {half} %b{at})")
+    size = 2 * int(made.split()[0])
+    places = f"<{size} x i32> {_constants('i32', range(size))}"
+    lines += [
+        f"  %r = shufflevector {result} %r0, {result} %r1, {places}",
+        f"  ret {_vector(made, 2)} %r",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+PAIR_HELPERS = "\n".join(
+    (
+        "declare <16 x i16> @llvm.x86.avx2.pmadd.ub.sw(<32 x i8>, <32 x i8>)",
+        "declare <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16>, <16 x i16>)",
+        _halved(PAIRS, "@llvm.x86.avx2.pmadd.ub.sw", "32 x i8", "16 x i16"),
+        _halved(ADDED, 'asm "vpaddw $2, $1, $0", "=x,x,x"', "16 x i16", "16 x i16"),
+        _halved(FOLD, "@llvm.x86.avx2.pmadd.wd", "16 x i16", "8 x i32"),
+    )
+)
+"""Sums of products of bytes in 16 bits, by AVX2. Additions are assembly, since LLVM orders those that it
+knows such that more sums are open at a time than there are registers."""
+
+
 @contextmanager
 def helpers(text: str = LLVM_HELPERS) -> Iterator[None]:
     """Make helpers in LLVM IR callable in what is emitted inside the block."""
@@ -180,6 +225,21 @@ def dot_int8(total: Expr, weights: Expr, x: Expr) -> Expr:
 def dot_bytes(total: Expr, weights: Expr, x: Expr) -> Expr:
     """Do what `dot_int8` does by AVX2; needs `BYTE_HELPERS`."""
     return T.call_pure_extern("int32x16", DOT_BYTES, total, weights, T.reinterpret("int32x16", x))
+
+
+def byte_pairs(weights: Expr, x: Expr) -> Expr:
+    """Return sums of two products of unsigned and signed bytes: int16x32; needs `PAIR_HELPERS`."""
+    return T.call_pure_extern("int16x32", PAIRS, *(T.reinterpret("int8x64", part) for part in (weights, x)))
+
+
+def added_pairs(pairs: Expr, more: Expr) -> Expr:
+    """Add int16x32; needs `PAIR_HELPERS`."""
+    return T.call_pure_extern("int16x32", ADDED, pairs, more)
+
+
+def folded_pairs(pairs: Expr) -> Expr:
+    """Return sums of two elements of int16x32 as int32x16; needs `PAIR_HELPERS`."""
+    return T.call_pure_extern("int32x16", FOLD, pairs, constant(1, "int16", 2 * 16))
 
 
 def prefetch(address: Expr) -> None:

@@ -6,9 +6,12 @@ from ladder.ir.program import TileProgram, verify_program
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.amx import TileNest
 from ladder.lower.skeletons.loopnest.arguments import declare_arguments
-from ladder.lower.skeletons.loopnest.dots import VectorNest
+from ladder.lower.skeletons.loopnest.dots import PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import kernel_of
 from schedules.instructions import INSTRUCTIONS
+
+PAIRS = "avx2_maddubs"
+"""The instruction whose sums have 16 bits at first."""
 
 __all__ = ["emit"]
 
@@ -19,7 +22,8 @@ def emit(program: TileProgram) -> None:
     Raises VerificationError if the program is not complete.
     """
     verify_program(program)
-    nest = TileNest if INSTRUCTIONS[program.product[0].by].tiles else VectorNest
+    product = program.product[0].by
+    nest = PairNest if product == PAIRS else TileNest if INSTRUCTIONS[product].tiles else VectorNest
     args = declare_arguments(program)
-    with v.helpers():
+    with v.helpers(v.PAIR_HELPERS if product == PAIRS else v.LLVM_HELPERS):
         nest(kernel_of(program, args)).emit()

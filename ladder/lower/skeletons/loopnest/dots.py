@@ -15,8 +15,12 @@ from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.nest import At, Nest
 from schedules.cpu_layout import LANES, ROWS, UNIT
+from schedules.instructions import steps_in_16_bits
 
 Expr = Any
+
+HALVES = 2 * LANES
+"""Sums of 16 bits in a vector."""
 
 
 class VectorNest(Nest):
@@ -68,21 +72,29 @@ class VectorNest(Nest):
             self.body(loop.body, replace(at, unit=at.unit + unit))
 
     def multiply(self, product: Multiply, at: At) -> None:
-        """Emit the steps of one unit: decode each panel, multiply by every row of x."""
+        """Emit the steps of one unit, or of half of one."""
+        steps = self.kernel.layout.steps
+        self.steps(
+            product,
+            at,
+            range(steps) if at.half < 0 else range(at.half * steps // 2, (at.half + 1) * steps // 2),
+        )
+
+    def steps(self, product: Multiply, at: At, some: range) -> None:
+        """Emit some steps of a unit: decode each panel, multiply by every row of x."""
         kernel = self.kernel
         sources = [kernel.source(at.tile, panel, at.unit) for panel in range(kernel.panels)]
         words_per_unit, steps = UNIT // kernel.x.columns, kernel.layout.steps
         words_per_step = words_per_unit // steps
-        some = range(steps) if at.half < 0 else range(at.half * steps // 2, (at.half + 1) * steps // 2)
         for step in some:
             weights = [kernel.decode(source, step) for source in sources]
             for part in range(words_per_step):
                 position = at.unit * words_per_unit + step * words_per_step + part
                 for row in range(kernel.rows):
                     word = kernel.x.word(at.block, position, row)
-                    self._multiply_word(product, at, row, word, [panel[part] for panel in weights])
+                    self.multiply_word(product, at, row, word, [panel[part] for panel in weights])
 
-    def _multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
+    def multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
         """Emit the products of one word of x with every panel."""
         x, sums = v.splat(b.bind(word) if self.kernel.panels > 1 else word), at.tiles[product.total]
         for panel, weight in enumerate(weights):
@@ -102,6 +114,32 @@ class VectorNest(Nest):
         """Emit the output of a register tile."""
         with b.loop(self.kernel.rows) as row:
             self.store_row(store, at, row, (at.first + at.block) * self.kernel.rows + row)
+
+
+class PairNest(VectorNest):
+    """A kernel on vector registers whose products add in lanes of 16 bits, while that loses nothing."""
+
+    def steps(self, product: Multiply, at: At, some: range) -> None:
+        """Emit runs of steps, each with sums of 16 bits that are then added in 32."""
+        places, sums = range(self.kernel.rows * self.kernel.panels), at.tiles[product.total]
+        run = steps_in_16_bits(self.kernel.layout.bits)
+        for begin in range(some.start, some.stop, run):
+            pairs = v.scratch(len(places) * HALVES, "int16")
+            inside = replace(at, tiles={**at.tiles, product.total: pairs})
+            self.fresh = set(places)
+            super().steps(product, inside, range(begin, min(begin + run, some.stop)))
+            for number in places:
+                place, found = v.lanes(number * LANES), pairs[v.lanes(number * HALVES, HALVES)]
+                b.store(sums, sums[place] + v.folded_pairs(found), place)
+
+    def multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
+        """Emit the sums of pairs of products of one word of x with every panel."""
+        x, pairs = b.bind(v.splat(word)), at.tiles[product.total]
+        for panel, weight in enumerate(weights):
+            number = panel * self.kernel.rows + row
+            place, found = v.lanes(number * HALVES, HALVES), v.byte_pairs(weight, x)
+            b.store(pairs, found if number in self.fresh else v.added_pairs(pairs[place], found), place)
+            self.fresh.discard(number)
 
 
 def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
