@@ -19,7 +19,7 @@ from schedules.cost_model import (
     MULTICAST_LOSS,
     OVERLAP,
 )
-from schedules.schedule import Schedule, check
+from schedules.schedule import Schedule, check, passes
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
@@ -170,13 +170,7 @@ def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) 
 
 def is_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> bool:
     """Whether `check_legal` accepts the schedule."""
-    from tile_types.errors import ScheduleError
-
-    try:
-        check_legal(form, device, schedule)
-    except ScheduleError:
-        return False
-    return True
+    return passes(check_legal, form, device, schedule)
 
 
 def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[ScaledSchedule]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from schedules.instructions import INSTRUCTIONS
@@ -35,6 +36,15 @@ def check(condition: bool, message: str) -> None:
     """Raise `ScheduleError` unless ``condition`` holds."""
     if not condition:
         raise ScheduleError(message)
+
+
+def passes(check_legal: Callable[..., object], *arguments: object) -> bool:
+    """Whether a check accepts its arguments: it raises no `ScheduleError`."""
+    try:
+        check_legal(*arguments)
+    except ScheduleError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ladder.ir.attention import CODES, Attention
-from schedules.schedule import Schedule, check
+from schedules.schedule import Schedule, check, passes
 from schedules.waves import MOST_THREADS
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -161,11 +161,7 @@ def check_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule
 
 def is_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> bool:
     """Whether `check_legal` accepts the schedule."""
-    try:
-        check_legal(form, device, plan)
-    except ScheduleError:
-        return False
-    return True
+    return passes(check_legal, form, device, plan)
 
 
 LAUNCH, BLOCK = 2.0e-6, 1.0e-6

@@ -22,9 +22,9 @@ from schedules.cost_amd import (
     OVERLAP,
 )
 from schedules.scaled import ScaledCost
-from schedules.schedule import Schedule, check
+from schedules.schedule import Schedule, check, passes
 from targets import TileDevice
-from tile_types.errors import DeviceError, ScheduleError
+from tile_types.errors import DeviceError
 
 FRAGMENT = 16
 """Rows of either operand that an instruction multiplies."""
@@ -102,11 +102,9 @@ def check_legal(form: ScaledGemm, device: TileDevice) -> None:
 
 def schedules() -> Iterator[WaveScaledSchedule]:
     """Yield what there is."""
-    for option in product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
-        try:
+    for option in product((1, 2, 4), repeat=4):
+        if passes(WaveScaledSchedule, *option):
             yield WaveScaledSchedule(*option)
-        except ScheduleError:
-            continue
 
 
 def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, m: int) -> ScaledCost:

@@ -201,3 +201,11 @@ def cluster_sync() -> None:
     """
     ptx("barrier.cluster.arrive.release")
     ptx("barrier.cluster.wait.acquire")
+
+
+def sync(cluster: int) -> None:
+    """Emit a barrier of the block, or of all blocks of its cluster."""
+    if cluster > 1:
+        cluster_sync()
+    else:
+        block_sync()

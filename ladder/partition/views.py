@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,16 +18,7 @@ def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
 
     The source is None where the chain begins with numbers (which then are part of it).
     """
-    members: list[str] = []
-    while True:
-        node = graph.producer(value)
-        kind = engine(node)
-        if kind == "leaf":
-            return [node.name, *members], None
-        if kind != "view":
-            return members, value
-        members.insert(0, node.name)
-        value = node.inputs[0]
+    return _chain(graph, value, lambda node: engine(node) in ("view", "leaf"))
 
 
 def is_inlined(graph: Graph, node: Node) -> bool:
@@ -45,15 +37,18 @@ def is_inlined(graph: Graph, node: Node) -> bool:
 
 def inlined_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
     """Return the inlined nodes that lead to a value, first to last, and what they read; None for numbers."""
+    return _chain(graph, value, partial(is_inlined, graph))
+
+
+def _chain(graph: Graph, value: str, goes_on: Callable[[Node], bool]) -> tuple[list[str], str | None]:
+    """Return the nodes that lead to a value as long as each goes on, and what they read; None for numbers."""
     members: list[str] = []
-    while True:
-        node = graph.producer(value)
-        if not is_inlined(graph, node):
-            return members, value
+    while goes_on(node := graph.producer(value)):
         members.insert(0, node.name)
         if not node.inputs:
             return members, None
         value = node.inputs[0]
+    return members, value
 
 
 _PROBES = (61, 2003, 65537, 2097169)

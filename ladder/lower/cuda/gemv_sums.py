@@ -52,14 +52,6 @@ def halves_of(args: Arguments, geo: Slices) -> tuple[Arguments, ...]:
     return args, replace(args, row_scale=Rows(args.row_scale, -args.n), bias=bias)
 
 
-def meet(cluster: int) -> None:
-    """Emit a barrier of the block, or of all blocks of its cluster."""
-    if cluster == 1:
-        b.block_sync()
-        return
-    b.cluster_sync()
-
-
 @dataclass(frozen=True)
 class SliceSums:
     """Sums ``[slice][m][weight row]`` in the shared memory of all blocks of a cluster.
@@ -90,7 +82,7 @@ class SliceSums:
         The blocks of a cluster take equal shares of the outputs. None leaves while another reads.
         """
         cluster, threads = self.geo.schedule.cluster, self.geo.threads
-        meet(cluster)
+        b.sync(cluster)
         pieces = self.geo.columns // ROWS
         count = b.bind(self.m_count * pieces)
         share = b.bind((count + cluster - 1) // cluster)
@@ -101,7 +93,7 @@ class SliceSums:
             with b.when(T.And(piece < own, self.first_row + row < self.halves[0].n)):
                 self._finish(m, row)
         if cluster > 1:
-            meet(cluster)
+            b.sync(cluster)
 
     def _finish(self, m: Expr, row: Expr) -> None:
         """Store `ROWS` outputs of an activation row of the block."""

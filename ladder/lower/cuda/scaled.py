@@ -21,7 +21,7 @@ from ladder.lower.cuda.scaled_epilogue import Epilogue
 from ladder.lower.cuda.scaled_memory import Memory, Ring, ScaledArguments, declare, encode_map, place
 from ladder.lower.cuda.scaled_place import WARPS, Place, find_place
 from ladder.lower.cuda.scaled_products import Issuer
-from ladder.lower.cuda.tcgen05_memory import after_sync, before_sync
+from ladder.lower.cuda.tcgen05_memory import after_sync, allocate_columns, free_columns
 from ladder.lower.cuda.wgmma_activations import TENSOR_COPY
 from ladder.lower.cuda.wgmma_producer import BULK_COPY
 from schedules.scaled import ATOM, LANE_SCALES, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
@@ -81,19 +81,9 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
         Epilogue(form, schedule, args, memory, base).finish(where)
 
     b.either(where.thread >= WARPS * 32, work, write)
-    _sync(schedule.pair)
+    b.sync(schedule.partners)
     with b.when(warp == WARPS + 1):
-        after_sync()
-        columns = T.uint32(tensor_columns(form, schedule))
-        b.ptx(f"tcgen05.dealloc.cta_group::{schedule.partners}.sync.aligned.b32", base, columns)
-
-
-def _sync(cluster: bool) -> None:
-    """Wait for the threads of the cluster, or of the block."""
-    if cluster:
-        b.cluster_sync()
-    else:
-        b.block_sync()
+        free_columns(base, tensor_columns(form, schedule), schedule.partners)
 
 
 def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: Place) -> None:
@@ -101,12 +91,8 @@ def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: P
     with b.when(where.thread == 0):
         memory.initialise(schedule)
     with b.when(where.thread // 32 == WARPS + 1):
-        columns = T.uint32(tensor_columns(form, schedule))
-        group = f"cta_group::{schedule.partners}.sync.aligned"
-        b.ptx(f"tcgen05.alloc.{group}.shared::cta.b32", memory.word.ptr_to([0]), columns)
-        b.ptx(f"tcgen05.relinquish_alloc_permit.{group}")
-        before_sync()
-    _sync(schedule.cluster > 1)
+        allocate_columns(memory.word, tensor_columns(form, schedule), schedule.partners)
+    b.sync(schedule.cluster)
     after_sync()
 
 

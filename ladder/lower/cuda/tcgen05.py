@@ -69,7 +69,7 @@ class Tcgen05:
             self._emit_expert(args, block)
         else:
             block.emit_roles(args, Tiles(spec, grid, None, args.m))
-        self._sync()
+        b.sync(spec.schedule.cluster)
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.release(base)
 
@@ -89,15 +89,8 @@ class Tcgen05:
         if self.overlap.possible:
             with b.when(grid.thread == 32):
                 prefetch(spec, args, x_map, cut(spec, grid, grid.first)[0], grid.first_tile)
-        self._sync()
+        b.sync(spec.schedule.cluster)
         after_sync()
-
-    def _sync(self) -> None:
-        """Wait for the block's threads, or those of its cluster, whose blocks reach each other's memory."""
-        if self.spec.schedule.cluster > 1:
-            b.cluster_sync()
-        else:
-            b.block_sync()
 
     def _emit_expert(self, args: Arguments, block: Block) -> None:
         """Run the roles with the arguments of the expert whose activation rows the block has, if any."""

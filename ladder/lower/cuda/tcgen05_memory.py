@@ -51,18 +51,12 @@ class TensorMemory:
         b.emit(T.ptx.mbarrier.init.shared.b64(self.finished.ptr_to([0]), T.uint32(1)))
 
     def allocate(self) -> None:
-        """Allocate columns, for one whole warp; other blocks may allocate theirs then."""
-        columns = T.uint32(self.geo.columns)
-        group = f"cta_group::{self.geo.partners}.sync.aligned"
-        b.ptx(f"tcgen05.alloc.{group}.shared::cta.b32", self.word.ptr_to([0]), columns)
-        b.ptx(f"tcgen05.relinquish_alloc_permit.{group}")
-        before_sync()
+        """Allocate the block's columns, for one whole warp."""
+        allocate_columns(self.word, self.geo.columns, self.geo.partners)
 
     def release(self, base: Expr) -> None:
         """Free the columns, for the warp that allocated them."""
-        after_sync()
-        group = f"cta_group::{self.geo.partners}.sync.aligned"
-        b.ptx(f"tcgen05.dealloc.{group}.b32", base, T.uint32(self.geo.columns))
+        free_columns(base, self.geo.columns, self.geo.partners)
 
     def arrive_decoded(self, slot: int) -> None:
         """Tell the thread that starts products, which the first block of a pair has, of a slab; one lane."""
@@ -78,6 +72,24 @@ def place_tensor_memory(pool: Any, geo: TensorGeometry) -> TensorMemory:
     decoded, free = (pool.alloc((SLOTS,), "uint64", align=8) for _ in range(2))
     finished = pool.alloc((1,), "uint64", align=8)
     return TensorMemory(geo, pool.alloc((1,), "uint32", align=8), decoded, free, finished)
+
+
+def allocate_columns(word: Any, columns: int, partners: int) -> None:
+    """Allocate columns, for one whole warp; other blocks may allocate theirs then.
+
+    word: Where their address is written.
+    partners: Blocks that multiply together.
+    """
+    group = f"cta_group::{partners}.sync.aligned"
+    b.ptx(f"tcgen05.alloc.{group}.shared::cta.b32", word.ptr_to([0]), T.uint32(columns))
+    b.ptx(f"tcgen05.relinquish_alloc_permit.{group}")
+    before_sync()
+
+
+def free_columns(base: Expr, columns: int, partners: int) -> None:
+    """Free columns, for the warp that allocated them."""
+    after_sync()
+    b.ptx(f"tcgen05.dealloc.cta_group::{partners}.sync.aligned.b32", base, T.uint32(columns))
 
 
 def before_sync() -> None:

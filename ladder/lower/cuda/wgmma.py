@@ -109,10 +109,7 @@ class Block:
             with b.when(grid.thread == 32):
                 tile, k_tile = (grid.first, grid.first_tile) if stream is None else stream.first()
                 prefetch(spec, self.args, self.x_map, cut(spec, grid, tile)[0], k_tile)
-        if spec.schedule.cluster > 1:
-            b.cluster_sync()
-        else:
-            b.block_sync()
+        b.sync(spec.schedule.cluster)
         if memory.cluster_sums is not None:
             memory.cluster_sums.announce()
 

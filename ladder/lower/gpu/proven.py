@@ -25,7 +25,7 @@ from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_sp
 from ladder.lower.gpu.decode_raw import propose_placed
 from ladder.lower.gpu.decode_signed import propose_signed
 from ladder.lower.gpu.decode_table import Table, propose_table
-from ladder.lower.gpu.machine import Cost, CountingMachine
+from ladder.lower.gpu.machine import Cost, CountingMachine, Machine
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import (
     PLAIN,
@@ -248,11 +248,16 @@ def packed_layout(ttype: TType, core: str, device: TileDevice | None = None) -> 
 def count(recipe: Recipe, conversion: Conversion) -> Cost:
     """Return the cost of decoding a thread's share of a tile (32 codes)."""
     m = CountingMachine()
+    decode_all(recipe, conversion, m)
+    return m.cost
+
+
+def decode_all(recipe: Recipe, conversion: Conversion, m: Machine) -> None:
+    """Decode a thread's share of a tile on a machine that looks at no values."""
     words = [m.input(None) for _ in range(conversion.bits)]
     zero = m.input(None) if conversion.zero == "integer" else None
     for register in range(conversion.lane):
         recipe.register(m, words, register, zero)
-    return m.cost
 
 
 def operand_type(gemm: Gemm) -> str:

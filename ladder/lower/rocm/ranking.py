@@ -18,6 +18,7 @@ from ladder.lower.gpu.proven import (
     NEEDS,
     Proven,
     count,
+    decode_all,
     is_decodable,
     proof_key,
     proven_recipes,
@@ -145,10 +146,7 @@ def _operators(form: Form) -> int:
 def vector_instructions(recipe: Recipe, conversion: Conversion) -> int:
     """Return the vector instructions of decoding a lane's share of a tile (32 codes)."""
     m = VectorCounter()
-    words = [m.input(None) for _ in range(conversion.bits)]
-    zero = m.input(None) if conversion.zero == "integer" else None
-    for register in range(conversion.lane):
-        recipe.register(m, words, register, zero)
+    decode_all(recipe, conversion, m)
     return m.count
 
 
