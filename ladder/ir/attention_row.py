@@ -83,8 +83,10 @@ ATTENTION = Operator(
         "causal": Attribute("flag", False), "choose": Attribute("flag", False),
         "scale": Attribute("number", None), "extras": Attribute("literal", ()),
         "turned": Attribute("flag", False), "reach": Attribute("int", 0),
+        "strict": Attribute("flag", False),
     },
     result_type=_type, engine="library",
     doc="softmax(q kᵀ scale + mask) v; choose: the mask says which scores count; extras: operands behind v;"
-    " position: query token [B, S] sees the keys before position + reach; turned: [B, S, H, E]",
+    " position: query token [B, S] sees the keys before position + reach; turned: [B, S, H, E];"
+    " strict: rows whose mask is -inf throughout are NaN, as softmax has them, not 0 as torch's operator has",
 )  # fmt: skip

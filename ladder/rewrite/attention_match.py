@@ -156,7 +156,7 @@ def least_number(ttype: str) -> float:
 def _masked(match: Match, found: Scores, ttype: str, tokens: Any, keys: Any) -> dict[str, Any]:
     """Return the masks of attention: its operand ``mask`` if any, and attributes."""
     if found.seen is None or found.seen.everything():
-        return {} if found.mask is None else {"mask": found.mask}
+        return {} if found.mask is None else {"mask": found.mask, "strict": True}
     if found.mask is None:
         causal = found.seen.causal(tokens, keys)
         return {"causal": True} if causal else {"mask": found.seen.value, "choose": True}

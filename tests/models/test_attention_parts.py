@@ -324,3 +324,28 @@ def test_the_compiler_is_imported_in_its_turn() -> None:
 def test_strides_of_the_result_are_torchs(case: str) -> None:
     """On CPUs; whether a reshape is a view, through which the result is written, depends on them."""
     attention_layout.check_strides(case, "cpu", torch.float16 if case == "half" else torch.float32)
+
+
+REPLACING: dict[str, Callable[..., Tensor]] = {
+    "added": lambda scores, mask: scores + mask,
+    "replaced by the least number": lambda s, mask: s.masked_fill(mask < 0, torch.finfo(s.dtype).min),
+}
+
+
+@pytest.mark.parametrize("case", REPLACING)
+def test_attention_written_as_several_operators_on_cpus(case: str) -> None:
+    """Rows of which a mask hides all keys are what softmax makes of them, not 0 as torch's operator has."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return REPLACING[case](q @ k.transpose(-1, -2) * 0.5, mask).softmax(-1) @ v
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 6, 8).unbind(0)
+    mask = torch.zeros(2, 1, 6, 6)
+    mask[0, 0, 2] = mask[1, 0, 3, :3] = -torch.inf
+    fast = ladder.compile(attention)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(q, k, v, mask), attention(q, k, v, mask), equal_nan=True)
+        torch.testing.assert_close(fast(q, k, v, mask * 0), attention(q, k, v, mask * 0), equal_nan=True)
+    assert "attention" in str(fast.plan())

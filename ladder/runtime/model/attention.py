@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,14 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
             out = wide.to(q.dtype)
         else:
             out = attend(q, k, v, mask, *how)
+        if given["strict"] and mask is not None:
+            out = _nan_without_keys(out, mask)
         return out.transpose(1, 2) if given["turned"] else out
 
     return run
+
+
+def _nan_without_keys(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return attention with NaN where a mask hides all keys by -inf: softmax of nothing."""
+    hidden = mask.amax(-1, keepdim=True) == -math.inf
+    return out.masked_fill(hidden, math.nan) if out.is_cuda or hidden.any() else out
