@@ -10,6 +10,7 @@ Imports nothing of Ladder: the process that compiles for AMD GPUs reads it too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 PIPELINE = "ladder"
@@ -120,14 +121,19 @@ def _pass(name: str) -> Any:
     return make(*ARGUMENTS.get(name, ()))
 
 
-def offsets_in_indices() -> Any:
-    """Return the pass that lets all buffers begin where their memory does: offsets go into their indices."""
+def _own_pass(name: str, rewritten: Callable[[Any], Any]) -> Any:
+    """Return a pass of ours, which gives a function the body that ``rewritten(function)`` returns."""
     import tvm
 
     def changed(function: Any, module: Any, context: Any) -> Any:
-        return function.with_body(_Offsets().rewritten(function.body))
+        return function.with_body(rewritten(function))
 
-    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.OffsetsInIndices")
+    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name=f"ladder.{name}")
+
+
+def offsets_in_indices() -> Any:
+    """Return the pass that lets all buffers begin where their memory does: offsets go into their indices."""
+    return _own_pass("OffsetsInIndices", lambda function: _Offsets().rewritten(function.body))
 
 
 def registers_per_lane() -> Any:
@@ -135,15 +141,11 @@ def registers_per_lane() -> Any:
 
     TVM's `VectorizeLoop` would let all lanes share it.
     """
-    import tvm
+    from tvm import tirx
+    from tvm_ffi import structural_map
 
-    def changed(function: Any, module: Any, context: Any) -> Any:
-        from tvm import tirx
-        from tvm_ffi import structural_map
-
-        return function.with_body(structural_map(function.body, (tirx.For, _with_registers)))
-
-    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.RegistersPerLane")
+    change = (tirx.For, _with_registers)
+    return _own_pass("RegistersPerLane", lambda function: structural_map(function.body, change))
 
 
 def _with_registers(loop: Any) -> Any:
@@ -184,16 +186,11 @@ def open_quotients() -> Any:
     TVM's `LowerIntrin` makes a choice of it whose conditions it simplifies with everything in place that
     variables are bound to: of a few quotients of quotients that takes many seconds.
     """
-    import tvm
+    from tvm import tirx
+    from tvm_ffi import structural_map
 
-    def changed(function: Any, module: Any, context: Any) -> Any:
-        from tvm import tirx
-        from tvm_ffi import structural_map
-
-        kinds = [(tirx.FloorDiv, _floor_quotient), (tirx.FloorMod, _floor_remainder)]
-        return function.with_body(structural_map(function.body, kinds))
-
-    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.OpenQuotients")
+    changes = [(tirx.FloorDiv, _floor_quotient), (tirx.FloorMod, _floor_remainder)]
+    return _own_pass("OpenQuotients", lambda function: structural_map(function.body, changes))
 
 
 def _floor_quotient(e: Any) -> Any:
@@ -234,21 +231,19 @@ def bfloat16_in_bindings() -> Any:
 
     TVM's `BF16ComputeLegalize` leaves them out, so that LLVM would convert the bits as an integer.
     """
-    import tvm
+    from tvm import tirx
+    from tvm_ffi import structural_map
 
-    def changed(function: Any, module: Any, context: Any) -> Any:
+    def spelled(statement: Any) -> Any:
+        value = structural_map(statement.value, (tirx.Cast, _spelled_out))
+        return tirx.Bind(statement.var, value)
+
+    def rewritten(function: Any) -> Any:
         if function.attrs["target"].kind.name == "cuda":  # it has the type
-            return function
-        from tvm import tirx
-        from tvm_ffi import structural_map
+            return function.body
+        return structural_map(function.body, (tirx.Bind, spelled))
 
-        def spelled(statement: Any) -> Any:
-            value = structural_map(statement.value, (tirx.Cast, _spelled_out))
-            return tirx.Bind(statement.var, value)
-
-        return function.with_body(structural_map(function.body, (tirx.Bind, spelled)))
-
-    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.BFloat16InBindings")
+    return _own_pass("BFloat16InBindings", rewritten)
 
 
 def _spelled_out(cast: Any) -> Any:
