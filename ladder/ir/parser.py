@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -139,14 +139,7 @@ class _Reader:
         if not self.accept(label):
             return ()
         self.expect("(")
-        axes = []
-        while not self.accept(")"):
-            name = self.expect("name").text
-            self.expect("=")
-            axes.append(Axis(name, self.extent()))
-            if not self.at(")"):
-                self.expect(",")
-        return tuple(axes)
+        return tuple(Axis(name, extent) for name, extent in self.named(self.extent))
 
     def values(self) -> tuple[str, ...]:
         values = []
@@ -164,7 +157,7 @@ class _Reader:
         operator = self.expect("name").text
         self.expect("(")
         inputs = self.values()
-        attributes = self.attributes()
+        attributes = tuple(self.named(self.literal))
         self.expect(":")
         tiles = [self.tile()]
         while self.accept(","):
@@ -172,15 +165,14 @@ class _Reader:
         body = self.graph() if self.accept("=") else None
         return Node(name, operator, inputs, attributes, tuple(tiles), body)
 
-    def attributes(self) -> tuple[tuple[str, Literal], ...]:
-        attributes: list[tuple[str, Literal]] = []
+    def named(self, read: Callable[[], T]) -> Iterator[tuple[str, T]]:
+        """Yield what is written ``name=value``, up to the closing parenthesis."""
         while not self.accept(")"):
             name = self.expect("name").text
             self.expect("=")
-            attributes.append((name, self.literal()))
+            yield name, read()
             if not self.at(")"):
                 self.expect(",")
-        return tuple(attributes)
 
     def tile(self) -> Tile:
         token = self.expect("name")
