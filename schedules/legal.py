@@ -198,9 +198,20 @@ def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         )
 
 
-def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+def _warpgroup_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    """Yield what both pipelines of warpgroups refuse."""
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
+    yield from _grid_violations(gemm, schedule)
+    if schedule.tile_m % (schedule.cluster * 8):
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    row_bytes = schedule.tile_k * operand_bytes(gemm)
+    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
+        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
+
+
+def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    yield from _warpgroup_violations(gemm, schedule)
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
     if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
@@ -209,15 +220,9 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
             f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead: the kernel"
             f" would wait for ever; use at least {least} stages"
         )
-    yield from _grid_violations(gemm, schedule)
-    if schedule.tile_m % (schedule.cluster * 8):
-        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if schedule.tile_m & (schedule.tile_m - 1) and gemm.activation == "int8":  # products of fewer sizes
         yield f"sums of {gemm.activation} take tiles of a power of two, not of {schedule.tile_m} tokens"
-    row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
-    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
-        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
-    if carries(gemm, schedule) and row_bytes != SWIZZLE_ROW:
+    if carries(gemm, schedule) and schedule.tile_k * operand_bytes(gemm) != SWIZZLE_ROW:
         yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
@@ -243,18 +248,11 @@ PAIR_COLUMNS = 32
 
 
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if schedule.placement != placement_for(gemm):
-        yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
-    yield from _grid_violations(gemm, schedule)
-    if schedule.tile_m % (schedule.cluster * 8):
-        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    yield from _warpgroup_violations(gemm, schedule)
     if schedule.pair and (schedule.cluster != 2 or schedule.tile_m % PAIR_COLUMNS):
         yield f"a pair is a cluster of two, with tiles of a multiple of {PAIR_COLUMNS} tokens"
     if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
         yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
-    row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
-    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
-        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
 
 
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

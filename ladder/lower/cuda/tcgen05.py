@@ -18,21 +18,20 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tcgen05_loop import DecodeLoop
 from ladder.lower.cuda.tcgen05_memory import TensorMemory, after_sync, place_tensor_memory
 from ladder.lower.cuda.tcgen05_products import Issuer
-from ladder.lower.cuda.tcgen05_spec import TensorGeometry, choose_spec
+from ladder.lower.cuda.tcgen05_spec import TensorGeometry
 from ladder.lower.cuda.wgmma_activations import encode_map
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_grid import Grid, cut, find_grid
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, initialise_barriers, place_memory
 from ladder.lower.cuda.wgmma_operands import Operands, allocate_registers
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
-from ladder.lower.cuda.wgmma_spec import Spec
+from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
 from ladder.lower.cuda.wgmma_thread import find_math_thread
-from ladder.lower.cuda.wgmma_tiles import Tiles
+from ladder.lower.cuda.wgmma_tiles import Tiles, emit_of_expert
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
 from schedules.schedule import GpuSchedule
@@ -45,7 +44,7 @@ class Tcgen05:
     """Emits one kernel."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
-        self.spec, self.overlap = choose_spec(gemm, device, schedule), Overlap(device)
+        self.spec, self.overlap = choose_spec(gemm, device, schedule, TensorGeometry), Overlap(device)
 
     def emit(self) -> None:
         """Emit host part, set-up and the three roles."""
@@ -66,7 +65,7 @@ class Tcgen05:
         base = b.Variable("uint32", tensor.word[0]).value
         block = Block(spec, grid, memory, tensor, x_map, base)
         if spec.gemm.experts:
-            self._emit_expert(args, block)
+            emit_of_expert(spec, grid, args, overlap, block.emit_roles)
         else:
             block.emit_roles(args, Tiles(spec, grid, None, args.m))
         b.sync(spec.schedule.cluster)
@@ -91,15 +90,6 @@ class Tcgen05:
                 prefetch(spec, args, x_map, cut(spec, grid, grid.first)[0], grid.first_tile)
         b.sync(spec.schedule.cluster)
         after_sync()
-
-    def _emit_expert(self, args: Arguments, block: Block) -> None:
-        """Run the roles with the arguments of the expert whose activation rows the block has, if any."""
-        spec, grid = self.spec, block.grid
-        index = b.keep(cut(spec, grid, grid.first)[1])
-        found = find_m_tile(args, index, spec.schedule.tile_m, b.bind(grid.thread % 32), self.overlap)
-        first_m = b.keep(found.first)
-        with b.when(found.exists):
-            block.emit_roles(found.args, Tiles(spec, grid, None, found.args.m, first_m))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma_decode import byte_decoder, scaled_decoder
 from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, WgmmaGeometry
-from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.footprint import TENSOR_COLUMNS, registers_per_thread, tensor_columns
-from schedules.legal import check_legal
-from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
 SLAB_COLUMNS = 32
@@ -65,16 +60,3 @@ class TensorGeometry(WgmmaGeometry):
         shared = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
         registers = device.registers_per_unit // (self.threads * LEAST_REGISTERS)
         return max(1, min(shared, registers, TENSOR_COLUMNS // self.columns))
-
-
-def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
-    """Return the sizes and the decoder of a kernel.
-
-    Raises ScheduleError if the device has no tcgen05, or the schedule does not fit problem or device; names
-        the rule.
-    """
-    check_legal(gemm, device, schedule)
-    geo = TensorGeometry(gemm, schedule)
-    check(geo.shared_bytes <= device.shared_per_block, f"{geo.shared_bytes} bytes of shared memory")
-    choose = byte_decoder if geo.lane == 8 else scaled_decoder
-    return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))

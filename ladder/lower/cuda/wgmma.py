@@ -15,7 +15,6 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry
-from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.wgmma_activations import encode_map
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
@@ -28,7 +27,7 @@ from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
 from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
 from ladder.lower.cuda.wgmma_stream import Stream, declare_workspace, divide
 from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread
-from ladder.lower.cuda.wgmma_tiles import Tiles, Walk, walk_experts
+from ladder.lower.cuda.wgmma_tiles import Tiles, Walk, emit_of_expert, walk_experts
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
 from schedules.footprint import PRODUCER_REGISTERS, math_registers
@@ -63,22 +62,12 @@ class Wgmma:
             walk = walk_experts(spec, grid, args)
             block.emit_roles(walk.shown, walk)
         elif spec.gemm.experts:
-            self._emit_expert(block)
+            emit_of_expert(spec, grid, args, overlap, block.emit_roles)
         else:
             block.emit_roles(args, Tiles(spec, grid, stream, args.m))
         if spec.schedule.cluster > 1:
             # No block may leave while others still copy to it or arrive at its barriers.
             b.cluster_sync()
-
-    def _emit_expert(self, block: Block) -> None:
-        """Run the roles with the arguments of the expert whose activation rows the block has, if any."""
-        spec, grid = self.spec, block.grid
-        index = b.keep(cut(spec, grid, grid.first)[1])
-        lane = b.bind(grid.thread % 32)
-        found = find_m_tile(block.args, index, spec.schedule.tile_m, lane, self.overlap)
-        first_m = b.keep(found.first)
-        with b.when(found.exists):
-            block.emit_roles(found.args, Tiles(spec, grid, None, found.args.m, first_m))
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,15 @@ class Spec:
         return self.geo.m64 * self.geo.accumulators
 
 
-def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
-    """Return the sizes and the decoder of a kernel.
+def choose_spec(
+    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, geometry: type[WgmmaGeometry] = WgmmaGeometry
+) -> Spec:
+    """Return the sizes, of the class ``geometry``, and the decoder of a kernel.
 
-    Raises ScheduleError if the device has no wgmma, or the schedule does not fit problem or device; names the
-        rule.
+    Raises ScheduleError if the device lacks the instructions, or the schedule does not fit problem or device;
+        names the rule.
     """
     check_legal(gemm, device, schedule)
-    geo = WgmmaGeometry(gemm, schedule)
+    geo = geometry(gemm, schedule)
     choose = byte_decoder if geo.lane == 8 else scaled_decoder
     return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))

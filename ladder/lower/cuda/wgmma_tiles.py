@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.grouped import Warp
+from ladder.lower.cuda.grouped import Warp, find_m_tile
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, cut
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_stream import Stream
@@ -137,3 +138,14 @@ def walk_experts(spec: Spec, grid: Grid, args: Arguments) -> ExpertTiles:
     m_blocks = b.keep(count_m_tiles(args, tile_m) if run is None else run.total)
     expert, first, stop = (b.Variable("int32", 0) for _ in range(3))
     return ExpertTiles(spec, replace(grid, m_blocks=m_blocks), args, warp, run, expert, first, stop)
+
+
+def emit_of_expert(
+    spec: Spec, grid: Grid, args: Arguments, overlap: Overlap, emit: Callable[[Arguments, Tiles], None]
+) -> None:
+    """Emit the roles with the arguments of the expert whose activation rows the block has, if any."""
+    index = b.keep(cut(spec, grid, grid.first)[1])
+    found = find_m_tile(args, index, spec.schedule.tile_m, b.bind(grid.thread % 32), overlap)
+    first_m = b.keep(found.first)
+    with b.when(found.exists):
+        emit(found.args, Tiles(spec, grid, None, found.args.m, first_m))
