@@ -281,6 +281,40 @@ def _hooks_of_tensors() -> World:
     return calls(function, *[lambda n=n: (normal(3), n) for n in (1, 2, 3, 2, 4)], observe=log.copy)
 
 
+def _hooks_see_what_changed() -> World:
+    class Held:
+        factor, seen = 1.0, 0.0
+
+    held = Held()
+
+    def scaled(gradient: Any) -> Any:
+        held.seen = float(gradient.sum())
+        return gradient * held.factor
+
+    def function(x: Any, n: int) -> Any:
+        x = x.detach().requires_grad_()
+        y = x * 2
+        y.register_hook(scaled)
+        held.factor = n + 1
+        y.sum().backward()
+        return x.grad, held.seen
+
+    return calls(function, *[lambda n=n: (normal(3), n) for n in (1, 2, 1, 2, 3, 1)])
+
+
+def _negated_where_read() -> World:
+    def function(x: Any) -> Any:
+        return torch.softmax(x * 2 + 1, -1), x.is_neg(), x.sum(0)
+
+    def negated(rows: int) -> Any:
+        return lambda: (torch._neg_view(normal(rows, 4)),)
+
+    def part(rows: int) -> Any:
+        return lambda: (torch.complex(normal(rows, 4), normal(rows, 4, seed=1)).conj().imag,)
+
+    return calls(function, negated(3), normals(3, 4), negated(4), part(3), part(5), normals(5, 4), negated(5))
+
+
 def _duplicates_written() -> World:
     def function(x: Any, at: Any) -> Any:
         x.index_put_((at,), torch.ones(len(at)), accumulate=True)

@@ -22,7 +22,7 @@ from ladder.partition.partition import ordered
 from ladder.runtime import build
 from ladder.runtime.model import build as model_build
 from ladder.runtime.model.executable import Executable
-from tile_types.errors import VerificationError
+from tile_types.errors import DTypeError, VerificationError
 
 Tensor = torch.Tensor
 
@@ -467,3 +467,16 @@ def test_results_with_gaps_lie_as_the_sizes_of_a_call_have_it(
     x, past = torch.randn(3, 11, 8), torch.randn(3, 2, 5, 4)
     for found, expected in zip(fast(x, past), program(x, past), strict=True):
         assert (found.stride(), found.storage_offset()) == (expected.stride(), expected.storage_offset())
+
+
+def test_an_argument_that_is_negated_where_it_is_read_is_refused() -> None:
+    """Kernels read memory, which holds the other sign."""
+    given = torch._neg_view(torch.randn(3, 8))
+    compiler = Compiler()
+    with pytest.warns(LadderWarning, match="negated where it is read"):
+        run = compiler(torch.fx.symbolic_trace(chain), [given])
+    assert all(map(torch.equal, run(given), chain(given)))
+    plan = Compiler()(torch.fx.symbolic_trace(chain), [given.resolve_neg()]).executable
+    plan.check([given.resolve_neg()])
+    with pytest.raises(DTypeError, match="argument 0 is negated where it is read"):
+        plan.check([given])

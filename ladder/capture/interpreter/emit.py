@@ -95,6 +95,10 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     return record
 
 
+COPIED = "contiguous().resolve_conj().resolve_neg()"
+"""How the copy is made that a graph takes of an input with gaps; one without them is its own copy, which may
+be negated or conjugated where it is read."""
+
 PRINTED = {"math": math, "torch": torch}
 """What the text of conditions on sizes names."""
 
@@ -202,7 +206,7 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
         if getattr(backend, "is_ours", False):
             raise CaptureError(tolerated(error, "a graph that cannot be built runs as it is")) from error
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
-    given = [f"{name}.contiguous()" if name in heap.copied else name for name in names]
+    given = [f"{name}.{COPIED}" if name in heap.copied else name for name in names]
     call = f"{heap.constant(compiled)}({', '.join(_spread(heap, given))})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
     return [*_running_lines(heap, trace, kept, assumed, f"{results} = {call}"), *rebuilt], module

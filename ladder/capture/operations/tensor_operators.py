@@ -49,6 +49,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
+    _meet_hooks(vm, function)
     args, kwargs = _settled_given(vm, function, args, kwargs)
     if getattr(function, "__module__", "") == operator.add.__module__:
         _meet_slots(vm, function.__name__.strip("_"))
@@ -108,6 +109,12 @@ def _meet_slots(vm: Interpreter, name: str) -> None:
         found = vm.heap.class_attribute(torch.Tensor, method)
         if is_a(found, types.FunctionType) and not found.__module__.startswith("torch."):
             raise CaptureError(f"{method} of tensors is not torch's")
+
+
+def _meet_hooks(vm: Interpreter, function: Any) -> None:
+    """Let the graph break before what calls hooks of autograd, if they could see a change that is pending."""
+    if function in tensors.CALLS_HOOKS and any(step.keep for step in vm.heap.steps):
+        raise CaptureError("hooks of autograd may see what was changed before")
 
 
 def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:

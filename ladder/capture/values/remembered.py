@@ -139,7 +139,7 @@ def described(value: Any) -> Any:
 def _of_tensor(value: torch.Tensor) -> Any:
     if type(value) is not torch._subclasses.FakeTensor or value.layout is not torch.strided:
         raise Unknown(type(value).__name__)
-    if value.is_complex() or value.is_nested or value.constant is not None:
+    if value.is_complex() or value.is_neg() or value.is_nested or value.constant is not None:
         raise Unknown("a tensor of which more counts than how it lies")
     lies = (*value.shape, *value.stride(), value.storage_offset())
     extents = tuple(item.node.expr if type(item) is torch.SymInt else item for item in lies)

@@ -166,12 +166,15 @@ class Shapes:
 
         self._begin()
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
+        given = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         fake: torch.Tensor = self.mode.from_tensor(
-            without_base(tensor if tensor.is_contiguous() else tensor.detach().contiguous()),
+            without_base(given),
             static_shapes=False,
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
             source=ConstantSource("_".join(names.values())),
         )
+        torch._C._set_conj(fake, given.is_conj())
+        torch._C._set_neg(fake, given.is_neg())
         for dim, name in names.items():
             extent: Any = fake.shape[dim]
             self.names[extent.node.expr] = name

@@ -63,6 +63,9 @@ STATE_WRITES = frozenset(
 )
 """Natives that change the global state of torch; they become nodes of the graph, in order."""
 
+CALLS_HOOKS = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
+"""Operators that call what programs have registered with autograd, which may look at anything."""
+
 STATE_GUARDED = frozenset(
     {
         *(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype),

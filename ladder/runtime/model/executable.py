@@ -125,8 +125,6 @@ class Executable:
             seen = None
         if seen in self._fitting:
             return self._fitting[seen]
-        from ladder.runtime.model.library import torch_type
-
         sizes: dict[str, int] = {}
         for name, at in self.bound.bindings.items():
             if at >= len(values):
@@ -135,8 +133,7 @@ class Executable:
             if not isinstance(value, torch.Tensor):
                 raise ShapeError(f"argument {at} must be a tensor, got {type(value).__name__}")
             match_shape(tile.shape, value.shape, f"argument {at}", sizes)
-            if value.dtype != torch_type(tile.ttype.name):
-                raise DTypeError(f"argument {at} must be {tile.ttype.name}, got {value.dtype}")
+            _check_type(value, tile.ttype.name, f"argument {at}")
         shown = self.read(values) if self._shown < len(values) else None
         if within is not None and shown is not None:
             within(shown)
@@ -168,3 +165,13 @@ class Executable:
             "arena": max((frame.arena for frame in self._frames), default=0),
             "without sharing": max((frame.total() for frame in self._frames), default=0),
         }
+
+
+def _check_type(value: torch.Tensor, name: str, where: str) -> None:
+    """Raise DTypeError unless a tensor is of the named type, and its memory holds what it is."""
+    from ladder.runtime.model.library import torch_type
+
+    if value.dtype != torch_type(name):
+        raise DTypeError(f"{where} must be {name}, got {value.dtype}")
+    if value.is_neg():
+        raise DTypeError(f"{where} is negated where it is read: give its resolve_neg()")
