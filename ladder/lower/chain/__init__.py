@@ -16,8 +16,10 @@ from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
+    from ladder.ir.windows import Windows
     from ladder.lower.chain.scatter import Chain
     from ladder.movement.mapping import Mapping
+    from schedules.row_panels import Registers
     from targets import TileDevice
 
 
@@ -36,33 +38,55 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     return NESTS[device.kind](Chain.of(graph), device, name, mapping)
 
 
-def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
-    from ladder.lower.chain.cpu import CpuChain
+def emit_rows(
+    graph: Graph, depth: int, windows: Windows | None, registers: Registers, name: str, winograd: bool = False
+) -> Any:
+    """Emit the PrimFunc ``(sizes..., x, matrix, others..., y)`` of a CPU chain that reads a product first.
+
+    depth, windows, registers: See `ladder.lower.chain.cpu_rows.RowNest`.
+    winograd: Whether windows are multiplied by Winograd's products.
+    """
+    from ladder.lower.chain.cpu_rows import RowNest
+    from ladder.lower.chain.scatter import Chain
+    from ladder.lower.chain.winograd import WinogradNest
+
+    plain = _decomposed(Chain.of(graph))
+    if winograd and windows is not None:
+        return _emitted(name, True, partial(WinogradNest, plain, depth, registers, windows))
+    return _emitted(name, True, partial(RowNest, plain, depth, registers, windows))
+
+
+def _decomposed(chain: Chain) -> Chain:
     from ladder.movement.decompose import decompose
 
-    plain = replace(chain, graph=decompose(chain.graph))
-    return _emitted(name, True, partial(CpuChain, plain))
+    return replace(chain, graph=decompose(chain.graph))
+
+
+def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+    from ladder.lower.chain.cpu import CpuChain
+
+    return _emitted(name, True, partial(CpuChain, _decomposed(chain)))
 
 
 def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
     from ladder.lower.chain.approximate import may_be_approximate
-    from ladder.lower.chain.dialect import dialect_of
-    from ladder.lower.chain.gpu import GpuChain
+    from ladder.lower.chain.gpu import DIALECTS, GpuChain
     from ladder.movement.choose import ranked
-    from ladder.movement.decompose import contracted, decompose
+    from ladder.movement.decompose import contracted
     from ladder.movement.machines import machine_of
 
     cheap = may_be_approximate(chain.graph)
-    graph = decompose(chain.graph)
-    plain = replace(chain, graph=contracted(graph) if cheap else graph)
+    plain = _decomposed(chain)
+    if cheap:
+        plain = replace(plain, graph=contracted(plain.graph))
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
     wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
     if chain.scatters:
         wanted = [candidate for candidate in wanted if not candidate.tile[0]]
     for number, candidate in enumerate(wanted):
         try:
-            dialect = dialect_of(device)
+            dialect = DIALECTS[device.kind](device)
             return _emitted(name, dialect.noalias, partial(GpuChain, plain, dialect, candidate, cheap))
         except ScheduleError:
             if number == len(wanted) - 1:

@@ -8,7 +8,6 @@ the product itself never lies in memory. Panels lie one after the other, as `pan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -16,14 +15,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph
 from ladder.ir.windows import Windows
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
-from ladder.movement.decompose import decompose
 from schedules.row_panels import Registers
 from tile_types.tile import Tile
 
@@ -319,24 +316,3 @@ class Gather:
         column, rest = tirx.floormod(number, wide), tirx.floordiv(number, wide)
         row, image = tirx.floormod(rest, high), tirx.floordiv(rest, high)
         return (image * self.rows + row * down) * self.line + column * (across * self.channels)
-
-
-def emit_rows(
-    graph: Graph,
-    depth: int,
-    windows: Windows | None,
-    registers: Registers,
-    name: str,
-    winograd: bool = False,
-) -> Any:
-    """Emit the PrimFunc ``(sizes..., x, matrix, others..., y)`` of a chain that reads a product first."""
-    from ladder.lower.chain.winograd import WinogradNest
-
-    chain = Chain.of(graph)
-    plain = replace(chain, graph=decompose(chain.graph))
-    with b.function(name) as result:
-        if winograd and windows is not None:
-            WinogradNest(plain, depth, registers, windows).emit()
-        else:
-            RowNest(plain, depth, registers, windows).emit()
-    return result.func

@@ -143,12 +143,3 @@ def joined(low: Expr, high: Expr) -> Expr:
 def halves_of(words: Any, lane: int) -> Expr:
     """Return the uint16 of one lane of a vector of 16-bit elements."""
     return T.Cast("uint16", words[lane // 2] >> T.uint32(16 * (lane % 2)))
-
-
-def dialect_of(device: TileDevice) -> Dialect:
-    """Return how kernels for a GPU are written."""
-    from ladder.lower.chain.cuda import CudaDialect
-    from ladder.lower.chain.rocm import RocmDialect
-
-    kinds: dict[str, type[Dialect]] = {"cuda": CudaDialect, "rocm": RocmDialect}
-    return kinds[device.kind](device)

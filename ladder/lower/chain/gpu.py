@@ -8,14 +8,19 @@ rows (`gpu_rows`).
 
 from __future__ import annotations
 
+from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.gpu_vectors import VectorLoops
+from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.shared_transpose import emit_tiles
 from ladder.lower.chain.spatial_sums import SpatialSums
 from ladder.movement.mapping import Mapping
+
+DIALECTS: dict[str, type[Dialect]] = {"cuda": CudaDialect, "rocm": RocmDialect}
+"""Target kind -> how kernels for it are written."""
 
 
 class GpuChain:

@@ -42,7 +42,7 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
-        from ladder.lower.chain.cpu_rows import emit_rows
+        from ladder.lower.chain import emit_rows
 
         return build_function(
             lambda name: emit_rows(chain, depth, windows, registers, name, winograd), name, device, folder
