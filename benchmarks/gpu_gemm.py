@@ -225,7 +225,7 @@ def activations(case: Case, m: int, k: int) -> Any:
     """
     import torch
 
-    from ladder.runtime.kernel import torch_dtype
+    from tile_types.arrays import torch_dtype
 
     generator = torch.Generator(device="cuda").manual_seed(m)
     values = torch.randn(m, k, device="cuda", generator=generator)

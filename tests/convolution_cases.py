@@ -11,10 +11,10 @@ import ladder
 from ladder.api.problem import gemm_for
 from ladder.ir.windows import Windows
 from ladder.runtime.compile import ANY_M, Request
-from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import PackedWeight, pack
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
+from tile_types.arrays import torch_dtype
 
 MMA = GpuSchedule("mma", 16, stages=2, warps=4)
 WGMMA = GpuSchedule("wgmma", 32, stages=3, warps=4)

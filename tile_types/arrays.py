@@ -40,7 +40,7 @@ TORCH_NAMES = {
     "fp8_e4m3fnuz": "float8_e4m3fnuz",
     "fp8_e5m2fnuz": "float8_e5m2fnuz",
 }
-"""Our names that torch spells otherwise."""
+"""Our names that torch and ml_dtypes spell otherwise."""
 
 
 class NumpyArrays:
@@ -159,18 +159,18 @@ class TorchArrays:
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         """Allocate."""
-        return self.torch.empty(shape, dtype=self._dtype(dtype), device=like.device)
+        return self.torch.empty(shape, dtype=torch_dtype(dtype), device=like.device)
 
     def cast(self, x: Array, dtype: str) -> Array:
         """Convert the values; integers wrap."""
-        target = self._dtype(dtype)
+        target = torch_dtype(dtype)
         if dtype in ("uint16", "uint32") and x.dtype != target:
             return x.to(self._signed[target.itemsize]).view(target)
         return x.to(target)
 
     def view(self, x: Array, dtype: str) -> Array:
         """Reinterpret the bits; the last axis scales with the width."""
-        target = self._dtype(dtype)
+        target = torch_dtype(dtype)
         if x.numel() == 0:  # strides of empty tensors are arbitrary and fail torch's check
             last = x.shape[-1] * x.dtype.itemsize // target.itemsize
             return x.new_empty((*x.shape[:-1], last), dtype=target)
@@ -243,9 +243,6 @@ class TorchArrays:
         flat = int((~finite).flatten().to(self.torch.int8).argmax())
         return tuple(int(i) for i in np.unravel_index(flat, tuple(x.shape)))
 
-    def _dtype(self, dtype: str) -> Any:
-        return getattr(self.torch, TORCH_NAMES.get(dtype, dtype))
-
 
 Arrays = NumpyArrays | TorchArrays
 """Either library; both have the same methods."""
@@ -270,10 +267,8 @@ def as_torch(x: Array) -> torch.Tensor:
         return x
 
     array = np.asarray(x)
-    name = next((n for n, d in NUMPY_DTYPES.items() if array.dtype == d), str(array.dtype))
     bits = torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
-    dtype: torch.dtype = getattr(torch, TORCH_NAMES.get(name, name))
-    return bits.view(dtype)
+    return bits.view(torch_dtype(own_name(array.dtype)))
 
 
 def arrays_of(x: Array) -> Arrays:
@@ -292,3 +287,22 @@ def arrays_of(x: Array) -> Arrays:
 def numpy_dtype(name: str) -> Any:
     """Return the numpy dtype of one of our names or of numpy's own names."""
     return np.dtype(NUMPY_DTYPES.get(name, name))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of one of our names.
+
+    Raises DTypeError if torch has none.
+    """
+    import torch
+
+    dtype = getattr(torch, TORCH_NAMES.get(name, name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise DTypeError(f"torch has no dtype for {name!r}")
+    return dtype
+
+
+def own_name(dtype: Any) -> str:
+    """Return our name of a dtype of torch or numpy."""
+    name = str(dtype).removeprefix("torch.")
+    return next((ours for ours, theirs in TORCH_NAMES.items() if theirs == name), name)

@@ -366,9 +366,7 @@ def _as_numpy(array: Array) -> Array:
         return array
     import torch
 
-    from tile_types.arrays import TORCH_NAMES, numpy_dtype
+    from tile_types.arrays import numpy_dtype, own_name
 
-    torch_name = str(array.dtype).removeprefix("torch.")
-    name = next((ours for ours, theirs in TORCH_NAMES.items() if theirs == torch_name), torch_name)
     width = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[array.dtype.itemsize]
-    return array.detach().cpu().contiguous().view(width).numpy().view(numpy_dtype(name))
+    return array.detach().cpu().contiguous().view(width).numpy().view(numpy_dtype(own_name(array.dtype)))

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError, unknown_name
 
 LIMITS = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 """Types with a scale per token and head: their largest magnitude."""
 
 STORED = {
-    "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
-    "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
-}  # fmt: skip
+    name: torch_dtype(name) for name in ("int8", "fp8_e4m3", "fp8_e5m2", "float16", "bfloat16", "float32")
+}
 """Types that keys and values can be stored in."""
 
 

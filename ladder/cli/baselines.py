@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ladder.cli.measure import Call, copies_for
-from ladder.runtime.kernel import torch_dtype
+from tile_types.arrays import torch_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ from ladder.cli.problem import Problem, why_not_here
 from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M
 from ladder.runtime.experts import host_ranges
-from ladder.runtime.kernel import torch_dtype
 from schedules.schedule import Plan
+from tile_types.arrays import torch_dtype
 
 if TYPE_CHECKING:
     import torch

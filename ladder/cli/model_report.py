@@ -292,7 +292,7 @@ def _symbols(plan: ModelPlan) -> list[str]:
 
 def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list[torch.Tensor]:
     """Return inputs to time with: random numbers, and ones for integers."""
-    from ladder.runtime.model.library import torch_type
+    from tile_types.arrays import torch_dtype
 
     known = {**dict.fromkeys(_symbols(executable.plan), 1), **sizes}
     unknown = set(sizes) - set(_symbols(executable.plan))
@@ -306,7 +306,7 @@ def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list
             continue
         tile = executable.plan.tiles[name]
         shape = tuple(int(extent) for extent in bind_shape(tile.shape, known))
-        dtype = torch_type(tile.ttype.name)
+        dtype = torch_dtype(tile.ttype.name)
         random = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.ones(shape, dtype=dtype)
         found[at] = random.to(executable.where)
     return found

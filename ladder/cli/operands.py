@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ladder.runtime.kernel import torch_dtype
 from tile_types import quantize
+from tile_types.arrays import torch_dtype
 
 if TYPE_CHECKING:
     import torch

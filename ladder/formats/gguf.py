@@ -192,7 +192,7 @@ def _matrix(row: BlockType, octets: Octets, k: int) -> QuantizedTensor:
     import torch
 
     from tile_types import QuantizedTensor, get_type
-    from tile_types.arrays import TORCH_NAMES
+    from tile_types.arrays import torch_dtype
 
     ttype = get_type(row.element)
     step = max(1, CHUNK_ELEMENTS // k)
@@ -209,7 +209,7 @@ def _matrix(row: BlockType, octets: Octets, k: int) -> QuantizedTensor:
     storage, scale, offset = (None if array is None else torch.from_numpy(array) for array in whole)
     assert storage is not None
     assert scale is not None
-    native = getattr(torch, TORCH_NAMES.get(row.scale, row.scale))
+    native = torch_dtype(row.scale)
     return QuantizedTensor(
         ttype,
         (len(octets), k),

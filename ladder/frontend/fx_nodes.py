@@ -15,14 +15,16 @@ from ladder.frontend.joined import MOVES
 from ladder.ir.extents import canonical
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.model.program import ImportRefused
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
 
 TYPES = {
-    **{getattr(torch, name): name for name in ("float32", "float16", "bfloat16", "float64")},
-    **{getattr(torch, name): name for name in ("int64", "int32", "int8", "uint8", "bool")},
-    torch.float8_e4m3fn: "fp8_e4m3",
-    torch.float8_e5m2: "fp8_e5m2",
+    torch_dtype(name): name
+    for name in (
+        *("float32", "float16", "bfloat16", "float64", "fp8_e4m3", "fp8_e5m2"),
+        *("int64", "int32", "int8", "uint8", "bool"),
+    )
 }
 """torch's dtype -> name of the type, of tensors that rows take."""
 

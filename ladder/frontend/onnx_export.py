@@ -21,12 +21,12 @@ import torch
 
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS, VALUES
 from ladder.frontend.onnx_stages import Imported
-from ladder.frontend.onnx_values import TYPE_NAMES
 from ladder.ir.graph import Node
 from ladder.ir.operator import Attribute
 from ladder.ir.ops import get_operator
 from ladder.ir.printer import print_literal
 from ladder.runtime.model.program import Source
+from tile_types.arrays import numpy_dtype
 from tile_types.errors import ArtifactError, ShapeError
 from tile_types.identity import own_values
 from tile_types.tile import Tile
@@ -179,13 +179,8 @@ class _Writer:
 
 
 def _info(name: str, tile: Tile) -> Any:
-    code = onnx.helper.np_dtype_to_tensor_dtype(_numpy_dtype(tile.ttype.name))
+    code = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(tile.ttype.name))
     return onnx.helper.make_tensor_value_info(name, code, tile.shape)
-
-
-def _numpy_dtype(name: str) -> np.dtype:
-    theirs = {ours: theirs for theirs, ours in TYPE_NAMES.items()}.get(name, name)
-    return np.dtype(getattr(ml_dtypes, theirs, None) or theirs)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

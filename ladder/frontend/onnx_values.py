@@ -14,11 +14,9 @@ import numpy as np
 import torch
 
 from ladder.ir.extents import canonical, floordiv, product, quotient, total
+from tile_types.arrays import own_name
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
-
-TYPE_NAMES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
-"""numpy's name of a type -> ours, where they differ."""
 
 WHOLE = {6: "int32", 7: "int64"}
 FLOATS = {1: "float32", 11: "float64"}
@@ -26,7 +24,7 @@ FLOATS = {1: "float32", 11: "float64"}
 
 TENSOR_TYPES = (
     *("float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8", "bool"),
-    *TYPE_NAMES.values(),
+    *("fp8_e4m3", "fp8_e5m2"),
 )
 """Types of the tensors that models take, make and keep."""
 
@@ -52,7 +50,7 @@ class Known:
     @property
     def has_type(self) -> bool:
         """Whether tensors of plans have its type."""
-        return self.symbolic or TYPE_NAMES.get(self.array.dtype.name, self.array.dtype.name) in TENSOR_TYPES
+        return self.symbolic or own_name(self.array.dtype) in TENSOR_TYPES
 
     @property
     def symbolic(self) -> bool:
@@ -90,7 +88,7 @@ def type_name(dtype: np.dtype) -> str:
 
     Raises DTypeError if tensors of models have no such type.
     """
-    name = TYPE_NAMES.get(dtype.name, dtype.name)
+    name = own_name(dtype)
     if name not in TENSOR_TYPES:
         raise DTypeError(f"tensors of the type {dtype.name} are not for models: {', '.join(TENSOR_TYPES)}")
     return name

@@ -11,8 +11,9 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled, request_for, target_of
-from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside, torch_dtype
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
 from ladder.runtime.operator import library, refuse_gradient
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
 
 SCHEMA = "convolve(Tensor x, Tensor[] weight, Tensor? bias, Tensor? residual, str request) -> Tensor"

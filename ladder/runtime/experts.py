@@ -16,9 +16,10 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import ALIGNMENT, require_alike, require_beside, torch_dtype
+from ladder.runtime.kernel import ALIGNMENT, require_alike, require_beside
 from ladder.runtime.operator import library, refuse_gradient
 from ladder.runtime.packed import PackedWeight, pack
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import family_of, load_entry, runs_code_of, target_of
-from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import PackedWeight, layout_of, own_order, pack
 from ladder.runtime.threads import keep_apart
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
 from tile_types.quantized import QuantizedTensor
 

@@ -11,6 +11,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.allocate import Allocate, allocator, viewer
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
 from ladder.runtime.threads import keep_apart
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
@@ -25,25 +26,12 @@ FEW_TOKENS = 65
 Call = Callable[..., "torch.Tensor"]
 """``(x, bias=None, token_scale=None)`` -> y, for one operator and one weight."""
 
-TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element types that torch spells otherwise."""
-
 
 def strided() -> torch.layout:
     """Return torch's layout of dense tensors."""
     import torch
 
     return torch.strided
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype of an activation or output type."""
-    import torch
-
-    dtype = getattr(torch, TORCH_NAMES.get(name, name), None)
-    if not isinstance(dtype, torch.dtype):
-        raise DTypeError(f"torch has no dtype for {name!r}")
-    return dtype
 
 
 class CompiledGemm:

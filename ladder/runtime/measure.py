@@ -18,7 +18,6 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime import library
 from ladder.runtime.compile import family_of
 from ladder.runtime.compile_pool import Campaign, Trial
-from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import pack
 from schedules.cost_model import predict
 from schedules.legal import is_legal
@@ -26,6 +25,7 @@ from schedules.schedule import GpuSchedule
 from schedules.tuning import Measurement
 from targets import TileDevice, get_device
 from tile_types import get_type, quantize
+from tile_types.arrays import torch_dtype
 
 if TYPE_CHECKING:
     import torch

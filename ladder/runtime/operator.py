@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ladder.ir.gemm import Gemm
 from ladder.runtime import failing  # noqa: F401  registers what checks values
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import refuse_sparse, torch_dtype
+from ladder.runtime.kernel import refuse_sparse
 from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.tokens import quantize_by_kernel
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, LadderError, ShapeError
 
 load_foreign_interface()

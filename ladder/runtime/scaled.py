@@ -13,11 +13,11 @@ from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
-from ladder.runtime.kernel import torch_dtype
 from schedules.scaled import place_scales
 from schedules.scaled_choice import AnyScaled, choose
 from targets import TileDevice, get_device
 from tile_types import get_type
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 from tile_types.packing import pack_codes
 

@@ -12,8 +12,9 @@ from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
-from ladder.runtime.kernel import ALIGNMENT, torch_dtype
+from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.threads import keep_apart
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError
 
 if TYPE_CHECKING:

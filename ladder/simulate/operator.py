@@ -175,7 +175,7 @@ class _Entry:
         import torch
 
         from ladder.runtime import experts
-        from ladder.runtime.kernel import torch_dtype
+        from tile_types.arrays import torch_dtype
 
         gemm = self.gemm
         x, token_scale = self._quantized(x, token_scale)

@@ -43,9 +43,9 @@ def simulate_scaled(
     from ladder.api.scaled import ScaledLowered, ScaledMatmul
     from ladder.lower.build import SCALED, resolve
     from ladder.lower.tvm_lock import tvm_lock
-    from ladder.runtime.kernel import torch_dtype
     from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
     from ladder.simulate.operator import FAMILIES, numpy_of
+    from tile_types.arrays import torch_dtype
 
     if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
         raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(lowered).__name__}")

@@ -22,9 +22,9 @@ from ladder.rewrite import simplify
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.model.chains import chain_job
-from ladder.runtime.model.library import torch_type
 from ladder.runtime.tokens import quantize_tokens
 from targets import get_device, host_cpu
+from tile_types.arrays import torch_dtype
 
 
 def runner(graph: Graph) -> Callable[..., list[torch.Tensor]]:
@@ -34,7 +34,7 @@ def runner(graph: Graph) -> Callable[..., list[torch.Tensor]]:
 
     def run(*arguments: torch.Tensor) -> list[torch.Tensor]:
         tiles = [graph.tile(value) for value in graph.outputs]
-        results = [torch.empty(tile.known_shape, dtype=torch_type(tile.ttype.name)) for tile in tiles]
+        results = [torch.empty(tile.known_shape, dtype=torch_dtype(tile.ttype.name)) for tile in tiles]
         for result in results:
             result.fill_(torch.nan if result.is_floating_point() else 99)
         entry(*arguments, *results)

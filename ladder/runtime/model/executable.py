@@ -16,6 +16,7 @@ from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.results import ArgumentPart, result_of
 from ladder.runtime.model.sizes import Sizes, facts_of, reader
+from tile_types.arrays import torch_dtype
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
 MOST_FITTING = 256
@@ -169,9 +170,7 @@ class Executable:
 
 def _check_type(value: torch.Tensor, name: str, where: str) -> None:
     """Raise DTypeError unless a tensor is of the named type, and its memory holds what it is."""
-    from ladder.runtime.model.library import torch_type
-
-    if value.dtype != torch_type(name):
+    if value.dtype != torch_dtype(name):
         raise DTypeError(f"{where} must be {name}, got {value.dtype}")
     if value.is_neg():
         raise DTypeError(f"{where} is negated where it is read: give its resolve_neg()")

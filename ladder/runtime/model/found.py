@@ -24,13 +24,13 @@ from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.compile import candidate_for, family_of
 from ladder.runtime.cores import usable_cores
 from ladder.runtime.fused import Lowering, constants_of
-from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.packed import layout_of
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Database, Limits, Program, Report, VerifiedGraph, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
 from schedules.attention import is_nvidia
+from tile_types.arrays import torch_dtype
 from tile_types.errors import CacheError, LadderError, ScheduleError
 from tile_types.library import get_type
 from tile_types.tile import Tile

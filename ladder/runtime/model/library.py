@@ -18,12 +18,10 @@ from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.indexing import indexed
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import CallSizes, is_fixed
+from tile_types.arrays import torch_dtype
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
-
-TORCH_TYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-
 
 COLLECTIVES = "_c10d_functional."
 """How the names of operators begin that the processes of a group carry out together."""
@@ -31,13 +29,6 @@ COLLECTIVES = "_c10d_functional."
 
 OVER_PEERS: Mapping[str, Run] = {f"{COLLECTIVES}all_reduce.default": peers.all_reduce}
 """Collectives that GPUs carry out in each other's memory where they can."""
-
-
-def torch_type(name: str) -> torch.dtype:
-    """Return torch's dtype of a type that tensors have."""
-    found = getattr(torch, TORCH_TYPES.get(name, name))
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 def library_run(graph: Graph, now: CallSizes) -> Run:
@@ -97,7 +88,7 @@ def _call(node: Node, now: CallSizes) -> Run:
     function = awaited(given["target"])
     arguments = [literal(value, now) for value in given["arguments"]]
     keywords = [(key, literal(value, now)) for key, value in given["keywords"]]
-    dtypes = [torch_type(tile.ttype.name) for tile in node.tiles]
+    dtypes = [torch_dtype(tile.ttype.name) for tile in node.tiles]
 
     def run(*operands: torch.Tensor) -> Any:
         named = {key: value(operands) for key, value in keywords}
@@ -129,7 +120,7 @@ def onnx_run(node: Node, now: CallSizes) -> Run:
     given = node_attributes(node)
     run = operation_run(given["target"], dict(given["keywords"]), len(node.tiles))
     places = [None if value is None else value[1] for value in given["arguments"]]
-    stated = [(torch_type(tile.ttype.name), now.numbers(tile.shape)) for tile in node.tiles]
+    stated = [(torch_dtype(tile.ttype.name), now.numbers(tile.shape)) for tile in node.tiles]
 
     as_they_are = places == [*range(len(places))]
 

@@ -15,8 +15,9 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
 from ladder.runtime.model.convolutions import contract_run
-from ladder.runtime.model.library import RUNS, VIEWS, Run, torch_type
+from ladder.runtime.model.library import RUNS, VIEWS, Run
 from ladder.runtime.model.sizes import CallSizes
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError
 from tile_types.library import get_type
 
@@ -70,7 +71,7 @@ def _plain(function: Callable[..., Any]) -> Make:
 
 
 def _type(node: Node) -> torch.dtype:
-    return torch_type(node.tile.ttype.name)
+    return torch_dtype(node.tile.ttype.name)
 
 
 def _convert(node: Node, now: CallSizes, where: torch.device) -> Run:

@@ -10,11 +10,12 @@ import torch
 
 from ladder.runtime.allocate import allocator
 from ladder.runtime.model.bound_plan import BoundPlan
-from ladder.runtime.model.library import product_takes_out, torch_type
+from ladder.runtime.model.library import product_takes_out
 from ladder.runtime.model.memory import Block, Result, contiguous, divided
 from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
+from tile_types.arrays import torch_dtype
 
 OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes")
 """Kinds of parts whose kernels are ours: they write into memory that they are given."""
@@ -92,7 +93,7 @@ class Workspace:
             for value in step.part.outputs:
                 if value not in kept and value not in plan.in_place:
                     tile = plan.tiles[value]
-                    dtype = torch_type(tile.ttype.name)
+                    dtype = torch_dtype(tile.ttype.name)
                     found.append(Result(value, tile.shape, dtype, number, plan.last_use[value]))
         return found
 
@@ -125,7 +126,7 @@ class Workspace:
             at = self.places[value]
             return lambda: self.buffers[at]
         tile, where = self.owner.plan.tiles[value], self.owner.where
-        shape, dtype, allocate = self.now.numbers(tile.shape), torch_type(tile.ttype.name), allocator(where)
+        shape, dtype, allocate = self.now.numbers(tile.shape), torch_dtype(tile.ttype.name), allocator(where)
         if is_fixed(tile.shape) or isinstance(self.now, Settled):
             sizes, strides = shape(), contiguous(shape())
             return lambda: allocate(sizes, strides, dtype)
