@@ -1,4 +1,4 @@
-"""Memory that the results of a plan share, and how they lie: as the program's own, whatever the plan does.
+"""Aliasing and strides of the results of a plan: they are made what they are in the program.
 
 Plans compute equal expressions once, drop copies, write into copies of what a program writes in place, and
 lay out what they compute as kernels want it. A caller may write into what it gets, ask for strides and

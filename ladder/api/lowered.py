@@ -16,7 +16,7 @@ from targets import TileDevice
 from tile_types.errors import DeviceError, unknown_name
 
 STAGES: Mapping[str, tuple[str, ...]] = {
-    "cpu": ("ir", "schedule", "tile", "tir", "llvm", "asm"),
+    "llvm": ("ir", "schedule", "tile", "tir", "llvm", "asm"),
     "cuda": ("ir", "schedule", "tir", "cuda", "ptx", "sass"),
     "rocm": ("ir", "schedule", "tir", "asm"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,9 @@ class Matmul:
         )
         self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
         self._facts = _Facts.of(self.request)
+
+    __signature__ = Signature([*signature(__init__).parameters.values()][1:])
+    """What ``help`` shows: `__new__` takes any arguments."""
 
     @property
     def gemm(self) -> Gemm:

@@ -1,4 +1,4 @@
-"""Graphs with operators whose results no trace knows: those run in torch, what lies between as plans.
+"""Graphs with operators whose result shapes depend on values: those run in torch, what lies between as plans.
 
 How many rows ``nonzero`` gives is known once it has run. So the graph is compiled piece by piece as it runs:
 up to such an operator, the operator itself, and on with what it gave; once for each set of sizes. A piece

@@ -1,7 +1,7 @@
-"""Whether tensors are what they were, told by one pass of native code.
+"""Snapshots of tensors: one pass of native code tells whether any has changed in identity, shape or version.
 
-Guards and plans ask much of many tensors before each call: a model of 32 layers has 840. By calls of torch
-for each fact of each tensor that takes as long as a GPU computes some layers. The pass (``snapshot.cpp``)
+Guards and plans check many tensors before each call: a model of 32 layers has 840. By calls of torch for each
+fact of each tensor that takes as long as a GPU computes some layers. The pass (``snapshot.cpp``)
 reads the same facts where torch keeps them, and only says whether any differs; where one does, and where the
 pass is not there, callers compare fact by fact. It is compiled with the headers of Python and torch, beside
 the program, when it is first of use.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -330,6 +331,18 @@ def test_operator_copies_and_pickles_without_its_kernels(pair) -> None:
     for again in (copy.deepcopy(op), pickle.loads(pickle.dumps(op))):
         assert again.gemm == op.gemm
         assert torch.equal(again(x, packed), y)
+
+
+def test_help_shows_what_a_matmul_takes() -> None:
+    names = list(inspect.signature(ladder.Matmul).parameters)
+    assert names[:4] == ["N", "K", "weight", "activation"]
+    assert "batch_invariant" in names
+
+
+def test_unknown_stages_are_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladder.api.lowered.Lowered.kernel", None)
+    with pytest.raises(ladder.UnknownNameError, match=r"stage of .*'ptx'"):
+        ladder.Matmul(N=64, K=64, weight="int4").lower("cpu").source("ptx")
 
 
 def test_stages_and_explanation(pair) -> None:

@@ -1,4 +1,4 @@
-"""Calls of CPU kernels whose operands mostly lie where they lay in the call before.
+"""Calls of CPU kernels in which most operands have the addresses that they had in the last call.
 
 What stays (constants, buffers of the plan) is handed to the kernel in the form that it takes, made once; a
 call then only looks at what is left.
