@@ -397,3 +397,12 @@ def test_the_record_for_the_sizes_of_calls_is_tried_first():
     assert len(fast.records) == 4  # for 6, for all, and for the sizes that mean something of their own
     first = [key for key, _ in groupby(tried)]
     assert first[:5] == [False, True, False, True, False]
+
+
+def test_tensors_that_hold_gradients_are_left_open():
+    captured = capture(lambda x: x.view(2 * x.shape[0], -1) * 2)
+    for rows in (3, 5, 7, 9):
+        x = torch.randn(rows, 4, requires_grad=True)
+        x.grad = torch.ones(rows, 4)
+        assert torch.equal(captured(x), x.view(2 * rows, -1) * 2)
+    assert captured.calls == {"recorded": 2, "eager": 0}

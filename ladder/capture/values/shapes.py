@@ -168,7 +168,7 @@ class Shapes:
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
         given = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         fake: torch.Tensor = self.mode.from_tensor(
-            without_base(given),
+            alone(given),
             static_shapes=False,
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
             source=ConstantSource("_".join(names.values())),
@@ -290,12 +290,13 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [value] if is_a(value, torch.Tensor) else []
 
 
-def without_base(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is no view and lies at the beginning of its memory.
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is no view, lies at the beginning of its memory and holds no gradient.
 
-    Fakes of others have symbols for the extents of what they show, and for where they begin.
+    Fakes of others have symbols for the extents of what they show or hold, and for where they begin.
     """
-    if not tensor._is_view() and not tensor.storage_offset():
+    holds = tensor.is_leaf and tensor.grad is not None
+    if not (holds or tensor._is_view() or tensor.storage_offset()):
         return tensor
     with torch.no_grad():
         place = tensor.untyped_storage(), 0, tensor.shape, tensor.stride()
