@@ -315,12 +315,36 @@ def contiguous_bernoulli(x: Any, p: float, **options: Any) -> Any:
     return x.new_empty(x.shape).bernoulli_(p, **options)
 
 
-def strided_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Return ``torch.nn.functional.dropout``, whose numbers come in the order in which x lies on a CPU."""
-    if not training or p in (0, 1) or x.is_contiguous() or x.device.type != "cpu":
+def drawn_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Return ``torch.nn.functional.dropout``, which draws in the order in which x lies on a CPU.
+
+    For p = 1 it draws nothing, but torch's decomposition for open extents does.
+    """
+    if training and p == 1:
+        zero = torch.zeros((), dtype=x.dtype, device=x.device)
+        return x.mul_(zero) if inplace else x * zero
+    if not training or p == 0 or x.is_contiguous() or x.device.type != "cpu":
         return torch.nn.functional.dropout(x, p, training, inplace)
     noise = torch.ops.ladder.bernoulli(x, torch.empty_like(x).stride(), 1 - p).div_(1 - p)
     return x.mul_(noise) if inplace else x * noise
+
+
+def _drawn(input: Any, p: float, train: bool) -> Any:
+    return drawn_dropout(input, p, train)
+
+
+def _drawn_in_place(input: Any, p: float, train: bool) -> Any:
+    return drawn_dropout(input, p, train, inplace=True)
+
+
+DROPOUTS = {
+    torch.nn.functional.dropout: drawn_dropout,
+    torch.dropout: _drawn,
+    torch.dropout_: _drawn_in_place,
+    torch.ops.aten.dropout: _drawn,
+    torch.ops.aten.dropout.default: _drawn,
+}
+"""What is called for dropout -> what draws as it does."""
 
 
 _LINEAR = (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
@@ -347,8 +371,8 @@ def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             node.target = matrix_linear
         if node.op == "call_function":
             node.target = upsampling(node.target) or WHOLE.get(node.target, node.target)
-        if node.op == "call_function" and node.target is torch.nn.functional.dropout:
-            node.target = strided_dropout
+        if node.op == "call_function":
+            node.target = DROPOUTS.get(node.target, node.target)
         if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:
             node.target = contiguous_bernoulli
     return torch.fx.GraphModule(module, graph)

@@ -18,6 +18,11 @@ LONGEST = 96
 NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
 
+ELEMENTS = (
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
+)  # fmt: skip
+"""Types of elements that kernels of chains read, compute with and store."""
+
 
 class Chains:
     """Grows chains in the order of the graph.
@@ -82,7 +87,7 @@ class Chains:
             return "rows of the two differ: one needs more of the other than a row"
         if joins_nested(region) > NESTED:
             return f"more than {NESTED} joins of joins"
-        return ""
+        return lacking(region)
 
     def returns(self, members: set[str]) -> bool:
         """Tell whether a path leaves the nodes and comes back, over whole chains and products."""
@@ -193,6 +198,18 @@ def joins_nested(graph: Graph) -> int:
         below = max((passed[value] for value in node.inputs), default=0)
         passed |= dict.fromkeys(node.values, below + (node.operator == "concat"))
     return max(passed.values(), default=0)
+
+
+def lacking(graph: Graph) -> str:
+    """Say which type of elements kernels of chains lack; empty if none."""
+    types = {graph.tile(value).ttype.name for node in graph.nodes for value in node.values}
+    return "".join(f"no kernel of chains has {name}" for name in sorted(types - {*ELEMENTS})[:1])
+
+
+def without_kernel(part: Subgraph) -> Subgraph:
+    """Return a chain of elements that no kernel has as torch runs it; any other part as it is."""
+    reason = lacking(part.graph) if part.kind == "chain" else ""
+    return replace(part, kind="torch", reason=reason) if reason else part
 
 
 def absorb_copies(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ladder.ir.build import draws
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import Chains, absorb_copies
+from ladder.partition.chains import Chains, absorb_copies, without_kernel
 from ladder.partition.codes import codes_part
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.horizontal_fusion import fuse_horizontally
@@ -57,7 +57,8 @@ def partition(
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         parts.append(_called(graph, node, device))
-    found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
+    parts = [without_kernel(part) for part in parts + _views(graph, parts, library)]
+    found = ordered(graph, absorb_copies(graph, parts))
     return fuse_horizontally(graph, found) if side_by_side else found
 
 

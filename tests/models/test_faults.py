@@ -211,6 +211,7 @@ def test_random_numbers_are_those_of_the_program(dynamic: bool) -> None:
         torch.rand(5)
         b = torch.nn.functional.dropout(x + 1, 0.5)
         late = torch.nn.functional.dropout(a * b, 0.25) + torch.randint(0, 9, x.shape)
+        late = late + torch.dropout(x, 1.0, True)  # draws nothing
         return late, x.sin() + a, torch.bernoulli(torch.full_like(x, 0.5)), torch.randperm(x.shape[0])
 
     fast = torch.compile(program, backend=backend, dynamic=dynamic)
@@ -480,3 +481,15 @@ def test_an_argument_that_is_negated_where_it_is_read_is_refused() -> None:
     plan.check([given.resolve_neg()])
     with pytest.raises(DTypeError, match="argument 0 is negated where it is read"):
         plan.check([given])
+
+
+def test_elements_that_no_kernel_has_are_torchs() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        codes = (x * 2).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return codes.view(torch.uint8), codes.t().contiguous().float() + 1, x.exp()
+
+    fast, x = ladder.compile(program), torch.randn(3, 5)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), program(x))
+    assert "convert add  [no kernel of chains has fp8_e4m3]" in fast.plan()
+    assert "mul maximum minimum" in fast.plan()

@@ -42,7 +42,7 @@ def test_a_plan_has_run_when_it_is_made() -> None:
 
 def test_random_numbers_are_drawn_as_without() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(x) + torch.rand(5)
+        return torch.nn.functional.dropout(x) + torch.rand(5) + torch.dropout_(x.t() * 1, 0.5, True).sum(0)[0]
 
     fast, x = ladder.compile(program), torch.randn(4, 5)
     for seed in (0, 1):

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
+from ladder.partition.chains import ELEMENTS
 from tile_types.errors import DTypeError
-
-STORED = {
-    **{
-        name: name
-        for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
-    },
-    "bool": "bool",
-}
-"""Type -> TIR's dtype in memory."""
 
 COMPUTED = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
 """Types that are computed with in another."""
@@ -21,9 +13,9 @@ HALVES = ("float16", "bfloat16")
 
 def stored_type(name: str) -> str:
     """Return TIR's dtype of a type in memory; raises DTypeError."""
-    if name not in STORED:
+    if name not in ELEMENTS:
         raise DTypeError(f"chains of memory-bound operators have no {name}")
-    return STORED[name]
+    return name
 
 
 def computed_type(name: str) -> str:
