@@ -138,11 +138,14 @@ class PairTable:
     element: The type.
     rounded: Round values to bfloat16 (exact but for codebooks of real numbers). Otherwise a second table
         holds the lower halves, if any is not 0.
+    upper, lower: The tables, once `begin` has named them.
     """
 
     layout: CpuLayout
     element: TType
     rounded: bool = False
+    upper: LookupTable = field(init=False)
+    lower: LookupTable | None = field(init=False)
 
     def begin(self) -> None:
         """Name the tables once per tile; LLVM keeps them in registers or folds them into loads."""
