@@ -81,11 +81,11 @@ def candidates(gemm: Any, target: str) -> list[GpuSchedule]:
     """Return the legal schedules that compete."""
     device = get_device(target)
     placement = placement_for(gemm)
-    tried = [s for tiles in EXPERT_TILES.values() for s in tiles]
+    tried = [s for _, s in make_plan(gemm, device).entries if isinstance(s, GpuSchedule)]
+    tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w, persistent=True) for m, n, k, s, w in WALKING]
+    tried += [s for tiles in EXPERT_TILES.values() for s in tiles]
     tried += [GpuSchedule("gemv", 8, stages=s, warps=w, split_k=k, warp_rows=r) for s, w, k, r in STREAMED]
     tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w) for m, n, k, s, w in TILED]
-    tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w, persistent=True) for m, n, k, s, w in WALKING]
-    tried += [s for _, s in make_plan(gemm, device).entries if isinstance(s, GpuSchedule)]
     placed = [GpuSchedule(**{**vars(s), "placement": placement}) for s in tried]
     return [s for s in dict.fromkeys(placed) if is_legal(gemm, device, s)]
 
@@ -135,7 +135,13 @@ def compiled_trials(target: str, seconds: float) -> dict[str, list[GpuSchedule]]
 
 
 def measured(
-    mixture: Mixture, n: int, k: int, target: str, schedules: Sequence[GpuSchedule], bandwidth: float
+    mixture: Mixture,
+    n: int,
+    k: int,
+    target: str,
+    schedules: Sequence[GpuSchedule],
+    bandwidth: float,
+    numbers: Sequence[int] = TOKENS,
 ) -> Iterator[dict[str, Any]]:
     """Yield the times of one product at every number of tokens."""
     gemm = operator(mixture, n, k, target).gemm
@@ -148,7 +154,7 @@ def measured(
     ]
     packed = operator(mixture, n, k, target).pack([drawn[e % 3] for e in range(mixture.experts)])
     dense = [weight.dequantize("float64") for weight in drawn]
-    for tokens in TOKENS:
+    for tokens in numbers:
         rows = tokens * mixture.chosen
         x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
         offsets = [routed(mixture, tokens, seed) for seed in range(CALLS)]
@@ -188,6 +194,7 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compile", type=float, default=60, help="seconds for compiling")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--output", default="experts.json")
     arguments = parser.parse_args()
     require_gpu()
@@ -196,7 +203,7 @@ def main() -> None:
     bandwidth, rows = copy_bandwidth(), []
     for mixture in MIXTURES:
         for n, k in mixture.products:
-            for row in measured(mixture, n, k, target, schedules[mixture.name], bandwidth):
+            for row in measured(mixture, n, k, target, schedules[mixture.name], bandwidth, arguments.tokens):
                 show(row)
                 rows.append(row)
                 report = {"environment": environment(), "bandwidth": bandwidth, "rows": rows}

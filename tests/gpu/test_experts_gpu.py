@@ -23,6 +23,7 @@ SCHEDULES = {
     "mma": GpuSchedule("mma", 32, stages=3, warps=4),
     "wgmma": GpuSchedule("wgmma", 32, 64, 128, stages=4, warps=4),
     "wgmma wide": GpuSchedule("wgmma", 128, 128, 64, stages=4, warps=8),
+    "wgmma in a persistent grid": GpuSchedule("wgmma", 32, 64, 128, stages=4, warps=4, persistent=True),
 }
 
 
