@@ -152,22 +152,22 @@ class Choice:
 
     def _best(self, body: Graph, estimates: Sequence[Ranked]) -> list[Ranked]:
         def order(estimate: Ranked) -> tuple[int, int]:
-            return _class_of(estimate.seconds), -self._threads(body, estimate.schedule)
+            return _class_of(estimate.seconds), -self._warps(body, estimate.schedule)
 
         return sorted(estimates, key=order)[:PER_GRAPH]
 
     def order(self, trial: Trial) -> tuple[int, int, float]:
         """Return by what trials are sorted: predicted time, then threads, where the model has no opinion."""
         pairs = zip(trial.lowering.blocks, trial.lowering.schedules, strict=True)
-        threads = sum(self._threads(node.body, plan) for node, plan in pairs if node.body is not None)
+        threads = sum(self._warps(node.body, plan) for node, plan in pairs if node.body is not None)
         return _class_of(trial.predicted), -threads, trial.predicted
 
-    def _threads(self, body: Graph, plan: BlockSchedule) -> int:
-        """Return the threads of a block graph without a loop that run at once: the model ignores those."""
+    def _warps(self, body: Graph, plan: BlockSchedule) -> int:
+        """Return the warps of a block graph without a loop that run at once: the model ignores those."""
         if body.loops:
             return 0
         blocks = math.prod(int(axis.extent) for axis in body.grid) * plan.cluster
-        return min(blocks, self.device.units) * plan.threads
+        return min(blocks, self.device.units) * plan.warps
 
 
 def _class_of(seconds: float) -> int:

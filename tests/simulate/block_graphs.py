@@ -20,11 +20,12 @@ from ladder.ir import GraphBuilder
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.kernel import emit
 from ladder.simulate import SimulationResult, simulate_launch
+from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 __all__ = [
-    "Case", "add_then_multiply", "attention", "gated_mlp", "greatest_product", "lora", "norm_transition",
-    "rmsnorm_matmul", "run", "run_kernels", "run_quantized", "split_attention",
+    "Case", "add_then_multiply", "attention", "doubled_product", "gated_mlp", "greatest_product", "lora",
+    "norm_transition", "rmsnorm_matmul", "run", "run_kernels", "run_quantized", "split_attention",
 ]  # fmt: skip
 
 
@@ -56,10 +57,20 @@ def greatest_product(tokens: int, k: int, n: int, nt: int, kt: int) -> Case:
     return Case(g.finish(y, (tokens, n), (1,)), expected)
 
 
+def doubled_product(tokens: int, k: int, n: int, nt: int, kt: int, weight: str) -> Case:
+    """Twice x, times a weight: the first operand is computed."""
+    g = _Block("doubled_product", {"Ng": n // nt}, {"Kl": k // kt})
+    x = g.load("x", (tokens, k), (tokens, kt), (-1,), 1)
+    twice = g.b.add("convert", g.b.add("add", x, x), type="float16")
+    y = g.b.add("accumulate", g.weight("w", n, k, nt, kt, weight)(twice))
+    return Case(g.finish(y, (tokens, n), (1,)), lambda x, w: 2 * x @ w)
+
+
 def run(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:
     """Simulate a kernel; return what was found and the relative error against float64."""
-    arch, constants = options.pop("arch", "sm_90a"), options.pop("constants", ())
-    function = emit(case.block, get_device(f"cuda/{arch}"), schedule, "simulated", constants)
+    device, constants = get_device(options.pop("arch", "sm_90a")), options.pop("constants", ())
+    function = emit(case.block, device, schedule, "simulated", constants)
+    options.setdefault("calls", FAMILIES[device.kind](device.arch))
     generator = np.random.default_rng(0)
     arrays = [
         (generator.standard_normal(node.tile.known_shape) * 0.5).astype(_numpy(node.tile.ttype.name))
@@ -91,20 +102,23 @@ def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[
     """Simulate a kernel some of whose inputs are quantized weights; as `run`."""
     import torch
 
-    constants = options.pop("constants", ())
-    function = emit(case.block, get_device("cuda/sm_90a"), schedule, "simulated", constants)
+    device, constants = get_device(options.pop("arch", "sm_90a")), options.pop("constants", ())
+    function = emit(case.block, device, schedule, "simulated", constants)
+    options.setdefault("calls", FAMILIES[device.kind](device.arch))
     generator = torch.Generator().manual_seed(0)
     arrays, meant = [], []
     for node in case.graph.inputs:
         values = torch.randn(node.tile.known_shape, generator=generator) * 0.2
-        given, exact = _packed(node.tile, values) if node.tile.ttype.is_block else ([values.half()],) * 2
+        given, exact = (
+            _packed(node.tile, values, device) if node.tile.ttype.is_block else ([values.half()],) * 2
+        )
         arrays += [array.contiguous().view(-1).numpy() for array in given]
         meant.append(exact[0].double().numpy())
     arrays = [array.view(np.uint32) if array.dtype == np.int32 else array for array in arrays]
     return _simulated(case, function, arrays, meant, options)
 
 
-def _packed(tile: Any, values: Any) -> tuple[list[Any], list[Any]]:
+def _packed(tile: Any, values: Any, device: Any) -> tuple[list[Any], list[Any]]:
     """Return the packed arrays of a quantized weight, and what it stands for as ``[K, N]``."""
     from ladder.lower.blocks.analysis import gemm_of
     from ladder.runtime.packed import pack
@@ -112,7 +126,7 @@ def _packed(tile: Any, values: Any) -> tuple[list[Any], list[Any]]:
 
     ttype = tile.ttype
     stored = quantize(values, ttype)
-    packed = pack(gemm_of(ttype, tile.known_shape, "float16"), get_device("cuda/sm_90a"), stored)
+    packed = pack(gemm_of(ttype, tile.known_shape, "float16"), device, stored)
     return list(packed.tensors), [stored.dequantize().t()]
 
 

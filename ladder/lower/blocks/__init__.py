@@ -1,9 +1,10 @@
 """Block graphs of the superoptimizer as kernels.
 
 `analysis` normalizes a block graph; `geometry` computes its sizes (`layouts` and `allocate` place its tiles
-in shared memory, `order` its barriers). `kernel` emits CUDA: `context` holds what its parts share, `values`,
-`products`, `reductions` and `accumulators` compute fragments, `pipeline` copies tiles, `store` stores
-results. `cpu` emits functions for TVM's LLVM backend. Takes `ladder.ir` graphs only.
+in shared memory, `order` its barriers). `kernel` emits for GPUs: `context` holds what its parts share,
+`values`, `products`, `reductions` and `accumulators` compute fragments, `pipeline` copies tiles, `store`
+stores results; what vendors do differently is a table (`dialect`: `cuda`, `rocm`; `fragment_shape`). `cpu`
+emits functions for TVM's LLVM backend. Takes `ladder.ir` graphs only.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ def emitter_for(device: TileDevice) -> Emitter:
 
     Raises DeviceError if nothing does.
     """
-    if device.kind == "cuda":
-        from ladder.lower.blocks.kernel import emit as emit_cuda
+    if device.is_gpu:
+        from ladder.lower.blocks.kernel import emit as emit_gpu
 
-        return emit_cuda
+        return emit_gpu
     if device.kind == "llvm":
         from ladder.lower.blocks.cpu import emit as emit_cpu
 
         return emit_cpu
-    raise DeviceError(f"block graphs are lowered to CUDA and to CPUs, not to {device.name}")
+    raise DeviceError(f"block graphs are lowered to GPUs and to CPUs, not to {device.name}")
 
 
 __all__ = ["BlockSchedule", "emitter_for"]

@@ -21,9 +21,8 @@ from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import hold, zeros
 from ladder.lower.blocks.online_softmax import depends_on
 from ladder.lower.blocks.products import Matmul
-from ladder.lower.blocks.reductions import COMBINE
+from ladder.lower.blocks.reductions import combine_of
 from ladder.lower.blocks.values import Value
-from ladder.lower.cuda.functions import exponential
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
 
@@ -39,12 +38,12 @@ def _later(x: Expr, y: Expr) -> Expr:
 
 
 KINDS = {
-    "sum": (0.0, COMBINE["reduce_sum"]),
-    "rescale": (0.0, COMBINE["reduce_sum"]),
-    "max": (LOWEST, COMBINE["reduce_max"]),
-    "last": (0.0, _later),
+    "sum": (0.0, "reduce_sum"),
+    "rescale": (0.0, "reduce_sum"),
+    "max": (LOWEST, "reduce_max"),
+    "last": (0.0, ""),
 }
-"""Kind -> what it begins with, and how parts are joined."""
+"""Kind -> what it begins with, and the reduction that joins parts; of ``last``, the later one stays."""
 
 SUMS = ("sum", "rescale")
 """Kinds that add, so that parts may be added late and products in place."""
@@ -92,7 +91,8 @@ class Accumulator(Value):
         self.running = None if maximum is None else maximum[1]
         self.is_apart = maximum is not None and not depends_on(context.program, maximum[0], source.name)
         """Whether what is rescaled does not depend on the maximum, so that it must be multiplied."""
-        _, self.join = KINDS[kind]
+        _, joins = KINDS[kind]
+        self.join = combine_of(joins, context.dialect) if joins else _later
         self.columns = context.geo.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
         self.each = _elements_of_row(context, self.shape[1])
@@ -140,14 +140,15 @@ class Accumulator(Value):
             factors = running.factors[m]
             for i in range(self.each):
                 at = self.each * m + i
-                factor = factors[i if self.is_row else i // 2 % 2]
+                size = self.context.lanes.elements
+                factor = factors[i if self.is_row else self.context.lanes.row_of(i % size)]
                 b.store(self.registers, self.registers[at] * factor, at)
 
     # ---- after the loop -----------------------------------------------------------------------------
     def held(self, m: int, n: int) -> list[Expr]:
-        """Return four registers of a fragment, or a row's two and zeros, as this group has them."""
+        """Return a lane's elements of a fragment, or of a column's rows, as this group has them."""
         if self.is_row:
-            return [*self._own_row(m), T.float32(0), T.float32(0)]
+            return self._own_row(m)
         size = self.context.lanes.elements
         return [self.registers[self.each * m + size * n + i] for i in range(size)]
 
@@ -172,13 +173,13 @@ class Accumulator(Value):
 
     def _row(self, m: int) -> list[Expr]:
         self._require_own()
-        return self._own_row(m) if self.merger is None else self.merger.joined(self, m, 0)[:2]
+        return self._own_row(m) if self.merger is None else self.merger.joined(self, m, 0)
 
 
 def maximum_registers(context: BlockContext, name: str) -> Any:
     """Return registers for a running maximum, at the lowest number."""
     rows, _ = context.program.shape(name)
-    return zeros(2 * context.row_fragments(rows), LOWEST)
+    return zeros(context.lanes.row_elements * context.row_fragments(rows), LOWEST)
 
 
 class RunningMaximum(Value):
@@ -202,22 +203,22 @@ class RunningMaximum(Value):
 
     def step(self) -> None:
         """Take in the step's maximum, and compute the factors of this step."""
+        exponential = self.context.dialect.exponential
         for m in range(self.context.row_fragments(self.shape[0])):
-            local = self.source.row(m)
-            news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(local)]
+            local, before = self.source.row(m), self._row(m)
+            news = [hold(T.max(x, part)) for x, part in zip(before, local, strict=True)]
             self.own.append([hold(exponential(x - new)) for x, new in zip(local, news, strict=True)])
-            self.factors.append(
-                [hold(exponential(self.registers[2 * m + i] - new)) for i, new in enumerate(news)]
-            )
+            self.factors.append([hold(exponential(x - new)) for x, new in zip(before, news, strict=True)])
             for i, new in enumerate(news):
-                b.store(self.registers, new, 2 * m + i)
+                b.store(self.registers, new, len(news) * m + i)
 
     def _row(self, m: int) -> list[Expr]:
-        return [self.registers[2 * m + i] for i in range(2)]
+        count = self.context.lanes.row_elements
+        return [self.registers[count * m + i] for i in range(count)]
 
     def held(self, m: int, n: int) -> list[Expr]:
-        """Return a row's two elements and zeros."""
-        return [*self._row(m), T.float32(0), T.float32(0)]
+        """Return a lane's rows."""
+        return self._row(m)
 
 
 class Merger:
@@ -235,7 +236,7 @@ class Merger:
     def publish(self, sources: Mapping[str, Accumulator | RunningMaximum]) -> None:
         """Write this group's accumulators where others read them, and wait for theirs."""
         context, geo = self.context, self.context.geo
-        b.block_sync()  # the tiles of the loop lie in the same place
+        context.dialect.sync_block()  # the tiles of the loop lie in the same place
         warp = b.bind(self.offset + context.threads.warp * geo.published_bytes)
         for name in geo.published_values:
             source = sources[name]
@@ -243,20 +244,28 @@ class Merger:
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
                     byte = warp + geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
-                    place = context.shared.base + T.Cast("uint32", byte + self._lane_byte(name))
+                    place = context.shared.base + context.dialect.address(byte + self._lane_byte(name))
                     held = source.held(m, n)
-                    with b.when(context.threads.lane % 4 == 0 if source.shape[1] == 1 else True):
-                        b.ptx("st.shared.v4.f32", place, *held)
+                    held += [T.float32(0)] * (self._count(name) - len(held))
+                    own: Expr = context.lanes.position(m, 0, 0)[1] == 0
+                    with b.when(own if source.shape[1] == 1 else True):
+                        context.dialect.write(context.shared, place, held)
         self._meet()
 
     def _lane_byte(self, name: str) -> Expr:
         """Return where a lane's elements lie in a fragment: the lanes of a row have the same."""
-        lane = self.context.threads.lane
-        return lane // 4 * 16 if self.context.program.shape(name)[1] == 1 else lane * 16
+        lanes, is_row = self.context.lanes, self.context.program.shape(name)[1] == 1
+        first = lanes.position(0, 0, 0)[0] if is_row else self.context.threads.lane
+        return first * (4 * self._count(name))
+
+    def _count(self, name: str) -> int:
+        """Return the elements of a lane that a warp publishes of a fragment."""
+        shape = self.context.geo.shape
+        return shape.row_words if self.context.program.shape(name)[1] == 1 else shape.elements
 
     def _meet(self) -> None:
         if self.plan.cluster == 1:
-            b.block_sync()
+            self.context.dialect.sync_block()
             return
         b.cluster_sync()
 
@@ -273,45 +282,46 @@ class Merger:
             b.ptx("barrier.cluster.wait.acquire")
 
     def joined(self, value: Accumulator, m: int, n: Expr) -> list[Expr]:
-        """Return the four elements of a fragment, of all groups."""
+        """Return a lane's elements of a fragment, of all groups."""
         factors = None if value.maximum is None else self._factors(value.maximum, m)
         total: list[Expr] = []
         for source in range(self.plan.sharers):
             part = self._read(value.name, value.columns, source, m, n)
             if factors is not None:
-                rows = (0, 1, 0, 1) if value.is_row else (0, 0, 1, 1)
-                part = [element * factors[source][row] for element, row in zip(part, rows, strict=True)]
+                rows = factors[source] if value.is_row else self.context.lanes.spread(factors[source])
+                part = [element * factor for element, factor in zip(part, rows, strict=True)]
             total = [value.join(x, y) for x, y in zip(total, part, strict=True)] if total else part
         return [hold(element) for element in total]
 
     def _factors(self, maximum: str, m: int) -> list[list[Expr]]:
-        """Return, for each group, what its rows g and g + 8 are multiplied with."""
+        """Return, for each group, what a lane's rows are multiplied with."""
+        exponential = self.context.dialect.exponential
 
         def make() -> list[list[Expr]]:
-            parts = [self._read(maximum, 1, source, m, 0)[:2] for source in range(self.plan.sharers)]
-            most = [hold(_greatest([part[i] for part in parts])) for i in range(2)]
-            return [[hold(exponential(part[i] - most[i])) for i in range(2)] for part in parts]
+            parts = [self._read(maximum, 1, source, m, 0) for source in range(self.plan.sharers)]
+            most = [hold(_greatest(list(row))) for row in zip(*parts, strict=True)]
+            return [[hold(exponential(x - y)) for x, y in zip(part, most, strict=True)] for part in parts]
 
         return self.context.point.once((maximum, "factors", m), make)  # type: ignore[no-any-return]
 
     def _read(self, name: str, columns: int, source: int, m: int, n: Expr) -> list[Expr]:
-        """Return the four elements of a fragment of one group: ``source`` counts groups of all blocks."""
+        """Return a lane's elements of a fragment of one group: ``source`` counts groups of all blocks."""
         context, geo = self.context, self.context.geo
         rank, group = divmod(source, self.plan.groups)
         warp = group * self.plan.group_warps + context.threads.row_warp
         if self.plan.column_warps > 1:
             warp, n = warp + n // columns * self.plan.row_warps, n % columns
         fragment = geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
-        byte = self.offset + warp * geo.published_bytes + fragment + self._lane_byte(name)
+        byte, count = fragment + self._lane_byte(name), self._count(name)
+        rows = context.lanes.row_elements if context.program.shape(name)[1] == 1 else count
+        byte = self.offset + warp * geo.published_bytes + byte
         if self.plan.cluster == 1:
-            words = b.local(4, "float32")
-            place = context.shared.base + T.Cast("uint32", byte)
-            b.ptx("ld.shared.v4.f32", *(words[i] for i in range(4)), place)
-            return [words[i] for i in range(4)]
+            place = context.shared.base + context.dialect.address(byte)
+            return context.dialect.read(context.shared, place, count, "float32")[:rows]
         bits = b.local(4, "uint32")
         place = context.shared.words.ptr_to([byte // 4])
         b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", place, rank, bits.ptr_to([0])))
-        return [T.reinterpret(bits[i], dtype="float32") for i in range(4)]
+        return [T.reinterpret(bits[i], dtype="float32") for i in range(rows)]
 
 
 def _greatest(values: list[Expr]) -> Expr:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ladder.ir.graph import Graph
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
-from ladder.lower.blocks.geometry import MOST_WARPS, BlockGeometry
+from ladder.lower.blocks.fragment_shape import shape_of
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.model import FITTED, RELEASES, STREAMED_BYTES, Estimate, predicted, tile_bytes
 from ladder.lower.blocks.schedule import BlockSchedule
 from targets import TileDevice
@@ -50,10 +51,12 @@ def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Itera
     looped = any(stage == LOOP for stage in program.stages.values())
     copies = ("lanes", "tensor") if looped and "tma" in device.features else ("lanes",)
     clusters = grid.clusters if looped and "cluster" in device.features else (1,)
-    groups, stages = (grid.groups, grid.stages) if looped else ((1,), (2,))
+    shape = shape_of(device)
+    several = looped and not shape.through_registers
+    groups, stages = grid.groups if looped else (1,), grid.stages if several else (2,)
     least = sum(tile_bytes(node) for node in program.loads if program.stages[node.name] == LOOP)
     for warps in itertools.product(groups, grid.row_warps, grid.column_warps):
-        if math.prod(warps) > MOST_WARPS:
+        if math.prod(warps) * shape.lanes > shape.most_threads:
             continue
         for held, cluster, copy in itertools.product(stages, clusters, copies):
             if warps[0] * held * least > device.shared_per_block or warps[0] * cluster > program.steps:
@@ -79,7 +82,7 @@ def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -
         registers = geo.least_registers
     except ScheduleError:
         return None
-    if registers > MOST_SUMS or registers * geo.schedule.threads > REGISTERS:
+    if registers > MOST_SUMS or registers * geo.threads > REGISTERS:
         return None
     return geo
 

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm.script import tirx as T
-
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
+from ladder.lower.blocks.dialect import BlockDialect
+from ladder.lower.blocks.fragments import hold
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.grid_place import GridPlace
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.point import Point
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.threads import Threads
-from ladder.lower.gpu.instructions import MatrixStep, select_step
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -29,7 +28,7 @@ class SharedMemory:
 
     words: All of it, as uint32.
     arrivals: Barriers of tensor copies; None without.
-    base: Shared address of its first byte, a uint32 expression.
+    base: Shared address of its first byte.
     stage: Shared address of the stage of the step at hand.
     stages_at: First byte of the group's stages.
     """
@@ -41,15 +40,10 @@ class SharedMemory:
     stages_at: Expr
 
     @staticmethod
-    def allocate(geo: BlockGeometry, threads: Threads) -> SharedMemory:
+    def allocate(geo: BlockGeometry, threads: Threads, dialect: BlockDialect) -> SharedMemory:
         """Allocate what a kernel needs."""
-        pool = b.shared_pool()
-        size = geo.shared_bytes - 8 * geo.barriers
-        words = pool.alloc((-(-size // 4),), "uint32", align=geo.alignment)
-        arrivals = pool.alloc((geo.barriers,), "uint64", align=8) if geo.barriers else None
-        pool.commit()
-        base = b.Variable("uint32", T.cuda.cvta_generic_to_shared(words.ptr_to([0]))).value
-        stage = b.Variable("uint32", T.uint32(0))
+        words, arrivals, base = dialect.allocate(geo)
+        stage = b.Variable(dialect.address_type, dialect.address(0))
         at: Expr = 0
         if geo.stage_offsets:
             at = b.keep(geo.offsets["stages"] + threads.group * (threads.plan.stages * geo.stage_bytes))
@@ -66,7 +60,7 @@ class BlockContext:
     constants: Inputs that no kernel before writes.
     shared: Shared memory.
     lanes: How elements are spread over lanes.
-    instruction: The matrix instruction of a warp.
+    dialect: How the device's kernels are written.
     point: What holds where code is being emitted.
     deferred: Products of a step that warpgroups are to compute, with their sums.
     """
@@ -77,21 +71,25 @@ class BlockContext:
     constants: frozenset[str]
     shared: SharedMemory
     lanes: Lanes
-    instruction: MatrixStep
+    dialect: BlockDialect
     place: GridPlace
     point: Point = field(default_factory=Point)
     deferred: list[tuple[Any, Any]] = field(default_factory=list)
 
     @staticmethod
     def of(
-        geo: BlockGeometry, threads: Threads, tensors: Mapping[str, Any], constants: frozenset[str]
+        geo: BlockGeometry,
+        threads: Threads,
+        dialect: BlockDialect,
+        tensors: Mapping[str, Any],
+        constants: frozenset[str],
     ) -> BlockContext:
         """Allocate shared memory, and derive the rest."""
-        shared = SharedMemory.allocate(geo, threads)
-        lanes = FlatLanes(threads, shared.base, geo.offsets) if geo.flat else FragmentLanes(threads)
-        step = select_step(geo.device, geo.program.operand)
+        shared = SharedMemory.allocate(geo, threads, dialect)
+        kind = FlatLanes if geo.flat else FragmentLanes
+        lanes = kind(threads, dialect, shared, geo)
         place = GridPlace(geo.program.block, threads.block)
-        return BlockContext(geo, threads, tensors, constants, shared, lanes, step, place)
+        return BlockContext(geo, threads, tensors, constants, shared, lanes, dialect, place)
 
     @property
     def program(self) -> BlockProgram:
@@ -125,6 +123,14 @@ class BlockContext:
     def first_column(self, fragments: int) -> Expr:
         """Return the warp's first fragment of columns, of as many each."""
         return self.threads.column_warp * fragments
+
+    def sync_group(self) -> None:
+        """Synchronize the warps of the group."""
+        self.dialect.sync_group(self.threads)
+
+    def inverse(self, x: Expr) -> Expr:
+        """Return the reciprocal of a float32, in a register."""
+        return hold(self.dialect.reciprocal(x))
 
     def require_whole_columns(self, name: str) -> None:
         """Raise unless a warp has all columns of what it computes.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -11,20 +14,31 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
-from ladder.lower.blocks.schedule import WARP
-from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
+from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout
 from tile_types.errors import ScheduleError
 
 Expr = Any
-
-ELEMENTS = 8
-"""Elements of a chunk."""
 
 LINE_BYTES = 128
 """Bytes that a prefetch brings into L2."""
 
 PREFETCHED_BYTES = 1 << 20
 """Tensors from this size on are prefetched: smaller ones, just computed, are in L2 already."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Sixteen bytes that a thread copies.
+
+    place: Where they go: a byte of shared memory.
+    tensor, element: Where they come from.
+    exists: Whether the thread has such a piece.
+    """
+
+    place: Expr
+    tensor: Any
+    element: Expr
+    exists: Expr
 
 
 class Copy:
@@ -40,7 +54,7 @@ class Copy:
         self.is_constant = node.inputs[0] in context.constants
         self.layout: Any = geo.layouts[node.name]
         self.looped = geo.is_looped(node)
-        self.threads = plan.group_warps * WARP if self.looped else plan.threads
+        self.threads = plan.group_warps * geo.shape.lanes if self.looped else geo.threads
         self.offset = (geo.stage_offsets if self.looped else geo.offsets)[node.name]
 
     @property
@@ -53,13 +67,21 @@ class Copy:
         """Whether the tensor is worth prefetching."""
         return True
 
-    def emit(self, step: Expr, at: Expr) -> None:
-        """Emit this thread's share of the copy.
+    def pieces(self, step: Expr, at: Expr) -> Iterator[Piece]:
+        """Yield this thread's share of the copy.
 
         step: Step of the loop whose tile is copied.
         at: First byte of the stage in shared memory; 0 for a block's tile.
         """
         raise NotImplementedError
+
+    def emit(self, step: Expr, at: Expr) -> None:
+        """Emit this thread's share of the copy, asynchronously; the rest as for `pieces`."""
+        for piece in self.pieces(step, at):
+            target = self.context.shared.words.ptr_to([b.bind(piece.place // 4)])
+            source = piece.tensor.ptr_to([piece.element])
+            with nullcontext() if piece.exists is True else b.when(piece.exists):
+                b.ptx("cp.async.cg.shared.global", target, source, CHUNK_BYTES)
 
     def fetch_map(self) -> None:
         """Fetch the tensor map, if there is one, so that the first copy does not wait for it."""
@@ -84,28 +106,23 @@ class TileCopy(Copy):
     def __init__(self, context: BlockContext, node: Node) -> None:
         super().__init__(context, node)
         self.source = context.tensors[node.inputs[0]]
-        if context.place.begin(node, None if not self.looped else 0)[1] % ELEMENTS:
+        if context.place.begin(node, None if not self.looped else 0)[1] % CHUNK_ELEMENTS:
             raise ScheduleError(f"%{node.name}: rows of its tensor do not begin at multiples of 16 bytes")
 
     @property
     def is_streamed(self) -> bool:
         return bool(self.source.shape[0] * 2 >= PREFETCHED_BYTES)
 
-    def emit(self, step: Expr, at: Expr) -> None:
+    def pieces(self, step: Expr, at: Expr) -> Iterator[Piece]:
         first, pitch = self.context.place.begin(self.node, step if self.looped else None)
-        first = b.bind(first)
-        count = self.layout.rows * self.layout.chunks
-        for iteration in range(-(-count // self.threads)):
-            piece = b.bind(self._thread + iteration * self.threads)
+        first, count = b.bind(first), self.layout.rows * self.layout.chunks
+        for turn in range(-(-count // self.threads)):
+            piece = b.bind(self._thread + turn * self.threads)
             row, chunk = b.bind(piece // self.layout.chunks), b.bind(piece % self.layout.chunks)
             place = T.Cast("int32", at) + self.offset + self.layout.byte(row, chunk)
-            target = self.context.shared.words.ptr_to([b.bind(place // 4)])
-            source = self.source.ptr_to([first + (row * pitch + chunk * ELEMENTS)])
-            if (iteration + 1) * self.threads <= count:
-                b.ptx("cp.async.cg.shared.global", target, source, CHUNK_BYTES)
-            else:
-                with b.when(piece < count):
-                    b.ptx("cp.async.cg.shared.global", target, source, CHUNK_BYTES)
+            element = first + (row * pitch + chunk * CHUNK_ELEMENTS)
+            exists = True if (turn + 1) * self.threads <= count else piece < count
+            yield Piece(place, self.source, element, exists)
 
     def prefetch(self, step: Expr) -> None:
         lines = -(-self.layout.chunks * CHUNK_BYTES // LINE_BYTES)
@@ -114,10 +131,37 @@ class TileCopy(Copy):
         for part in range(-(-count // self.threads)):
             piece = b.bind(self._thread + part * self.threads)
             row, line = piece // lines, piece % lines
-            column = T.min(line * (LINE_BYTES // 2), (self.layout.chunks - 1) * ELEMENTS)
+            column = T.min(line * (LINE_BYTES // 2), (self.layout.chunks - 1) * CHUNK_ELEMENTS)
             whole = (part + 1) * self.threads <= count
             with b.when(True if whole else piece < count):
                 b.ptx("prefetch.global.L2", self.source.ptr_to([first + row * pitch + column]))
+
+
+class HeldCopy:
+    """A copy by way of registers: its loads are in flight until it is stored to shared memory.
+
+    copy: What is copied.
+    """
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy, self.words = copy, CHUNK_BYTES // 4
+        self.registers = [b.local(self.words, "uint32") for _ in copy.pieces(0, 0)]
+
+    def fetch(self, step: Expr) -> None:
+        """Emit the loads of a step's tile."""
+        for registers, piece in zip(self.registers, self.copy.pieces(step, 0), strict=True):
+            with nullcontext() if piece.exists is True else b.when(piece.exists):
+                found = self.copy.context.dialect.load(piece.tensor, piece.element, self.words, "uint32")
+                for i, word in enumerate(found):
+                    b.store(registers, word, i)
+
+    def put(self, at: Expr) -> None:
+        """Emit the stores into the stage at byte ``at`` of shared memory."""
+        context = self.copy.context
+        for registers, piece in zip(self.registers, self.copy.pieces(0, at), strict=True):
+            with nullcontext() if piece.exists is True else b.when(piece.exists):
+                words = [registers[i] for i in range(self.words)]
+                context.dialect.write(context.shared, context.dialect.address(piece.place), words)
 
 
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -133,7 +177,7 @@ def tensor_map(source: Any, shape: tuple[int, ...], layout: TileLayout) -> Expr:
     columns, rows = shape[-1], math.prod(shape[:-1])
     dtype = str(source.dtype)
     map_ = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-    box = (layout.pitch * ELEMENTS, layout.rows)
+    box = (layout.pitch * CHUNK_ELEMENTS, layout.rows)
     swizzle = MAP_SWIZZLE[layout.pitch] if layout.swizzled else 0
     b.emit(
         T.call_packed(
@@ -167,7 +211,7 @@ class TensorCopy(TileCopy):
         row, column = self._corner(step)
         with b.when(self.context.threads.group_thread == 0):
             for panel in range(self.layout.chunks // self.layout.pitch):
-                first = column + panel * self.layout.pitch * ELEMENTS
+                first = column + panel * self.layout.pitch * CHUNK_ELEMENTS
                 b.ptx(TENSOR_PREFETCH, T.address_of(self.map), first, row)
 
     def _corner(self, step: Expr) -> tuple[Expr, Expr]:
@@ -180,5 +224,5 @@ class TensorCopy(TileCopy):
         for panel in range(self.layout.chunks // self.layout.pitch):
             place = T.Cast("int32", at) + (self.offset + panel * self.layout.panel_bytes)
             target = self.context.shared.words.ptr_to([b.bind(place // 4)])
-            first = column + panel * self.layout.pitch * ELEMENTS
+            first = column + panel * self.layout.pitch * CHUNK_ELEMENTS
             b.ptx(TENSOR_COPY, target, T.address_of(self.map), first, row, barrier)

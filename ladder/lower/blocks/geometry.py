@@ -11,24 +11,16 @@ from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
+from ladder.lower.blocks.fragment_shape import FragmentShape, shape_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.packed_layout import PackedLayout
-from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
+from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout, copied_layout
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
-FRAGMENT_BYTES, ROW_BYTES = 512, 128
-"""A published fragment of a warp: four float32 per lane; of a value of one column, per four lanes."""
-
-ELEMENTS = 8
-"""16-bit elements of a chunk."""
-
 PACKED_ALIGNMENT = 128
 """Bytes at multiples of which tiles begin that tensor copies do not swizzle."""
-
-MOST_WARPS = 32
-NAMED_BARRIERS = 15
 
 
 def require(condition: bool, message: str) -> None:
@@ -42,7 +34,7 @@ class BlockGeometry:
     """Decisions about a kernel before it is emitted.
 
     program: The block graph.
-    device: A GPU with matrix instructions and cp.async.
+    device: A GPU with matrix instructions (`fragment_shape.SHAPES`).
     schedule: Division of the work.
     """
 
@@ -67,12 +59,10 @@ class BlockGeometry:
             self._check_warpgroups()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
-        require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
-        require(
-            plan.group_warps == 1 or plan.groups <= NAMED_BARRIERS,
-            "groups of several warps need named barriers",
-        )
-        require("cp.async" in self.device.features, f"{self.device.name} lacks cp.async")
+        most = self.shape.most_threads
+        require(self.threads <= most, f"{self.threads} threads exceed the {most} of a block")
+        self._check_groups()
+        self._check_crossed()
         require(
             plan.copies == "lanes" or "tma" in self.device.features,
             f"{self.device.name} has no tensor copies; use copies='lanes'",
@@ -88,6 +78,19 @@ class BlockGeometry:
             self.shared_bytes <= self.device.shared_per_block,
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
+        )
+
+    def _check_groups(self) -> None:
+        """Check that groups can wait for their own warps, and that their stages suit the device's copies."""
+        plan, shape = self.schedule, self.shape
+        require(
+            plan.stages == 2 or not shape.through_registers,
+            "copies through registers take 2 stages, not more",
+        )
+        even = self.program.steps % plan.sharers == 0 and not shape.named_barriers
+        require(
+            plan.group_warps == 1 or plan.groups == 1 or plan.groups <= shape.named_barriers or even,
+            "groups of several warps need named barriers, or as many steps each",
         )
 
     def _check_warpgroups(self) -> None:
@@ -141,6 +144,31 @@ class BlockGeometry:
                 f"%{node.name} is taken within the loop as a whole; use column_warps=1",
             )
 
+    @cached_property
+    def shape(self) -> FragmentShape:
+        """Spread of fragments over the lanes of a warp."""
+        return shape_of(self.device)
+
+    def _check_crossed(self) -> None:
+        """Check that columns, whose fragments lie crossed by twos, make up whole pairs."""
+        for node in self.program.block.nodes if self.crossed else ():
+            columns = 1 if node.operator in ("input", "store") else self.program.shape(node.name)[1]
+            wide = 2 * self.shape.columns
+            require(
+                columns == 1 or columns % wide == 0,
+                f"%{node.name}: beside packed weights columns are computed by {wide}, got {columns}",
+            )
+
+    @property
+    def crossed(self) -> bool:
+        """Whether the columns of two fragments lie crossed, as the rows of packed weights do."""
+        return self.shape.columns > CHUNK_ELEMENTS and any(n.tile.ttype.is_block for n in self.program.loads)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.schedule.warps * self.shape.lanes
+
     @property
     def looped(self) -> bool:
         """Whether the block graph has a loop."""
@@ -154,7 +182,7 @@ class BlockGeometry:
     @cached_property
     def flat(self) -> bool:
         """Whether threads have runs of rows (`lanes.FlatLanes`): without products, where columns allow it."""
-        run = 8 * WARP * self.schedule.row_warps
+        run = 8 * self.shape.lanes * self.schedule.row_warps
         return self.direct and all(
             self.program.shape(node.name)[1] % run == 0 and node.tile.ttype.name in HALVES
             for node in self.program.loads
@@ -182,11 +210,11 @@ class BlockGeometry:
         """
         warps = self.schedule.column_warps
         if self.flat:
-            return -(-columns // (8 * WARP * self.schedule.row_warps))
+            return -(-columns // (8 * self.shape.lanes * self.schedule.row_warps))
         if columns == 1 or warps == 1:
-            return -(-columns // 8)
+            return -(-columns // self.shape.columns)
         require(columns % (16 * warps) == 0, f"{warps} warps do not share {columns} columns by 16 evenly")
-        return columns // 8 // warps
+        return columns // self.shape.columns // warps
 
     @property
     def least_registers(self) -> int:
@@ -199,7 +227,8 @@ class BlockGeometry:
             if node.operator in ("accumulate", "matmul"):
                 alone = len(self.program.users[node.name]) == 1
                 in_place = alone and self.program.users[node.name][0].operator == "accumulate"
-                total += 0 if in_place else 4 * self.fragments(self.program.shape(node.name))
+                fragments = self.fragments(self.program.shape(node.name))
+                total += 0 if in_place else self.shape.elements * fragments
         return total
 
     @cached_property
@@ -212,15 +241,20 @@ class BlockGeometry:
             if node.tile.ttype.is_block:
                 found[node.name] = self._packed(node, rows, columns)
                 continue
-            require(columns % ELEMENTS == 0, f"%{node.name}: rows of {columns} are no multiple of {ELEMENTS}")
+            self._require_chunks(node.name, columns)
             copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
             reads = self.program.steps if self.is_looped(node) else 1
             if self.is_looped(node) and self.schedule.copies == "tensor":
-                found[node.name] = copied_layout(node.name, rows, columns // ELEMENTS)
+                found[node.name] = copied_layout(node.name, rows, columns // CHUNK_ELEMENTS)
                 continue
-            candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
+            chunks, swizzles = columns // CHUNK_ELEMENTS, not self.shape.through_registers
+            candidates.append(Candidate(node.name, rows, chunks, copies, reads, swizzles))
         budget = self.device.shared_per_block - self.spill_bytes
         return {**found, **choose(candidates, budget)}
+
+    def _require_chunks(self, name: str, columns: int) -> None:
+        whole = columns % CHUNK_ELEMENTS == 0
+        require(whole, f"%{name}: rows of {columns} are no multiple of {CHUNK_ELEMENTS}")
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
         shape = self.program.block.tile(node.inputs[0]).known_shape
@@ -239,8 +273,8 @@ class BlockGeometry:
                 continue
             for name in self._computed_parts(node.inputs[1]):
                 rows, columns = self.program.shape(name)
-                require(columns % ELEMENTS == 0, f"%{name}: rows of {columns} are no multiple of {ELEMENTS}")
-                chunks = columns // ELEMENTS
+                self._require_chunks(name, columns)
+                chunks = columns // CHUNK_ELEMENTS
                 found[name] = TileLayout(rows, chunks, chunks | 1)
         return found
 
@@ -349,7 +383,7 @@ class BlockGeometry:
 
     def fragment_bytes(self, name: str) -> int:
         """Return the bytes of a fragment that a warp publishes."""
-        return ROW_BYTES if self.program.shape(name)[1] == 1 else FRAGMENT_BYTES
+        return self.shape.published_bytes(self.program.shape(name)[1])
 
     @property
     def published_values(self) -> tuple[str, ...]:

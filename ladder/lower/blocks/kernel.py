@@ -1,9 +1,9 @@
-"""One block graph as one CUDA kernel.
+"""One block graph as one kernel of a GPU.
 
-A group of warps takes steps of the loop: it copies the tiles of later steps (cp.async) while it computes,
-and keeps accumulators in registers. Where several groups, or the blocks of a cluster, share the loop, they
-publish their accumulators afterwards and each finishes a part of the columns. Groups of one warp never wait
-for others within the loop.
+A group of warps takes steps of the loop: it copies the tiles of later steps while it computes, and keeps
+accumulators in registers. Where several groups, or the blocks of a cluster, share the loop, they publish
+their accumulators afterwards and each finishes a part of the columns. Groups of one warp never wait for
+others within the loop.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import math
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
-
-from tvm.script import tirx as T
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
@@ -29,8 +27,9 @@ from ladder.lower.blocks.accumulators import (
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.copies import tensor_map
-from ladder.lower.blocks.fragments import FRAGMENT_COLUMNS, FRAGMENT_ROWS, pack
+from ladder.lower.blocks.dialect import dialect_of
 from ladder.lower.blocks.geometry import BlockGeometry
+from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.makers import make_value
 from ladder.lower.blocks.online_softmax import maxima
 from ladder.lower.blocks.order import levels
@@ -59,7 +58,7 @@ def emit(
     """Emit one block graph.
 
     block: A block graph with known extents.
-    device: An NVIDIA GPU from compute capability 8.0 on.
+    device: An NVIDIA GPU from compute capability 8.0 on, or an AMD GPU with matrix instructions.
     schedule: Division of the work.
     name: Symbol of the kernel's host entry. It takes the graph's inputs, then its outputs, each as one
         contiguous axis.
@@ -75,14 +74,15 @@ def emit(
 def _emit(geo: BlockGeometry, constants: frozenset[str]) -> None:
     """Emit the whole body."""
     plan, overlap = geo.schedule, Overlap(geo.device)
+    dialect = dialect_of(geo.device, geo.shape, geo.program.operand)
     tensors = _declared(geo.program)
     maps = _tensor_maps(geo, tensors)
     if plan.release != "never":
         overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (plan.cluster > 1), "threadIdx.x")
-    threads = Threads.declare(geo.program, plan)
+    threads = Threads.declare(geo.program, plan, dialect)
     if plan.release == "begin":
         overlap.release()
-    context = BlockContext.of(geo, threads, tensors, constants)
+    context = BlockContext.of(geo, threads, dialect, tensors, constants)
     pipeline = Pipeline(context, overlap, maps)
     kernel = BlockKernel(context, pipeline)
     pipeline.prepare_arrivals()
@@ -190,7 +190,7 @@ class BlockKernel:
         through = {*self.geo.spills, *self.geo.shared_rows}
         shared = {name for name in through if self.program.stages[name] == stage}
         if shared and stage == AFTER and self.merger is None:
-            b.block_sync()  # tiles of the loop may lie in the same place
+            self.context.dialect.sync_block()  # tiles of the loop may lie in the same place
         for level in levels(names, shared):
             for name in level:
                 value = self.values[name]
@@ -199,20 +199,25 @@ class BlockKernel:
                     value.share()
                 if name in self.geo.spills:
                     self._spill(value)
-            self.context.threads.sync_group()
+            self.context.sync_group()
 
     def _spill(self, value: Value) -> None:
+        """Put the warp's rows of a value into shared memory, rounded to 16 bits."""
         context, (rows, columns) = self.context, value.shape
-        tile, lane = spilled(context, value), context.threads.lane
+        lanes = fragment_lanes(context.lanes)
+        tile, run = spilled(context, value), lanes.run
         for m in range(context.row_fragments(rows)):
-            for n in range(columns // FRAGMENT_COLUMNS):
+            for n in range(columns // lanes.columns):
                 elements = value.fragment(m, n)
-                for half in range(2):
-                    row = context.first_row(rows) + m * FRAGMENT_ROWS + lane // 4 + 8 * half
-                    place = tile.base + T.Cast("uint32", tile.layout.byte(row, n) + lane % 4 * 4)
-                    word = pack(elements[2 * half], elements[2 * half + 1], context.operand)
-                    with b.when(row < rows) if rows % FRAGMENT_ROWS else nullcontext():
-                        b.ptx("st.shared.u32", place, word)
+                chunk, within = lanes.chunk(n)
+                for part in range(lanes.runs):
+                    row = context.first_row(rows) + lanes.position(m, n, part)[0]
+                    place = tile.base + context.dialect.address(tile.layout.byte(row, chunk) + within)
+                    own = elements[part * run :][:run]
+                    pairs = zip(own[::2], own[1::2], strict=True)
+                    words = [context.dialect.pack(*pair, context.operand) for pair in pairs]
+                    with b.when(row < rows) if rows % lanes.rows else nullcontext():
+                        context.dialect.write(context.shared, place, words)
 
     # ---- the loop -----------------------------------------------------------------------------------------
     def loop(self) -> None:
@@ -230,6 +235,7 @@ class BlockKernel:
             self._step()
             if asynchronous:
                 self.pipeline.refill(ring, iteration)
+            self.pipeline.leave_step(ring)
             ring.advance(self.pipeline.tensor)
         point.step = None
         if asynchronous:
@@ -283,7 +289,7 @@ class BlockKernel:
     def finish(self) -> None:
         """Join accumulators and store the results."""
         if self.merger is not None:
-            b.ptx("cp.async.wait_group", 0)
+            self.pipeline.drain()
             self.merger.publish({**{value.name: value for value in self.accumulators}, **self.running})
         self.share_stage(AFTER)
         for node in self._of_stage(AFTER):

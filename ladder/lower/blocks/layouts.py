@@ -23,6 +23,7 @@ class Candidate:
     rows, chunks: Extents; a chunk is 16 bytes.
     copies: How often it lies in shared memory: stages and groups.
     reads: How often it is read.
+    swizzles: Whether it may lie in swizzled panels: their addresses are no sums with a number.
     """
 
     name: str
@@ -30,11 +31,12 @@ class Candidate:
     chunks: int
     copies: int
     reads: int
+    swizzles: bool = True
 
     @property
     def options(self) -> tuple[TileLayout, ...]:
         """Layouts to choose from."""
-        panels = TileLayout.panels(self.rows, self.chunks)
+        panels = TileLayout.panels(self.rows, self.chunks) if self.swizzles else None
         padded = (TileLayout(self.rows, self.chunks, self.chunks + pad) for pad in PADS)
         return (*padded, *([panels] if panels else []))
 

@@ -7,9 +7,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
-from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
-from ladder.lower.blocks.fragments import Shape, hold, unpack
+from ladder.lower.blocks.fragments import Shape, hold
 from ladder.lower.blocks.values import Value
 from tile_types.errors import ScheduleError
 
@@ -34,8 +33,8 @@ class GlobalTile(Value):
         return places
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        pair = range(2)
-        return [self._loaded(place + i) for place in self._places(m, n) for i in pair]
+        run = range(self.context.lanes.run)
+        return [self._loaded(place + i) for place in self._places(m, n) for i in run]
 
     def _row(self, m: int) -> list[Expr]:
         first, pitch = self.context.place.begin(self.node, self.context.point.step)
@@ -45,11 +44,9 @@ class GlobalTile(Value):
         return [self._loaded(first + row * pitch) for row in places]
 
     def _loaded(self, at: Expr) -> Expr:
-        # By name: the compiler may move plain loads to before the kernels before have ended.
-        wide = self.dtype == "float32"
-        bits = b.local(1, "float32" if wide else "uint16")
-        b.ptx("ld.global.f32" if wide else "ld.global.u16", bits[0], self.source.ptr_to([at]))
-        return bits[0] if wide else hold(T.Cast("float32", T.reinterpret(bits[0], dtype=self.dtype)))
+        dialect, wide = self.context.dialect, self.dtype == "float32"
+        (bits,) = dialect.load(self.source, at, 1, "float32" if wide else "uint16")
+        return bits if wide else hold(dialect.widened(bits, self.dtype))
 
 
 class GlobalRow(Value):
@@ -66,7 +63,6 @@ class GlobalRow(Value):
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         first, pitch = self.context.place.begin(self.node, self.context.point.step)
         row, column = self.context.lanes.position(m if self.shape[0] > 1 else 0, n, 0)
-        words = b.local(4, "uint32")
-        place = self.source.ptr_to([first + row * pitch + column])
-        b.ptx("ld.global.v4.u32", *(words[i] for i in range(4)), place)
-        return [hold(half) for i in range(4) for half in unpack(words[i], self.dtype)]
+        dialect = self.context.dialect
+        words = dialect.load(self.source, first + row * pitch + column, 4, "uint32")
+        return [hold(half) for word in words for half in dialect.unpack(word, self.dtype)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm.script import tirx as T
-
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
@@ -27,7 +25,7 @@ def _load(context: BlockContext, node: Node, operands: Any, attributes: Any) -> 
         return kind(context, node, context.program.shape(name), node.tile.ttype.name)
     looped = geo.is_looped(node)
     offset = geo.stage_offsets[name] if looped else geo.offsets[name]
-    base = (shared.stage.value if looped else shared.base) + T.uint32(offset)
+    base = (shared.stage.value if looped else shared.base) + context.dialect.address(offset)
     shape, layout = context.program.shape(name), geo.layouts[name]
     if isinstance(layout, TileLayout):
         return v.SharedTile(context, name, shape, node.tile.ttype.name, layout, base)
@@ -84,6 +82,6 @@ def make_value(context: BlockContext, node: Node, operands: Sequence[v.Value]) -
         return make(context, node, operands, node_attributes(node))
     row = get_operator(node.operator)
     if not row.elementwise:
-        raise ScheduleError(f"%{node.name}: {node.operator} is not lowered to CUDA block graphs")
+        raise ScheduleError(f"%{node.name}: {node.operator} is not lowered to block graphs of GPUs")
     shape, dtype = context.program.shape(node.name), node.tile.ttype.name
     return v.Elementwise(context, node.name, shape, dtype, row, operands)

@@ -15,7 +15,7 @@ from functools import cached_property
 from ladder.ir.graph import Node
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
 from ladder.lower.blocks.geometry import BlockGeometry
-from ladder.lower.blocks.schedule import WARP, BlockSchedule
+from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
 from targets import TileDevice
 
@@ -115,7 +115,7 @@ class Estimate:
         self.whole_bytes = sum(map(tile_bytes, self.program.loads)) - self.step_bytes
         self.blocks = self.program.blocks * self.plan.cluster
         fits = (self.device.shared_per_block + RESERVED_BYTES) // (geo.shared_bytes + RESERVED_BYTES)
-        self.fitting = max(1, min(fits, MOST_THREADS // self.plan.threads))
+        self.fitting = max(1, min(fits, MOST_THREADS // geo.threads))
 
     def seconds(self, release: str, constant: bool) -> float:
         """Return the sum of what overlaps and what does not."""
@@ -203,7 +203,8 @@ class Estimate:
         c, plan = self.c, self.plan
         resident = min(self.fitting, -(-self.blocks // self.device.units))
         share = max(1.0, plan.warps * resident / c.warps)
-        chunks = self.step_bytes / CHUNK_BYTES / (plan.group_warps * WARP) if plan.copies == "lanes" else 0.0
+        copiers = plan.group_warps * self.geo.shape.lanes
+        chunks = self.step_bytes / CHUNK_BYTES / copiers if plan.copies == "lanes" else 0.0
         work = (
             self._products() + self._elements() * c.element + self._reduced() * c.reduced + chunks * c.chunk
         )
@@ -227,7 +228,8 @@ class Estimate:
         total = 0.0
         for node in self.program.block.nodes:
             if node.operator in ("reduce_sum", "reduce_max") and self.program.stages[node.name] == LOOP:
-                total += math.prod(self.program.shape(node.inputs[0])) / WARP / self.plan.row_warps
+                elements = math.prod(self.program.shape(node.inputs[0]))
+                total += elements / self.geo.shape.lanes / self.plan.row_warps
         return total
 
     def _elements(self) -> float:
@@ -237,7 +239,8 @@ class Estimate:
             if node.operator == "exp":
                 total += 4 * self.geo.fragments(self.program.shape(node.name))
             if node.operator == "convert" and self.program.block.tile(node.inputs[0]).ttype.is_block:
-                total += math.prod(self.program.shape(node.name)) / 2 / WARP / self.plan.column_warps
+                decoded = math.prod(self.program.shape(node.name))
+                total += decoded / 2 / self.geo.shape.lanes / self.plan.column_warps
         return total
 
 

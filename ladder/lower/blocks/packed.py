@@ -8,7 +8,7 @@ and the decoder's gain finished sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from tvm.script import tirx as T
@@ -16,21 +16,18 @@ from tvm.script import tirx as T
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
-from ladder.lower.blocks.copies import Copy
+from ladder.lower.blocks.copies import Copy, Piece
 from ladder.lower.blocks.fragments import Shape
 from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.shared import CHUNK_BYTES
 from ladder.lower.blocks.values import Value
-from ladder.lower.gpu.decode import Decoder, load_order, make_decoder
+from ladder.lower.gpu.decode import Decoder, load_order
 from schedules.layouts import TILE
 from tile_types.errors import ScheduleError
 
 Expr = Any
 
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-
-QUARTERS = 4
-"""Runs of 16 rows of a packed tile."""
 
 STEPS = TILE // 16
 """Steps of 16 elements along K of a packed tile."""
@@ -46,55 +43,40 @@ class PackedCopy(Copy):
         self.words = context.tensors[f"{node.inputs[0]}_words"]
         self.n, self.k = context.program.block.tile(node.inputs[0]).known_shape
 
-    def _runs(self, step: Expr, at: Expr, move: Callable[[Expr, Expr, int], None]) -> None:
-        """Call ``move(target byte, source, bytes)`` for every run that lies together in memory."""
+    def _runs(self, step: Expr, at: Expr) -> Iterator[tuple[Expr, Any, Expr, int]]:
+        """Yield target byte, tensor, first element and bytes of every run that lies together in memory."""
         layout = self.layout
         row, column = (b.bind(x) for x in self.context.place.corner(self.node, step if self.looped else None))
         base = T.Cast("int32", at) + self.offset
         words = layout.tile_bytes // 4
         for index in range(layout.rows // TILE):
             tile = (row // TILE + index) * (-(-self.k // TILE)) + column // TILE
-            move(base + index * layout.run_bytes, self.words.ptr_to([tile * words]), layout.run_bytes)
+            yield base + index * layout.run_bytes, self.words, tile * words, layout.run_bytes
         for name, strips in layout.strips.items():
             array, count = self.context.tensors[f"{self.node.inputs[0]}_{name}"], layout.rows * strips.size
             for index in range(strips.count(layout.columns)):
-                source = array.ptr_to([(strips.first(column) + index) * (-(-self.n // TILE) * TILE) + row])
-                move(base + layout.offsets[name] + count * index, source, count)
+                first = (strips.first(column) + index) * (-(-self.n // TILE) * TILE) + row
+                yield base + layout.offsets[name] + count * index, array, first, count
 
-    def emit(self, step: Expr, at: Expr) -> None:
-        shared = self.context.shared.words
-
-        def move(target: Expr, source: Expr, count: int) -> None:
+    def pieces(self, step: Expr, at: Expr) -> Iterator[Piece]:
+        for target, tensor, first, count in self._runs(step, at):
             chunks = count // CHUNK_BYTES
-            for iteration in range(-(-chunks // self.threads)):
-                piece = b.bind(self._thread + iteration * self.threads)
-                place = shared.ptr_to([b.bind((target + piece * CHUNK_BYTES) // 4)])
-                whole = (iteration + 1) * self.threads <= chunks
-                with b.when(True if whole else piece < chunks):
-                    b.ptx("cp.async.cg.shared.global", place, self._further(source, piece), CHUNK_BYTES)
-
-        self._runs(step, at, move)
-
-    def _further(self, source: Expr, piece: Expr) -> Expr:
-        """Return the pointer ``piece`` chunks after one to an element of a tensor."""
-        buffer, index = source.args[0].source, source.args[0].indices[0]
-        per_chunk = CHUNK_BYTES // (4 if str(buffer.dtype) == "uint32" else 2)
-        return buffer.ptr_to([index + piece * per_chunk])
+            per_chunk = CHUNK_BYTES // (4 if str(tensor.dtype) == "uint32" else 2)
+            for turn in range(-(-chunks // self.threads)):
+                piece = b.bind(self._thread + turn * self.threads)
+                exists = True if (turn + 1) * self.threads <= chunks else piece < chunks
+                yield Piece(target + piece * CHUNK_BYTES, tensor, first + piece * per_chunk, exists)
 
     def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
         shared = self.context.shared.words
-
-        def move(target: Expr, source: Expr, count: int) -> None:
-            b.ptx(BULK_COPY, shared.ptr_to([b.bind(target // 4)]), source, T.uint32(count), barrier)
-
-        self._runs(step, at, move)
+        for target, tensor, first, count in self._runs(step, at):
+            place, source = shared.ptr_to([b.bind(target // 4)]), tensor.ptr_to([first])
+            b.ptx(BULK_COPY, place, source, T.uint32(count), barrier)
 
     def prefetch(self, step: Expr) -> None:
-        def move(target: Expr, source: Expr, count: int) -> None:
+        for _, tensor, first, count in self._runs(step, 0):
             with b.when(self.context.threads.group_thread == 0):
-                b.ptx("cp.async.bulk.prefetch.L2.global", source, T.uint32(count))
-
-        self._runs(step, 0, move)
+                b.ptx("cp.async.bulk.prefetch.L2.global", tensor.ptr_to([first]), T.uint32(count))
 
 
 class PackedTile(Value):
@@ -115,32 +97,39 @@ class PackedTile(Value):
         super().__init__(context, node.name, shape, context.operand)
         self.node, self.layout, self.base = node, layout, base
         self.row_scale = context.tensors[f"{node.inputs[0]}_row_scale"]
-        self.decoder: Decoder = make_decoder(layout.gemm, context.device, gains=True)
+        self.decoder: Decoder = context.dialect.decoder(layout.gemm)
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         raise ScheduleError(f"%{self.name}: quantized tiles are taken by products only, as second operand")
 
-    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         if not transposed:
             raise ScheduleError(f"%{self.name}: quantized weights are [N, K]; multiply with transpose_b")
         if count != 2:
             raise ScheduleError(f"%{self.name}: packed rows are taken by 16")
-        registers = self._once(("decoded", k // STEPS, n), lambda: self._decode(k // STEPS, n))
-        four = [registers[k % STEPS * 4 + i] for i in range(4)]
-        return [four[0], four[2], four[1], four[3]]
+        holders = self.context.dialect.packed_holders(self.context.threads.lane)
+        decoded = [
+            self._once(("decoded", k // STEPS, n, part), lambda own=own: self._decode(k // STEPS, n, own))
+            for part, own in enumerate(holders)
+        ]
+        four = [registers[k % STEPS * 4 + i] for registers in decoded for i in range(4)]
+        return [four[half::2] for half in range(2)]
 
-    def _decode(self, k: int, n: Expr) -> Any:
-        """Return the 16 registers of a packed tile's 16 rows."""
-        layout, lane = self.layout, self.context.threads.lane
-        pair = n // 2
-        start = self.base + _word(layout.tile_byte(pair // QUARTERS, k))
-        owner = pair % QUARTERS * 32 + lane
+    def operand_a_of(self, first: Value, m: int, k: int) -> list[Expr]:
+        return self.context.dialect.operand_a_beside_packed(first, m, k)
+
+    def _decode(self, k: int, n: Expr, holder: Expr) -> Any:
+        """Return the 16 registers that a thread of NVIDIA's would hold of the rows of two fragments."""
+        layout, context = self.layout, self.context
+        pair, rows = n // 2, 2 * context.lanes.columns
+        start = self.base + context.dialect.address(layout.tile_byte(pair // (TILE // rows), k))
+        owner = pair % (TILE // rows) * (2 * rows) + holder
         words = b.local(layout.groups.bits, "uint32")
         at = 0
         for offset, width in load_order(layout.groups.bits):
-            place = start + _word((offset + owner * width) * 4)
-            kind = "" if width == 1 else f".v{width}"
-            b.ptx(f"ld.shared{kind}.u32", *(words[at + i] for i in range(width)), place)
+            place = start + context.dialect.address((offset + owner * width) * 4)
+            for i, word in enumerate(context.dialect.read(context.shared, place, width)):
+                b.store(words, word, at + i)
             at += width
         out = b.local(4 * STEPS, "uint32")
         registers = layout.groups.registers
@@ -153,6 +142,7 @@ class PackedTile(Value):
             self.decoder.registers(
                 words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=byte
             )
+            context.dialect.keep_order()
         return out
 
     def _rows(self, name: str, k: int, granule: int, pair: Expr, part: int = 0) -> tuple[Expr, Expr]:
@@ -160,15 +150,15 @@ class PackedTile(Value):
         wide = self.layout.strips[name].size == 4
 
         def load(place: Expr) -> Expr:
-            bits = b.local(1, "uint32" if wide else "uint16")
-            b.ptx(f"ld.shared.u{32 if wide else 16}", bits[0], self.base + _word(place))
-            return (
-                bits[0]
-                if wide
-                else b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
-            )
+            kind, context = "uint32" if wide else "uint16", self.context
+            dialect = context.dialect
+            (bits,) = dialect.read(context.shared, self.base + dialect.address(place), 1, kind)
+            if wide:
+                return bits
+            return b.Variable("uint32", T.Cast("uint32", bits) * T.uint32(0x00010001)).value
 
-        first = pair * 16 + self.context.threads.lane // 4
+        context = self.context
+        first = pair * (2 * context.lanes.columns) + context.dialect.packed_row(context.threads.lane)
         places = [self.layout.strip_byte(name, k, granule, part, first + 8 * half) for half in range(2)]
         run = self.layout.strip_byte(name, k, granule, part, 0)
         low, high = (
@@ -197,18 +187,14 @@ class PackedTile(Value):
         return parts[0] if len(parts) == 1 else tuple(zip(*parts, strict=True))
 
     def column_factors(self, n: Expr) -> list[Expr]:
-        """Return what the sums of columns 2c and 2c + 1 of a fragment are multiplied with at the end."""
+        """Return what the sums of a lane's columns of a fragment are multiplied with at the end."""
         return list(self._once(("factors", n), lambda: self._column_factors(n)))
 
     def _column_factors(self, n: Expr) -> list[Expr]:
-        first, _ = self.context.place.corner(self.node, None)
-        factors = b.local(2, "float32")
-        place = self.row_scale.ptr_to([first + n * 8 + self.context.threads.lane % 4 * 2])
-        b.ptx("ld.global.v2.f32", factors[0], factors[1], place)
+        context = self.context
+        first, _ = context.place.corner(self.node, None)
+        at = first + context.lanes.position(0, n, 0)[1]
+        factors = context.dialect.load(self.row_scale, at, context.lanes.run, "float32")
         low, high = self.decoder.gains
         gain: Expr = T.float32(low) if low == high else T.Select(n % 2 == 0, T.float32(low), T.float32(high))
-        return [b.Variable("float32", factors[i] * gain).value for i in range(2)]
-
-
-def _word(value: Expr) -> Expr:
-    return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)
+        return [b.Variable("float32", factor * gain).value for factor in factors]

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
-from ladder.lower.blocks.copies import Copy, TensorCopy, TileCopy
+from ladder.lower.blocks.copies import Copy, HeldCopy, TensorCopy, TileCopy
 from ladder.lower.blocks.packed import PackedCopy
 from ladder.lower.cuda.launch import Overlap
 
@@ -52,6 +52,9 @@ class Pipeline:
         self.schedule, self.threads = context.schedule, context.threads
         self.tensor = bool(geo.barriers)
         """Whether tensor copies bring the tiles of the loop."""
+        self.through_registers = geo.shape.through_registers
+        self.held: list[HeldCopy] = []
+        """Copies of the next step's tiles that are in registers."""
         loads = () if geo.direct else geo.program.loads
         self.loop_copies = [_copy_of(context, node, maps) for node in loads if geo.is_looped(node)]
         self.block_copies = [_copy_of(context, node, maps) for node in loads if not geo.is_looped(node)]
@@ -90,7 +93,7 @@ class Pipeline:
             return
         for copy in self.block_copies:
             if copy.is_constant:
-                copy.emit(0, T.uint32(0))
+                self._copy(copy, 0, self.context.dialect.address(0))
         for iteration in range(self.filled):
             with self._if_iteration(iteration), self.context.point.nested():
                 if self._constant_copies:
@@ -108,16 +111,16 @@ class Pipeline:
         """Copy what all steps share, and the first steps' tiles."""
         for copy in self.block_copies:
             if not (self._early and copy.is_constant):
-                copy.emit(0, T.uint32(0))
+                self._copy(copy, 0, self.context.dialect.address(0))
         if self.block_copies:
-            b.ptx("cp.async.commit_group")
+            self._close_group()
         for iteration in range(self.filled):
             self._copy_step(iteration, iteration, left=self._early and bool(self._constant_copies))
         self.release("asked", self.threads.iterations < self.schedule.stages + self.schedule.lead)
         if self.block_copies:
             later = self.loop_copies and not self.tensor
-            b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
-            b.block_sync()
+            self._wait_groups(self.schedule.stages - 1 if later else 0)
+            self.context.dialect.sync_block()
 
     def _if_iteration(self, iteration: Expr) -> Any:
         """Enter a branch that is taken if there is such an iteration."""
@@ -134,15 +137,15 @@ class Pipeline:
         with self._if_iteration(iteration), self.context.point.nested():
             self._copy_tiles(iteration, slot, copies, opens=not left)
         if not self.tensor:
-            b.ptx("cp.async.commit_group")
+            self._close_group()
 
     def _copy_tiles(self, iteration: Expr, slot: Expr, copies: Sequence[Copy], opens: bool) -> None:
         """Start copies of an iteration's tiles; ``opens``: the first ones, which say how much will arrive."""
-        at = b.bind(T.Cast("uint32", self._slot_byte(slot)))
+        at = b.bind(self.context.dialect.address(self._slot_byte(slot)))
         step = b.keep(self.threads.own_step(iteration))
         if not self.tensor:
             for copy in copies:
-                copy.emit(step, at)
+                self._copy(copy, step, at)
             return
         with b.when(self.threads.group_thread == 0):
             if opens:
@@ -150,6 +153,15 @@ class Pipeline:
                 b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
             for copy in sorted(copies, key=lambda copy: -copy.bytes):  # what comes from memory first
                 copy.start(step, at, self._arrival(slot))
+
+    def _copy(self, copy: Copy, step: Expr, at: Expr) -> None:
+        """Copy a tile, asynchronously where the device can."""
+        if not self.through_registers:
+            copy.emit(step, at)
+            return
+        held = HeldCopy(copy)
+        held.fetch(step)
+        held.put(at)
 
     def _slot_byte(self, slot: Expr) -> Expr:
         return self.context.shared.stages_at + slot * self.context.geo.stage_bytes
@@ -167,15 +179,50 @@ class Pipeline:
         if self.tensor:
             b.emit(T.cuda.mbarrier_wait(self._arrival(ring.slot.value), ring.phase.value))
         else:  # for what this thread copied: others are waited for before the refill
-            b.ptx("cp.async.wait_group", self.schedule.stages - 2)
-        if refills:
+            self._wait_groups(self.schedule.stages - 2)
+        if self.through_registers:
+            self._fetch_next(iteration)
+        elif refills:
             self.refill(ring, iteration)
         shared = self.context.shared
-        shared.stage.set(shared.base + T.Cast("uint32", self._slot_byte(ring.slot.value)))
+        shared.stage.set(shared.base + self.context.dialect.address(self._slot_byte(ring.slot.value)))
+
+    def _close_group(self) -> None:
+        """Make a group of the asynchronous copies that began since the last one."""
+        if not self.through_registers:
+            b.ptx("cp.async.commit_group")
+
+    def _wait_groups(self, left: int) -> None:
+        """Wait for this thread's asynchronous copies but for those of the last ``left`` groups."""
+        if not self.through_registers:
+            b.ptx("cp.async.wait_group", left)
+
+    def drain(self) -> None:
+        """Wait for all asynchronous copies of this thread."""
+        self._wait_groups(0)
+
+    def _fetch_next(self, iteration: Expr) -> None:
+        """Let the group read this step's tiles, and load those of the next one into registers."""
+        self.context.sync_group()
+        self.next = b.bind(iteration + 1)
+        self.held = [HeldCopy(copy) for copy in self.loop_copies]
+        with self._if_iteration(self.next), self.context.point.nested():
+            step = b.keep(self.threads.own_step(self.next))
+            for held in self.held:
+                held.fetch(step)
+
+    def leave_step(self, ring: Ring) -> None:
+        """Store what was loaded in registers for the next step over the tiles of the step before."""
+        if not self.held:
+            return
+        with self._if_iteration(self.next), self.context.point.nested():
+            at = b.bind(self.context.dialect.address(self._slot_byte(ring.ahead.value)))
+            for held in self.held:
+                held.put(at)
 
     def refill(self, ring: Ring, iteration: Expr) -> None:
         """Copy a later iteration's tiles over the last iteration's, once the whole group has done that."""
-        self.threads.sync_group()
+        self.context.sync_group()
         self._copy_step(b.bind(iteration + (self.schedule.stages - 1)), ring.ahead.value)
         self.release(
             "asked", iteration == self.threads.iterations - self.schedule.stages - self.schedule.lead
@@ -186,4 +233,6 @@ def _copy_of(context: BlockContext, node: Node, maps: Mapping[str, Expr]) -> Cop
     """Return what copies a load's tile."""
     if node.tile.ttype.is_block:
         return PackedCopy(context, node)
-    return TensorCopy(context, node, maps[node.name]) if node.name in maps else TileCopy(context, node)
+    if node.name in maps:
+        return TensorCopy(context, node, maps[node.name])
+    return TileCopy(context, node)

@@ -6,9 +6,8 @@ from typing import Any
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
-from ladder.lower.blocks.fragments import DEPTH, FRAGMENT_COLUMNS, Shape, hold, zeros
+from ladder.lower.blocks.fragments import DEPTH, Shape, hold, zeros
 from ladder.lower.blocks.values import Value
-from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
 Expr = Any
@@ -22,11 +21,10 @@ class Matmul(Value):
     ) -> None:
         super().__init__(context, name, shape, "float32")
         self.a, self.b, self.transposed = a, second, transposed
-        depth = a.shape[1]
-        if depth % DEPTH or shape[1] % FRAGMENT_COLUMNS:
+        depth, wide = a.shape[1], context.lanes.columns
+        if depth % DEPTH or shape[1] % wide:
             raise ScheduleError(
-                f"%{name}: matrix instructions take K by {DEPTH} and N by {FRAGMENT_COLUMNS}, got"
-                f" {depth} and {shape[1]}"
+                f"%{name}: matrix instructions take K by {DEPTH} and N by {wide}, got {depth} and {shape[1]}"
             )
         self.depth = depth // DEPTH
 
@@ -40,33 +38,37 @@ class Matmul(Value):
         begin = context.first_column(columns)
         run = self.b.depth_run
         for start in range(0, self.depth, run):
-            first = {(m, k): self.a.operand_a(m, k) for k in range(start, start + run) for m in range(rows)}
+            steps = range(start, start + run)
+            first = {(m, k): self.b.operand_a_of(self.a, m, k) for k in steps for m in range(rows)}
             for n in range(0, columns, 2):
                 count, column = min(2, columns - n), b.bind(begin + n)
-                for k in range(start, start + run):
+                for k in steps:
                     second = self.b.operand_b(k, column, count, self.transposed)
                     for m in range(rows):
                         for i in range(count):
-                            place = 4 * (m * columns + n + i)
-                            emit_step(context.instruction, "", sums, place, first[m, k], second[2 * i :][:2])
+                            place = context.lanes.elements * (m * columns + n + i)
+                            context.dialect.multiply(sums, place, first[m, k], second[i])
+                    context.dialect.keep_order()
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        lanes = self.context.lanes
+        size = lanes.elements
         if isinstance(n, int):
-            sums, columns = self._once(("sums",), self._all), self.shape[1] // FRAGMENT_COLUMNS
-            return self.scaled([sums[4 * (m * columns + n) + i] for i in range(4)], n)
-        sums = zeros(4)
+            sums, columns = self._once(("sums",), self._all), self.shape[1] // lanes.columns
+            return self.scaled([sums[size * (m * columns + n) + i] for i in range(size)], n)
+        sums = zeros(size)
         for k in range(self.depth):
-            second = self.b.operand_b(k, n, 1, self.transposed)
-            emit_step(self.context.instruction, "", sums, 0, self.a.operand_a(m, k), second)
-        return [sums[i] for i in range(4)]
+            (second,) = self.b.operand_b(k, n, 1, self.transposed)
+            self.context.dialect.multiply(sums, 0, self.a.operand_a(m, k), second)
+        return [sums[i] for i in range(size)]
 
     def scaled(self, sums: list[Expr], n: Expr) -> list[Expr]:
         """Return finished sums of a fragment times the factors of their columns, if they have any."""
         factors = self.b.column_factors(n)
-        return sums if factors is None else [hold(x * factors[i % 2]) for i, x in enumerate(sums)]
+        return sums if factors is None else [hold(x * factors[i % len(factors)]) for i, x in enumerate(sums)]
 
     def _all(self) -> Any:
         self.context.require_whole_columns(self.name)
-        sums = zeros(4 * self.context.geo.fragments(self.shape))
+        sums = zeros(self.context.lanes.elements * self.context.geo.fragments(self.shape))
         self.add_into(sums)
         return sums

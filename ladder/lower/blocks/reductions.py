@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
 from typing import Any
-
-from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
-from ladder.lower.blocks.fragments import DEPTH, FRAGMENT_COLUMNS, FRAGMENT_ROWS, Shape, hold, inverse, zeros
-from ladder.lower.blocks.lanes import over_lanes
+from ladder.lower.blocks.dialect import BlockDialect, Combine
+from ladder.lower.blocks.fragment_shape import ROWS
+from ladder.lower.blocks.fragments import DEPTH, Shape, hold
+from ladder.lower.blocks.lanes import FragmentLanes, fragment_lanes
 from ladder.lower.blocks.values import Convert, Elementwise, SharedTile, Value
-from ladder.lower.cuda.functions import FUNCTIONS
-from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
 Expr = Any
 
 
-def add(x: Expr, y: Expr) -> Expr:
-    """Return the sum."""
-    return x + y
-
-
-def greater(x: Expr, y: Expr) -> Expr:
-    """Return the maximum, NaN if one is."""
-    return FUNCTIONS["maximum"](x, y)
-
-
-COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduce_max": greater}
-"""How reductions combine two elements."""
+def combine_of(operator: str, dialect: BlockDialect) -> Combine:
+    """Return how a reduction combines two elements."""
+    return dialect.greater if operator == "reduce_max" else add
 
 
 class Reduce(Value):
@@ -38,7 +28,7 @@ class Reduce(Value):
 
     def __init__(self, context: BlockContext, name: str, shape: Shape, operator: str, source: Value) -> None:
         super().__init__(context, name, shape, "float32")
-        self.combine, self.source, self.operator = COMBINE[operator], source, operator
+        self.combine, self.source, self.operator = combine_of(operator, context.dialect), source, operator
         if source.shape[1] % context.lanes.columns:
             raise ScheduleError(
                 f"%{name}: columns are reduced by {context.lanes.columns}, got {source.shape[1]}"
@@ -54,7 +44,9 @@ class Reduce(Value):
     def _partial(self, m: int) -> list[Expr]:
         root = _root_of_squares(self.source)
         if self.operator == "reduce_sum" and root is not None:
-            return _sums_of_squares(root, m)
+            squares = self.context.dialect.sums_of_squares(root, m)
+            if squares is not None:
+                return squares
         lanes = self.context.lanes
         totals: list[Expr] = []
         for n in range(self.source.shape[1] // lanes.columns):
@@ -78,43 +70,25 @@ def _root_of_squares(value: Value) -> Value | None:
     return root if suits and root.shape[0] > 1 and root.shape[1] % DEPTH == 0 else None
 
 
-def _sums_of_squares(root: Value, m: int) -> list[Expr]:
-    """Return a lane's parts of the sums of squares of rows g and g + 8: the diagonal of ``x · x^T``.
-
-    The registers of eight rows as an A operand are those of the same rows as columns of a B operand. A
-    product of 16 elements takes two instructions where squares and sums take 24.
-    """
-    context, parts = root.context, []
-    lane = context.threads.lane
-    for half in range(2 if root.shape[0] > FRAGMENT_ROWS // 2 else 1):
-        sums = zeros(4)
-        for k in range(root.shape[1] // DEPTH):
-            a = root.operand_a(m, k)
-            emit_step(context.instruction, "", sums, 0, a, [a[half], a[half + 2]])
-        own = T.Select(lane // 4 % 2 == 0, sums[2 * half], sums[2 * half + 1])
-        parts.append(hold(T.Select(lane % 4 == lane // 8, own, T.float32(0))))
-    return parts if len(parts) == 2 else parts * 2
-
-
 class ColumnReduce(Value):
     """A reduction over the rows, computed where a `SharedRow` asks for it."""
 
     def __init__(self, context: BlockContext, name: str, shape: Shape, operator: str, source: Value) -> None:
         super().__init__(context, name, shape, "float32")
-        self.combine, self.source = COMBINE[operator], source
-        if source.shape[0] % FRAGMENT_ROWS or context.lanes.elements != 4:
+        self.combine, self.source = combine_of(operator, context.dialect), source
+        if source.shape[0] % ROWS or not isinstance(context.lanes, FragmentLanes):
             raise ScheduleError(
-                f"%{name}: rows are reduced by {FRAGMENT_ROWS}, in graphs with matrix products;"
-                f" got {source.shape[0]}"
+                f"%{name}: rows are reduced by {ROWS}, in graphs with matrix products; got {source.shape[0]}"
             )
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        totals: list[Expr] = []
-        for step in range(self.source.shape[0] // FRAGMENT_ROWS):
+        lanes, totals = fragment_lanes(self.context.lanes), list[Expr]()
+        for step in range(self.source.shape[0] // ROWS):
             part = self.source.fragment(step, n)
-            pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
-            totals = [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if step else pairs
-        return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals] * 2
+            runs = [part[i : i + lanes.run] for i in range(0, len(part), lanes.run)]
+            own = [reduce(self.combine, column) for column in zip(*runs, strict=True)]
+            totals = [hold(self.combine(x, y)) for x, y in zip(totals, own, strict=True)] if step else own
+        return [lanes.join_column(total, self.combine) for total in totals] * lanes.row_elements
 
 
 class SharedRow(Value):
@@ -131,23 +105,24 @@ class SharedRow(Value):
         self.source, self.inverted = source, inverted
 
     def _place(self, n: Expr) -> Expr:
-        """Return the shared address of a thread's two columns of fragment n."""
-        context, threads = self.context, self.context.threads
-        offset = context.geo.offsets[f"columns {self.name}"] + threads.group * (4 * self.shape[1])
-        return context.shared.base + T.Cast("uint32", offset + n * 32 + threads.lane % 4 * 8)
+        """Return the shared address of a thread's columns of fragment n."""
+        context, (_, column) = self.context, self.context.lanes.position(0, n, 0)
+        offset = context.geo.offsets[f"columns {self.name}"] + context.threads.group * (4 * self.shape[1])
+        return context.shared.base + context.dialect.address(offset + column * 4)
 
     def share(self) -> None:
         """Compute this warp's columns and put them where the group reads them, after a barrier."""
-        point, threads, columns = self.context.point, self.context.threads, self.shape[1] // FRAGMENT_COLUMNS
-        warps = self.context.schedule.row_warps
+        context, point, threads = self.context, self.context.point, self.context.threads
+        lanes, warps = context.lanes, context.schedule.row_warps
+        columns = self.shape[1] // lanes.columns
         for iteration in range(-(-columns // warps)):
             n = b.keep(iteration * warps + threads.row_warp)
             with b.when(n < columns) if columns % warps else point.nested(), point.nested():
                 with point.whole_rows():
-                    pair = self.source.fragment(0, n)[:2]
-                shared = [inverse(x) for x in pair] if self.inverted else pair
-                with b.when(threads.lane // 4 == 0):
-                    b.ptx("st.shared.v2.f32", self._place(n), *shared)
+                    own = self.source.fragment(0, n)[: lanes.run]
+                shared = [context.inverse(x) for x in own] if self.inverted else own
+                with b.when(lanes.position(0, 0, 0)[0] == 0):
+                    context.dialect.write(context.shared, self._place(n), shared)
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         if self.inverted:
@@ -159,10 +134,9 @@ class SharedRow(Value):
 
     def _shared(self, n: Expr) -> list[Expr]:
         self.context.point.require_written(self.name)
-        pair = self._once(("columns", n), lambda: self._load(n))
-        return [*pair, *pair]
+        own = self._once(("columns", n), lambda: self._load(n))
+        return list(own) * self.context.lanes.row_elements
 
     def _load(self, n: Expr) -> list[Expr]:
-        pair = b.local(2, "float32")
-        b.ptx("ld.shared.v2.f32", pair[0], pair[1], self._place(n))
-        return [pair[0], pair[1]]
+        context = self.context
+        return context.dialect.read(context.shared, self._place(n), context.lanes.run, "float32")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WARP = 32
-
 
 @dataclass(frozen=True)
 class BlockSchedule:
@@ -46,11 +44,6 @@ class BlockSchedule:
     def warps(self) -> int:
         """Warps of a block."""
         return self.groups * self.group_warps
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.warps * WARP
 
     @property
     def sharers(self) -> int:

@@ -11,6 +11,9 @@ from tile_types.errors import ScheduleError
 CHUNK_BYTES = 16
 """Bytes that one lane of a copy moves, and one row of a matrix that ``ldmatrix`` loads."""
 
+CHUNK_ELEMENTS = 8
+"""16-bit elements of a chunk."""
+
 BANKS = 8
 """Chunks that shared memory serves at once."""
 

@@ -75,7 +75,8 @@ class Store:
             place, column = self.context.lanes.position(m, n, run)
             row = b.bind(self.context.first_row(rows) + place)
             with b.when(row < rows) if rows % self.context.lanes.rows else nullcontext():
-                self._store_run(out, elements[run * size :][:size], begin + row * pitch + column)
+                at = b.bind(begin + row * pitch + column)
+                self.context.dialect.store(out, at, elements[run * size :][:size])
 
     def _store_rows(self, node: Node, value: Value) -> None:
         """Store a value of one column: of the threads that hold a row, one stores it."""
@@ -89,13 +90,4 @@ class Store:
                 # The first column's threads; of groups that share the loop, the first.
                 first = T.And(column == 0, T.And(threads.worker == 0, threads.column_warp == 0))
                 with b.when(T.And(first, row < rows)):
-                    b.store(out, T.Cast(str(out.dtype), element), begin + row * pitch)
-
-    def _store_run(self, out: Any, elements: Sequence[Expr], at: Expr) -> None:
-        """Store neighbouring elements at once."""
-        dtype, at = str(out.dtype), b.bind(at)
-        results = b.local(len(elements), dtype)
-        for i, element in enumerate(elements):
-            b.store(results, T.Cast(dtype, element), i)
-        with b.vector(len(elements)) as lane:
-            b.store(out, results[lane], at + lane)
+                    self.context.dialect.store(out, begin + row * pitch, [element])

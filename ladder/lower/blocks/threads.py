@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.script import tirx as T
-
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
-from ladder.lower.blocks.schedule import WARP, BlockSchedule
+from ladder.lower.blocks.dialect import BlockDialect
+from ladder.lower.blocks.schedule import BlockSchedule
 
 Expr = Any
-
-RESIDENT_BLOCKS = 1
-"""Blocks that a multiprocessor must be able to hold: leaves a thread as many registers as there are."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +43,17 @@ class Threads:
     iterations: Expr
 
     @staticmethod
-    def declare(program: BlockProgram, plan: BlockSchedule) -> Threads:
+    def declare(program: BlockProgram, plan: BlockSchedule, dialect: BlockDialect) -> Threads:
         """Declare the launch, and compute a thread's indices."""
-        b.device(RESIDENT_BLOCKS)
-        (block,) = b.block_index([program.blocks * plan.cluster])
-        rank: Expr = b.keep(b.cluster_rank([plan.cluster])[0]) if plan.cluster > 1 else 0
-        block = b.keep(block // plan.cluster) if plan.cluster > 1 else block
-        thread = b.thread_index(plan.threads)
-        lane = b.bind(thread % WARP)
-        warp = b.bind(thread // WARP)
+        block, rank, thread, warp = dialect.launch(program.blocks, plan)
+        width = dialect.shape.lanes
+        lane = b.bind(thread % width)
+        warp = b.bind(warp)
         group: Expr = b.keep(warp // plan.group_warps) if plan.groups > 1 else 0
         row_warp: Expr = b.keep(warp % plan.row_warps) if plan.row_warps > 1 else 0
         within = warp % plan.group_warps // plan.row_warps
         column_warp: Expr = b.keep(within) if plan.column_warps > 1 else 0
-        group_thread = b.bind(thread % (plan.group_warps * WARP))
+        group_thread = b.bind(thread % (plan.group_warps * width))
         worker = b.keep(rank * plan.groups + group)
         iterations: Expr = program.steps // plan.sharers
         if program.steps % plan.sharers:
@@ -77,18 +70,9 @@ class Threads:
             row_warp,
             column_warp,
             worker,
-            iterations,
+            dialect.count(iterations),
         )
 
     def own_step(self, iteration: Expr) -> Expr:
         """Return the step of the loop that the thread's group takes in an iteration."""
         return self.worker + iteration * self.plan.sharers
-
-    def sync_group(self) -> None:
-        """Synchronize the warps of the group."""
-        if self.plan.group_warps == 1:
-            b.emit(T.cuda.warp_sync())
-        elif self.plan.groups == 1:
-            b.block_sync()
-        else:
-            b.ptx("bar.sync", T.Cast("uint32", self.group + 1), T.uint32(self.plan.group_warps * WARP))

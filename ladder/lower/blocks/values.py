@@ -1,12 +1,11 @@
 """Values of a block graph: each emits the fragments and operands that its users ask for.
 
-A value is a matrix; the warps of a group split its rows. The part that a warp holds consists of
-16 x 8 *fragments* in the accumulator layout of ``mma.m16n8k16`` (`ladder.lower.gpu.instructions`): lane
-``4 g + c`` has columns ``2 c, 2 c + 1`` of rows ``g`` and ``g + 8``. Element-wise operators are computed
-when a fragment is asked for, so chains of them are fused, whatever stands between matrix products,
+A value is a matrix; the warps of a group split its rows. The part that a warp holds consists of *fragments*
+of 16 rows in the accumulator layout of the device's matrix instruction (`lanes`). Element-wise operators are
+computed when a fragment is asked for, so chains of them are fused, whatever stands between matrix products,
 reductions and accumulators. A value that is asked for the same part twice computes it once.
 
-Two fragments side by side, rounded to 16 bits, are the A operand of the next product: nothing moves.
+Fragments of 16 columns, rounded to 16 bits, are the first operand of the next product: nothing moves.
 """
 
 from __future__ import annotations
@@ -23,15 +22,8 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import (
     DEPTH,
-    FAST,
-    FRAGMENT_COLUMNS,
-    FRAGMENT_ROWS,
     Shape,
     hold,
-    inverse,
-    inverse_pairs,
-    pack,
-    unpack,
 )
 from ladder.lower.blocks.shared import TileLayout
 from tile_types.errors import ScheduleError
@@ -65,12 +57,17 @@ class Value:
     def inverses(self, m: int, n: Expr) -> list[Expr]:
         """Return the reciprocals of `fragment`, computed once where rows or columns are all the same."""
         if self.shape[1] == 1:
-            rows = self._once(("inverse row", m), lambda: [inverse(x) for x in self.row(m)])
+            rows = self._once(("inverse row", m), lambda: [self.context.inverse(x) for x in self.row(m)])
             return self.context.lanes.spread(rows)
         place = 0 if self.shape[0] == 1 else m
-        return list(
-            self._once(("inverse", place, n), lambda: inverse_pairs(self.fragment(place, n), self.shape))
-        )
+        return list(self._once(("inverse", place, n), lambda: self._inverses(place, n)))
+
+    def _inverses(self, m: int, n: Expr) -> list[Expr]:
+        """Return reciprocals of a fragment; of one row, all of a lane's are the same."""
+        elements, run = self.fragment(m, n), self.context.lanes.run
+        if self.shape[0] == 1:
+            return [self.context.inverse(x) for x in elements[:run]] * (len(elements) // run)
+        return [self.context.inverse(x) for x in elements]
 
     def partial_row(self, m: int) -> list[Expr]:
         """Return what is summed over the threads of a row to give `row`, or `row` itself."""
@@ -82,15 +79,19 @@ class Value:
         return False
 
     def operand_a(self, m: int, k: int) -> list[Expr]:
-        """Return the four uint32 registers of an A operand: rows of fragment m, 16 columns from 16 k on."""
+        """Return uint32 registers of a first operand: rows of fragment m, 16 columns from 16 k on."""
         return list(self._once(("a", m, k), lambda: self._operand_a(m, k)))
 
-    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
-        """Return two uint32 registers for each of ``count`` fragments of columns, as a B operand.
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
+        """Return uint32 registers for each of ``count`` fragments of columns, as second operands.
 
         ``transposed``: the value is stored as ``[N, K]``.
         """
         return spilled(self.context, self).operand_b(k, n, count, transposed)
+
+    def operand_a_of(self, first: Value, m: int, k: int) -> list[Expr]:
+        """Return the first operand that goes with this second one: `operand_a` of the other value."""
+        return first.operand_a(m, k)
 
     def column_factors(self, n: Expr) -> list[Expr] | None:
         """Return what sums over this second operand are multiplied with, by column, or None."""
@@ -107,9 +108,9 @@ class Value:
         raise ScheduleError(f"%{self.name} of {self.shape[1]} columns is no column")
 
     def _operand_a(self, m: int, k: int) -> list[Expr]:
-        left, right = self.fragment(m, 2 * k), self.fragment(m, 2 * k + 1)
-        pairs = (left[:2], left[2:], right[:2], right[2:])
-        return [pack(low, high, self.context.operand) for low, high in pairs]
+        context, count = self.context, DEPTH // self.context.lanes.columns
+        parts = [self.fragment(m, count * k + i) for i in range(count)]
+        return context.dialect.packed_operand(parts, context.operand, context.threads.lane)
 
     def _once(self, key: tuple[Any, ...], make: Any) -> Any:
         return self.context.point.once((self.name, *key), make)
@@ -140,64 +141,28 @@ class SharedTile(Value):
         self.layout, self.base = layout, base
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        if isinstance(n, int) and self.shape[0] > 1 and self.shape[1] % DEPTH == 0:
-            words = self.operand_a(m, n // 2)[n % 2 * 2 :][:2]
-        else:
-            words = [self._word(row, n) for row in self._rows(m)]
-        return [hold(half) for word in words for half in unpack(word, self.dtype)]
+        dialect = self.context.dialect
+        words = dialect.fragment_words(self, m, n)
+        return [hold(half) for word in words for half in dialect.unpack(word, self.dtype)]
 
-    def _rows(self, m: int) -> list[Expr]:
-        if self.shape[0] == 1:
-            return [0]
-        first = self.context.first_row(self.shape[0]) + m * FRAGMENT_ROWS + self.context.threads.lane // 4
-        return [T.min(first, self.shape[0] - 1), T.min(first + 8, self.shape[0] - 1)]
+    def rows(self, m: int) -> list[Expr]:
+        """Return the rows of a fragment that a lane has elements of; rows beyond the last are the last."""
+        lanes, last = self.context.lanes, self.shape[0] - 1
+        if last == 0:
+            return [0] * lanes.row_elements
+        first = self.context.first_row(self.shape[0])
+        return [T.min(first + lanes.position(m, 0, run)[0], last) for run in range(lanes.row_elements)]
 
-    def _word(self, row: Expr, n: Expr) -> Expr:
-        place = self.base + T.Cast("uint32", self.layout.byte(row, n) + self.context.threads.lane % 4 * 4)
-        word = b.local(1, "uint32")
-        b.ptx("ld.shared.u32", word[0], place)
-        return word[0]
-
-    def fragment(self, m: int, n: Expr) -> list[Expr]:
-        found = super().fragment(m, n)
-        return found if len(found) == 4 else found * 2
+    def start(self, place: Expr) -> Expr:
+        """Return a shared address so far from the tile's first byte, computed once."""
+        found = self._once(("start", place), lambda: b.Variable("uint32", self.base + place))
+        return found.value
 
     def _operand_a(self, m: int, k: int) -> list[Expr]:
-        lane, rows = self.context.threads.lane, self.shape[0]
-        lanes = lane % 16
-        first = self.context.first_row(rows)
-        place = self.context.point.register(
-            ("a", self.layout, rows, m),
-            lambda: self._byte(T.min(first + m * 16 + lanes, rows - 1), lane // 16),
-        )
-        return self._matrices(place, (0, 2 * k), 4, "")
+        return self.context.dialect.operand_a(self, m, k)
 
-    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
-        lane = self.context.threads.lane
-        if transposed:
-            row, chunk = lane % 8 + lane // 16 * 8, lane // 8 % 2
-            place = self.context.point.register(("bt", self.layout), lambda: self._byte(row, chunk))
-            # Rows further: a number, or one that the layout cannot fold.
-            offset = (n * 8, 2 * k)
-        else:
-            place = self.context.point.register(("b", self.layout), lambda: self._byte(lane % 16, lane // 16))
-            offset = (k * DEPTH, n)
-        # The lanes of the second fragment give addresses that one fragment alone ignores.
-        return self._matrices(place, offset, 2 * count, "" if transposed else ".trans")
-
-    def _byte(self, row: Expr, chunk: Expr) -> Expr:
-        return T.Cast("uint32", self.layout.byte(row, chunk))
-
-    def _matrices(self, place: Expr, offset: tuple[Expr, Expr], count: int, mode: str) -> list[Expr]:
-        words = b.local(count, "uint32")
-        registers = [words[i] for i in range(count)]
-        start = self._once(("start", place), lambda: b.Variable("uint32", self.base + place))
-        b.ptx(
-            f"ldmatrix.sync.aligned.m8n8.x{count}{mode}.shared.b16",
-            *registers,
-            self.layout.moved(start.value, *offset),
-        )
-        return registers
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
+        return self.context.dialect.operand_b(self, k, n, count, transposed)
 
 
 class Elementwise(Value):
@@ -213,7 +178,7 @@ class Elementwise(Value):
         operands: Sequence[Value],
     ) -> None:
         super().__init__(context, name, shape, dtype)
-        lower = FAST.get(row.name, row.lower)
+        lower = context.dialect.functions.get(row.name, row.lower)
         if lower is None:
             raise ScheduleError(f"%{name}: {row.name} has no scalar lowering")
         self.lower, self.operands, self.operator = lower, operands, row.name
@@ -234,7 +199,7 @@ class Elementwise(Value):
 
     def _rounded(self, value: Expr) -> Expr:
         exact = self.dtype == "float32"
-        return hold(value if exact else T.Cast("float32", T.Cast(self.dtype, value)))
+        return hold(value if exact else self.context.dialect.rounded(value, self.dtype))
 
 
 class Convert(Value):
@@ -247,7 +212,7 @@ class Convert(Value):
     def _converted(self, elements: list[Expr]) -> list[Expr]:
         if self.dtype == "float32":
             return elements
-        return [hold(T.Cast("float32", T.Cast(self.dtype, element))) for element in elements]
+        return [hold(self.context.dialect.rounded(element, self.dtype)) for element in elements]
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         return self._converted(self.source.fragment(m, n))
@@ -263,10 +228,13 @@ class Convert(Value):
         """Whether this is a decoded weight."""
         return self.source.depth_run > 1
 
-    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         if self.is_packed:
             return self.source.operand_b(k, n, count, transposed)
         return super().operand_b(k, n, count, transposed)
+
+    def operand_a_of(self, first: Value, m: int, k: int) -> list[Expr]:
+        return self.source.operand_a_of(first, m, k) if self.is_packed else super().operand_a_of(first, m, k)
 
     def column_factors(self, n: Expr) -> list[Expr] | None:
         return self.source.column_factors(n) if self.is_packed else None
@@ -305,7 +273,7 @@ class Concat(Value):
         self._require(1, "an element-wise operator")
         if not isinstance(n, int):
             raise ScheduleError(f"%{self.name}: a concatenation after the loop is taken by products only")
-        part, at = self._part(n, FRAGMENT_COLUMNS)
+        part, at = self._part(n, self.context.lanes.columns)
         return part.fragment(m, at)
 
     def _operand_a(self, m: int, k: int) -> list[Expr]:
@@ -313,7 +281,7 @@ class Concat(Value):
         part, at = self._part(k, DEPTH)
         return part.operand_a(m, at)
 
-    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         self._require(1 if transposed else 0, "the second operand of a product")
         part, at = self._part(k, DEPTH)
         return part.operand_b(at, n, count, transposed)
@@ -326,7 +294,8 @@ def spilled(context: BlockContext, value: Value) -> SharedTile:
     offset = context.geo.offsets[f"spill {value.name}"] + context.threads.group * layout.bytes
 
     def make() -> SharedTile:
-        base = b.Variable("uint32", context.shared.base + T.Cast("uint32", offset)).value
+        dialect = context.dialect
+        base = b.Variable(dialect.address_type, context.shared.base + dialect.address(offset)).value
         name = f"{value.name} in shared memory"
         return SharedTile(context, name, value.shape, context.operand, layout, base)
 

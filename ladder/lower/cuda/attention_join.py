@@ -8,9 +8,9 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.blocks.fragments import pack
 from ladder.lower.cuda.attention_place import Place, Spec
 from ladder.lower.cuda.attention_sums import Sums, over_keys
+from ladder.lower.cuda.functions import pack
 from schedules.attention import STEP_ROWS
 from schedules.schedule import check
 

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.attention import CODES, Attention
 from ladder.lower import builder as b
-from ladder.lower.blocks.fragments import pack
+from ladder.lower.cuda.functions import pack
 from ladder.lower.gpu.emission import TirMachine, helper
 from ladder.lower.gpu.proven import Proven, proven_recipes
 from ladder.lower.gpu.recipes import Conversion, Lanes16

@@ -51,6 +51,17 @@ __forceinline__ __device__ float ladder_product(float x, float y) { return __fmu
 """
 
 
+PACK = """
+static __device__ __forceinline__ unsigned int ladder_pack_{name}(float low, float high) {{
+  unsigned int packed;
+  asm("cvt.rn.{ptx}.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}}
+"""
+PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
+"""Type -> PTX's name of two of them in a register."""
+
+
 def special(name: str, x: Expr) -> Expr:
     """Return one of `INSTRUCTIONS` of a float32."""
     source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
@@ -63,6 +74,12 @@ def exponential(x: Expr) -> Expr:
     Results that are subnormal are 0: for terms of sums in which others are 1.
     """
     return special("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
+
+
+def pack(low: Expr, high: Expr, dtype: str) -> Expr:
+    """Return two floats rounded to 16 bits in one uint32 register."""
+    source = PACK.format(name=dtype, ptx=PACKED[dtype])
+    return b.Variable("uint32", b.call_inline(f"ladder_pack_{dtype}", source, "uint32", low, high)).value
 
 
 def pair(name: str, x: Expr, y: Expr) -> Expr:

@@ -43,16 +43,27 @@ GFX11, which places the counters differently; GFX12 has a wait for each counter 
 """
 
 
+def await_lds(device: TileDevice) -> None:
+    """Emit a wait for this wave's accesses of LDS, which no access crosses in the compiler."""
+    if "wait.ds" in device.features:
+        effect("llvm.amdgcn.s.wait.dscnt", T.int16(0))
+    else:
+        effect("llvm.amdgcn.s.waitcnt", T.int32(LDS_DONE[device.warp]))
+
+
 def block_sync(device: TileDevice) -> None:
     """Emit a barrier of the block that LDS accesses do not cross.
 
     S_BARRIER alone orders instructions of waves, not their accesses to LDS: each wave awaits its own first.
     """
-    if "wait.ds" in device.features:
-        effect("llvm.amdgcn.s.wait.dscnt", T.int16(0))
-    else:
-        effect("llvm.amdgcn.s.waitcnt", T.int32(LDS_DONE[device.warp]))
+    await_lds(device)
     b.emit(T.tvm_storage_sync("shared"))
+
+
+def wave_sync(device: TileDevice) -> None:
+    """Emit a barrier of the wave's lanes that LDS accesses do not cross; TVM has no instruction for it."""
+    await_lds(device)
+    b.emit(T.tvm_storage_sync("warp"))
 
 
 def schedule_fence() -> None:

@@ -98,7 +98,10 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
     with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_lock():
         compiled = compile_functions({name: function}, device, Path(folder) / "kernel.so")
     found = launches(function, device, arrays)
+    most = compiled.resources[name]["threads"]
     for launch in found:
+        if launch.threads > most:
+            raise GcnError(f"{launch.kernel} is compiled for at most {most} threads, got {launch.threads}")
         require_same_code(compiled.source, compiled.binary, launch.kernel, CORES[device.arch])
     return [
         run(compiled.source, launch.kernel, device.arch, launch.arguments, launch.grid, launch.threads)

@@ -1,6 +1,7 @@
 """Scalar instructions: arithmetic of SGPRs, branches, the masks of active lanes.
 
-Semantics: AMD Instinct MI300 ISA, sections 16.1 to 16.5 (SOP2, SOPK, SOP1, SOPC, SOPP).
+Semantics: AMD Instinct MI300 ISA, sections 16.1 to 16.5 (SOP2, SOPK, SOP1, SOPC, SOPP); RDNA4 ISA, SOP2, of
+64-bit sums.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ BINARY: dict[str, tuple[int, Function]] = {
     "bfe_u32": (1, lambda a, b: _field(a, b, 32, False)),
     "bfe_i32": (1, lambda a, b: _field(a, b, 32, True)),
     "bfm_b32": (1, lambda a, b: (((1 << (a & 31)) - 1 << (b & 31)) & ONES, None)),
+    "add_nc_u64": (2, lambda a, b: (a + b & EVERY, None)),
+    "sub_nc_u64": (2, lambda a, b: (a - b & EVERY, None)),
+    "mul_u64": (2, lambda a, b: (a * b & EVERY, None)),
     "pack_ll_b32_b16": (1, lambda a, b: (a & 0xFFFF | (b & 0xFFFF) << 16, None)),
     "pack_lh_b32_b16": (1, lambda a, b: (a & 0xFFFF | b & 0xFFFF0000, None)),
     "pack_hh_b32_b16": (1, lambda a, b: (a >> 16 | b & 0xFFFF0000, None)),
@@ -238,6 +242,17 @@ def _bit(i: Instruction, name: str) -> Step:
     return step
 
 
+def _set_bit(i: Instruction, name: str) -> Step:
+    """``s_bitset``: one bit of the destination; the others stay."""
+    to, at, value = i.operands[0], read(i.operands[1], 1), int(name[6])
+
+    def changed(w: Wave) -> tuple[int, None]:
+        bit = 1 << (at(w) & 31)
+        return w.scalar(to.index) & ~bit | bit * value, None
+
+    return _writing(i, changed, 1)
+
+
 def _select(i: Instruction, name: str) -> Step:
     count = 2 if name.endswith("64") else 1
     a, b = (read(operand, count) for operand in i.operands[1:3])
@@ -285,6 +300,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({"movk_i32", "addk_i32", "mulk_i32"}, _immediate),
     ({f"cmp{k}_{r}_{t}" for k in ("", "k") for r in COMPARISONS for t in ("i32", "u32", "u64")}, _compare),
     ({"bitcmp0_b32", "bitcmp1_b32"}, _bit),
+    ({"bitset0_b32", "bitset1_b32"}, _set_bit),
     ({"cselect_b32", "cselect_b64"}, _select),
     ({f"{kind}_saveexec_b{size}" for kind in SAVES for size in (32, 64)}, _save),
     ({"nop", "setprio", "sleep", "sethalt", "inst_prefetch"}, _nothing),
