@@ -127,7 +127,7 @@ def kernel_rows(kernels: Sequence[Lowering]) -> list[tuple[str, ...]]:
             str(number), " ".join(step.label for step in kernel.trial.found.structure.steps),
             " ".join(f"{name}={extent}" for name, extent in kernel.trial.factors.items()),
             "; ".join(map(_plan, kernel.trial.lowering.schedules)),
-            _total(kernel, "registers", max), _total(kernel, "spill_stores", sum),
+            _total(kernel, REGISTERS, max), _total(kernel, SPILLS, sum),
             f"{kernel.trial.predicted * 1e6:.1f}", _microseconds(kernel.trial.measured),
             "-" if kernel.trial.error is None else f"{kernel.trial.error:.1e}",
             kernel.checked if kernel.right else f"WRONG, {kernel.checked}",
@@ -142,8 +142,12 @@ def _plan(schedule: Any) -> str:
     return " ".join(f"{name}={value}" for name, value, usual in values if value != usual) or "default"
 
 
-def _total(kernel: Lowering, name: str, of: Any) -> str:
-    found = [report[name] for report in kernel.resources if name in report]
+REGISTERS, SPILLS = ("registers", "vgpr"), ("spill_stores", "vgpr_spills")
+"""What the device compilers of NVIDIA and AMD call them."""
+
+
+def _total(kernel: Lowering, names: Sequence[str], of: Any) -> str:
+    found = [report[name] for report in kernel.resources for name in names if name in report]
     return str(of(found)) if found else "-"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,6 +15,7 @@ from block_graphs import Case, run, run_quantized
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.candidates import ranked
 from ladder.lower.blocks.kernel import emit
+from ladder.simulate.gcn.listing import GcnError
 from ladder.simulate.machine import ORDERS
 from targets import get_device
 from tile_types import group_scaled
@@ -50,7 +52,17 @@ WEIGHTS: dict[str, tuple[str, int]] = {
     "real zeros": (REAL_ZEROS, 128),
 }
 
+SPILLED = {("greatest product", "gfx1100"), ("int3", "gfx1100"), ("exponents of 8 bits", "gfx1100")}
+SPILLED |= {("real zeros", "gfx1100")}
+"""Kernels that need more registers than a lane has (`benchmarks/LIMITS.md`)."""
+
 PACKED = [BlockSchedule(2), BlockSchedule(1, 1, 2, 1, 2)]
+
+
+def expected(name: str, arch: str) -> AbstractContextManager[Any]:
+    """Return what code that spills, which the emulator has no memory for, is expected to raise."""
+    spills = (name, arch) in SPILLED
+    return pytest.raises(GcnError, match="scratch") if spills else nullcontext()
 
 
 def check(case: Case, schedule: BlockSchedule, arch: str, dtype: str = "float16", **options: Any) -> None:
@@ -76,9 +88,9 @@ def test_simulated(name: str, arch: str) -> None:
 @pytest.mark.daily(12)
 @pytest.mark.parametrize(("name", "arch"), list(product(CASES, ARCHITECTURES)))
 def test_machine_code(name: str, arch: str) -> None:
-    """Code that spills is refused by the emulator, which has no scratch memory."""
     make, schedule = CASES[name]
-    check(make(), schedule, arch, stage="code")
+    with expected(name, arch):
+        check(make(), schedule, arch, stage="code")
 
 
 @pytest.mark.daily(8)
@@ -91,7 +103,8 @@ def test_packed_weights(name: str, arch: str) -> None:
 @pytest.mark.daily(12)
 @pytest.mark.parametrize(("name", "arch"), list(product(WEIGHTS, ARCHITECTURES)))
 def test_machine_code_of_packed_weights(name: str, arch: str) -> None:
-    check_packed(*WEIGHTS[name], PACKED[0], arch, stage="code")
+    with expected(name, arch):
+        check_packed(*WEIGHTS[name], PACKED[0], arch, stage="code")
 
 
 @pytest.mark.daily(3)

@@ -140,7 +140,7 @@ class BlockDialect(ABC):
     def multiply(self, sums: Any, at: int, a: Sequence[Expr], second: Sequence[Expr]) -> None:
         """Emit ``sums[at:] += a · second`` for one fragment."""
 
-    def keep_order(self) -> None:
+    def keep_order(self) -> None:  # noqa: B027 (nothing, unless a vendor's compiler needs it)
         """Keep the compiler from moving later loads and decoding before this place, where it would spill."""
 
     # ---- packed weights ------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from ladder.lower.blocks.shared import CHUNK_ELEMENTS
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.gpu.decode import Decoder
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.attention_operands import HIGH_HALVES, INSTRUCTIONS, LOW_HALVES, Instruction
+from ladder.lower.rocm.attention_operands import HIGH_HALVES, LOW_HALVES
 from ladder.lower.rocm.decode import wave_decoder
-from ladder.lower.rocm.steps import K_GROUPS
+from ladder.lower.rocm.steps import K_GROUPS, SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
 from schedules.wave_attention import fragment_of
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -59,12 +59,12 @@ def _reciprocal(x: Expr) -> Expr:
     return d.intrinsic("float32", "llvm.amdgcn.rcp", x)
 
 
-def instruction_of(device: TileDevice, operand: str) -> Instruction:
-    """Return a device's matrix instruction of 16 columns of K for operands of a type."""
+def step_of(device: TileDevice, operand: str, words: int) -> WaveStep:
+    """Return a device's matrix instruction whose operands of a type are so many registers."""
     return next(
         step
-        for (feature, name), step in INSTRUCTIONS.items()
-        if feature in device.features and name == operand and feature != "mfma.k64"
+        for step in (*STEPS, *WMMA_STEPS, *SPLIT_STEPS)
+        if step.feature in device.features and step.activation == operand and step.words == words
     )
 
 
@@ -87,7 +87,8 @@ class RocmBlocks(BlockDialect):
 
     def __init__(self, device: TileDevice, shape: FragmentShape, operand: str) -> None:
         super().__init__(device, shape)
-        self.instruction, self.repeats = instruction_of(device, operand), fragment_of(device).operands
+        self.repeats = fragment_of(device).operands
+        self.step = step_of(device, operand, shape.run * self.repeats // 2)
         self.chain = RocmDialect(device)
 
     def launch(self, blocks: int, plan: BlockSchedule) -> tuple[Expr, Expr, Expr, Expr]:
@@ -273,7 +274,4 @@ class RocmBlocks(BlockDialect):
         return [b.bind(word) for word in found]
 
     def multiply(self, sums: Any, at: int, a: Sequence[Expr], second: Sequence[Expr]) -> None:
-        step, run = self.instruction, self.shape.run
-        left, right = (d.as_type(d.vector(list(words)), step.operand) for words in (second, a))
-        place = d.lanes(at, run)
-        b.store(sums, step.perform(f"float32x{run}", step.name, left, right, sums[place]), place)
+        self.step.perform("", sums, range(at, at + self.shape.run), list(second), list(a), None)
