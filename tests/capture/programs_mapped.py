@@ -37,6 +37,12 @@ def rows_of_rows_in_dictionaries():
 
 
 @program
+def a_module_over_rows():
+    model = perceptron(3)
+    return calls(lambda x: torch.vmap(model)(x), *SIZES)
+
+
+@program
 def axes_of_rows():
     def fn(x, y):
         outer = torch.vmap(torch.outer, in_dims=(1, None), out_dims=2)(x, y[0])

@@ -358,3 +358,31 @@ def walrus_match_fstring_unpack():
         lambda: (normal(3), "abc"),
         lambda: (normal(3), 9),
     )
+
+
+@program
+def objects_written_as_text():
+    class Counted:
+        def __init__(s, count):
+            s.count = count
+
+        def __repr__(s):
+            log.append(s.count)
+            return f"Counted({s.count})"
+
+    class Named(Counted):
+        def __str__(s):
+            return "named" if s.count % 2 else s.count  # no text
+
+    held, log = Named(0), []
+
+    def fn(x):
+        held.count += 1
+        try:
+            text = str(held)
+        except TypeError as error:
+            text = f"{error}"
+        made = Counted(x.shape[0])
+        return x * held.count, text, repr(held), str(made), len(repr(nn.Linear(2, held.count)))
+
+    return calls(fn, *[lambda size=size: (normal(size),) for size in (2, 2, 3, 4, 2)], observe=log.copy)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, dynamic_parts
+from ladder.capture.heap.nodes import CaptureError, Dynamic, dynamic_parts
 from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
@@ -152,15 +152,41 @@ def _replayed(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[s
     if kind is functools.partial:  # it asks nothing of what it is given
         given = vm.plain_given(args, kwargs)
         return recorded(vm, perform, (kind, *given, []), (kind, *given))
-    if kind is str and len(args) == 1 and _says_its_arguments(vm, args[0]):
+    alone = len(args) == 1 and not kwargs
+    if kind is str and alone and _says_its_arguments(vm, args[0]):
         return str(args[0])
-    if kind in _NUMBERS and len(args) == 1 and is_a(args[0], torch.Tensor) and not kwargs:
+    if kind is str and alone and (writes := _writer(vm, args[0], "__str__", "__repr__")):
+        return _written(vm, writes, args[0])
+    if kind in _NUMBERS and alone and is_a(args[0], torch.Tensor):
         return vm.call(vm.heap.class_attribute(type(args[0]), _NUMBERS[kind]), args, {})
     return replay(vm, kind, args, kwargs, looking=kind in natives.DATA)
 
 
 _NUMBERS: dict[type, str] = {int: "__int__", float: "__float__"}
 """Types of numbers -> the method that a tensor has for them."""
+
+
+def _writer(vm: Interpreter, value: Any, *names: str) -> types.FunctionType | None:
+    """Return the method in Python that writes an object of the program as text; None if natives do.
+
+    names: Methods that are asked, each where those before are `object`'s.
+    """
+    if is_plain(value) or is_a(value, torch.Tensor) or vm.heap.find(value) is None:
+        return None
+    for name in names:
+        found = vm.heap.class_attribute(type(value), name)
+        if found is not getattr(object, name):
+            return found if type(found) is types.FunctionType else None
+    return None
+
+
+def _written(vm: Interpreter, method: types.FunctionType, value: Any) -> Any:
+    """Return the text that a method of the program gives; TypeError if it is none, as natives raise it."""
+    text = vm.call_function(method, (value,), {})
+    known = text.value if type(text) is Dynamic else text
+    if not is_a(known, str):
+        raise TypeError(f"{method.__name__} returned non-string (type {type(known).__name__})")
+    return text
 
 
 def _says_its_arguments(vm: Interpreter, value: Any) -> bool:
@@ -419,6 +445,8 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
         return tensor_operator(vm, natives.OF_TENSORS[function], args, kwargs)
     if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
         return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, kwargs)
+    if function is repr and len(args) == 1 and not kwargs and (writes := _writer(vm, args[0], "__repr__")):
+        return _written(vm, writes, args[0])
     if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):
         return vm.call_function(pinned_part(vm, _POLYFILLS_OF_OBJECTS[function]), args, kwargs)
     return replay(vm, function, args, kwargs, looking=looking)
