@@ -79,7 +79,7 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
     ),
     32: (
-        GpuSchedule("wgmma", 48, 256, 128, stages=4, warps=8),
+        GpuSchedule("wgmma", 48, 256, 128, stages=4, warps=8, persistent=True),
         GpuSchedule("wgmma", 48, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
@@ -89,10 +89,11 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
     64: (
-        GpuSchedule("wgmma", 80, 256, 64, stages=6, warps=8),
+        GpuSchedule("wgmma", 80, 256, 64, stages=6, warps=8, persistent=True),
         GpuSchedule("wgmma", 80, 128, 128, stages=4, warps=8),
         GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
     ),
+    256: (GpuSchedule("wgmma", 144, 192, 128, stages=4, warps=12, persistent=True),),
 }
 """By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
 serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill. Tokens are not spread
