@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -147,7 +148,7 @@ def test_dynamic_ranges() -> None:
 
 
 def model_of(text: str, opset: int = 19, **stored: Any) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()
     )
@@ -176,6 +177,46 @@ def test_codes_and_back(dtype: Any, kernels: bool, monkeypatch: pytest.MonkeyPat
     wanted = ReferenceEvaluator(model).run(None, {"x": inside})
     for found, array in zip(ladder.compile(model)(torch.from_numpy(given)), wanted, strict=True):
         np.testing.assert_array_equal(found.numpy(), array)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "uint4", "int4"])
+def test_codes_that_plans_do_not_have(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by conversions back alone, in ONNX's domain or onnxruntime's, they leave the model one plan."""
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    info = ml_dtypes.iinfo(kind)
+    model = model_of(
+        """g (float[n, 3] x) => (y, v) { q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)
+        v = DequantizeLinear(q, t, z) }""",
+        opset=21, s=np.float32(0.1), t=np.array([3], np.float32), z=np.array(int(info.min) + 5).astype(kind),
+    )  # fmt: skip
+    steps = np.arange(-70, 71, dtype=np.float32).reshape(-1, 3) * np.float32(0.05)
+    x = np.concatenate([steps, [[5e3, -5e3, -0.0], [1e4, -1e4, 0.1]]]).astype(np.float32)
+    wanted = ReferenceEvaluator(model).run(None, {"x": x})
+    x[-1, :2] = np.inf, -np.inf  # the reference passes through int32
+    theirs = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in theirs.graph.node:
+        node.domain = "com.microsoft"
+    for each in (model, theirs):
+        fast = ladder.compile(each)
+        assert len(fast.staged.stages) == 1
+        for found, array in zip(fast(torch.from_numpy(x)), wanted, strict=True):
+            np.testing.assert_array_equal(found.numpy(), array)
+
+
+def test_codes_that_others_read_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes of 16 bits that are a result, or that another operator reads, are codes."""
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    model = model_of(
+        """g (float[n, 3] x) => (q, y, c) { q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z)
+        p = QuantizeLinear(x, s, z)  c = Cast <to = 6> (p) }""",
+        opset=21, s=np.float32(0.1), z=np.uint16(9),
+    )  # fmt: skip
+    x = DRAW.standard_normal((4, 3)).astype(np.float32)
+    wanted = ReferenceEvaluator(model).run(None, {"x": x})
+    for found, array in zip(ladder.compile(model)(torch.from_numpy(x)), wanted, strict=True):
+        np.testing.assert_array_equal(found.numpy(), array)
+        assert found.numpy().dtype == array.dtype
 
 
 def test_codes_of_a_product_in_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
