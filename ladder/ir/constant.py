@@ -30,7 +30,7 @@ def constant_value(node_of: Callable[[str], Node], value: str) -> npt.NDArray[np
     node_of: Value -> the node that computes it.
     """
     known: dict[str, npt.NDArray[np.float64]] = {}
-    todo = [value]
+    todo = [value] if _is_exact(node_of(value)) else []
     while todo:
         node = node_of(todo[-1])
         missing = [operand for operand in node.inputs if operand not in known]
@@ -44,7 +44,7 @@ def constant_value(node_of: Callable[[str], Node], value: str) -> npt.NDArray[np
             todo += missing
         else:
             return None
-    return known[value] if _is_exact(node_of(value)) else None
+    return known.get(value)
 
 
 def _is_exact(node: Node) -> bool:
