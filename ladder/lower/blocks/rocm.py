@@ -21,6 +21,7 @@ from ladder.lower.blocks.fragment_shape import ROWS, FragmentShape
 from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_ELEMENTS
+from ladder.lower.blocks.values import SharedTile, Value
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.gpu.decode import Decoder
 from ladder.lower.rocm import dialect as d
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ladder.lower.blocks.context import SharedMemory
     from ladder.lower.blocks.geometry import BlockGeometry
     from ladder.lower.blocks.threads import Threads
-    from ladder.lower.blocks.values import SharedTile, Value
 
 Expr = Any
 
@@ -261,8 +261,6 @@ class RocmBlocks(BlockDialect):
         return [row // 8 * 32 + row % 8 * K_GROUPS + group for group in self._k_groups(lane)]
 
     def operand_a_beside_packed(self, first: Value, m: int, k: int) -> list[Expr]:
-        from ladder.lower.blocks.values import SharedTile
-
         if not isinstance(first, SharedTile):
             raise ScheduleError(f"%{first.name}: packed weights are multiplied by loaded tiles on AMD GPUs")
         context = first.context
