@@ -47,7 +47,12 @@ ALWAYS = (
     *("random_unused", "mode_gradient", "number_bool", "number_in_place_number", "layout_versions"),
     *("mode_autocast_outside", "layout_moved_resized", "layout_moved_sum_resizes"),
     *("layout_moved_expanded_written", "layout_moved_unfolded_written"),
-    *("storage_complex_parts_written", "storage_negated_where_read", "module_hooks_all"),
+    *(
+        "storage_complex_parts_written",
+        "storage_conjugated_arguments",
+        "storage_negated_where_read",
+        "module_hooks_all",
+    ),
     *("mutated_then_error", "varying_int_types", "weird_constants", "tensor_method_patched"),
 )
 """One of each kind of which plans have once been wrong."""

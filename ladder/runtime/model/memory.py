@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import le
 
@@ -153,21 +154,28 @@ def lay_out(lifetimes: Sequence[Lifetime]) -> Arena:
 
     Each takes the lowest offset at which it fits between those already placed whose lifetimes meet its own.
     """
-    placed: list[tuple[Lifetime, int]] = []
-    for buffer in sorted(lifetimes, key=lambda item: (-item.nbytes, item.first, item.name)):
-        taken = sorted((at, at + _rounded(other.nbytes)) for other, at in placed if _meet(buffer, other))
-        offset = 0
-        for begin, end in taken:
-            if offset + _rounded(buffer.nbytes) <= begin:
+    meeting = _meeting(tuple((buffer.first, buffer.last) for buffer in lifetimes))
+    keys = [(-buffer.nbytes, buffer.first, buffer.name) for buffer in lifetimes]
+    placed: dict[int, tuple[int, int]] = {}
+    for at in sorted(range(len(lifetimes)), key=keys.__getitem__):
+        size, offset = _rounded(lifetimes[at].nbytes), 0
+        for begin, end in sorted([placed[other] for other in meeting[at] if other in placed]):
+            if offset + size <= begin:
                 break
             offset = max(offset, end)
-        placed.append((buffer, offset))
-    total = max((at + _rounded(buffer.nbytes) for buffer, at in placed), default=0)
-    return Arena({buffer.name: at for buffer, at in placed}, total)
+        placed[at] = offset, offset + size
+    total = max((end for _, end in placed.values()), default=0)
+    return Arena({lifetimes[at].name: begin for at, (begin, _) in placed.items()}, total)
 
 
-def _meet(a: Lifetime, b: Lifetime) -> bool:
-    return a.first <= b.last and b.first <= a.last
+@lru_cache(maxsize=64)
+def _meeting(steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return for each lifetime, as (first step, last step), the numbers of those that it meets."""
+    return tuple(tuple(at for at, other in enumerate(steps) if _meet(one, other)) for one in steps)
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] <= b[1] and b[0] <= a[1]
 
 
 def _rounded(nbytes: int) -> int:

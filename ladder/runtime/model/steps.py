@@ -86,7 +86,14 @@ class Steps:
 
     def _update(self, values: Sequence[Any], found: Sequence[Any]) -> None:
         """Let arguments take outputs; the executable counts that they were written."""
-        targets = [values[at] for at, _ in self.owner.copied]
+        targets, taken = (
+            [values[at] for at, _ in self.owner.copied],
+            [found[at] for _, at in self.owner.copied],
+        )
         counted = tuple(target for target in targets if not target.is_inference())
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
-            torch._foreach_copy_(targets, [found[output] for _, output in self.owner.copied])
+            if any(target.is_conj() for target in targets):  # torch takes no lists of them
+                for target, value in zip(targets, taken, strict=True):
+                    target.copy_(value)
+            else:
+                torch._foreach_copy_(targets, taken)
