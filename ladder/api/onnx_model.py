@@ -27,7 +27,7 @@ from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.onnx_ops.specialized import Specialized, form_of
 from ladder.runtime.onnx_ops.values import given_value
 from ladder.runtime.packed import pack
-from tile_types.errors import LadderError
+from tile_types.errors import DeviceError, LadderError
 
 CPU = torch.device("cpu")
 
@@ -141,7 +141,7 @@ class OnnxModel:
         LadderError
             If a part has no executor there; the message names it.
         """
-        where = torch.empty(0, device=device).device
+        where = place_of(device)
         if where not in self._built:
             self._built[where] = build_staged(self.staged, where)
         return self._built[where]
@@ -165,7 +165,7 @@ class OnnxModel:
 
         If calls brought shapes that have plans of their own, these.
         """
-        where = torch.empty(0, device=device).device
+        where = place_of(device)
         found = [each.models for each in self._of_shapes(where)]
         texts = [
             f"inputs {', '.join(show_shape(shape) for _, shape in form)}:\n{model.plan()}"
@@ -342,3 +342,18 @@ def _placed(source: Source, weights: list[tuple[int, ...]], held: int) -> Source
     if source.kind in ("weight", "part"):
         return replace(source, at=weights[source.at[0]])
     return Source("argument", (held + source.at[0],)) if source.kind == "held" else source
+
+
+def place_of(device: Any) -> torch.device:
+    """Return a device with its number.
+
+    Raises DeviceError for what is none that torch has here.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (TypeError, RuntimeError, AssertionError) as error:
+        given = type(device).__name__ if isinstance(device, torch.Tensor) else repr(device)
+        raise DeviceError(
+            f"an ONNX model is built for a device that torch has, such as 'cpu' or 'cuda', got {given};"
+            " it needs no example inputs"
+        ) from error

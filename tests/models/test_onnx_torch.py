@@ -158,6 +158,9 @@ def test_plans_with_steps_of_torch_are_files(tmp_path: Path) -> None:
     model, feeds = MODELS["a picture"]
     fast, x = ladder.compile(model), torch.from_numpy(feeds["x"])
     assert torch.equal(ladder.load(fast.export(tmp_path / "m.ladder"))(x), fast(x))
+    for other in (x, "cpux"):
+        with pytest.raises(ladder.DeviceError, match="no example inputs"):
+            fast.export(tmp_path / "m.ladder", other)
     again = ladder.compile(fast.to_onnx(tmp_path / "m.onnx"))
     assert again.graph == fast.graph
     assert torch.equal(again(x), fast(x))
