@@ -124,7 +124,7 @@ def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
     if not isinstance(exponent, int | float):
         exact = not out.startswith(("float", "bfloat")) and not im.is_value(exponent)
         return None if exact else im.floats("pow", [base, exponent], out)
-    exponent = _narrow(im, exponent, out)
+    exponent = held(exponent, out) if out in HALVES else exponent
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
     if known is None or not out.startswith(("float", "bfloat")):
         return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None

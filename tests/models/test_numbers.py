@@ -82,3 +82,11 @@ def test_numbers_are_those_of_torch(name: str) -> None:
     for one, other in zip(expected, found, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "exponent"), [(torch.bfloat16, 3.001), (torch.float16, 2.0001)])
+def test_exponents_are_rounded_to_sixteen_bits(dtype: torch.dtype, exponent: float) -> None:
+    """Powers of negative numbers are NaN unless the exponent becomes whole."""
+    fast, x = ladder.compile(lambda x: x**exponent), torch.tensor([-2, -0.5, 0, 3], dtype=dtype)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), x**exponent)
