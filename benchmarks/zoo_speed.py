@@ -94,7 +94,7 @@ def on_device(make: Callable[[str], Any], device: str) -> Callable[[str], Any]:
 
     def moved(name: str) -> Any:
         model, inputs = make(name)
-        return model.to(device), [{key: there(value) for key, value in each.items()} for each in inputs]
+        return model.to(device), torch.utils._pytree.tree_map(there, inputs)
 
     return moved
 

@@ -9,6 +9,7 @@ TVM's simplifier takes floats for reals and integers for whole numbers: it makes
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -102,15 +103,30 @@ def _cast(dtype: str, x: Any) -> Any:
     return _tirx().Cast(dtype, x)
 
 
-def _reinterpreted(dtype: str, x: Any) -> Any:
-    """Return an integer of as many bits; of one that is known too, since TVM has no bits of a known 0."""
+def reinterpreted(dtype: str, x: Any) -> Any:
+    """Return the bits of a scalar as an integer of as many bits.
+
+    Those of a known one are computed here: CUDA C++ takes no address of a literal, and TVM has no bits of a
+    known 0.
+    """
     tirx = _tirx()
-    if type(x).__name__ != "IntImm":
+    kind, held = type(x).__name__, str(x.ty.dtype)
+    if kind not in ("IntImm", "FloatImm"):
         return tirx.call_intrin(dtype, "tirx.reinterpret", x)
+    value = x.value if kind == "IntImm" else _bits(x.value, held)
     bits = int("".join(filter(str.isdigit, dtype)))
-    value = x.value % (1 << bits)
+    value %= 1 << bits
     below = dtype.startswith("int") and value >> (bits - 1)
     return tirx.const(value - (1 << bits) if below else value, dtype)
+
+
+def _bits(value: float, dtype: str) -> int:
+    """Return the bits of a number that is stored as a type."""
+    import ml_dtypes  # which numpy knows bfloat16 by
+    import numpy as np
+
+    stored = np.array(value, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return int.from_bytes(stored.tobytes(), sys.byteorder)
 
 
 def _wrapped(function: Callable[[Any, Any], Any], in_halves: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -128,7 +144,7 @@ def _wrapped(function: Callable[[Any, Any], Any], in_halves: Callable[..., Any],
     low, high = in_halves(*pairs)
     low = kept(low)
     joined = (high + (low >> _word(32))) << _word(32) | low & _word(_LOW)
-    return _reinterpreted(dtype, joined)
+    return reinterpreted(dtype, joined)
 
 
 _LOW = 0xFFFFFFFF
@@ -142,7 +158,7 @@ def _word(value: int) -> Any:
 
 def _words(x: Any) -> Words:
     """Return the lower and the upper 32 bits."""
-    bits = _reinterpreted("uint64", x)
+    bits = reinterpreted("uint64", x)
     return bits & _word(_LOW), bits >> _word(32)
 
 
@@ -182,8 +198,8 @@ def unsigned(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         dtype = str(a.ty.dtype)
         if dtype not in ("int32", "int64"):
             return _applied(function, a, b)
-        bits = (_reinterpreted(f"u{dtype}", x) for x in (a, b))
-        return _reinterpreted(dtype, function(*bits))
+        bits = (reinterpreted(f"u{dtype}", x) for x in (a, b))
+        return reinterpreted(dtype, function(*bits))
 
     return applied
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ladder.ir.finite import Field, Residues
 from ladder.ir.interpret import abstract_expressions, finite_domain, lax_classes
 from ladder.ir.operator import LAX_CLASSES, ROLES
 from ladder.ir.ops import OPERATORS, get_operator, unary_operators
+from ladder.ir.scalars import reinterpreted
 from tile_types.errors import DTypeError, LadderError, ShapeError, UnknownNameError, VerificationError
 
 TORCH = {
@@ -227,3 +229,17 @@ def test_importing_the_ir_loads_neither_torch_nor_tvm():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_bits_of_a_known_number_are_computed(dtype: str) -> None:
+    tirx = pytest.importorskip("tvm").tirx
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    whole = 2 ** (8 * kind.itemsize)
+    for value in (0.0, -0.0, 1.5, -2.0, 0.1):
+        for sign in ("uint", "int"):
+            bits = f"{sign}{8 * kind.itemsize}"
+            found = reinterpreted(bits, tirx.const(value, dtype))
+            assert type(found).__name__ == "IntImm"
+            assert found.value % whole == np.array(value, kind).view(bits).item() % whole
+            assert str(found.ty.dtype) == bits

@@ -56,14 +56,16 @@ def aliasing_of(
     before: Sequence[int | None] | None = None,
     late: Mapping[int, int] | None = None,
 ) -> Aliasing:
-    """Return what shares memory.
+    """Return what shares memory; numbers, equal ones too, share nothing.
 
     `before`: the versions of the inputs before the results were computed; `late`: how often storages were
     written since.
     """
     given = flat(results)
     values = [*inputs, *given]
-    memory, objects = [_memory_of(value) for value in values], [*map(id, values)]
+    tensors = {at for at, value in enumerate(values) if is_a(value, torch.Tensor)}
+    memory = [_memory_of(value) if at in tensors else ~at for at, value in enumerate(values)]
+    objects = [id(value) if at in tensors else ~at for at, value in enumerate(values)]
     counts = [*map(version_of, values)]
     missed = [late.get(where, 0) for where in memory] if late else [0] * len(values)
     after = [None if count is None else count - more for count, more in zip(counts, missed, strict=True)]

@@ -280,10 +280,14 @@ def scripted(function: Any) -> Any:
 
 
 def scanning(function: Any, combine: Any) -> Any:
-    """Return ``associative_scan`` of one function, as an operator of tensors."""
+    """Return ``associative_scan`` of one function, as an operator of tensors.
 
-    def associative_scan(*args: Any, **kwargs: Any) -> Any:
-        return function(combine, *args, **kwargs)
+    On a GPU its mode "pointwise" would have torch's own compiler run; "generic" computes the same.
+    """
+
+    def associative_scan(xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
+        on_gpu = all(leaf.is_cuda for leaf in torch.utils._pytree.tree_leaves(xs))
+        return function(combine, xs, dim, reverse, "generic" if on_gpu else combine_mode)
 
     return associative_scan
 

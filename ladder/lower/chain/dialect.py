@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir.scalars import reinterpreted
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import HALVES
 from ladder.lower.chain.indices import Index
@@ -99,7 +100,7 @@ class Dialect(ABC):
         """Return the bits of what was widened to ``value``, if that is all that happened to it."""
         if isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == dtype:
             value = value.value
-        return T.reinterpret("uint16", value) if str(value.ty.dtype) == dtype else None
+        return reinterpreted("uint16", value) if str(value.ty.dtype) == dtype else None
 
     def rounded(self, value: Expr, dtype: str) -> Expr:
         """Return a value as it is stored."""
@@ -117,7 +118,7 @@ class Dialect(ABC):
     def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:
         """Return elements as 32-bit words, the first in the low bits."""
         if dtype not in HALVES:
-            return [b.bind(T.reinterpret("uint32", self.rounded(value, dtype))) for value in found]
+            return [b.bind(reinterpreted("uint32", self.rounded(value, dtype))) for value in found]
         return [
             b.bind(self._pair(low, high, dtype)) for low, high in zip(found[::2], found[1::2], strict=True)
         ]

@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
+from ladder.ir.scalars import reinterpreted
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.element_types import stored_type
@@ -345,8 +346,8 @@ class GpuNest(Nest):
 def words_of(value: Expr, dtype: str) -> list[Expr]:
     """Return a number as 32-bit words, the low one first."""
     if BYTES[dtype] == 4:
-        return [T.reinterpret("uint32", value)]
-    bits = b.bind(T.reinterpret("uint64", value))
+        return [reinterpreted("uint32", value)]
+    bits = b.bind(reinterpreted("uint64", value))
     return [T.Cast("uint32", bits), T.Cast("uint32", bits >> T.uint64(32))]
 
 

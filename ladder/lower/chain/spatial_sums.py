@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
+from ladder.ir.scalars import reinterpreted
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
@@ -143,7 +144,7 @@ class SpatialSums:
         begin = tirx.floordiv(thread, dialect.wave) * (self.lanes * self.width) + lane * self.width
         with b.when(tirx.floormod(thread, rows) == 0):
             for at, value in enumerate(sums):
-                b.store(dialect.shared, T.reinterpret("uint32", value), begin + at)
+                b.store(dialect.shared, reinterpreted("uint32", value), begin + at)
         dialect.sync()
 
     def finish(self, index: Index, thread: Expr, warps: int) -> None:

@@ -150,7 +150,7 @@ class Vectors:
         """Load neighbouring elements from an index on."""
         size = BYTES[stored_type(self.graph.tile(name).ttype.name)]
         for first, count in _accesses(width * size // 4):
-            at = (*index[:-1], index[-1] + first * 4 // size)
+            at = _moved(index, first * 4 // size)
             self.dialect.load(registers, first, count, self.buffers[name], at)
 
     def store(self, buffer: Any, dtype: str, places: Sequence[Index], found: Sequence[Expr]) -> None:
@@ -162,8 +162,13 @@ class Vectors:
             return
         words = self.dialect.packed(found, dtype)
         for first, count in _accesses(len(words)):
-            at = (*places[0][:-1], places[0][-1] + first * 4 // size)
+            at = _moved(places[0], first * 4 // size)
             self.dialect.store(buffer, at, words[first : first + count])
+
+
+def _moved(index: Index, elements: int) -> Index:
+    """Return an index some elements further on; that of a tensor without axes is its only element's."""
+    return (*index[:-1], index[-1] + elements) if index else (elements,)
 
 
 def _all(conditions: Sequence[Expr]) -> Expr:
