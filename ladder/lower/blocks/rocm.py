@@ -245,6 +245,8 @@ class RocmBlocks(BlockDialect):
 
     # ---- packed weights ------------------------------------------------------------------------------
     def decoder(self, gemm: Gemm) -> Decoder:
+        if gemm.zero == "float" and "flushes.float16" in self.device.features:
+            raise ScheduleError(f"{self.device.name} takes small float16 operands for 0: no real zero points")
         return wave_decoder(gemm, self.device)
 
     def packed_row(self, lane: Expr) -> Expr:
