@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ladder.capture.handlers import instructions as handlers
 from ladder.capture.handlers import structures as handlers_calls
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, MockStep
 from ladder.capture.interpreter.branches import Joined
 from ladder.capture.interpreter.emit import emit
 from ladder.capture.interpreter.endings import raise_ending, return_ending
@@ -14,7 +15,7 @@ from ladder.capture.interpreter.evaluate import apply, drive
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import Followed, begin_segment
 from ladder.capture.operations.calls import MAX_DEPTH, call, call_function
-from ladder.capture.python.frames import closes
+from ladder.capture.python.frames import NULL, closes
 from ladder.capture.python.stack import Room
 from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import ResumePoint, Store
@@ -104,9 +105,24 @@ def start_run(store: Store, point: ResumePoint, args: tuple[Any, ...], kwargs: d
 
 def _has_done_nothing(vm: Interpreter) -> bool:
     """Say whether the run has recorded all since the function began, and changed nothing outside."""
-    trace, steps = vm.trace, vm.heap.steps
-    changed = trace.changes_tensors or trace.random or trace.switches or any(step.keep for step in steps)
-    return vm.recording and vm.point is vm.beginning and not changed
+    trace = vm.trace
+    changed = trace.changes_tensors or trace.random or trace.switches
+    undone = _are_undone([step for step in vm.heap.steps if step.keep])
+    return vm.recording and vm.point is vm.beginning and undone and not changed
+
+
+def _are_undone(steps: Sequence[MockStep]) -> bool:
+    """Say whether steps only set attributes, which hold again the constants that they held at first."""
+    first: dict[tuple[int, str], tuple[Any, Any]] = {}
+    for step in steps:
+        if step.replaced is None:
+            return False
+        value, name, before = step.replaced
+        first.setdefault((id(value), name), (value, before))
+    return all(
+        before is not NULL and vars(value).get(name, NULL) is before
+        for (_, name), (value, before) in first.items()
+    )
 
 
 def _run_untold(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,32 @@ def test_what_is_raised_only_beneath_a_compiler_is_not_raised() -> None:
     for size in (3, 3, 4, 5):
         assert torch.equal(fast(torch.ones(size)), torch.full((size,), float(size)))
     assert (fast.outcome, fast.calls["eager"]) == ("whole", 0)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_state_that_is_left_again_is_no_change(left: bool) -> None:
+    """As transformers' collector of outputs, which is entered before a model and left when it raises."""
+    state = SimpleNamespace(active=False, entered=0)
+
+    def scaled(x: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        state.active = True
+        state.entered += not left
+        try:
+            if not torch.compiler.is_compiling() and mask is None:
+                mask = torch.ones(x.shape[0])
+            return x * mask.shape[0]
+        finally:
+            state.active = False
+
+    fast = capture(scaled)
+    if left:
+        for size in (3, 3, 4, 5):
+            assert torch.equal(fast(torch.ones(size)), torch.full((size,), float(size)))
+        assert (fast.outcome, state.active) == ("whole", False)
+    else:  # it would be done twice
+        with pytest.raises(AttributeError, match="shape"):
+            fast(torch.ones(3))
+        assert state.entered == 1
 
 
 def test_what_is_raised_anyway_is_raised_once() -> None:

@@ -87,6 +87,7 @@ def test_rejected_source_is_kept_and_the_log_quoted(tmp_path: Path) -> None:
     fake = program(tmp_path, "nvcc", "echo 'kernel.cu(1): error: nonsense' >&2; exit 2")
     with knobs.override(nvcc=fake), pytest.raises(CompilerError, match="error: nonsense") as caught:
         toolchain.compile_cuda("this is no CUDA", HOPPER, "cubin")
+    assert "nonsense" in str(caught.value).partition("\n")[0]
     kept = str(caught.value).split("source kept in ")[1].split(")")[0]
     assert Path(kept).read_text() == "this is no CUDA"
 

@@ -116,12 +116,15 @@ class MockStep:
     """One line of the mock: it defines `var`, uses `uses`, changes `changes`.
 
     `slot`: the variable of a dictionary and its key, where the line does nothing but replace that item.
+    `replaced`: an object from outside, the name of its attribute that the line sets, and the constant that it
+    held, `NULL` for anything else.
     """
 
-    __slots__ = ("changes", "keep", "slot", "text", "uses", "var")
+    __slots__ = ("changes", "keep", "replaced", "slot", "text", "uses", "var")
 
     def __init__(self, text: str, var: str | None, uses: set[str], changes: set[str], keep: bool) -> None:
         self.slot: tuple[str, type, Any] | None = None
+        self.replaced: tuple[Any, str, Any] | None = None
         self.text = text
         self.var = var
         self.uses = uses

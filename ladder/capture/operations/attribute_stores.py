@@ -20,7 +20,7 @@ from ladder.capture.operations.attributes import (
 )
 from ladder.capture.operations.objects import hide, pinned_part, settled
 from ladder.capture.python.frames import NULL
-from ladder.capture.values.kinds import is_a
+from ladder.capture.values.kinds import is_a, is_constant
 
 _OBJECT_SET: Any = object.__setattr__
 _OBJECT_DELETE: Any = object.__delattr__
@@ -73,9 +73,12 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     targets = [node, vm.heap.node(value)]
     vm.heap.keep_entry(node, name)
     vm.heap.keep_entry(targets[1])
+    before = NULL if inside is NULL else inside.get(name, NULL)
     setter(value, name, vm.unlifted(item))
     node.wrote(found if slot else name, item)
     vm.heap.change(text, targets, uses)
+    if vm.heap.steps[-1].keep:
+        vm.heap.steps[-1].replaced = value, name, before if is_constant(before) else NULL
 
 
 def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:

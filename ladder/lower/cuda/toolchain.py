@@ -123,9 +123,11 @@ def _rejection(source: str, device: TileDevice, log: str) -> str:
     """Keep the rejected source and say where it is and what the compiler said."""
     kept = Path(tempfile.mkdtemp(prefix="ladder-rejected-")) / "kernel.cu"
     kept.write_text(source)
-    tail = "\n".join(log.strip().splitlines()[-12:])
+    lines = log.strip().splitlines()
+    tail = "\n".join(lines[-12:])
     name = "NVRTC" if uses_nvrtc() else "nvcc"
-    return f"{name} rejected the kernel for {device.name} (source kept in {kept}):\n{tail}"
+    why = next((line.partition("error")[2] for line in lines if "error" in line), "")
+    return f"{name} rejected the kernel for {device.name}{why} (source kept in {kept}):\n{tail}"
 
 
 def parse_resources(log: str) -> dict[str, dict[str, int]]:
