@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from typing import Any
 
 from ladder import TType, register_type
+from tile_types import type_names
 
 POSIT_BITS = 6
 
@@ -44,9 +47,12 @@ VALUES: dict[str, list[float]] = {
 """Name of a type -> its values by code; the width is the last digit of the name."""
 
 
-def _register(name: str, values: list[float]) -> None:
-    register_type(TType(name, int(name[-1]), lambda code, ops: ops.lookup(values, code), doc="drawn"))
+def register() -> None:
+    """Make the types known to this process; one that uses none of them does not see them."""
+    for name, values in VALUES.items():
+        if name not in type_names():
+            register_type(TType(name, int(name[-1]), partial(_decoded, values), doc="drawn"))
 
 
-for _name, _values in VALUES.items():
-    _register(_name, _values)
+def _decoded(values: list[float], code: Any, ops: Any) -> Any:
+    return ops.lookup(values, code)

@@ -18,7 +18,7 @@ from tile_types import get_type, quantize
 from tile_types.quantized import QuantizedTensor
 
 DRAWN_TYPES = tuple(drawn_types.VALUES)
-"""Types of the kinds that users invent; every process that builds kernels of them imports them here."""
+"""Types of the kinds that users invent, which a process that uses one registers."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Work:
 
     def quantized(self, weight: Any) -> QuantizedTensor:
         """Quantize ``[n, k]`` as Ladder does: scales in the 16-bit type, one-sided types clip."""
+        if self.weight in DRAWN_TYPES:
+            drawn_types.register()
         ttype = get_type(self.weight)
         options: dict[str, Any] = {"group_size": self.group_size} if self.group_size else {}
         if not ttype.is_block and ttype.elem_bits <= 8:

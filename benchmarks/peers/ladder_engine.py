@@ -8,7 +8,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from benchmarks.peers.engine import Engine, Operand, Work
+from benchmarks.peers import drawn_types
+from benchmarks.peers.engine import DRAWN_TYPES, Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, target_of
 from ladder.runtime.operator import with_token_scale
@@ -116,11 +117,14 @@ def kernels(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> dict[str, Re
 
 def build(text: str) -> None:
     """Build the kernels of a `Request.text` into the disk cache; needs no GPU."""
+    drawn_types.register()
     obtain(Request.parse(text))
 
 
 def request(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> Request:
     """Return what the runtime compiles: the plan for the device, only for the M that are measured."""
+    if work.weight in DRAWN_TYPES:
+        drawn_types.register()
     operator = Matmul(
         n,
         k,

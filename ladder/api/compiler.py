@@ -73,17 +73,17 @@ class Compiler:
         if branches(module):
             return Branching(module, examples, self)
         place, opened = place_of(module, examples), module.meta.get("open", examples)
+        copies = place.type == "cuda" and has_room(examples, place)
+        packed_for = target_of(place) if copies else ""
+        prepared = prepared_for(
+            module, opened, place, self.search, join=copies, packed_for=packed_for, precise=self.precise
+        )
         expected = expected_aliasing(module, opened)
         if others := sorted({str(each) for each in expected.devices if each not in (None, place)}):
             if (found := without_results(module, expected, place)) is not None:
                 rest, joined = found
                 return joined(self._compiled(rest, examples))
             raise ImportRefused(f"a graph on {place} has results on {', '.join(others)}")
-        copies = place.type == "cuda" and has_room(examples, place)
-        packed_for = target_of(place) if copies else ""
-        prepared = prepared_for(
-            module, opened, place, self.search, join=copies, packed_for=packed_for, precise=self.precise
-        )
         built = build_prepared(prepared, place)
         run = separated(built.executable, expected, module, examples, opened)
         if place.type == "cpu":  # on GPUs a first run records a graph of launches, for the arguments of calls

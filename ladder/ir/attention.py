@@ -45,6 +45,7 @@ class Attention:
     reach: 0, or 1 where the key at the position itself is seen.
     causal: Whether query token s sees only keys ``t <= s``.
     scale: What scores are multiplied with.
+    strict: Whether rows that see no key are NaN, as softmax has them, or 0, as torch's operator has.
     """
 
     heads: int
@@ -57,6 +58,7 @@ class Attention:
     reach: int = 0
     causal: bool = False
     scale: float = 1.0
+    strict: bool = False
 
     @property
     def group(self) -> int:
@@ -120,9 +122,8 @@ def as_attention(graph: Graph, node: Node) -> Attention:
     if (mask and mask not in MASKS) or (mask == "bool") != bool(given["choose"]):
         raise DTypeError(f"its mask is of {mask}")
     scale = float(size) ** -0.5 if given["scale"] is None else float(given["scale"])
-    return Attention(
-        heads, kv_heads, size, types["q"], types["k"], mask, position, given["reach"], given["causal"], scale
-    )
+    how = given["reach"], given["causal"], scale, given["strict"]
+    return Attention(heads, kv_heads, size, types["q"], types["k"], mask, position, *how)
 
 
 def open_extents(graph: Graph, node: Node) -> tuple[object, object, object]:

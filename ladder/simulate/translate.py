@@ -238,7 +238,7 @@ class Translator(Expressions):
         extent = self.number(s.extent)
         slot = self.slot()
         self.names[s.loop_var] = Registers(slot, 1, "int32")
-        if int(s.kind) == 2 and type(s.body).__name__ == "BufferStore":
+        if int(s.kind) == 2 and extent > 1 and type(s.body).__name__ == "BufferStore":
             wide = self._vector_copy(s, slot, extent)
             if wide is not None:
                 return wide

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ NUMPY: dict[str, Any] = {
 def reference(
     form: Attention, given: dict[str, np.ndarray], batch: int, tokens: int, keys: int
 ) -> np.ndarray:
-    """Return the result ``[batch, heads, tokens, size]`` in float64; rows that see no key are 0."""
+    """Return the result ``[batch, heads, tokens, size]`` in float64; rows that see no key are 0, or NaN."""
     q, k, v = (given[name].astype(np.float64) for name in "qkv")
     if form.stored in CODES:
         k, v = k * given["k_scale"], v * given["v_scale"]
@@ -46,7 +47,8 @@ def reference(
     top = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), -1e300)
     weights = np.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
-    return np.where(total > 0, weights @ v / np.where(total > 0, total, 1), 0.0)
+    unseen = np.nan if form.strict and keys else 0.0
+    return np.where(total > 0, weights @ v / np.where(total > 0, total, 1), unseen)
 
 
 def draw(
@@ -83,8 +85,10 @@ def run(
     given = draw(form, batch, tokens, keys) if given is None else given
     found, got = simulate(form, schedule, batch, tokens, keys, given, **options)
     exact = reference(form, given, batch, tokens, keys)
-    norm = np.linalg.norm(exact)
-    return found, float(np.linalg.norm(got - exact) / (norm or 1.0))
+    if not np.array_equal(np.isnan(got), np.isnan(exact)):
+        return found, math.inf
+    norm = np.linalg.norm(np.nan_to_num(exact))
+    return found, float(np.linalg.norm(np.nan_to_num(got - exact)) / (norm or 1.0))
 
 
 def simulate(

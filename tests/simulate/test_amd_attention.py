@@ -117,8 +117,9 @@ def test_nothing_is_read_beyond_the_position() -> None:
     assert sum(reads) < 400 * 2 * 2 * 64 * 2  # of which 38 keys are needed, rounded up to turns
 
 
-def test_rows_that_see_nothing_are_zero() -> None:
-    problem = form(4, 4, 64, mask="bool")
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_that_see_nothing(strict: bool) -> None:
+    problem = form(4, 4, 64, mask="bool", strict=strict)
     given = draw(problem, 1, 2, 40)
     given["mask"][:, :, 1] = 0
     for plan in (Plan(1, 1, 2, 1), Plan(1, 2, 1, 1)):

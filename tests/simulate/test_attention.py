@@ -77,10 +77,13 @@ def test_nothing_is_read_beyond_the_position() -> None:
     assert sum(reads) < 2 * 2 * 64 * 2 * 64 * 2
 
 
-def test_rows_that_see_nothing_are_zero() -> None:
-    problem = form(4, 4, 64, mask="bool")
+@pytest.mark.parametrize(("mask", "hides"), [("bool", 0), ("float16", -np.inf)])
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_that_see_nothing(mask: str, hides: float, strict: bool) -> None:
+    """They are 0, as torch's operator has them, or NaN, as softmax has."""
+    problem = form(4, 4, 64, mask=mask, strict=strict)
     given = draw(problem, 1, 2, 40)
-    given["mask"][:, :, 1] = 0
+    given["mask"][:, :, 1] = hides
     result, error = run(problem, Plan(8, 2, 2), 1, 2, 40, given=given)
     assert not result.findings, result.report()
     assert error < BOUNDS["float16"]

@@ -24,6 +24,7 @@ from benchmarks.peers.records import Results, merge, read
 from benchmarks.peers.vllm_engine import packed
 from benchmarks.report.page import page
 from benchmarks.report.svg import Axis, Series, chart
+from tile_types import library
 
 RUN = {
     "date": "2026-01-02",
@@ -63,6 +64,12 @@ def made_up(run: str = "r1", **narrowing: Any) -> Results:
         for one in case.contenders
     ]
     return Results({run: dict(RUN)}, rows)
+
+
+@pytest.fixture(autouse=True)
+def own_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the types that a test registers."""
+    monkeypatch.setattr(library, "_TYPES", dict(library._TYPES))
 
 
 # ---- the table of cases ---------------------------------------------------------------

@@ -11,6 +11,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.attention_place import Place, Spec
 from ladder.lower.cuda.attention_sums import Sums, over_keys
 from ladder.lower.cuda.functions import pack
+from ladder.lower.gpu.attention import unseen_rows
 from schedules.attention import STEP_ROWS
 from schedules.schedule import check
 
@@ -140,11 +141,12 @@ class Join:
         return _joined(states, [_vector(self.inbox, rank, piece, 0) for rank in ranks])
 
     def _store(self, row: Expr, at: Expr, sums: list[Expr], largest: Expr, total: Expr) -> None:
-        """Divide by the sum of weights and store; rows that see no key are 0."""
+        """Divide by the sum of weights and store."""
         place, n = self.place, self.place.inputs.numbers
         token, head = place.query(row)
         scale = T.float32(self.spec.operands.value_gain) / total
-        scale = b.Variable("float32", T.Select(total > T.float32(0), scale, T.float32(0))).value
+        unseen = unseen_rows(self.spec.form, n["keys"])
+        scale = b.Variable("float32", T.Select(total > T.float32(0), scale, unseen)).value
         words = [pack(sums[i] * scale, sums[i + 1] * scale, self.spec.form.ttype) for i in (0, 2)]
         to = place.batch * n["out_b"] + head * n["out_h"] + token * n["out_s"] + at
         b.ptx("st.global.v2.u32", place.inputs.tensors["out"].ptr_to([to]), *words)

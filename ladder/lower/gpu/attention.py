@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,11 @@ def declare_inputs(form: Attention) -> Inputs:
         for name, ttype in form.tensors().items()
     }
     return Inputs(numbers, tensors)
+
+
+def unseen_rows(form: Attention, keys: Expr) -> Expr:
+    """Return what a row that sees none of the keys is: 0, or NaN where the form is strict."""
+    return T.Select(keys > 0, T.float32(math.nan), T.float32(0)) if form.strict else T.float32(0)
 
 
 def _tir(ttype: str) -> str:

@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import each_piece
+from ladder.lower.gpu.attention import unseen_rows
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import row_of
 from ladder.lower.rocm.attention_operands import pack
@@ -60,7 +61,7 @@ class Join:
     def _store_own(self, totals: list[Expr]) -> None:
         for part in range(self.spec.schedule.parts):
             row = b.bind(row_of(self.spec, self.place, part))
-            scale = inverse(totals[part])
+            scale = self._inverse(totals[part])
             with b.when(row < self.place.row_count):
                 for first, run in self._runs(part):
                     step = min(MOST, len(run))
@@ -108,8 +109,14 @@ class Join:
         for factor, place in zip(factors, rows, strict=True):
             part = _floats(shared, place * width + at, VECTOR)
             sums = [found + factor * value for found, value in zip(sums, part, strict=True)]
-        scale = inverse(b.Variable("float32", total).value)
+        scale = self._inverse(b.Variable("float32", total).value)
         return [value * scale for value in sums]
+
+    def _inverse(self, total: Expr) -> Expr:
+        """Return what the sums of a row are multiplied by."""
+        found = d.intrinsic("float32", "llvm.amdgcn.rcp", total)
+        unseen = unseen_rows(self.spec.form, self.place.inputs.numbers["keys"])
+        return b.Variable("float32", T.Select(total == T.float32(0), unseen, found)).value
 
     def _store(self, row: Expr, at: Expr, values: list[Expr]) -> None:
         """Round and store neighbouring elements of a row."""
@@ -119,12 +126,6 @@ class Join:
         words = [pack(values[i], values[i + 1], ttype) for i in range(0, len(values), 2)]
         value = d.as_type(d.vector(words), f"{ttype}x{len(values)}")
         b.store(place.inputs.tensors["out"], value, d.lanes(begin + at, len(values)))
-
-
-def inverse(total: Expr) -> Expr:
-    """Return what sums are multiplied by; rows that see no key are 0."""
-    found = d.intrinsic("float32", "llvm.amdgcn.rcp", total)
-    return b.Variable("float32", T.Select(total == T.float32(0), T.float32(0), found)).value
 
 
 def _floats(shared: Any, at: Expr, count: int) -> list[Expr]:

@@ -192,5 +192,7 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
 
 def _nan_without_keys(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return attention with NaN where a mask hides all keys by -inf: softmax of nothing."""
+    if not mask.shape[-1]:
+        return out
     hidden = mask.amax(-1, keepdim=True) == -math.inf
     return out.masked_fill(hidden, math.nan) if out.is_cuda or hidden.any() else out

@@ -118,6 +118,8 @@ TABLE: dict[str, Row] = {
     "mul_f32": ("f32", FLOAT, np.multiply),
     "max_f32": ("f32", FLOAT, f.larger),
     "min_f32": ("f32", FLOAT, f.smaller),
+    "maximum_f32": ("f32", FLOAT, np.maximum),
+    "minimum_f32": ("f32", FLOAT, np.minimum),
     "maximum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "minimum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "max3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.larger(a, b), c)),
