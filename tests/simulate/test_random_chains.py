@@ -144,6 +144,21 @@ def test_sums_of_few_rows_in_another_type(shape: tuple[int, ...], target: str) -
     require_right_when_simulated(graph, target, None, inputs, 3e-3)
 
 
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_rows_that_are_padded_turned_and_joined(target: str) -> None:
+    """As attention in chunks has them: of some places that are told apart, no operand can have any."""
+    build = GraphBuilder("chain")
+    x, y = build.input("x", "float32", (4, 21)), build.input("y", "float32", (4, 4, 3, 8, 16))
+    padding = build.add("broadcast", build.add("constant", value=0.0, type="float32"), shape=(4, 3))
+    rows = build.add("reshape", build.add("concat", x, padding, axis=1), shape=(4, 1, 3, 8))
+    last = build.add("slice", rows, begin=(0, 0, 2, 0), shape=(4, 1, 1, 8))
+    first = build.add("slice", rows, begin=(0, 0, 0, 0), shape=(4, 1, 2, 8))
+    both = build.add("concat", build.add("concat", last, first, axis=2), rows, axis=3)
+    graph = build.finish(build.add("add", y, build.add("reshape", both, shape=(4, 1, 3, 1, 16))))
+    inputs = [np.random.default_rng(1).uniform(-1, 1, node.tile.known_shape) for node in graph.inputs]
+    require_right_when_simulated(graph, target, None, [each.astype(np.float32) for each in inputs], 3e-5)
+
+
 def check(seed: int, target: str) -> None:
     """Simulate a chain in two of its mappings, and compare."""
     drawn, device = Drawn(seed), get_device(target)

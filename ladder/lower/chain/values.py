@@ -366,6 +366,8 @@ def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, A
     bounds = _joins(values, node, index, attributes)
     places = _join_places(values, node, index, attributes)
     kept = [row for row in zip(node.inputs, places, bounds, strict=True) if row[1] is not None]
+    if not kept:  # what is assumed here rules out all operands, so this is never reached
+        return tirx.const(0, computed_type(node.tile.ttype.name))
     if len(kept) == 1:
         return values.at(kept[0][0], kept[0][1])  # type: ignore[arg-type]
     result: Expr = None
