@@ -47,11 +47,11 @@ VALUES: dict[str, list[float]] = {
 """Name of a type -> its values by code; the width is the last digit of the name."""
 
 
-def register() -> None:
-    """Make the types known to this process; one that uses none of them does not see them."""
-    for name, values in VALUES.items():
-        if name not in type_names():
-            register_type(TType(name, int(name[-1]), partial(_decoded, values), doc="drawn"))
+def register(*names: str) -> None:
+    """Make those of the types that are named known to this process; other names are others' types."""
+    for name in names:
+        if name in VALUES and name not in type_names():
+            register_type(TType(name, int(name[-1]), partial(_decoded, VALUES[name]), doc="drawn"))
 
 
 def _decoded(values: list[float], code: Any, ops: Any) -> Any:

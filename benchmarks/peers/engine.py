@@ -65,8 +65,7 @@ class Work:
 
     def quantized(self, weight: Any) -> QuantizedTensor:
         """Quantize ``[n, k]`` as Ladder does: scales in the 16-bit type, one-sided types clip."""
-        if self.weight in DRAWN_TYPES:
-            drawn_types.register()
+        drawn_types.register(self.weight)
         ttype = get_type(self.weight)
         options: dict[str, Any] = {"group_size": self.group_size} if self.group_size else {}
         if not ttype.is_block and ttype.elem_bits <= 8:

@@ -117,14 +117,13 @@ def kernels(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> dict[str, Re
 
 def build(text: str) -> None:
     """Build the kernels of a `Request.text` into the disk cache; needs no GPU."""
-    drawn_types.register()
+    drawn_types.register(*DRAWN_TYPES)
     obtain(Request.parse(text))
 
 
 def request(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> Request:
     """Return what the runtime compiles: the plan for the device, only for the M that are measured."""
-    if work.weight in DRAWN_TYPES:
-        drawn_types.register()
+    drawn_types.register(work.weight)
     operator = Matmul(
         n,
         k,

@@ -69,23 +69,16 @@ def without_results(
 
 
 def _is_made(node: Any) -> bool:
-    return (
-        isinstance(node, torch.fx.Node)
-        and node.op == "call_function"
-        and node.target in MAKERS
-        and not node.all_input_nodes
-    )
+    called = isinstance(node, torch.fx.Node) and node.op == "call_function"
+    return called and node.target in MAKERS and not node.all_input_nodes
 
 
 def _copies(node: torch.fx.Node, place: torch.device) -> bool:
     """Tell whether a node does nothing but copy a tensor of another device to this one."""
-    if node.op != "call_method" or node.kwargs or len(node.args) != 2:
+    if (node.op, node.target, len(node.args), len(node.kwargs)) != ("call_method", "to", 2, 0):
         return False
-    return (
-        node.target == "to"
-        and isinstance(node.args[1], str | torch.device)
-        and torch.device(node.args[1]) == place
-    )
+    where = node.args[1]
+    return isinstance(where, str | torch.device) and torch.device(where) == place
 
 
 def _aliasing_without(expected: Aliasing, apart: Container[int]) -> Aliasing:

@@ -122,9 +122,8 @@ def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] |
     return tuple(order)
 
 
-def _memory_of(value: Any) -> int:
-    strided = is_a(value, torch.Tensor) and value.layout is torch.strided
-    return storage_of(value) if strided else -id(value)
+def _memory_of(tensor: torch.Tensor) -> int:
+    return storage_of(tensor) if tensor.layout is torch.strided else -id(tensor)
 
 
 def storage_of(tensor: torch.Tensor) -> int:

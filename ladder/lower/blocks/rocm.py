@@ -200,9 +200,7 @@ class RocmBlocks(BlockDialect):
         return self._whole(self.fragment_words(tile, m, k), tile.context.threads.lane)
 
     def _left_row(self, lane: Expr) -> Expr:
-        """Return which row of a left operand a lane holds, such that runs of sums follow it."""
-        row = lane % ROWS
-        return row if self.repeats == 1 else row % 2 * self.shape.run + row // 2
+        return d.left_row(lane % ROWS, self.repeats, self.shape.run)
 
     def operand_b(self, tile: SharedTile, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         lane = tile.context.threads.lane
@@ -229,11 +227,7 @@ class RocmBlocks(BlockDialect):
     def _whole(self, words: Sequence[Expr], lane: Expr) -> list[Expr]:
         """Return an operand, with what the other half of the wave has where instructions take both."""
         own = [b.bind(word) for word in words]
-        if self.repeats == 1:
-            return own
-        first, other = lane < ROWS, [d.other_half(word, "uint32") for word in own]
-        low = [b.bind(T.Select(first, x, y)) for x, y in zip(own, other, strict=True)]
-        return low + [b.bind(T.Select(first, y, x)) for x, y in zip(own, other, strict=True)]
+        return own if self.repeats == 1 else d.with_other_half(own, lane < ROWS)
 
     def packed_operand(self, fragments: Sequence[Sequence[Expr]], dtype: str, lane: Expr) -> list[Expr]:
         (part,) = fragments

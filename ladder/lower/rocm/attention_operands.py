@@ -92,13 +92,6 @@ class Operands:
         """Return the registers of an operand that a lane has before halves of a wave exchange theirs."""
         return step.words // self.fragment.operands
 
-    def left_row(self, lane: Expr) -> Expr:
-        """Return which row of a left operand each of sixteen lanes holds, such that runs of sums follow it.
-
-        Register i of a lane of RDNA3 of half h is row ``2 * i + h`` of the sums.
-        """
-        return lane if self.fragment.operands == 1 else lane % 2 * self.fragment.run + lane // 2
-
     def whole(self, words: Sequence[Expr], group: Expr) -> list[Expr]:
         """Return operands, each with those of the other half of the wave where instructions take both.
 
@@ -110,9 +103,7 @@ class Operands:
         run = self.own_words(self.steps[0])
         for at in range(0, len(words), run):
             own = [b.bind(word) for word in words[at : at + run]]
-            other = [d.other_half(word, "uint32") for word in own]
-            first = [b.bind(T.Select(group == 0, x, y)) for x, y in zip(own, other, strict=True)]
-            found += first + [b.bind(T.Select(group == 0, y, x)) for x, y in zip(own, other, strict=True)]
+            found += d.with_other_half(own, group == 0)
         return found
 
     def query_words(self, words: Sequence[Expr]) -> list[Expr]:

@@ -95,7 +95,8 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     wave = WaveLanes(lane, lanes).uniform(thread // lanes) if plan.waves > 1 else 0
     key_wave, row_wave = (wave % plan.key_waves, wave // plan.key_waves) if plan.waves > 1 else (0, 0)
     g, c = b.keep(lane // FRAGMENT), b.keep(lane % FRAGMENT)
-    left = b.keep(spec.operands.left_row(c))
+    fragment = spec.operands.fragment
+    left = b.keep(d.left_row(c, fragment.operands, fragment.run))
     return Place(
         inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, row_wave, key_wave, left
     )  # fmt: skip

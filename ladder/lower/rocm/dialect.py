@@ -189,6 +189,29 @@ def other_half(value: Expr, dtype: str) -> Expr:
     return as_type(cross_lane("int32", "llvm.amdgcn.permlanex16", word, word, *order, *immediates), dtype)
 
 
+def with_other_half(words: Sequence[Expr], first: Expr) -> list[Expr]:
+    """Return the registers of an operand that takes those of both halves of a wave of 32.
+
+    words: This lane's registers, bound.
+    first: Whether it is of the first half, whose registers come first.
+    """
+    other = [other_half(word, "uint32") for word in words]
+    low = [b.bind(T.Select(first, x, y)) for x, y in zip(words, other, strict=True)]
+    return low + [b.bind(T.Select(first, y, x)) for x, y in zip(words, other, strict=True)]
+
+
+def left_row(row: Expr, operands: int, run: int) -> Expr:
+    """Return which row of a left operand a lane holds, such that runs of sums follow it.
+
+    Register i of a lane of RDNA3 of half h is row ``2 * i + h`` of the sums.
+
+    row: The lane's number among sixteen.
+    operands: How many halves of a wave hold an operand.
+    run: Neighbouring columns of the sums that a lane holds.
+    """
+    return row if operands == 1 else row % 2 * run + row // 2
+
+
 CARRIERS = {"float16": "uint16", "bfloat16": "uint16", "int8": "uint8"}
 """Unsigned types of the size of narrow ones; the others are words."""
 
