@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ladder.formats.bits import flipped, octets_of, sign_bits, transposed_nibbles, words_to_codes
 from ladder.formats.gptq import PackedForm, symmetric_or_not
-from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ def read_gemv(layer: Layer) -> QuantizedTensor:
 def _require_types(layer: Layer) -> None:
     layer.require_type(".qweight", "int32")
     layer.require_type(".qzeros", "int32")
-    layer.require_type(".scales", "float16", "bfloat16", "float32")
+    layer.require_type(".scales", *SCALES)
     layer.require(layer.option("bits", int, BITS) == BITS, "AWQ packs 4-bit codes only")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import swapped_nibbles
 from ladder.formats.files import parse_json, require_shape
-from ladder.formats.layer import Format, Layer, Shape
+from ladder.formats.layer import COUNTS, Format, Layer, Shape
 from tile_types.packing import pack_codes, unpack_codes
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 STATES = {".weight.quant_state.bitsandbytes__nf4": "nf4", ".weight.quant_state.bitsandbytes__fp4": "bnb_fp4"}
 """Suffix of the JSON text -> our name of the codebook."""
 
+CODES = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
+"""Types as which two codes a byte are stored: ``bnb_4bit_quant_storage``."""
+
 RECIPROCAL = 0.007874015718698502
 """1/127 in float32, by which int8 products are scaled."""
 
@@ -30,9 +33,7 @@ def state_of(layer: Layer) -> tuple[str, dict[str, Any]]:
     suffix = next((suffix for suffix in STATES if suffix in layer), None)
     layer.require(suffix is not None, "its quant_state is missing")
     assert suffix is not None
-    layer.require_type(suffix, "uint8")
-    text = bytes(layer.tensor(suffix).flatten().tolist())
-    return STATES[suffix], parse_json(text, f"{layer.name}: quant_state")
+    return STATES[suffix], parse_json(layer.text(suffix), f"{layer.name}: quant_state")
 
 
 def four_bit_shape(layer: Layer) -> Shape:
@@ -76,6 +77,7 @@ def read_four_bit(layer: Layer) -> QuantizedTensor:
     layer.require(isinstance(size, int) and 1 <= size <= 1 << 20, f"its block size is {size!r}")
     assert isinstance(size, int)
     ttype = get_type(name)
+    layer.require_type(".weight", *CODES)
     _require_table(layer, ".weight.quant_map", torch.from_numpy(ttype.values().copy()))
     scale, width = blocks_of_flat(layer, statistics(layer, state), size, n, k)
     octets = swapped_nibbles(layer.tensor(".weight").contiguous().view(torch.uint8).flatten())
@@ -107,7 +109,8 @@ def statistics(layer: Layer, state: dict[str, Any]) -> torch.Tensor:
     assert isinstance(offset, float | int)
     outer = layer.tensor(".weight.nested_absmax").flatten()
     layer.require(len(outer) == -(-len(absmax) // size), f"{len(outer)} nested scales for {len(absmax)}")
-    table = layer.tensor(".weight.nested_quant_map").flatten().float()
+    layer.require_type(".weight.nested_quant_map", "float32")
+    table = layer.tensor(".weight.nested_quant_map").flatten()
     layer.require(len(table) == 256, f"nested_quant_map has {len(table)} entries")
     spread = outer.repeat_interleave(size)[: len(absmax)]
     total: torch.Tensor = table[absmax.long()] * spread + float(offset)
@@ -124,7 +127,9 @@ def read_int8(layer: Layer) -> QuantizedTensor:
     layer.require(layer[".SCB"].shape == (n,), f"SCB has the shape {list(layer['.SCB'].shape)}")
     layer.require_type(".SCB", "float32")
     if ".weight_format" in layer:
-        layer.require(layer.number(".weight_format") == 0, "its rows are rearranged for a GPU; save it again")
+        layer.require(
+            layer.number(".weight_format", *COUNTS) == 0, "its rows are rearranged for a GPU; save it again"
+        )
     return QuantizedTensor(
         get_type("int8"),
         (n, k),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ladder.formats.compressed import EIGHT_BIT, stated_blocks
+from ladder.formats.compressed import EIGHT_BIT, stated_block
 from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
@@ -80,9 +80,10 @@ def _fp8_matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> Quant
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"scales have the shape {list(scale.shape)}")
     rows, columns = scale.shape
-    known = (*stated_blocks(layer), BLOCK)
-    fitting = (b for b in known if (-(-n // b[0]), -(-k // b[1])) == (rows, columns))
-    block = next(fitting, None) or (group_of(layer, n, rows), group_of(layer, k, columns))
+    block = stated_block(layer, n, k, rows, columns)
+    if block is None and (-(-n // BLOCK[0]), -(-k // BLOCK[1])) == (rows, columns):
+        block = BLOCK
+    block = block or (group_of(layer, n, rows), group_of(layer, k, columns))
     return QuantizedTensor(
         get_type(EIGHT_BIT[layer[""].dtype]),
         (n, k),

@@ -239,7 +239,10 @@ def _config(folder: Path) -> dict[str, Any]:
         if (folder / name).is_file():
             content = read_json(folder / name)
             found = content.get(key) if key else content
-            if isinstance(found, dict):
+            require(
+                found is None or isinstance(found, dict), f"{folder / name}: {key} is {str(found)[:80]!r}"
+            )
+            if found:
                 return found
     return {}
 
@@ -270,13 +273,13 @@ def assign(
             taken.update(prefix + part for part in layer.parts)
     for name, why in unfit.items():
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
-    lost = next((name for name in arrays if name not in taken and _is_lost(name, arrays)), None)
-    require(lost is None, f"{lost} is there without its description")
+    rest = {name: stored for name, stored in arrays.items() if name not in taken}
+    _require_plain(rest, arrays, config)
     smoothed = next((name for name in arrays if _is_smoothed(name, arrays, layers)), None)
     require(smoothed is None, f"{smoothed}: inputs that are multiplied before a product are not read yet")
     clash = next((name for name in layers if name in arrays and name not in taken), None)
     require(clash is None, f"{clash} is there both quantized and as it is")
-    return layers, {name: stored for name, stored in arrays.items() if name not in taken}
+    return layers, rest
 
 
 def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
@@ -285,10 +288,32 @@ def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
     return name.endswith(DISTINCT) or any(config.get("quant_method") in form.methods for form in forms)
 
 
+def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[str, Any]) -> None:
+    """Raise if what belongs to no quantized tensor, by its name, type or the configuration, should do so."""
+    method = config.get("quant_method")
+    stated = [form for form in FORMATS if method in form.methods]
+    beside = (*BESIDE_CODES, *(part for form in stated for part in form.parts if part not in GENERIC))
+    known = bool(stated) or method in (None, *OWN_METHODS)
+    for name, stored in rest.items():
+        require(not _is_lost(name, arrays), f"{name} is there without its description")
+        require(not name.endswith(beside), f"{name} is there without the codes that it belongs to")
+        code = _is_code(stored)
+        require(not (code and stated), f"{name} is {stored.dtype}, and the scales of such codes are missing")
+        require(known or not code, f"{name} is {stored.dtype}; the method {method!r} is not read")
+    for name in torchao.part_names(arrays.metadata):
+        require(name not in rest, f"{name} is there without the rest of its tensor")
+
+
 def _is_lost(name: str, arrays: Arrays) -> bool:
     """Tell codes of our own format that nothing describes."""
     prefix = name.removesuffix(native.CODES)
     return prefix != name and any(prefix + suffix in arrays for suffix in native.ARRAYS)
+
+
+def _is_code(stored: Stored) -> bool:
+    """Tell a matrix of what a method that quantizes stores as codes only."""
+    weight = stored.name.endswith(CODE_NAMES) and stored.dtype in ("int8", "uint8", "int16", "int32")
+    return len(stored.shape) >= 2 and (weight or stored.dtype in ("float8_e4m3fn", "float8_e5m2"))
 
 
 def _is_smoothed(name: str, arrays: Arrays, layers: Mapping[str, Any]) -> bool:
@@ -326,6 +351,21 @@ def _recognised(
 
 SMOOTHING = ".pre_quant_scale"
 """Suffix of what ModelOpt multiplies a layer's inputs by."""
+
+OWN_METHODS = ("ladder", "torchao")
+"""Methods whose tensors are told without them."""
+
+CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight")
+"""Suffixes of codes, of what is not read too (AQLM, VPTQ, quanto, HIGGS, FP-Quant)."""
+
+GENERIC = ("", ".weight", ".scale", ".zero", ".shape")
+"""Suffixes of parts that other tensors have, too."""
+
+BESIDE_CODES = (
+    *(".qzeros", ".nbits", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
+    *(".weight.absmax", ".weight.nested_absmax", ".weight.nested_quant_map", *bitsandbytes.STATES),
+)
+"""Suffixes that no array has which does not describe codes beside it."""
 
 DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")
 """Suffixes that no array has which is not part of a quantized tensor."""

@@ -7,10 +7,10 @@ Also what others store alike: per-tensor fp8 of ModelOpt and FBGEMM. Sources: co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ladder.formats.bits import by_rows, flipped, repacked, storage_of_words, words_to_codes
-from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 """torch's name of a weight's element -> ours."""
 
-SCALES = ("float16", "bfloat16", "float32")
-
 
 def weight_options(layer: Layer) -> Iterator[dict[str, Any]]:
     """Yield the options of weights of each group of the configuration."""
@@ -31,6 +29,19 @@ def weight_options(layer: Layer) -> Iterator[dict[str, Any]]:
         options = group.get("weights") if isinstance(group, dict) else None
         if isinstance(options, dict):
             yield options
+
+
+def require_described(layer: Layer, kind: str, bits: int, zeros: bool) -> None:
+    """Raise unless the configuration, if it describes weights, describes such codes."""
+    described = [option for option in weight_options(layer) if option.get("strategy")]
+    fitting = (
+        option.get("type", kind) == kind
+        and option.get("num_bits", bits) == bits
+        and (zeros or option.get("symmetric") is not False)
+        for option in described
+    )
+    text = f"{kind}{bits} {'with' if zeros else 'without'} zero points"
+    layer.require(not described or any(fitting), f"its codes are {text}, the configuration says otherwise")
 
 
 def packed_form(layer: Layer) -> tuple[int, int, int, bool]:
@@ -92,6 +103,7 @@ def read_packed(layer: Layer) -> QuantizedTensor:
     else:
         stored = repacked(stored, bits, k, lambda codes: codes ^ (1 << (bits - 1)))
     layer.require(zero is None or zero.shape == scale.shape, "zero points do not fit scales")
+    require_described(layer, "int", bits, zero is not None)
     return QuantizedTensor(
         get_type(f"{'int' if zero is None else 'uint'}{bits}"),
         (n, k),
@@ -142,27 +154,61 @@ def blocks_of(layer: Layer, suffix: str, n: int, k: int) -> tuple[torch.Tensor, 
     """Return per-block numbers as a matrix [ceil(N/bn), ceil(K/bk)], and (bn, bk)."""
     scale = layer.tensor(suffix)
     if scale.numel() == 1:
-        return scale.reshape(1, 1), (n, k)
+        scale = scale.reshape(1, 1)
     if scale.ndim == 1:
         scale = scale[:, None]
     if scale.ndim == 4 and scale.shape[1] == scale.shape[3] == 1:  # ModelOpt's of blocks
         scale = scale[:, 0, :, 0]
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"{suffix} has the shape {list(scale.shape)}")
     rows, columns = scale.shape
-    for height, width in stated_blocks(layer):
-        if (-(-n // height), -(-k // width)) == (rows, columns):
-            return scale.contiguous(), (height, width)
+    block = stated_block(layer, n, k, rows, columns)
+    if block is not None:
+        return scale.contiguous(), block
     layer.require(n % rows == 0, f"{rows} rows of {suffix} do not divide {n} outputs")
     return scale.contiguous(), (n // rows, group_of(layer, k, columns))
 
 
+def stated_block(layer: Layer, n: int, k: int, rows: int, columns: int) -> tuple[int, int] | None:
+    """Return the block of the configuration that gives so many scales; None if it says nothing certain.
+
+    Raises CheckpointError if a configuration that says how weights are divided allows no such number.
+    """
+    certain = [*divisions(layer, n, k)]
+    for height, width in (*certain, *stated_blocks(layer)):
+        if (-(-n // height), -(-k // width)) == (rows, columns):
+            return height, width
+    text = f"{rows} x {columns} scales for [{n}, {k}], the configuration says blocks of {certain[:4]}"
+    layer.require(not certain, text)
+    return None
+
+
+def divisions(layer: Layer, n: int, k: int) -> Iterator[tuple[int, int]]:
+    """Yield the blocks of the configuration's strategies, or of ``weight_block_size``."""
+    if _is_block(block := layer.config.get("weight_block_size")):
+        yield block[0], block[1]
+    for options in weight_options(layer):
+        group, structure = options.get("group_size"), options.get("block_structure")
+        match options.get("strategy"):
+            case "tensor":
+                yield n, k
+            case "channel":
+                yield 1, k
+            case "group" | "tensor_group" if isinstance(group, int) and group >= 1:
+                yield 1, group
+            case "block" if _is_block(structure):
+                yield structure[0], structure[1]
+
+
+def _is_block(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == 2 and all(type(x) is int and x >= 1 for x in value)
+
+
 def stated_blocks(layer: Layer) -> Iterator[tuple[int, int]]:
-    """Yield the blocks that the configuration speaks of."""
+    """Yield the blocks that the configuration speaks of, in whatever form."""
     for options in (layer.config, *weight_options(layer)):
         for key in ("weight_block_size", "block_structure", "group_size"):
-            match options.get(key):
-                case [int(height), int(width)] if height >= 1 and width >= 1:
-                    yield height, width
+            if _is_block(block := options.get(key)):
+                yield block[0], block[1]
         group = options.get("group_size")
         if isinstance(group, int) and group >= 1:
             yield 1, group
@@ -181,6 +227,7 @@ def read_eight_bit(layer: Layer) -> QuantizedTensor:
         layer.require_type(".weight_zero_point", "int8")
         zero, _ = blocks_of(layer, ".weight_zero_point", n, k)
         layer.require(zero.shape == scale.shape, "zero points do not fit scales")
+    require_described(layer, "int" if layer[".weight"].dtype == "int8" else "float", 8, zero is not None)
     asymmetric = zero is not None and bool(zero.any())
     layer.require(not asymmetric or layer[".weight"].dtype == "int8", "fp8 codes have no zero points")
     return QuantizedTensor(

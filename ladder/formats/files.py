@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MOST_HEADER = 100 << 20
 """Bytes of a safetensors header, and of a JSON file: what the format itself allows."""
 
+MOST_TEXT = 1 << 20
+"""Bytes of a description that is stored as an array."""
+
 MOST_TENSORS = 1_000_000
 MOST_AXES = 8
 

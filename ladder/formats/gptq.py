@@ -22,7 +22,7 @@ from ladder.formats.bits import (
     transposed_words,
     words_to_codes,
 )
-from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, OVERRIDES, SCALES, Format, Layer, Shape, group_of
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def geometry(layer: Layer) -> PackedForm:
     bits = stated if stated in fitting else fitting[0] if len(fitting) == 1 else None
     layer.require(bits is not None, f"zero points of {zero_words} words for {n} outputs fit no width")
     assert bits is not None
+    agrees = stated in (None, bits) or any(layer.config.get(key) for key in OVERRIDES)
+    layer.require(agrees, f"its codes have {bits} bits, the configuration says {stated}")
     k = layer.shape(".g_idx", 1)[0] if ".g_idx" in layer else rows * 32 // bits
     layer.require(-(-k * bits // 32) == rows, f"{rows} words do not hold {k} codes of {bits} bits")
     planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not is_auto_round(layer)))
@@ -123,7 +125,7 @@ def read(layer: Layer) -> QuantizedTensor:
     """Read a layer: signed codes where all zero points are the middle one, else unsigned ones."""
     layer.require_type(".qweight", "int32")
     layer.require_type(".qzeros", "int32")
-    layer.require_type(".scales", "float16", "bfloat16", "float32")
+    layer.require_type(".scales", *SCALES)
     form = geometry(layer)
     group, columns = grouping(layer, form)
     scale, zero = layer.tensor(".scales"), zero_points(layer, form)
@@ -174,6 +176,8 @@ def grouping(layer: Layer, form: PackedForm) -> tuple[int, torch.Tensor | None]:
 
     stated = layer.option("group_size", int, None)
     if ".g_idx" not in layer:
+        ordered = layer.option("desc_act", bool, False) and form.groups > 1
+        layer.require(not ordered, "its part '.g_idx' is missing, the configuration says desc_act")
         return group_of(layer, form.k, form.groups, stated), None
     layer.require_type(".g_idx", "int32", "int64")
     index = layer.tensor(".g_idx").long()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ladder.faults import warn_once
 from ladder.formats.bitsandbytes import blocks_of_flat
-from ladder.formats.layer import Format, Layer, Shape
+from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +39,10 @@ def read(layer: Layer) -> QuantizedTensor | torch.Tensor:
     from tile_types import QuantizedTensor
 
     n, k = shape(layer)
-    bits, axis = int(layer.number(".nbits")), int(layer.number(".axis")) if ".axis" in layer else 1
+    bits, axis = (int(layer.number(part, *COUNTS)) if part in layer else 1 for part in (".nbits", ".axis"))
     layer.require(bits in PACKING, f"{bits} bits")
     layer.require(axis in (0, 1), f"axis {axis}")
-    layer.require_type(".scale", "float16", "bfloat16", "float32")
+    layer.require_type(".scale", *SCALES)
     layer.require_type(".zero", layer[".scale"].dtype)
     scale, zero = layer.tensor(".scale"), layer.tensor(".zero")
     layer.require(scale.shape == zero.shape and scale.numel() >= 1, "zero points do not fit scales")
@@ -71,6 +71,8 @@ def unpacked(layer: Layer, bits: int, extents: tuple[int, int]) -> torch.Tensor:
     import torch
 
     dtype, slots = PACKING[bits]
+    viewed = ".view_as_float" not in layer or bool(layer.number(".view_as_float", *COUNTS))
+    layer.require_type(".W_q", dtype, *(SCALES if viewed else ()))
     words = layer.tensor(".W_q")
     if layer[".W_q"].dtype != dtype:
         words = words.contiguous().view(getattr(torch, dtype))

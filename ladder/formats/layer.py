@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
-from ladder.formats.files import Stored, require
+from ladder.formats.files import MOST_TEXT, Stored, require
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -79,11 +79,18 @@ class Layer:
         found = self[suffix].dtype
         self.require(found in dtypes, f"{suffix} is {found}, expected {' or '.join(dtypes)}")
 
-    def number(self, suffix: str) -> float:
-        """Return the one number of a part."""
+    def number(self, suffix: str, *dtypes: str) -> float:
+        """Return the one number of a part, which must be of one of the types; by default of a scale's."""
+        self.require_type(suffix, *(dtypes or SCALES))
         tensor = self.tensor(suffix)
         self.require(tensor.numel() == 1, f"{suffix} must be one number, it has {tensor.numel()}")
         return float(tensor.to(dtype=_float64()).reshape(()))
+
+    def text(self, suffix: str) -> bytes:
+        """Return a part that is a short text."""
+        self.require_type(suffix, "uint8")
+        self.require(self[suffix].nbytes < MOST_TEXT, f"{suffix} is too long")
+        return bytes(self.tensor(suffix).flatten().tolist())
 
     def option(self, name: str, kind: type, default: Any) -> Any:
         """Return an entry of the configuration, of a type."""
@@ -94,6 +101,15 @@ class Layer:
         self.require(fits, f"the configuration's {name} is {value!r}, expected {kind.__name__}")
         return value
 
+
+SCALES = ("float16", "bfloat16", "float32")
+"""Types of scales that are no codes themselves."""
+
+COUNTS = ("uint8", "int8", "int16", "int32", "int64")
+"""Types of numbers that say how something is stored."""
+
+OVERRIDES = ("dynamic", "extra_config", "layer_config")
+"""Entries of a configuration by which layers differ from the rest of it (GPTQModel, AutoRound)."""
 
 AUTO_ROUND = ("auto-round", "intel/auto-round")
 """What AutoRound calls its method, whatever format it stores."""
@@ -139,10 +155,12 @@ def group_of(layer: Layer, columns: int, groups: int, stated: int | None = None)
     """Return the columns that share a scale, from the number of groups.
 
     columns, groups: Extents of the matrix and of its scales.
-    stated: Group size of the configuration: it counts if it gives that many groups.
+    stated: Group size of the configuration, which must give that many groups unless layers may differ.
     """
     if stated is not None and stated > 0 and -(-columns // stated) == groups:
         return stated
+    agrees = stated is None or stated < 1 or any(layer.config.get(key) for key in OVERRIDES)
+    layer.require(agrees, f"{groups} groups of scales for {columns} columns, the configuration says {stated}")
     layer.require(columns % groups == 0, f"{groups} groups of scales do not divide {columns} columns")
     return columns // groups
 

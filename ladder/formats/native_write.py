@@ -46,8 +46,9 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
             file.write(bytes(8 + room))
             header, at = {}, 0
             for name, array in _arrays(checkpoint, names):
+                require(name not in header, f"{path} would hold {name!r} twice")
                 octets = _octets(array)
-                header[name] = _entry(array, at, at + len(octets))
+                header[name] = _entry(name, array, at, at + len(octets))
                 at += file.write(octets)
             text = json.dumps(header, ensure_ascii=False).encode()
             require(len(text) <= room, f"the header of {path} takes {len(text)} bytes, not {room}")
@@ -105,7 +106,7 @@ def _octets(array: torch.Tensor) -> memoryview:
     return array.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _entry(array: torch.Tensor, begin: int, end: int) -> dict[str, Any]:
+def _entry(name: str, array: torch.Tensor, begin: int, end: int) -> dict[str, Any]:
     dtype = str(array.dtype).removeprefix("torch.")
-    require(dtype in NAMES, f"tensors of type {dtype} cannot be written")
+    require(dtype in NAMES, f"{name} cannot be written: its type is {dtype}")
     return {"dtype": NAMES[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.files import MOST_TENSORS, Arrays, MappedFile, Stored, require, require_name
+from ladder.formats.files import (
+    DTYPES,
+    MOST_TENSORS,
+    MOST_TEXT,
+    Arrays,
+    MappedFile,
+    Stored,
+    require,
+    require_name,
+)
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -37,8 +46,8 @@ def read_pickled(path: Path) -> Arrays:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # the unpickler may raise anything at damaged data
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path} is no file of plain tensors: {text}") from error
+        raise CheckpointError(f"{path} is no file of plain tensors: {_reason(error)}") from error
+    require(isinstance(content, dict), f"{path} holds a {type(content).__name__}, not tensors by name")
     stored: dict[str, Stored] = {}
     _flatten(file, content, "", stored, 0)
     return Arrays(stored, {})
@@ -51,17 +60,37 @@ def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored],
             require(isinstance(key, str), f"{file.path}: {name!r} has a key that is no text")
             _flatten(file, inner, f"{name}.{key}" if name else key, stored, depth + 1)
         return
-    array = _array(value)
-    if array is None:
-        return
-    require(array.layout.__str__() == "torch.strided", f"{file.path}: {name!r} is no dense tensor")
-    require_name(name, file.path)
-    require(name not in stored and len(stored) < MOST_TENSORS, f"{file.path}: {name!r} is there twice")
+    array = _array(value, f"{file.path}: {name!r}")
+    if array is not None:
+        require_name(name, file.path)
+        require(name not in stored and len(stored) < MOST_TENSORS, f"{file.path}: {name!r} is there twice")
+        stored[name] = _held(file, name, array)
+
+
+def _reason(error: Exception) -> str:
+    """Return one printable line of what the unpickler says: the class that it refuses, if it says that."""
+    lines = ["".join(filter(str.isprintable, line)) for line in str(error).splitlines()]
+    refused = (line for line in lines if line.startswith("WeightsUnpickler error"))
+    text = next(refused, lines[0] if lines else type(error).__name__)
+    return text.partition(". Please")[0][:200]
+
+
+def _held(file: MappedFile, name: str, array: torch.Tensor) -> ArrayInMemory:
+    """Check a tensor: dense, of a type that is read, and with no more elements than a file can hold."""
+    import torch
+
+    where = f"{file.path}: {name!r}"
+    dense = array.layout == torch.strided and array.device.type == "cpu" and not array.is_nested
+    require(dense, f"{where} is no dense tensor with values")
+    fits = array.nbytes <= max(file.size, MOST_TEXT)
+    require(fits, f"{where} has {array.nbytes} bytes, more than the file")
     dtype = str(array.dtype).removeprefix("torch.")
-    stored[name] = ArrayInMemory(name, dtype, tuple(array.shape), file, 0, array.detach())
+    require(any(dtype == known for known, _ in DTYPES.values()), f"{where} has elements of type {dtype}")
+    held = array.detach().resolve_conj().resolve_neg()
+    return ArrayInMemory(name, dtype, tuple(array.shape), file, 0, held)
 
 
-def _array(value: Any) -> torch.Tensor | None:
+def _array(value: Any, where: str) -> torch.Tensor | None:
     """Return a value as an array; None for one that says nothing."""
     import torch
 
@@ -75,7 +104,10 @@ def _array(value: Any) -> torch.Tensor | None:
         return torch.tensor(value) if -(1 << 63) <= value < 1 << 63 else None
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float32)
-    numbers = isinstance(value, list | tuple) and len(value) <= 1 << 16
+    series = isinstance(value, list | tuple)
+    tensors = series and any(isinstance(item, torch.Tensor) for item in value)
+    require(not tensors, f"{where} is a list of tensors, which have no names")
+    numbers = series and len(value) <= 1 << 16
     if numbers and all(isinstance(item, int) and abs(item) < 1 << 62 for item in value):
         return torch.tensor(list(value), dtype=torch.int64)
     return None

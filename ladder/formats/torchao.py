@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ladder.formats.files import parse_json
-from ladder.formats.layer import Format, Layer, Shape
+from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -35,9 +36,21 @@ def attributes(layer: Layer) -> tuple[str, dict[str, Any]]:
     described = parse_json(text.encode(), f"{layer.name}: its description")
     kind, data = described.get("_type"), described.get("_data")
     layer.require(isinstance(kind, str) and isinstance(data, dict), "its description has no class")
+    parts = described.get("_tensor_data_names")
+    for part in parts if isinstance(parts, list) else ():
+        layer.require(f"_{part}" in layer, f"its part '_{part}' is missing, or not known")
     assert isinstance(kind, str)
     assert isinstance(data, dict)
     return kind, data
+
+
+def part_names(metadata: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names that the arrays of all quantized tensors have which a header describes."""
+    for name, text in metadata.items():
+        if '"_tensor_data_names"' in text:
+            module, _, own = name.rpartition(".")
+            prefix = f"{module}._{own}" if module else f"_{own}"
+            yield from (prefix + part for part in (FORMAT.key, *FORMAT.parts, *FORMAT.optional))
 
 
 def named(value: Any) -> str:
@@ -65,18 +78,21 @@ def read(layer: Layer) -> QuantizedTensor:
     return reader(layer, data)
 
 
-def affine(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
+def affine(layer: Layer, data: dict[str, Any], *, fp8: bool = False) -> QuantizedTensor:
     """Read integers in bytes, or fp8: ``(q - zero) * scale``."""
     import torch
 
     from tile_types import QuantizedTensor, get_type
 
     n, k = layer.shape("_qdata", 2)
-    layer.require_type("_qdata", *EIGHT_BIT)
-    layer.require_type("_scale", "float32", "float16", "bfloat16")
+    kinds = (name for name in EIGHT_BIT if name.startswith("float8") == fp8)
+    layer.require_type("_qdata", *kinds)
+    layer.require_type("_scale", *SCALES)
     scale = layer.tensor("_scale")
     block = block_of(layer, data, scale, n, k)
-    scale = scale.reshape(-(-n // block[0]), -(-k // block[1]))
+    groups = -(-n // block[0]), -(-k // block[1])
+    layer.require(_long(scale.shape) == _long(groups), f"scales have the shape {list(scale.shape)}")
+    scale = scale.reshape(groups)
     target = named(data.get("target_dtype")) or EIGHT_BIT[layer["_qdata"].dtype]
     ttype = get_type(target)
     layer.require(target in EIGHT_BIT.values() or ttype.is_integer, f"target_dtype is {target}")
@@ -99,8 +115,9 @@ def zero_of(layer: Layer, scale: torch.Tensor) -> torch.Tensor | None:
 
     if "_zero_point" not in layer:
         return None
+    layer.require_type("_zero_point", *COUNTS, *SCALES)
     zero = layer.tensor("_zero_point")
-    layer.require(zero.numel() == scale.numel(), "zero points do not fit scales")
+    layer.require(_long(zero.shape) == _long(scale.shape), "zero points do not fit scales")
     zero = zero.reshape(scale.shape)
     if not bool((zero != 0).any()):
         return None
@@ -108,6 +125,11 @@ def zero_of(layer: Layer, scale: torch.Tensor) -> torch.Tensor | None:
         return zero.to(scale.dtype)
     layer.require(int(zero.min()) >= -128 and int(zero.max()) <= 127, "zero points exceed a byte")
     return zero.to(torch.int8)
+
+
+def _long(shape: Sequence[int]) -> list[int]:
+    """Return the extents other than 1."""
+    return [extent for extent in shape if extent != 1]
 
 
 def block_of(layer: Layer, data: dict[str, Any], scale: torch.Tensor, n: int, k: int) -> tuple[int, int]:
@@ -130,7 +152,8 @@ def int4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
 
     n, octets = layer.shape("_qdata", 2)
     layer.require("_act_pre_scale" not in layer, "it scales activations first, which no kernel here does")
-    layer.require_type("_scale", "float16", "bfloat16", "float32")
+    layer.require_type("_qdata", "uint8", "int8")
+    layer.require_type("_scale", *SCALES)
     layer.require_type("_zero_point", layer["_scale"].dtype)
     scale, zero = layer.tensor("_scale"), layer.tensor("_zero_point")
     block = block_of(layer, data, scale, n, 2 * octets)
@@ -156,7 +179,8 @@ def unswizzled(layer: Layer, data: dict[str, Any], rows: int, columns: int) -> t
 
     octets = layer.tensor("_scale").contiguous().view(torch.uint8)
     if not data.get("is_swizzled_scales"):
-        layer.require(octets.numel() == rows * columns, f"{octets.numel()} scales for {rows} x {columns}")
+        fits = _long(octets.shape) == _long((rows, columns))
+        layer.require(fits, f"scales {list(octets.shape)} for {rows} x {columns} blocks")
         return octets.reshape(rows, columns)
     high, wide = -(-rows // 128), -(-columns // 4)
     layer.require(octets.numel() == high * wide * 512, f"{octets.numel()} swizzled scales")
@@ -176,6 +200,8 @@ def mx(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     layer.require(element is not None and data.get("block_size") == 32, f"elements {name!r} are not read")
     assert element is not None
     layer.require(k % 32 == 0, f"{k} columns are no multiple of 32")
+    layer.require_type("_qdata", "uint8" if element == "fp4_e2m1" else name)
+    layer.require_type("_scale", "float8_e8m0fnu", "uint8")
     scale = unswizzled(layer, data, n, k // 32).view(torch.float8_e8m0fnu)
     codes = layer.tensor("_qdata").view(torch.uint8)
     name = "mxfp4" if element == "fp4_e2m1" else f"mx{element}"
@@ -191,6 +217,8 @@ def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
 
     n, k = shape(layer)
     layer.require(data.get("block_size") == 16 and k % 16 == 0, "blocks of other than 16 columns")
+    layer.require_type("_qdata", "uint8")
+    layer.require_type("_scale", "float8_e4m3fn")
     factor = layer.number("_per_tensor_scale") if "_per_tensor_scale" in layer else None
     return QuantizedTensor(
         get_type("fp4_e2m1"),
@@ -207,7 +235,7 @@ def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
 READERS: dict[str, Callable[[Layer, dict[str, Any]], QuantizedTensor]] = {
     "IntxUnpackedToInt8Tensor": affine,
     "Int8Tensor": affine,
-    "Float8Tensor": affine,
+    "Float8Tensor": partial(affine, fp8=True),
     "Int4Tensor": int4,
     "MXTensor": mx,
     "NVFP4Tensor": nvfp4,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ladder
@@ -207,6 +208,106 @@ def test_contradictions_are_named(what: str, tmp_path: Path) -> None:
     save_file({key: value.contiguous() for key, value in arrays.items()}, tmp_path / "model.safetensors")
     with pytest.raises(ladder.CheckpointError, match=word):
         load_all(tmp_path)
+
+
+SILENT: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "bits of another type": ("bnb_nf4", replaced("layer.weight", lambda x: x.bool()), "weight is bool"),
+    "a table of integers": (
+        "bnb_nf4_nested",
+        replaced("layer.weight.nested_quant_map", lambda x: x.int()),
+        "nested_quant_map is int32",
+    ),
+    "words that are no codes": ("hqq_4bit", replaced("layer.W_q", lambda x: x.bool()), "W_q is bool"),
+    "an axis of another type": ("hqq_4bit", replaced("layer.axis", lambda x: x.view(torch.float32)), "axis"),
+    "a factor of another type": (
+        "modelopt_nvfp4",
+        replaced("layer.weight_scale_2", lambda x: x.view(torch.int32)),
+        "weight_scale_2 is int32",
+    ),
+    "no codes": ("gptq_v2_4bit", without("layer.qweight"), "qzeros.*without the codes"),
+    "no order of columns": ("gptq_desc_act", without("layer.g_idx"), "g_idx.*desc_act"),
+    "other groups": ("gptq_v2_4bit", replaced("layer.qzeros", lambda x: x.repeat(1, 2)), "says 4"),
+    "scales of other groups": (
+        "ct_pack_4bit",
+        replaced("layer.weight_scale", torch.t),
+        r"blocks of \[\(1, 32",
+    ),
+    "scales of another block": ("fp8_blocks", replaced("layer.weight_scale_inv", lambda x: x[:1]), "16, 64"),
+    "zero points missing": ("ct_int8_asym", without("layer.weight_zero_point"), "without zero points"),
+    "codes of other tools": ("ct_fp8_channel", replaced("layer.weight", lambda x: x.char()), "int8 without"),
+    "scales missing": ("ct_fp8_channel", without("layer.weight_scale"), "scales of such codes are missing"),
+    "no table": ("bnb_nf4", without("layer.weight.quant_map"), "without the codes"),
+    "half of torchao's": ("torchao_int8", without("layer._weight_scale"), "without the rest"),
+    "torchao's zero points": ("torchao_int3", without("layer._weight_zero_point"), "_zero_point' is missing"),
+    "torchao's scales": ("torchao_int3", replaced("layer._weight_scale", torch.t), "scales have the shape"),
+}
+
+
+@pytest.mark.parametrize("what", SILENT)
+def test_what_would_be_read_as_other_values_is_refused(what: str, tmp_path: Path) -> None:
+    """Beside the configuration that the tool writes; each of these once gave wrong values in silence."""
+    name, change, word = SILENT[what]
+    file = FILES / f"{name}.safetensors"
+    arrays, config = load_file(file), EXPECTED[file.name]["config"]
+    change(arrays)
+    with safe_open(file, "pt") as opened:
+        texts = opened.metadata()
+    save_file(
+        {key: value.contiguous() for key, value in arrays.items()}, tmp_path / "model.safetensors", texts
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config or None}))
+    with pytest.raises(ladder.CheckpointError, match=word):
+        load_all(tmp_path)
+
+
+def test_layers_may_differ_from_the_configuration_where_it_says_so(tmp_path: Path) -> None:
+    """GPTQModel's ``dynamic`` gives some layers other bits and groups."""
+    (tmp_path / "model.safetensors").write_bytes((FILES / "gptq_v2_4bit.safetensors").read_bytes())
+    config = EXPECTED["gptq_v2_4bit.safetensors"]["config"] | {"bits": 8, "group_size": 16}
+    for dynamic, refused in ((None, True), ({"+:layer": {"bits": 4, "group_size": 32}}, False)):
+        text = json.dumps({"quantization_config": config | {"dynamic": dynamic}})
+        (tmp_path / "config.json").write_text(text)
+        assert fails_well(tmp_path) is refused
+
+
+def test_methods_that_are_not_read_are_named(tmp_path: Path) -> None:
+    save_file({"a.codes": torch.zeros(4, 4, 2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "aqlm"}}')
+    with pytest.raises(ladder.CheckpointError, match=r"a\.codes.*'aqlm' is not read"):
+        ladder.load_checkpoint(tmp_path)
+
+
+PICKLED: dict[str, tuple[object, str]] = {
+    "elements that the file does not hold": (
+        {"a": torch.zeros(1).expand(1 << 20, 1 << 20)},
+        "more than the file",
+    ),
+    "no values": ({"a": torch.empty(3, device="meta")}, "dense"),
+    "sparse": ({"a": torch.eye(3).to_sparse()}, "dense"),
+    "an unknown type": ({"a": torch.zeros(2, dtype=torch.complex128)}, "'a' has elements of type complex128"),
+    "tensors without names": ({"a": [torch.zeros(2)]}, "'a' is a list"),
+    "no dictionary": ([torch.zeros(2)], "holds a list"),
+    "a module": ({"a": torch.nn.Linear(2, 2)}, "Unsupported global"),
+}
+
+
+@pytest.mark.parametrize("what", PICKLED)
+def test_pickled_files_hold_dense_tensors_by_name(what: str, tmp_path: Path) -> None:
+    content, word = PICKLED[what]
+    torch.save(content, tmp_path / "bad.pt")
+    with pytest.raises(ladder.CheckpointError, match=word) as raised:
+        ladder.load_checkpoint(tmp_path / "bad.pt")
+    assert "bad.pt" in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+def test_conjugated_and_negated_tensors_convert(tmp_path: Path) -> None:
+    values = {"conjugated": torch.tensor([1 + 2j]).conj(), "negated": torch._neg_view(torch.ones(2))}
+    torch.save(values, tmp_path / "some.pt")
+    run_convert(str(tmp_path / "some.pt"), tmp_path / "own.safetensors")
+    assert all(
+        torch.equal(load_file(tmp_path / "own.safetensors")[key], value) for key, value in values.items()
+    )
 
 
 def test_a_configuration_of_another_method_is_refused(tmp_path: Path) -> None:
