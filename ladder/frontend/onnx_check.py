@@ -71,7 +71,7 @@ def check_model(model: Any, title: str) -> None:
         raise ImportRefused(f"{title} has external data in an attribute; export it with initializers")
     skeleton = _skeleton(model)
     try:
-        onnx.checker.check_model(skeleton)
+        onnx.checker.check_model(_with_ranks(skeleton))
         inferred = _inferred(skeleton)
     except Exception as error:  # the checker's errors have no common class
         raise ImportRefused(f"{title} is no valid ONNX model: {_line(error)}") from error
@@ -79,6 +79,21 @@ def check_model(model: Any, title: str) -> None:
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
         check_extents(dims, f"{title}: {info.name!r}")
+
+
+def _with_ranks(model: Any) -> Any:
+    """Return the model with shapes for inputs that state none: the checker wants them, importing does not."""
+    found = model
+    if any(map(_is_shapeless, model.graph.input)):
+        found = onnx.ModelProto()
+        found.CopyFrom(model)
+        for info in filter(_is_shapeless, found.graph.input):
+            info.type.tensor_type.shape.SetInParent()
+    return found
+
+
+def _is_shapeless(info: Any) -> bool:
+    return info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape")
 
 
 def _inferred(model: Any) -> Any:
@@ -108,7 +123,7 @@ def _inferred_plainly(model: Any) -> Any:
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError:
         computed = (*model.graph.value_info, *model.graph.output)
-        if not any(_cleared(info) for info in computed):
+        if not sum(_cleared(info) for info in computed):  # each of them
             raise
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
@@ -214,13 +229,19 @@ def stored_bytes(tensor: Any) -> int:
     return elements * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def nodes_of(graph: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph, or of a function, and of the graphs in them."""
+def graphs_of(graph: Any) -> Iterator[Any]:
+    """Yield a graph, or a function, and the graphs in its nodes."""
+    yield graph
     for node in graph.node:
-        yield node
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from nodes_of(inner)
+                yield from graphs_of(inner)
+
+
+def nodes_of(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph, or of a function, and of the graphs in them."""
+    for inner in graphs_of(graph):
+        yield from inner.node
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

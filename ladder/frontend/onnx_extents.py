@@ -173,11 +173,11 @@ RULES: Mapping[str, Rule] = {
         f"com.microsoft::{name}": lambda given, shapes, known, version: shapes[0]
         for name in (
             *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasAdd", "SkipLayerNormalization"),
-            *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "RotaryEmbedding"),
+            *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization"),
+            "RotaryEmbedding",
             *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
         )
     },
-    "SimplifiedLayerNormalization": lambda given, shapes, known, version: shapes[0],
 }
 """Operator -> rule for the shape of its first result; its type is the standard's, or its first operand's."""
 

@@ -13,6 +13,7 @@ import onnx
 import onnx.defs
 
 from ladder.frontend.onnx_check import check_model, check_size, external_bytes
+from ladder.frontend.onnx_dialects import restated
 from ladder.frontend.onnx_local import inlined
 from ladder.frontend.onnx_loops import with_lean_loops
 from ladder.frontend.onnx_values import Known
@@ -96,27 +97,9 @@ def _checked(file: OnnxFile) -> OnnxFile:
     _check_versions(file.title, versions)
     if file.model.functions:
         file = OnnxFile(inlined(file.model, file.title), file.folder, file.title)
-    file = OnnxFile(_with_open_extents(file.model), file.folder, file.title)
+    file = OnnxFile(restated(file.model), file.folder, file.title)
     check_model(file.model, file.title)
     return OnnxFile(with_float_codes(with_lean_loops(file.model)), file.folder, file.title)
-
-
-def _with_open_extents(model: Any) -> Any:
-    """Return a model whose open extents are stated as the standard has it: some exporters write -1."""
-    if not any(dim.dim_value == -1 for info in _stated(model) for dim in info.type.tensor_type.shape.dim):
-        return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for info in _stated(copy):
-        for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_value == -1:
-                dim.ClearField("dim_value")
-    return copy
-
-
-def _stated(model: Any) -> list[Any]:
-    graph = model.graph
-    return [*graph.input, *graph.value_info, *graph.output]
 
 
 def _check_versions(title: str, versions: Mapping[str, int]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ladder.frontend.onnx_call import Row, title
+from ladder.frontend.onnx_microsoft import MICROSOFT
 from ladder.frontend.onnx_models import ROWS
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops.evaluate import is_known
@@ -86,9 +87,13 @@ LENIENT: Mapping[str, Callable[[Any], Any]] = {
 """Operators whose operands exporters write as vectors of one element, where the standard wants numbers."""
 
 
+TABLES: Mapping[str, Mapping[str, Row]] = {"": ROWS, "ai.onnx": ROWS, "com.microsoft": MICROSOFT}
+"""Domain -> operator -> row."""
+
+
 def row_holds(node: Any, version: int) -> bool:
     """Tell whether a node's row is for the version that a model states."""
-    return version >= OLDEST or (version >= 7 and node.op_type in SINCE_7)
+    return bool(node.domain) or version >= OLDEST or (version >= 7 and node.op_type in SINCE_7)
 
 
 def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
@@ -96,7 +101,7 @@ def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
 
     Raises ImportRefused if nothing runs it; the nearest names are suggested.
     """
-    found = ROWS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    found = TABLES.get(node.domain, {}).get(node.op_type)
     if found is None and not is_known(node, versions):
         raise unknown_row(node)
     return found

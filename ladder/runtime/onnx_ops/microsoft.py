@@ -14,7 +14,6 @@ from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
-from tile_types.errors import ShapeError
 
 NIBBLE = 15
 """Largest number of 4 bits."""
@@ -229,6 +228,8 @@ def _attended(op: Operation, q: Any, k: Any, v: Any, mask: Any, bias: Any = None
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
     scores = torch.matmul(q, k.mT).float() * (op.get("scale", 0.0) or 1 / sqrt(q.shape[-1]))
+    if sink is None and op.get("smooth_softmax", 0) > 0:
+        sink = scores.new_zeros(scores.shape[1])
     cap = op.get("softcap", 0.0)
     scores = cap * torch.tanh(scores / cap) if cap else scores
     scores = scores if bias is None else scores + bias[..., : scores.shape[-1]]
@@ -245,8 +246,10 @@ def _multi_head(
 ) -> Any:  # fmt: skip
     """Attend with separate projections of queries, keys and values."""
     heads = op.get("num_heads")
-    if k is None:
-        raise ShapeError("MultiHeadAttention of packed queries, keys and values is not supported")
+    if k is None:  # [batch, rows, heads, 3, size]
+        q, k, v = (part.flatten(2) for part in q.unbind(3))
+    elif v is None:  # [batch, rows, heads, 2, size]
+        k, v = (part.flatten(2) for part in k.unbind(3))
     parts = [q, k, v]
     if bias is not None:
         widths = [x.shape[-1] if x.ndim == 3 else x.shape[1] * x.shape[-1] for x in parts]
@@ -254,25 +257,36 @@ def _multi_head(
     q, k, v = (_in_heads(x, heads) for x in parts)
     if past_k is not None:
         k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
-    found = _attended(op, q, k, v, _allowed(op, mask, q.shape[2], k.shape[2]), added)
+    found = _attended(op, q, k, v, None, _with_masks(op, mask, added, q, k))
     return _joined(found), k, v
 
 
-def _allowed(op: Operation, mask: Any, rows: int, columns: int) -> Any:
-    """Return where scores count: masks are of keys, or of both, or numbers of keys."""
-    causal = (
-        torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
-        if op.get("unidirectional", 0)
-        else None
-    )
-    if mask is None:
-        return causal
-    if mask.ndim == 1:
-        mask = torch.arange(columns, device=mask.device) < mask.reshape(-1, 1)
+def _with_masks(op: Operation, mask: Any, added: Any, q: Any, k: Any) -> Any:
+    """Return what is added to scores: by the operator's definition masks lower them by a number.
+
+    mask: Of keys, or of both, or numbers of keys; one of a single column holds for none.
+    added: What is added anyhow, or None.
+    q, k: Queries and keys ``[batch, heads, rows, size]``.
+    """
+    batch, rows, columns = q.shape[0], q.shape[2], k.shape[2]
+    terms = [] if added is None else [added]
+    if mask is not None and not (mask.ndim == 2 and mask.shape[1] == 1 != columns):
+        number = op.get("mask_filter_value", -10000.0)
+        terms.append(torch.where(_kept(mask, batch, columns), 0.0, number).to(torch.float32))
+    if op.get("unidirectional", 0):
+        later = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(columns - rows + 1)
+        terms.append(torch.where(later, torch.finfo(torch.float32).min, 0.0))
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def _kept(mask: Any, batch: int, columns: int) -> Any:
+    """Return a mask as booleans ``[batch, 1, 1 or rows, columns]``."""
+    if mask.ndim == 1:  # ends of keys, or ends and then starts
+        places = torch.arange(columns, device=mask.device)
+        kept = places < mask[:batch].reshape(-1, 1)
+        mask = kept & (places >= mask[batch:].reshape(-1, 1)) if len(mask) == 2 * batch else kept
     found = mask.bool()
-    if mask.ndim < 4:
-        found = found.unsqueeze(1) if mask.ndim == 3 else found[:, None, None]
-    return found if causal is None else found & causal.to(found.device)
+    return found if mask.ndim == 4 else found.unsqueeze(1) if mask.ndim == 3 else found[:, None, None]
 
 
 def _attention(
@@ -289,7 +303,7 @@ def _attended_parts(op: Operation, projected: Any, sizes: Any, mask: Any, past: 
     q, k, v = (_in_heads(part, heads) for part in projected.split(list(sizes), -1))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-    found = _attended(op, q, k, v, _allowed(op, mask, q.shape[2], k.shape[2]), added)
+    found = _attended(op, q, k, v, None, _with_masks(op, mask, added, q, k))
     return _joined(found), torch.stack([k, v])
 
 
@@ -328,8 +342,7 @@ def _fused_conv(function: str) -> Run:
 
         found = convolved(op, x, w, bias)
         found = found if added is None else found + added
-        name, numbers = op.get("activation", ""), op.get("activation_params") or []
-        return ACTIVATIONS[name](found, *numbers)
+        return _activated(op, found)
 
     return run
 
@@ -348,11 +361,18 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
 """Functions that products are fused with."""
 
 
+def _activated(op: Operation, value: Any) -> Any:
+    """Apply the function that a product is fused with."""
+    stated = [op.get(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    numbers = op.get("activation_params") or [number for number in stated if number is not None]
+    return ACTIVATIONS[op.get("activation", "")](value, *numbers)
+
+
 def _fused_gemm(op: Operation, a: Any, b: Any, c: Any = None) -> Any:
     a, b = (x.mT if op.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
     found = torch.matmul(a, b) * op.get("alpha", 1.0)
     found = found if c is None else found + c * op.get("beta", 1.0)
-    return ACTIVATIONS[op.get("activation", "")](found)
+    return _activated(op, found)
 
 
 _ROWS: Mapping[str, Run] = {
@@ -370,6 +390,7 @@ _ROWS: Mapping[str, Run] = {
     "BiasAdd": _bias_add,
     "BiasSplitGelu": _bias_split_gelu,
     "SkipLayerNormalization": _skip_layer_norm,
+    "LayerNormalization": REDUCTIONS["LayerNormalization"],
     "SimplifiedLayerNormalization": _rms_norm,
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "EmbedLayerNormalization": _embed_layer_norm,
@@ -381,8 +402,5 @@ _ROWS: Mapping[str, Run] = {
 }
 """By their names in the domain."""
 
-MICROSOFT: Mapping[str, Run] = {
-    **{f"com.microsoft::{name}": row for name, row in _ROWS.items()},
-    "SimplifiedLayerNormalization": _rms_norm,
-}
-"""Operators of com.microsoft, and one that its exporters write as ONNX's own."""
+MICROSOFT: Mapping[str, Run] = {f"com.microsoft::{name}": row for name, row in _ROWS.items()}
+"""Operators of com.microsoft, norms that onnxruntime has in ONNX's domain among them."""

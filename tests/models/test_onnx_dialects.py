@@ -1,0 +1,121 @@
+"""ONNX models as exporters and optimizers write them, where the standard has it in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnx import parser
+
+import ladder
+from benchmarks import onnx_suite
+from ladder.frontend.onnx_dialects import restated
+from ladder.frontend.onnx_file import open_onnx
+from ladder.runtime.model import build
+from ladder.runtime.model.program import ImportRefused
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+
+
+def model_of(body: str, versions: str = '"" : 14') -> Any:
+    return parser.parse_model(f"<ir_version: 8, opset_import: [{versions}]> {body}")
+
+
+def first_behind_all(graph: Any) -> None:
+    """Move the first node of a graph behind all others."""
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend([*nodes[1:], nodes[0]])
+
+
+def run(model: Any, *arguments: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = ladder.compile(model)(*arguments)
+    return found
+
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_nodes_in_any_order() -> None:
+    """Branches too, which read what a later node makes."""
+    model = model_of(
+        """g (float[2, 3] x, bool c) => (float[2, 3] y) {
+            a = Neg(x)
+            b = If (c) <then_branch = t () => (float[2, 3] r) { q = Exp(a)  r = Add(q, a) },
+                        else_branch = e () => (float[2, 3] s) { s = Abs(a) }>
+            y = Add(b, a) }"""
+    )
+    first_behind_all(model.graph)
+    then = next(attribute.g for attribute in model.graph.node[0].attribute if attribute.name == "then_branch")
+    first_behind_all(then)
+    assert torch.allclose(run(model, X, torch.tensor(True)), torch.exp(-X) - 2 * X)
+    assert torch.equal(run(model, X, torch.tensor(False)), torch.zeros(2, 3))
+
+
+def test_a_ring_of_nodes_is_refused() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { a = Add(x, b)  b = Neg(a)  y = Neg(b) }")
+    with pytest.raises(ImportRefused, match="topologically sorted"):
+        ladder.compile(model)
+
+
+def test_a_model_that_keeps_to_the_standard_is_not_copied() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { a = Neg(x)  y = Neg(a) }")
+    assert restated(model) is model
+
+
+def unnamed(model: Any) -> None:
+    model.graph.name = ""
+
+
+def without_ranks(model: Any) -> None:
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def in_full(model: Any) -> None:
+    model.opset_import[0].domain = "ai.onnx"
+    model.graph.node[0].domain = "ai.onnx"
+
+
+def with_an_idle_node(model: Any) -> None:
+    model.graph.node.append(onnx.helper.make_node("Neg", ["x"], []))
+
+
+def with_wrong_ranks(model: Any) -> None:
+    model.graph.output.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [7]))
+    model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 7
+
+
+@pytest.mark.parametrize(
+    "change", [unnamed, without_ranks, in_full, with_an_idle_node, with_wrong_ranks], ids=lambda f: f.__name__
+)
+@pytest.mark.filterwarnings("ignore:.*what it gives is taken")
+def test_other_spellings(change: Callable[[Any], None]) -> None:
+    model = model_of("g (float[2, 3] x) => (float[2, 3] y) { a = Neg(x)  y = Exp(a) }")
+    change(model)
+    found: Any = run(model, X)
+    assert torch.allclose(found[0] if isinstance(found, tuple) else found, torch.exp(-X))
+
+
+def test_a_domain_without_a_version() -> None:
+    model = model_of("g (float[2, 3] x) => (float[2, 3] y) { y = com.microsoft.Gelu (x) }")
+    assert torch.allclose(run(model, X), torch.nn.functional.gelu(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [12, 14, 21])
+def test_norms_that_onnxruntime_writes(opset: int) -> None:
+    """As operators of ONNX's domain, in versions before the standard has them."""
+    scale, bias = torch.randn(3), torch.randn(3)
+    text = """g (float[n, 3] x, float[3] s, float[3] b) => (float[n, 3] y, float[n, 3] z) {
+        y = LayerNormalization <axis: int = -1, epsilon: float = 0.001> (x, s, b)
+        z = SimplifiedLayerNormalization <axis: int = -1, epsilon: float = 0.001> (x, s) }"""
+    model = model_of(text, f'"" : {opset}')
+    y, z = ladder.compile(model)(X, scale, bias)
+    assert torch.allclose(y, torch.nn.functional.layer_norm(X, (3,), scale, bias, 0.001), atol=1e-6)
+    assert torch.allclose(z, torch.nn.functional.rms_norm(X, (3,), scale, 0.001), atol=1e-6)
+    assert {entry.domain for entry in open_onnx(model).model.opset_import} == {"", "com.microsoft"}

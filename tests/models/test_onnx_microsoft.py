@@ -1,0 +1,137 @@
+"""Operators of com.microsoft that have kernels of ours, and attention as its definition has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import numpy_helper, parser
+
+import ladder
+from benchmarks import onnx_suite
+from ladder.runtime.model import build
+from ladder.runtime.onnx_ops.operation import Operation
+from ladder.runtime.onnx_ops.table import TABLE
+from tests.models.test_onnx_torch import packed
+
+RANDOM = np.random.default_rng(5)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def model_of(text: str, **stored: Any) -> Any:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    return model
+
+
+@pytest.mark.parametrize("form", ["middle", "bytes", "floats", "8 bits", "short"])
+def test_stored_weights_of_few_bits_are_multiplied_by_kernels(form: str, tmp_path: Path) -> None:
+    """Against the product with the weight that the codes mean; exported, and written and read, alike."""
+    n, block, bits = 6, 16, 8 if form == "8 bits" else 4
+    k = 40 if form == "short" else 48
+    blocks = -(-k // block)
+    codes = RANDOM.integers(0, 1 << bits, (n, blocks, block))
+    scale, zero = np.abs(floats(n, blocks)) + 0.1, np.full((n, blocks), 1 << (bits - 1), np.float32)
+    stored: dict[str, Any] = {
+        "w": codes.astype(np.uint8) if bits == 8 else packed(codes),
+        "s": scale.reshape(-1),
+    }
+    if form == "bytes":
+        zero = RANDOM.integers(0, 16, (n, blocks))
+        stored["z"] = packed(np.pad(zero, ((0, 0), (0, blocks % 2)))).reshape(-1)
+    if form == "floats":
+        zero = RANDOM.uniform(0, 15, (n, blocks)).astype(np.float32)
+        stored["z"] = zero.reshape(-1)
+    weight = ((codes - zero[..., None]) * scale[..., None]).reshape(n, -1)[:, :k]
+    node = f"MatMulNBits <K: int = {k}, N: int = {n}, bits: int = {bits}, block_size: int = {block}>"
+    names = ", ".join(["x", *stored])
+    model = ladder.compile(
+        model_of(f"g (float[b, 2, {k}] x) => (y) {{ y = com.microsoft.{node} ({names}) }}", **stored)
+    )
+    x = floats(3, 2, k)
+    found = model(torch.from_numpy(x))
+    np.testing.assert_allclose(found.numpy(), x @ weight.T.astype(np.float32), rtol=2e-4, atol=2e-4)
+    assert "onnx." not in model.plan()
+    if form == "bytes":
+        exported = ladder.load(model.export(str(tmp_path / "m.ladder")))
+        written = ladder.compile(model.to_onnx(str(tmp_path / "m.onnx")))
+        for other in (exported, written):
+            assert torch.equal(other(torch.from_numpy(x)), found)
+
+
+FUNCTIONS = {
+    "Gelu": ("(x)", lambda x, z, s: F.gelu(x)),
+    "BiasGelu": ("(x, s)", lambda x, z, s: F.gelu(x + s)),
+    "FastGelu": ("(x, s)", lambda x, z, s: F.gelu(x + s, approximate="tanh")),
+    "QuickGelu": ("<alpha: float = 1.5> (x)", lambda x, z, s: x * torch.sigmoid(1.5 * x)),
+    "BiasAdd": ("(x, s, z)", lambda x, z, s: x + s + z),
+    "SkipLayerNormalization": (
+        "<epsilon: float = 0.001> (x, z, s, s, s)",
+        lambda x, z, s: F.layer_norm(x + z + s, (8,), s, s, 0.001),
+    ),
+    "SkipSimplifiedLayerNormalization": (
+        "<epsilon: float = 0.001> (x, z, s, s)",
+        lambda x, z, s: F.rms_norm(x + z + s, (8,), s, 0.001),
+    ),
+    "FusedMatMul": ("<transB: int = 1, alpha: float = 0.5> (x, z)", lambda x, z, s: x @ z.mT / 2),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_tile_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    body, wanted = FUNCTIONS[name]
+    text = f"g (float[b, 5, 8] x, float[b, 5, 8] z, float[8] s) => (y) {{ y = com.microsoft.{name} {body} }}"
+    x, z, s = (torch.from_numpy(floats(*shape)) for shape in ((2, 5, 8), (2, 5, 8), (8,)))
+    model = ladder.compile(model_of(text))
+    assert torch.allclose(model(x, z, s), wanted(x, z, s), atol=2e-6)
+    assert "onnx." not in model.plan()
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"), [("Relu", torch.relu), ("LeakyRelu", lambda x: F.leaky_relu(x, 0.3))]
+)
+def test_a_product_with_an_activation(name: str, activation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With numbers of its own, which `FusedGemm` states one by one."""
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    given = f'activation: string = "{name}", activation_alpha: float = 0.3, transB: int = 1'
+    body = f"y = com.microsoft.FusedGemm <{given}> (x, z, s)"
+    text = f"g (float[n, 8] x, float[5, 8] z, float[5] s) => (y) {{ {body} }}"
+    x, z, s = (torch.from_numpy(floats(*shape)) for shape in ((2, 8), (5, 8), (5,)))
+    assert torch.allclose(ladder.compile(model_of(text))(x, z, s), activation(x @ z.T + s), atol=1e-5)
+
+
+def attention(q: torch.Tensor, *more: Any, **given: Any) -> Any:
+    op = Operation("com.microsoft::MultiHeadAttention", 1, {"num_heads": 2, **given}, 1)
+    return TABLE["com.microsoft::MultiHeadAttention"](op, q, *more)[0]
+
+
+def test_masks_of_attention() -> None:
+    """Numbers of keys, ends and starts, and keys; a column holds for none; packed operands are the parts."""
+    q, k, v = (torch.randn(2, 5, 8) for _ in range(3))
+    ends, starts = torch.tensor([3, 5]), torch.tensor([0, 2])
+    places = torch.arange(5)
+    kept = (places < ends[:, None]) & (places >= starts[:, None])
+    heads = [x.reshape(2, 5, 2, 4).transpose(1, 2) for x in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*heads, attn_mask=kept[:, None, None]).transpose(1, 2).flatten(2)
+    for mask in (torch.cat([ends, starts]), kept.int(), kept[:, None].expand(2, 5, 5).int()):
+        assert torch.allclose(attention(q, k, v, None, mask.int()), wanted, atol=1e-5)
+    plain = attention(q, k, v)
+    assert torch.equal(attention(q, k, v, None, torch.zeros(2, 1, dtype=torch.int32)), plain)
+    by_head = [x.reshape(2, 5, 2, 4) for x in (q, k, v)]
+    assert torch.equal(attention(torch.stack(by_head, 3)), plain)
+    assert torch.equal(attention(q, torch.stack(by_head[1:], 3)), plain)
+
+
+def test_what_no_key_is_left_for() -> None:
+    """A row without keys is the mean of all values that scores are alike for, as onnxruntime has it."""
+    q, v = torch.zeros(1, 3, 8), torch.randn(1, 3, 8)
+    found = attention(q, q, v, None, torch.zeros(1, 3, dtype=torch.int32))
+    assert torch.allclose(found, v.mean(1, keepdim=True).expand(1, 3, 8), atol=1e-6)
