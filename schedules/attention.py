@@ -48,6 +48,7 @@ class AttentionSchedule(Schedule):
         check(1 <= self.warps <= 16, f"a block has 1 to 16 warps, got {self.warps}")
         check(self.cluster in CLUSTERS, f"clusters have {CLUSTERS} blocks, got {self.cluster}")
         check(self.fragments in (1, 2), f"a warp takes 1 or 2 fragments at a time, got {self.fragments}")
+        check(self.resident >= 1, f"a multiprocessor holds at least one block, got {self.resident}")
 
     @property
     def threads(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, table_bytes, weight_bits
@@ -58,6 +58,13 @@ FLUSHES: Mapping[str, str] = {"float16": "flushes.float16"}
 """Feature of devices whose cores take subnormal operands of a type for 0, where scaled weights have some."""
 
 
+_ALLOWED: Mapping[str, Sequence[tuple[str, Sequence[object]]]] = {
+    pipeline: [(field, getattr(rule, field)) for field in AXES if getattr(rule, field)]
+    for pipeline, rule in RULES.items()
+}
+"""Pipeline -> the fields whose values its rule limits."""
+
+
 def placement_for(gemm: Gemm) -> str:
     """Return where scales apply: on the decoded operand of 16-bit cores, on the accumulator of 8-bit ones.
 
@@ -102,20 +109,18 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield "the device has no clusters of blocks"
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
-    if device.cores_for(gemm.activation) and not device.cores_for(gemm.activation, schedule.pipeline):
-        others = dict.fromkeys(name for core in device.cores_for(gemm.activation) for name in core.pipelines)
+    cores = [core.pipelines for core in device.cores if core.a == gemm.activation]
+    if cores and not any(schedule.pipeline in pipelines for pipelines in cores):
+        others = dict.fromkeys(name for pipelines in cores for name in pipelines)
         yield f"no core multiplies {gemm.activation} in this pipeline; use {', '.join(others)}"
-    for field in AXES:
-        value, allowed = getattr(schedule, field), getattr(rule, field)
-        if allowed and value not in allowed:
+    for field, allowed in _ALLOWED[schedule.pipeline]:
+        value = getattr(schedule, field)
+        if value not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
-    if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
-        yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
+    yield from _placement_violations(gemm, device, schedule)
     parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
     if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_COLUMNS and not parts:
         yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
-    if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
-        yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _window_violations(gemm, schedule)
     yield from _gate_violations(gemm, schedule)
     yield from _deal_violations(gemm, schedule)
@@ -126,6 +131,16 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 def _gate_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if gemm.gate and schedule.warp_rows != GATED_ROWS:
         yield f"a warp of a gated product has {GATED_ROWS} rows, got warp_rows={schedule.warp_rows}"
+
+
+def _placement_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[str]:
+    plain = not gemm.scale and gemm.weight == gemm.activation  # nothing is decoded: no choice to be made
+    if (plain or not RULES[schedule.pipeline].placement) and schedule.placement != placement_for(gemm):
+        yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}: placement is that"
+    if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
+        yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
+    if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
+        yield "the core takes subnormal operands for 0; use placement 'accumulator'"
 
 
 def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -189,6 +204,8 @@ def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         and (schedule.tile_n > 64 or schedule.tile_m > 32)
     ):
         yield "narrow blocks are for few tokens: use tile_n=64 and at most 32 tokens with warp_rows=32"
+    if schedule.pipeline in NARROW and schedule.warp_rows > 16 and tile_rows(schedule) == schedule.tile_n:
+        yield f"warp_rows={schedule.warp_rows} makes the {schedule.tile_n} rows that a block has with 16"
     if block_lanes(schedule) > MOST_THREADS:
         yield f"TVM marks AMD kernels as having at most {MOST_THREADS} threads, got {block_lanes(schedule)}"
     if not divisions(schedule):
@@ -200,8 +217,6 @@ def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 def _warpgroup_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     """Yield what both pipelines of warpgroups refuse."""
-    if schedule.placement != placement_for(gemm):
-        yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     yield from _grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"

@@ -25,6 +25,8 @@ class Rule:
     stream_k: tuple[bool, ...] = (False,)
     warp_rows: tuple[int, ...] = (16,)
     pair: tuple[bool, ...] = (False,)
+    raster: tuple[int, ...] = ()
+    """Widths to choose from; none: any."""
     placement: tuple[str, ...] = ()
     """Placements to choose from; none: the one of `placement_for`."""
 
@@ -57,6 +59,7 @@ RULES: Mapping[str, Rule] = {
         (False,),
         cluster=(1, 2),  # of four, too few fit at once: a second wave (measured on an H200)
         warp_rows=(16, 32),  # of 64, too few registers or warps are left (measured on an H200)
+        raster=(8,),  # not read: a block has all activation rows
         placement=("operand", "accumulator"),
     ),
     "digits": Rule(
@@ -70,6 +73,7 @@ RULES: Mapping[str, Rule] = {
         (False,),
         cluster=(1, 2),  # of four, too few fit at once (measured on an H200)
         warp_rows=(16, 32, 64),
+        raster=(8,),  # not read: a block has all activation rows
         placement=("accumulator",),
     ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),

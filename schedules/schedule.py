@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 
 from schedules.instructions import INSTRUCTIONS
 from schedules.transforms import Transform, Use, parse_transform
@@ -30,6 +31,15 @@ GPU_PIPELINES = (
     "dot32",
 )
 """Skeletons of GPU kernels: from ``mfma`` on AMD's, the others NVIDIA's."""
+
+CLASSES: Mapping[str, str] = {
+    "GpuSchedule": "schedules.schedule",
+    "AttentionSchedule": "schedules.attention",
+    "WaveAttentionSchedule": "schedules.wave_attention",
+    "ScaledSchedule": "schedules.scaled",
+    "WaveScaledSchedule": "schedules.wave_scaled",
+}
+"""Class of schedules with fields -> its module."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -96,19 +106,26 @@ class GpuSchedule(Schedule):
     deal: int = 1
 
     def __post_init__(self) -> None:
-        check(self.pipeline in GPU_PIPELINES, f"unknown GPU pipeline {self.pipeline!r}")
-        check(self.placement in ("operand", "accumulator"), f"unknown scale placement {self.placement!r}")
-        check(self.warp_rows in (16, 32, 64), f"a warp serves 16, 32 or 64 rows, got {self.warp_rows}")
-        for name in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "raster", "cluster"):
-            check(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        check(
-            self.tile_n % 64 == 0,
-            f"tile_n must be a multiple of the packed tile's 64 rows, got {self.tile_n}",
-        )
-        check(
-            self.tile_k % 64 == 0,
-            f"tile_k must be a multiple of the packed tile's 64 columns, got {self.tile_k}",
-        )
+        problem = next(self._problems(), "")
+        if problem:
+            raise ScheduleError(problem)
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is no schedule of any pipeline."""
+        if self.pipeline not in GPU_PIPELINES:
+            yield f"unknown GPU pipeline {self.pipeline!r}"
+        if self.placement not in ("operand", "accumulator"):
+            yield f"unknown scale placement {self.placement!r}"
+        if self.warp_rows not in (16, 32, 64):
+            yield f"a warp serves 16, 32 or 64 rows, got {self.warp_rows}"
+        least = min(self.tile_m, self.stages, self.warps, self.split_k, self.raster, self.cluster, self.deal)
+        if least < 1:
+            names = ("tile_m", "stages", "warps", "split_k", "raster", "cluster", "deal")
+            yield next(f"{n} must be at least 1, got {least}" for n in names if getattr(self, n) == least)
+        if self.tile_n % 64 or self.tile_n < 1:
+            yield f"tile_n must be a multiple of the packed tile's 64 rows, got {self.tile_n}"
+        if self.tile_k % 64 or self.tile_k < 1:
+            yield f"tile_k must be a multiple of the packed tile's 64 columns, got {self.tile_k}"
 
 
 @dataclass(frozen=True)
@@ -174,22 +191,23 @@ def _indented(text: str) -> str:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Read back what ``str(schedule)`` printed: ``GpuSchedule(...)``, or a transform a line.
+    """Read back what ``str(schedule)`` printed: a class of `CLASSES` with its fields, or a transform a line.
 
     Raises ParseError if the text is neither.
     """
-    match = re.fullmatch(r"\s*GpuSchedule\((.*)\)\s*", text, re.DOTALL)
+    match = re.fullmatch(r"\s*(\w+)\((.*)\)\s*", text, re.DOTALL)
     if match is None:
         lines = [line for line in text.splitlines() if line.strip()]
         if not lines:
             raise ParseError("an empty text is no schedule")
         return TransformList(tuple(map(parse_transform, lines)))
     try:
-        call = ast.parse(f"f({match[1]})", mode="eval").body
+        call = ast.parse(f"f({match[2]})", mode="eval").body
         assert isinstance(call, ast.Call)
         values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        return GpuSchedule(**values)
-    except (SyntaxError, ValueError, TypeError) as error:
+        kind: type[Schedule] = getattr(import_module(CLASSES[match[1]]), match[1])
+        return kind(**values)
+    except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise ParseError(f"cannot parse schedule {text!r}: {error}") from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from math import gcd
 
 from ladder.ir.gemm import Gemm
@@ -158,12 +158,12 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     """Return every tile at the first of the two smallest depths that is legal. N does not count."""
     rule = RULES[pipeline]
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
-    choices = {name: getattr(rule, name) for name in AXES if name != "stages"}
-    choices["placement"] = choices.get("placement") or (placement_for(gemm),)
+    choices = {name: getattr(rule, name) for name in AXES if name != "stages" and getattr(rule, name)}
+    choices.setdefault("placement", (placement_for(gemm),))
     grids = {name: choices.pop(name) for name in GRID if pipeline == "wgmma"}
     found: list[GpuSchedule] = []
     for values in product(*choices.values()):
-        tile = GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
+        tile = GpuSchedule(pipeline, stages=rule.stages[0], **dict(zip(choices, values, strict=True)))
         if not aligned(hint, gemm, tile) or not _at_least(gemm, device, tile):
             continue
         for grid in product(*grids.values()):
@@ -173,8 +173,11 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
 
 def _at_least(gemm: Gemm, device: TileDevice, tile: GpuSchedule) -> list[GpuSchedule]:
     """Return a tile at the first of the two smallest depths that is legal, if one is."""
-    depths = (replace(tile, stages=stages) for stages in RULES[tile.pipeline].stages[:2])
-    return list(islice((deep for deep in depths if is_legal(gemm, device, deep)), 1))
+    for stages in RULES[tile.pipeline].stages[:2]:
+        deep = tile if tile.stages == stages else replace(tile, stages=stages)
+        if is_legal(gemm, device, deep):
+            return [deep]
+    return []
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = {"pyproject.toml", "README.md", "ladder", "tile_types", "schedules", "targets", "tests", "benchmarks"}
@@ -48,13 +50,32 @@ def test_files_are_short() -> None:
     assert long == []
 
 
+class Facts(NamedTuple):
+    """What is looked at in a source file: described, or lines and names."""
+
+    documented: bool
+    functions: list[tuple[int, str, int]]
+    late: list[str]
+
+
+@cache
+def facts(path: Path) -> Facts:
+    tree = ast.parse(path.read_text())
+    functions, late = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            functions.append((node.lineno, node.name, (node.end_lineno or 0) - node.lineno + 1))
+        elif isinstance(node, ast.ClassDef):
+            late += [f"{node.name}.{name}" for name in sorted(late_attributes(node))]
+    return Facts(bool(ast.get_docstring(tree)), functions, late)
+
+
 def test_functions_are_short() -> None:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        f"{path.relative_to(ROOT)}:{line} {name}"
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, kinds) and (node.end_lineno or 0) - node.lineno >= limits(path)[1]
+        for line, name, count in facts(path).functions
+        if count > limits(path)[1]
     ]
     assert long == []
 
@@ -81,20 +102,17 @@ def late_attributes(kind: ast.ClassDef) -> set[str]:
 
 def test_attributes_are_made_by_constructors() -> None:
     late = [
-        f"{path.relative_to(ROOT)}: {kind.name}.{name}"
+        f"{path.relative_to(ROOT)}: {name}"
         for path in sources()
         if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks")
-        for kind in ast.walk(ast.parse(path.read_text()))
-        if isinstance(kind, ast.ClassDef)
-        for name in sorted(late_attributes(kind))
+        for name in facts(path).late
     ]
     assert len(late) <= MAX_LATE_ATTRIBUTES, late
 
 
 def test_every_package_says_what_it_is() -> None:
     packages = [path for path in sources() if path.name == "__init__.py" and "tests" not in path.parts]
-    silent = [str(p.relative_to(ROOT)) for p in packages if not ast.get_docstring(ast.parse(p.read_text()))]
-    assert silent == []
+    assert [str(p.relative_to(ROOT)) for p in packages if not facts(p).documented] == []
 
 
 def test_no_registry_and_no_machine_path_is_named() -> None:

@@ -22,7 +22,7 @@ from schedules.schedule import GpuSchedule, Plan
 N, K, GROUP = 70, 200, 64
 
 DOT = GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
-MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator")
 WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
 
 OFFSETS = (5, [1, 4, 4, 9, 43, 46], 47)

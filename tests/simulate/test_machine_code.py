@@ -53,7 +53,7 @@ def machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DOT = GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
-MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator")
 WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
 OPERAND = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="operand")
 MFMA32 = GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator")

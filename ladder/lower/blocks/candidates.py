@@ -13,7 +13,7 @@ from ladder.lower.blocks.analysis import LOOP, BlockProgram
 from ladder.lower.blocks.fragment_shape import shape_of
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.model import FITTED, RELEASES, STREAMED_BYTES, Estimate, predicted, tile_bytes
-from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.schedule import BlockSchedule, releases_of
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -112,8 +112,9 @@ def _constant(block: Graph, constants: Collection[str]) -> bool:
 def _released(geo: BlockGeometry, constant: bool) -> Ranked:
     """Return a schedule with the best time for the next kernel to start."""
     estimate = Estimate(geo, FITTED)
-    seconds = {release: estimate.seconds(release, constant) for release in RELEASES}
-    best = min(RELEASES, key=seconds.__getitem__)
+    allowed = [release for release in RELEASES if release in releases_of(geo.device)]
+    seconds = {release: estimate.seconds(release, constant) for release in allowed}
+    best = min(allowed, key=seconds.__getitem__)
     return Ranked(seconds[best], replace(geo.schedule, release=best))
 
 

@@ -14,7 +14,7 @@ from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gem
 from ladder.lower.blocks.fragment_shape import FragmentShape, shape_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.packed_layout import PackedLayout
-from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.schedule import BlockSchedule, releases_of
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout, copied_layout
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -66,6 +66,10 @@ class BlockGeometry:
         require(
             plan.copies == "lanes" or "tma" in self.device.features,
             f"{self.device.name} has no tensor copies; use copies='lanes'",
+        )
+        require(
+            plan.release in releases_of(self.device),
+            f"{self.device.name} launches no kernel early; use release='begin', not {plan.release!r}",
         )
         for node in self.program.loads:
             kind = node.tile.ttype

@@ -15,7 +15,7 @@ from functools import cached_property
 from ladder.ir.graph import Node
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
 from ladder.lower.blocks.geometry import BlockGeometry
-from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.schedule import BlockSchedule, releases_of
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
 from targets import TileDevice
 
@@ -134,6 +134,8 @@ class Estimate:
         c, plan = self.c, self.plan
         total = c.launch + math.log2(plan.cluster) * c.doubling
         total += plan.sharers * c.join if plan.sharers > 1 else 0.0
+        if len(releases_of(self.device)) == 1:
+            return total
         room = self.device.units * self.fitting - self.blocks
         share = max(0.0, min(1.0, room / self.blocks))
         if release == "begin":

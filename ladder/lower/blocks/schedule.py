@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from schedules.schedule import check
+from targets import TileDevice
+
+LEAST: Mapping[str, int] = {
+    "groups": 1, "row_warps": 1, "stages": 1, "cluster": 1, "column_warps": 1, "lead": 0,
+}  # fmt: skip
+"""Field -> its least value."""
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "copies": ("lanes", "tensor"),
+    "release": ("begin", "asked", "end", "never"),
+    "products": ("mma", "wgmma"),
+}
+"""Field -> its values."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +35,8 @@ class BlockSchedule:
     copies: ``"lanes"``: the lanes of a group copy 16 bytes each (cp.async). ``"tensor"``: one lane copies
         whole tiles through tensor maps (from sm_90 on), whose arrival barriers in shared memory count.
     release: When the next kernel may start: at the ``"begin"`` of this one, when the last tiles have been
-        asked for (``"asked"``), at the ``"end"`` of its loop, or ``"never"`` before it has ended.
+        asked for (``"asked"``), at the ``"end"`` of its loop, or ``"never"`` before it has ended. Devices
+        that launch no kernel early take ``"begin"``.
     lead: Steps by which the next kernel may start before ``"asked"``.
     products: ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared
         memory.
@@ -35,6 +52,15 @@ class BlockSchedule:
     lead: int = 0
     products: str = "mma"
 
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            check(value >= least, f"{name} must be at least {least}, got {value}")
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            check(value in words, f"{name}={value!r} is not one of {', '.join(words)}")
+        check(not self.lead or self.release == "asked", f"lead={self.lead} goes with release='asked'")
+
     @property
     def group_warps(self) -> int:
         """Warps of a group."""
@@ -49,3 +75,8 @@ class BlockSchedule:
     def sharers(self) -> int:
         """Groups that share a loop, over all blocks of a cluster."""
         return self.groups * self.cluster
+
+
+def releases_of(device: TileDevice) -> Sequence[str]:
+    """Return when a kernel may let the next one start: a choice only on devices that launch kernels early."""
+    return WORDS["release"] if "pdl" in device.features else ("begin",)

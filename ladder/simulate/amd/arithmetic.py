@@ -19,26 +19,31 @@ from ladder.simulate.values import NUMPY, Array, Value, element_of, odd, two_sum
 
 Function = Callable[..., Any]
 
-SIGNS = {8: 1, 9: 3, 10: 5, 11: 7}
-"""Selectors of V_PERM that repeat the sign of a byte of the pool."""
-
-ZEROS, ONES = 12, 13
-"""Selector of a byte of zeros, and the first one of a byte of ones."""
+SELECTORS = 14
+"""What V_PERM picks from: eight bytes, the signs of every second one of them, a byte of zeros, one of ones."""
 
 
 def perm(high: Array, low: Array, selector: Array) -> Array:
     """V_PERM_B32: pick four bytes of ``low`` (0 to 3) and ``high`` (4 to 7), or constants."""
-    pool = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
-    result = np.zeros(np.broadcast_shapes(pool.shape, selector.shape), np.uint32)
-    for index in range(4):
-        code = selector >> np.uint32(8 * index) & np.uint32(0xFF)
-        byte = pool >> ((code & np.uint32(7)).astype(np.uint64) * np.uint64(8)) & np.uint64(0xFF)
-        for sign, source in SIGNS.items():
-            held = pool >> np.uint64(8 * source + 7) & np.uint64(1)
-            byte = np.where(code == sign, held * np.uint64(0xFF), byte)
-        byte = np.where(code == ZEROS, np.uint64(0), np.where(code >= ONES, np.uint64(0xFF), byte))
-        result = result | byte.astype(np.uint32) << np.uint32(8 * index)
-    return result
+    shape = np.broadcast_shapes(high.shape, low.shape, selector.shape)
+    pool = np.empty((*shape, SELECTORS), np.uint8)
+    pool[..., :4], pool[..., 4:8] = _bytes(low), _bytes(high)
+    pool[..., 8:12] = (pool[..., 1:8:2] >> 7) * np.uint8(255)
+    pool[..., 12], pool[..., 13] = 0, 255
+    codes = np.minimum(_bytes(selector), SELECTORS - 1)
+    rows = codes.reshape(-1, 4)
+    if (rows == rows[:1]).all():  # the same for all lanes, as in nearly all code
+        picked = pool[..., rows[0].tolist()]
+    else:
+        picked = np.take_along_axis(pool, np.broadcast_to(codes, (*shape, 4)), -1)
+    words: Array = np.ascontiguousarray(picked).view(np.uint32)[..., 0]
+    return words
+
+
+def _bytes(words: Array) -> Array:
+    """Return the bytes of 32-bit words on a further axis, lowest first."""
+    split: Array = np.ascontiguousarray(words, "<u4")[..., None].view(np.uint8)
+    return split.reshape(*words.shape, 4)
 
 
 def _field(signed: bool) -> Function:
