@@ -20,7 +20,7 @@ from ladder.simulate.values import NUMPY, Array, Value, element_of, odd, two_sum
 Function = Callable[..., Any]
 
 SELECTORS = 14
-"""What V_PERM picks from: eight bytes, the signs of every second one of them, a byte of zeros, one of ones."""
+"""What V_PERM picks from: eight bytes, the signs of every second one, a byte of zeros, one of ones."""
 
 
 def perm(high: Array, low: Array, selector: Array) -> Array:
