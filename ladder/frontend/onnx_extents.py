@@ -176,7 +176,12 @@ RULES: Mapping[str, Rule] = {
             *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization"),
             "RotaryEmbedding",
             *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
+            *("MoE", "GatedRMSNorm", "BranchwiseRMSNorm", "ScaledSiLU", "GatedAdd", "Inverse", "Trilu"),
         )
+    },
+    **{
+        name: lambda given, shapes, known, version: shapes[0]
+        for name in ("ImageScaler", "Affine", "ScaledTanh", "ParametricSoftplus")
     },
 }
 """Operator -> rule for the shape of its first result; its type is the standard's, or its first operand's."""
@@ -188,6 +193,8 @@ TYPED_BY: Mapping[str, Sequence[int]] = {
     "com.microsoft::MatMulIntegerToFloat": (2,),
     "com.microsoft::QGemm": (8, 1),
     "com.microsoft::QLinearConcat": (2,),
+    "com.microsoft::LayerNormalization": (1,),
+    "com.microsoft::SimplifiedLayerNormalization": (1,),
 }
 """Operator -> operands whose type its results have, the first of them that is there."""
 

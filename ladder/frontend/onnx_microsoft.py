@@ -57,6 +57,11 @@ def _over_root_mean_square(call: Call, x: str, scale: str, epsilon: float) -> st
     return str(_apply(call, "mul.Tensor", im.cast(im.g.add("div", wide, root), call.out), scale))
 
 
+def _of_one_type(row: Row) -> Row:
+    """Return a row for operands of one type: the result is of the scale's."""
+    return lambda call: row(call) if call.ttype(1) == call.out else None
+
+
 def _rms_norm(call: Call) -> Any:
     if call.given.get("axis", -1) not in (-1, len(call.shape(0)) - 1) or call.out == "float64":
         return None
@@ -162,8 +167,8 @@ def _weight(call: Call) -> QuantizedTensor | None:
 
 
 MICROSOFT: Mapping[str, Row] = {
-    "LayerNormalization": MODELS["LayerNormalization"],
-    "SimplifiedLayerNormalization": _rms_norm,
+    "LayerNormalization": _of_one_type(MODELS["LayerNormalization"]),
+    "SimplifiedLayerNormalization": _of_one_type(_rms_norm),
     "SkipLayerNormalization": _skip_layer_norm,
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "Gelu": _gelu("none"),

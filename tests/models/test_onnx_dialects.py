@@ -96,7 +96,7 @@ def with_wrong_ranks(model: Any) -> None:
 )
 @pytest.mark.filterwarnings("ignore:.*what it gives is taken")
 def test_other_spellings(change: Callable[[Any], None]) -> None:
-    model = model_of("g (float[2, 3] x) => (float[2, 3] y) { a = Neg(x)  y = Exp(a) }")
+    model = model_of("g (float[2, 3] x) => (float[2, 3] power) { a = Neg(x)  power = Exp(a) }")
     change(model)
     found: Any = run(model, X)
     assert torch.allclose(found[0] if isinstance(found, tuple) else found, torch.exp(-X))

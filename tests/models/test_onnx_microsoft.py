@@ -17,6 +17,7 @@ from ladder.runtime.model import build
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_torch import packed
+from tile_types.errors import ShapeError
 
 RANDOM = np.random.default_rng(5)
 
@@ -130,8 +131,101 @@ def test_masks_of_attention() -> None:
     assert torch.equal(attention(q, torch.stack(by_head[1:], 3)), plain)
 
 
+def test_rows_behind_those_that_a_buffer_holds() -> None:
+    """With the number of rows that are filled, as with the rows themselves; the buffer is returned."""
+    q, k, v = (torch.randn(1, 1, 8) for _ in range(3))
+    buffers = [torch.randn(1, 2, 6, 4) for _ in range(2)]
+    op = Operation("com.microsoft::DecoderMaskedMultiHeadAttention", 1, {"num_heads": 2}, 3)
+    run = TABLE[op.name]
+    filled = [x[:, :, :3] for x in buffers]
+    wanted, keys, _ = run(op, q, k, v, None, None, *filled)
+    found, kept, _ = run(op, q, k, v, None, None, *buffers, torch.tensor([3]))
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert torch.equal(kept, torch.cat([keys, buffers[0][:, :, 4:]], 2))
+
+
+def by_tokens(name: str, operands: list[Any], **given: Any) -> tuple[Any, Any]:
+    """Return what an operator gives of all tokens at once, and of one after the other with its state."""
+    op = Operation(f"com.microsoft::{name}", 1, given, 2)
+    axis, run = (2 if name == "CausalConvWithState" else 1), TABLE[f"com.microsoft::{name}"]
+    state, rows = None, []
+    for at in range(operands[0].shape[axis]):
+        step = [
+            x.narrow(axis, at, 1) if x is not None and x.ndim == 3 and x.shape[1] > 1 else x for x in operands
+        ]
+        found, state = run(op, *step[:3], state, *step[3:])
+        rows.append(found)
+    whole, last = run(op, *operands[:3], None, *operands[3:])
+    assert torch.allclose(last, state, atol=1e-5)
+    return whole, torch.cat(rows, axis)
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_linear_attention(rule: str) -> None:
+    """Against the recurrence as matrices; token by token as at once."""
+    q, k, v = torch.randn(1, 4, 6), torch.randn(1, 4, 6) / 2, torch.randn(1, 4, 10)
+    decay, beta = -torch.rand(1, 4, 2), torch.rand(1, 4, 2)
+    given = [decay if "gated" in rule else None, beta if "delta" in rule else None]
+    whole, rows = by_tokens(
+        "LinearAttention", [q, k, v, *given], q_num_heads=2, kv_num_heads=2, update_rule=rule, scale=0.5
+    )
+    assert torch.allclose(whole, rows, atol=1e-6)
+    state = torch.zeros(3, 5)
+    for at in range(4):
+        key, value = k[0, at, :3], v[0, at, :5]
+        state = state * decay[0, at, 0].exp() if "gated" in rule else state
+        state = state + torch.outer(
+            key, beta[0, at, 0] * (value - state.T @ key) if "delta" in rule else value
+        )
+        assert torch.allclose(whole[0, at, :5], q[0, at, :3] @ state / 2, atol=1e-5)
+
+
+def test_causal_convolutions_keep_what_they_need() -> None:
+    x, weight, bias = torch.randn(1, 3, 7), torch.randn(3, 1, 3), torch.randn(3)
+    whole, rows = by_tokens("CausalConvWithState", [x, weight, bias], dilation=2, activation="silu")
+    assert torch.allclose(whole, rows, atol=1e-6)
+    wanted = F.silu(F.conv1d(F.pad(x, [4, 0]), weight, bias, dilation=2, groups=3))
+    assert torch.allclose(whole, wanted, atol=1e-6)
+    with pytest.raises(ShapeError, match="channels_last=1 is not supported"):
+        by_tokens("CausalConvWithState", [x, weight, bias], channels_last=1)
+
+
+@pytest.mark.parametrize("fusion", [1, 2])
+def test_experts(fusion: int) -> None:
+    """Against each row's own networks."""
+    x, router = torch.randn(5, 4), torch.randn(5, 3)
+    first, second = torch.randn(3, 12, 4), torch.randn(3, 4, 6)
+    op = Operation("com.microsoft::MoE", 1, {"k": 2, "activation_type": "swiglu", "swiglu_fusion": fusion})
+    found = TABLE[op.name](op, x, router, first, None, second)
+    for row, shares, y in zip(x, router.softmax(-1), found, strict=True):
+        wanted = torch.zeros(4)
+        for expert in shares.topk(2).indices.tolist():
+            inner = first[expert] @ row
+            gate, value = (inner[::2], inner[1::2]) if fusion == 1 else inner.chunk(2)
+            wanted += shares[expert] * (second[expert] @ (F.silu(gate) * value))
+        assert torch.allclose(y, wanted, atol=1e-5)
+
+
 def test_what_no_key_is_left_for() -> None:
     """A row without keys is the mean of all values that scores are alike for, as onnxruntime has it."""
     q, v = torch.zeros(1, 3, 8), torch.randn(1, 3, 8)
     found = attention(q, q, v, None, torch.zeros(1, 3, dtype=torch.int32))
     assert torch.allclose(found, v.mean(1, keepdim=True).expand(1, 3, 8), atol=1e-6)
+
+
+def test_norms_of_float16_by_a_scale_of_float32() -> None:
+    """onnxruntime writes casts into norms: their result has the scale's type."""
+    text = """g (float16[2, 8] x, float[8] s) => (float[2, 8] y, float[2, 8] z) {
+        y = com.microsoft.LayerNormalization (x, s)
+        z = com.microsoft.SimplifiedLayerNormalization (x, s) }"""
+    x, s = torch.from_numpy(floats(2, 8)).half(), torch.from_numpy(floats(8))
+    y, z = ladder.compile(model_of(text))(x, s)
+    assert torch.allclose(y, F.layer_norm(x.float(), (8,), s), atol=1e-5)
+    assert torch.allclose(z, F.rms_norm(x.float(), (8,), s, 1e-5), atol=1e-5)
+
+
+def test_labels_of_version_1() -> None:
+    op = Operation("ai.onnx.ml::LabelEncoder", 1, {"classes_strings": ["a", "b"], "default_int64": -7})
+    run = TABLE[op.name]
+    assert run(op, np.array(["b", "c", "a"], object)).tolist() == [1, -7, 0]
+    assert run(op, torch.tensor([1, 5])).tolist() == ["b", "_Unused"]

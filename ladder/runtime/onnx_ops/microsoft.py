@@ -14,6 +14,7 @@ from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
+from tile_types.errors import ShapeError
 
 NIBBLE = 15
 """Largest number of 4 bits."""
@@ -112,6 +113,12 @@ def _skip_layer_norm(op: Operation, x: Any, skip: Any, gamma: Any, beta: Any = N
     return *REDUCTIONS["LayerNormalization"](inner, total, gamma, beta), total
 
 
+def _layer_norm(op: Operation, x: Any, scale: Any, bias: Any = None) -> Any:
+    """Normalise in float32; the result is of the scale's type."""
+    found, *statistics = REDUCTIONS["LayerNormalization"](op, x.to(scale.dtype), scale, bias)
+    return found, *statistics
+
+
 def root_mean_square(x: Any, scale: Any, epsilon: float) -> tuple[Any, Any]:
     """Return a tensor over the root of its mean square along the last axis, and that factor."""
     value = x.float()
@@ -120,7 +127,7 @@ def root_mean_square(x: Any, scale: Any, epsilon: float) -> tuple[Any, Any]:
 
 
 def _rms_norm(op: Operation, x: Any, scale: Any) -> Any:
-    return root_mean_square(x, scale, op.get("epsilon", 1e-5))
+    return root_mean_square(x.to(scale.dtype), scale, op.get("epsilon", 1e-5))
 
 
 def _skip_rms_norm(op: Operation, x: Any, skip: Any, gamma: Any, bias: Any = None) -> Any:
@@ -242,9 +249,13 @@ def _attended(op: Operation, q: Any, k: Any, v: Any, mask: Any, bias: Any = None
 
 def _multi_head(
     op: Operation, q: Any, k: Any = None, v: Any = None, bias: Any = None, mask: Any = None,
-    added: Any = None, past_k: Any = None, past_v: Any = None,
+    added: Any = None, past_k: Any = None, past_v: Any = None, length: Any = None, origins: Any = None,
 ) -> Any:  # fmt: skip
-    """Attend with separate projections of queries, keys and values."""
+    """Attend with separate projections of queries, keys and values.
+
+    length: How many rows of what was kept are filled; new ones come behind them, None: all are.
+    origins: Where the rows of a beam come from; all must come from their own.
+    """
     heads = op.get("num_heads")
     if k is None:  # [batch, rows, heads, 3, size]
         q, k, v = (part.flatten(2) for part in q.unbind(3))
@@ -255,10 +266,35 @@ def _multi_head(
         widths = [x.shape[-1] if x.ndim == 3 else x.shape[1] * x.shape[-1] for x in parts]
         parts = [x + part if x.ndim == 3 else x for x, part in zip(parts, bias.split(widths), strict=True)]
     q, k, v = (_in_heads(x, heads) for x in parts)
-    if past_k is not None:
-        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
-    found = _attended(op, q, k, v, None, _with_masks(op, mask, added, q, k))
-    return _joined(found), k, v
+    if origins is not None and origins.any():
+        raise ShapeError(f"{op.name} of several beams is not supported")
+    k, v = _all_rows(k, v, past_k, past_v, length)
+    found = _joined(_attended(op, q, k, v, None, _with_masks(op, mask, added, q, k)))
+    if past_k is None or length is None:
+        return found, k, v
+    return found, _behind(past_k, k), _behind(past_v, v)
+
+
+def _all_rows(k: Any, v: Any, past_k: Any, past_v: Any, length: Any) -> tuple[Any, Any]:
+    """Return keys and values with those that were kept before them."""
+    if past_k is None:
+        return k, v
+    count = past_k.shape[2] if length is None else int(length)
+    return torch.cat([past_k[:, :, :count], k], 2), torch.cat([past_v[:, :, :count], v], 2)
+
+
+def _behind(buffer: Any, rows: Any) -> Any:
+    """Return a buffer whose first rows are replaced."""
+    return torch.cat([rows, buffer[:, :, rows.shape[2] :]], 2)
+
+
+def _decoder_masked(
+    op: Operation, q: Any, k: Any = None, v: Any = None, mask: Any = None, added: Any = None,
+    past_k: Any = None, past_v: Any = None, length: Any = None, beams: Any = None, origins: Any = None,
+    bias: Any = None,
+) -> Any:  # fmt: skip
+    """Attend with one row of queries: `_multi_head` with its operands in another order."""
+    return _multi_head(op, q, k, v, bias, mask, added, past_k, past_v, length, origins)
 
 
 def _with_masks(op: Operation, mask: Any, added: Any, q: Any, k: Any) -> Any:
@@ -304,7 +340,7 @@ def _attended_parts(op: Operation, projected: Any, sizes: Any, mask: Any, past: 
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     found = _attended(op, q, k, v, None, _with_masks(op, mask, added, q, k))
-    return _joined(found), torch.stack([k, v])
+    return _joined(found), torch.stack([k, v]) if op.count > 1 else None
 
 
 def _quantized_attention(
@@ -390,13 +426,14 @@ _ROWS: Mapping[str, Run] = {
     "BiasAdd": _bias_add,
     "BiasSplitGelu": _bias_split_gelu,
     "SkipLayerNormalization": _skip_layer_norm,
-    "LayerNormalization": REDUCTIONS["LayerNormalization"],
+    "LayerNormalization": _layer_norm,
     "SimplifiedLayerNormalization": _rms_norm,
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "EmbedLayerNormalization": _embed_layer_norm,
     "RotaryEmbedding": _rotary,
     "GroupQueryAttention": _group_query,
     "MultiHeadAttention": _multi_head,
+    "DecoderMaskedMultiHeadAttention": _decoder_masked,
     "Attention": _attention,
     "QAttention": _quantized_attention,
 }

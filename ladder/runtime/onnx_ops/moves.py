@@ -56,7 +56,7 @@ def _flatten(op: Operation, x: Any) -> Any:
 
 def _squeeze(op: Operation, x: Any, axes: Any = None) -> Any:
     chosen = op.axes(axes)
-    if chosen is None:
+    if chosen is None or not x.ndim:  # of a number onnxruntime takes any axes
         return x.reshape([extent for extent in x.shape if extent != 1])
     places = {axis % x.ndim for axis in chosen}
     if any(x.shape[axis] != 1 for axis in places):

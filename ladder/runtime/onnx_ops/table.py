@@ -8,6 +8,7 @@ from ladder.runtime.onnx_ops.casts import CASTS
 from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
 from ladder.runtime.onnx_ops.maps import MAPS
 from ladder.runtime.onnx_ops.microsoft import MICROSOFT
+from ladder.runtime.onnx_ops.microsoft_blocks import BLOCKS
 from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Run
 from ladder.runtime.onnx_ops.quantized import QUANTIZED
@@ -23,7 +24,7 @@ from ladder.runtime.onnx_ops.windows import WINDOWS
 
 TABLE: Mapping[str, Run] = {
     **ELEMENTWISE, **CASTS, **MOVES, **REDUCTIONS, **WINDOWS, **RECURRENT, **RESIZES, **VISION, **SIGNALS,
-    **SEQUENCES, **MICROSOFT, **QUANTIZED, **REFERENCE,
+    **SEQUENCES, **MICROSOFT, **BLOCKS, **QUANTIZED, **REFERENCE,
     **MAPS, **TREES,
 }  # fmt: skip
 """Operator, with its domain where it is not ONNX's own -> what computes it."""
