@@ -10,7 +10,7 @@ from schedules.policy import rank
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 
-FEW_TOKENS = 16
+FEW_ROWS = 16
 """M up to which reading the weight takes longest: our kernels do that at the bandwidth of memory."""
 
 LIBRARY, LIBRARY_RATE = 3.0e-6, 0.71
@@ -25,29 +25,29 @@ CHAIN = 1.2e-6
 
 
 @lru_cache(maxsize=1024)
-def serves_dense(device: TileDevice, gemm: Gemm, tokens: int) -> bool:
+def serves_dense(device: TileDevice, gemm: Gemm, m: int) -> bool:
     """Tell whether a kernel of ours is predicted to be faster than torch's product.
 
     For large M that is where ours also computes the function that follows: torch's result would be read
     and written once more.
     """
-    if tokens <= FEW_TOKENS:
+    if m <= FEW_ROWS:
         return True
-    return bool(gemm.epilogue) and predicted(device, gemm, tokens) <= predict_library(device, gemm, tokens)
+    return bool(gemm.epilogue) and predicted(device, gemm, m) <= predict_library(device, gemm, m)
 
 
-def predicted(device: TileDevice, gemm: Gemm, tokens: int) -> float:
+def predicted(device: TileDevice, gemm: Gemm, m: int) -> float:
     """Return the seconds that our fastest kernel is predicted to take; what was measured alike counts."""
     estimator = Estimator(gemm, device, TuningDatabase().measurements(device, gemm))
-    best = [candidate.schedule for candidate in rank(gemm, device, tokens)[:1]]
-    function = FUNCTION * tokens * gemm.n if gemm.epilogue else 0.0
-    return function + min(estimator.seconds(schedule, tokens) for schedule in (*estimator.measured, *best))
+    best = [candidate.schedule for candidate in rank(gemm, device, m)[:1]]
+    function = FUNCTION * m * gemm.n if gemm.epilogue else 0.0
+    return function + min(estimator.seconds(schedule, m) for schedule in (*estimator.measured, *best))
 
 
-def predict_library(device: TileDevice, gemm: Gemm, tokens: int) -> float:
+def predict_library(device: TileDevice, gemm: Gemm, m: int) -> float:
     """Return the seconds that torch's product, and a kernel for what follows it, are predicted to take."""
     core, dram = device.core_for(gemm.activation), device.layers[0]
-    flops = 2 * tokens * gemm.n * gemm.k
+    flops = 2 * m * gemm.n * gemm.k
     product = LIBRARY + flops / (core.ops_per_cycle * device.units * device.clock * LIBRARY_RATE)
-    moved = 2 * 2 * tokens * gemm.n / dram.bandwidth
+    moved = 2 * 2 * m * gemm.n / dram.bandwidth
     return product + (CHAIN + moved if gemm.epilogue else 0.0)

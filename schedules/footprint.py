@@ -247,8 +247,8 @@ def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def least_x_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the least bytes of gemv's buffers of A: one tile of K per slice, or two of 8-bit cores."""
-    tokens = X_BUFFERS * schedule.tile_m * schedule.split_k
-    return tokens * max(schedule.tile_k * operand_bytes(gemm), SWIZZLE_ROW)
+    rows = X_BUFFERS * schedule.tile_m * schedule.split_k
+    return rows * max(schedule.tile_k * operand_bytes(gemm), SWIZZLE_ROW)
 
 
 def digit_columns(gemm: Gemm, schedule: GpuSchedule) -> int:

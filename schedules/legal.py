@@ -189,7 +189,7 @@ def _digits_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if gemm.scale and packed_group(gemm.group_size, gemm.k) < 64:
         yield f"groups of {gemm.group_size} are shorter than a tile"
     if digit_columns(gemm, schedule) > MOST_DIGIT_COLUMNS:
-        yield f"{schedule.tile_m} tokens need more than {MOST_DIGIT_COLUMNS} columns"
+        yield f"{schedule.tile_m} activation rows need more than {MOST_DIGIT_COLUMNS} columns"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         and schedule.warp_rows > 16
         and (schedule.tile_n > 64 or schedule.tile_m > 32)
     ):
-        yield "narrow blocks are for few tokens: use tile_n=64 and at most 32 tokens with warp_rows=32"
+        yield "narrow blocks are for few activation rows: with warp_rows=32, tile_n=64 and tile_m up to 32"
     if schedule.pipeline in NARROW and schedule.warp_rows > 16 and tile_rows(schedule) == schedule.tile_n:
         yield f"warp_rows={schedule.warp_rows} makes the {schedule.tile_n} rows that a block has with 16"
     if block_lanes(schedule) > MOST_THREADS:
@@ -219,7 +219,7 @@ def _warpgroup_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     """Yield what both pipelines of warpgroups refuse."""
     yield from _grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
-        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} activation rows eight at a time"
     row_bytes = schedule.tile_k * operand_bytes(gemm)
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
@@ -236,9 +236,9 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
             f" would wait for ever; use at least {least} stages"
         )
     if schedule.tile_m & (schedule.tile_m - 1) and gemm.activation == "int8":  # products of fewer sizes
-        yield f"sums of {gemm.activation} take tiles of a power of two, not of {schedule.tile_m} tokens"
+        yield f"sums of {gemm.activation} take a power of two of activation rows, not {schedule.tile_m}"
     if carries(gemm, schedule) and schedule.tile_k * operand_bytes(gemm) != SWIZZLE_ROW:
-        yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
+        yield f"tiles of {schedule.tile_m} activation rows of fp8 take K in stages of 128"
 
 
 def _deal_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -265,7 +265,7 @@ PAIR_COLUMNS = 32
 def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     yield from _warpgroup_violations(gemm, schedule)
     if schedule.pair and (schedule.cluster != 2 or schedule.tile_m % PAIR_COLUMNS):
-        yield f"a pair is a cluster of two, with tiles of a multiple of {PAIR_COLUMNS} tokens"
+        yield f"a pair is a cluster of two, with tiles of a multiple of {PAIR_COLUMNS} activation rows"
     if lane_of(gemm.activation) == 8 and (gemm.scale or gemm.zero != "none"):
         yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
 

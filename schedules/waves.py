@@ -140,7 +140,7 @@ def division(schedule: GpuSchedule) -> Division:
     """
     found = divisions(schedule)
     if not found:
-        tile = f"{schedule.tile_m} tokens x {tile_rows(schedule)} rows"
+        tile = f"{schedule.tile_m} activation rows x {tile_rows(schedule)} weight rows"
         raise ValueError(
             f"{schedule.warps} waves do not divide a tile of {tile} in {schedule.split_k} slices of K"
         )
@@ -205,11 +205,11 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     """
     step, dots = form(schedule), is_dot(schedule)
     blocks, tiles = row_blocks(schedule), schedule.tile_k // TILE
-    tokens = schedule.tile_m // division(schedule).m_waves
-    held = 2 * tokens if dots else STEP_ROWS * tokens // step.lanes
+    columns = schedule.tile_m // division(schedule).m_waves
+    held = 2 * columns if dots else STEP_ROWS * columns // step.lanes
     sums = blocks * held * (1 + promoted)
     parts = step.parts * STEP_ROWS // step.rows
-    operands = 8 * blocks * parts + 4 * parts * (tokens // step.columns)
+    operands = 8 * blocks * parts + 4 * parts * (columns // step.columns)
     words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles * parts
     pieces = -(-stage_bytes(gemm, schedule) // 16 // block_lanes(schedule)) * 4
     granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1

@@ -226,12 +226,12 @@ class TType:
             return element.decode_codes(codes)
         return xp.cast(element.evaluate(xp.cast(codes, "int64"), TorchOps()), "float64")
 
-    @property
+    @cached_property
     def minimum(self) -> float:
         """Smallest finite value."""
         return float(self.probe_values().min())
 
-    @property
+    @cached_property
     def maximum(self) -> float:
         """Largest finite value."""
         return float(self.probe_values().max())

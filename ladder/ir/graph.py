@@ -52,7 +52,7 @@ class Node:
         """The tile of the first result."""
         return self.tiles[0]
 
-    @property
+    @cached_property
     def values(self) -> tuple[str, ...]:
         """Names of the results."""
         return tuple(value_name(self.name, position) for position in range(len(self.tiles)))

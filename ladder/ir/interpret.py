@@ -74,8 +74,9 @@ def interpret(graph: Graph, operands: Sequence[Any], domain: Domain) -> tuple[An
     """
     values: dict[str, Any] = dict(zip((node.name for node in graph.inputs), operands, strict=True))
     if graph.level == "block":
+        parts = _split_at_accumulators(graph)
         for block in itertools.product(*map(range, _sizes(graph.grid))):
-            _run_block(graph, values, block, domain)
+            _run_block(graph, parts, values, block, domain)
     else:
         _run_nodes(graph, graph.nodes, values, domain)
     return tuple(values[output] for output in graph.outputs)
@@ -100,9 +101,15 @@ def _results(
     return (domain.keep(node, domain.apply(get_operator(node.operator), operands, attributes)),)
 
 
-def _run_block(graph: Graph, values: dict[str, Any], block: tuple[int, ...], domain: Domain) -> None:
+def _run_block(
+    graph: Graph,
+    parts: tuple[Sequence[Node], Sequence[Node]],
+    values: dict[str, Any],
+    block: tuple[int, ...],
+    domain: Domain,
+) -> None:
     """Run one block: the loop, then the accumulators and what follows; keep what is stored."""
-    looped, after = _split_at_accumulators(graph)
+    looped, after = parts
     collected: dict[str, list[list[Any]]] = {node.name: [] for node in after}
     local: dict[str, Any] = {}
     for step in itertools.product(*map(range, _sizes(graph.loops))):

@@ -6,7 +6,9 @@ Moduli below 2**31 use int64 (a product of two residues is below 2**62); larger 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -99,16 +101,22 @@ def power(modulus: int, base: Array, exponent: Any) -> Array:
     base, exponent = np.asarray(base), np.asarray(exponent)
     shape = np.broadcast_shapes(base.shape, exponent.shape)
     if math.prod(shape) <= FEW:
-        pairs = zip(
-            *(np.broadcast_to(array, shape).ravel().tolist() for array in (base, exponent)), strict=True
-        )
-        return np.array([pow(b, e, modulus) for b, e in pairs], base.dtype).reshape(shape)
+        pairs = zip(_numbers(base, shape), _numbers(exponent, shape), range(math.prod(shape)), strict=False)
+        return np.array([pow(b, e, modulus) for b, e, _ in pairs], base.dtype).reshape(shape)
     result = np.ones(shape, base.dtype)
     for bit in range(int(exponent.max(initial=0)).bit_length()):
         odd = (exponent >> bit) & 1 == 1
         result = np.where(odd, result * base % modulus, result)
         base = base * base % modulus
     return result
+
+
+def _numbers(array: Array, shape: tuple[int, ...]) -> Iterable[Any]:
+    """Return the elements of an array as it is broadcast to a shape; one element repeats without end."""
+    if array.size == 1:
+        return repeat(array.item())
+    whole = array if array.shape == shape else np.broadcast_to(array, shape)
+    return whole.ravel().tolist()
 
 
 def add(modulus: int, a: Array, b: Array) -> Array:

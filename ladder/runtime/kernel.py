@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 16
 """Bytes: kernels read rows of x in vectors of this size."""
 
-FEW_TOKENS = 65
+FEW_ROWS = 65
 """M below which a bound call finds its kernel without a search."""
 
 Call = Callable[..., "torch.Tensor"]
@@ -145,7 +145,7 @@ class CompiledGemm:
         """Return the call for a matrix, or a batch of them, that fits as it is; else it takes `_launch`."""
         n, k, output, view, launch = self._n, self._k, self.output, self._view, self._launch
         entries, bounds, allocate = self.entries, self._bounds, allocator(where)
-        few = [entries[bisect_left(bounds, m)] for m in range(FEW_TOKENS)]
+        few = [entries[bisect_left(bounds, m)] for m in range(FEW_ROWS)]
         plain = not (self.pad or self._extras or self._on_cpu)
         x_strides, y_strides = (k, 1), (n, 1)
 
@@ -158,13 +158,13 @@ class CompiledGemm:
                     aligned = not x.data_ptr() % ALIGNMENT  # raises for sparse tensors
                     if aligned and len(shape) == 2 and shape[1] == k and (m := shape[0]):
                         y = allocate((m, n), y_strides, output)
-                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(x, *weight, y)
+                        (few[m] if m < FEW_ROWS else entries[bisect_left(bounds, m)])(x, *weight, y)
                         return y
                     flat = aligned and len(shape) == 3 and shape[2] == k and x.is_contiguous()
                     if flat and (m := x.numel() // k):
                         y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
                         rows, out = view(x, (m, k), x_strides, 0), view(y, (m, n), y_strides, 0)
-                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(rows, *weight, out)
+                        (few[m] if m < FEW_ROWS else entries[bisect_left(bounds, m)])(rows, *weight, out)
                         return y
                 except (TypeError, ValueError, BufferError, RuntimeError):
                     pass
