@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -98,6 +99,29 @@ def test_results_larger_than_those_of_their_class_have_room() -> None:
     block.buffers((10,))
     first, second = (buffer.data_ptr() for buffer in block.buffers((9,)))
     assert abs(second - first) >= 100 * 4
+
+
+def test_small_results_of_many_sizes_share_few_layouts() -> None:
+    """A text that grows by one token after the other lays results out three times, not every few tokens."""
+    names = ("rows", "tokens")
+    shapes = ("rows", "tokens"), ("rows", 8), ("tokens", "tokens"), ("rows", "tokens", 4)
+    results = [Result(str(at), shape, torch.float32, at, at + 1) for at, shape in enumerate(shapes)]
+    block = Block(results, names, CPU)
+    for tokens in range(5, 33):
+        held = block.buffers((3, tokens))
+        assert [buffer.shape for buffer in held[:3]] == [(3, tokens), (3, 8), (tokens, tokens)]
+        for written, other in pairwise(held):  # those that are alive at one time
+            written.fill_(1.0)
+            other.fill_(2.0)
+            assert bool((written == 1.0).all())
+    assert len(block._layouts) == 3
+
+
+def test_large_results_have_room_for_a_quarter_more() -> None:
+    results = [Result("a", ("n", 1 << 14), torch.float32, 0, 1)]
+    block = Block(results, ("n",), CPU)
+    block.buffers((129,))
+    assert block.memory.numel() == rounded_up(129) << 16 == 160 << 16
 
 
 def test_numbers_decide_which_plan_runs() -> None:

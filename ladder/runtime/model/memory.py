@@ -2,7 +2,8 @@
 
 Results of open sizes have a block of their own. Its layout is made for a class of sizes, those that round up
 to the same numbers, and serves all smaller ones, so that a size that was not seen before seldom costs a
-layout; the block grows.
+layout; the block grows. Where results are small, classes are wide: a token of a small model takes no
+longer than a few layouts.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from operator import le
+from operator import floordiv, le
 
 import torch
 
+from ladder.runtime.allocate import viewer
 from ladder.runtime.model.sizes import Sizes, is_fixed, together
 from tile_types.errors import DeviceError
 from tile_types.tile import Extent
@@ -24,6 +26,12 @@ ALIGNMENT = 256
 
 CLASSES = 3
 """Leading bits that sizes of different classes differ in."""
+
+WIDE = 1
+"""The same where all results of a class take at most `SMALL` bytes side by side."""
+
+SMALL = 1 << 22
+"""Bytes that may lie in vain, rather than that every few tokens cost a layout."""
 
 KEPT_LAYOUTS = 64
 """Layouts that are kept."""
@@ -71,6 +79,7 @@ class Block:
         shapes = dict.fromkeys(result.shape for result in self.results)
         self._shapes = together([*shapes], names)
         self._which = [list(shapes).index(result.shape) for result in self.results]
+        self._itemsizes = [result.dtype.itemsize for result in self.results]
         self._layouts: dict[Sizes, tuple[Arena, list[int]]] = {}
         self.memory = torch.empty(0, dtype=torch.uint8, device=where)
         self.grown = 0
@@ -85,9 +94,11 @@ class Block:
             self.grown += 1
         strides = [contiguous(shape) for shape in shapes]
         typed = {dtype: self.memory.view(dtype) for dtype in {result.dtype for result in self.results}}
+        bases, view = [typed[result.dtype] for result in self.results], viewer()
+        begins = [*map(floordiv, arena.offsets.values(), self._itemsizes)]
         return [
-            typed[result.dtype].as_strided(shapes[at], strides[at], offset // result.dtype.itemsize)
-            for result, at, offset in zip(self.results, self._which, arena.offsets.values(), strict=True)
+            view(base, shapes[at], strides[at], begin)
+            for base, at, begin in zip(bases, self._which, begins, strict=True)
         ]
 
     def _allocated(self, nbytes: int) -> torch.Tensor:
@@ -100,14 +111,20 @@ class Block:
 
     def total(self, sizes: Sizes) -> int:
         """Return the bytes of all results side by side."""
-        counts = [*map(prod, self._shapes(sizes))]
-        return sum(lifetime.nbytes for lifetime in self._lifetimes(counts))
+        return self._bytes([*map(prod, self._shapes(sizes))])
+
+    def _bytes(self, counts: Sequence[int]) -> int:
+        return sum(counts[at] * size for at, size in zip(self._which, self._itemsizes, strict=True))
 
     def _arena(self, sizes: Sizes, counts: list[int]) -> Arena:
         """Return a layout with room for numbers of elements: the least known one, else one of a class."""
         known = [arena for arena, most in self._layouts.values() if all(map(le, counts, most))]
         if known:
             return min(known, key=lambda arena: arena.nbytes)
+        wide = tuple(rounded_up(size, WIDE) for size in sizes)
+        room = [*map(prod, self._shapes(wide))]
+        if all(map(le, counts, room)) and self._bytes(room) <= SMALL:
+            return self._keep(wide, room)
         key = tuple(map(rounded_up, sizes))
         most = [*map(prod, self._shapes(key))]
         return self._keep(key, most) if all(map(le, counts, most)) else self._keep(sizes, counts)
@@ -128,18 +145,21 @@ class Block:
         ]
 
 
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of elements that lie one after the other."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def rounded_up(size: int) -> int:
-    """Return the largest size of a size's class: at most a quarter more.
+def rounded_up(size: int, bits: int = CLASSES) -> int:
+    """Return the largest size of a size's class: with three leading bits at most a quarter more.
 
     >>> [rounded_up(size) for size in (1, 8, 9, 33)]
     [1, 8, 10, 40]
+    >>> [rounded_up(size, 1) for size in (1, 8, 9, 33)]
+    [1, 8, 16, 64]
     """
-    step = 1 << max(0, (size - 1).bit_length() - CLASSES)
+    step = 1 << max(0, (size - 1).bit_length() - bits)
     return -(-size // step) * step
 
 
