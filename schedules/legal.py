@@ -225,12 +225,17 @@ def _warpgroup_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
 
 
+def least_stages(gemm: Gemm, tile_k: int) -> int:
+    """Return the least stages of a wgmma kernel."""
+    return -(-LEAST_SLABS * SWIZZLE_ROW // (tile_k * operand_bytes(gemm)))
+
+
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     yield from _warpgroup_violations(gemm, schedule)
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
-    if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
-        least = -(-LEAST_SLABS * SWIZZLE_ROW // (schedule.tile_k * operand_bytes(gemm)))
+    least = least_stages(gemm, schedule.tile_k)
+    if schedule.stages < least:
         yield (
             f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead: the kernel"
             f" would wait for ever; use at least {least} stages"

@@ -27,7 +27,7 @@ from schedules.footprint import (
 )
 from schedules.hint import Hint, device_hint
 from schedules.layouts import lane_of, padded
-from schedules.legal import cuts_groups, is_legal, placement_for
+from schedules.legal import cuts_groups, is_legal, least_stages, placement_for
 from schedules.rules import AXES, RULES
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
@@ -155,7 +155,7 @@ def _known_depths(
 
 @lru_cache(maxsize=256)
 def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
-    """Return every tile at the first of the two smallest depths that is legal. N does not count."""
+    """Return every legal tile at the smaller of the two smallest depths that it allows. N does not count."""
     rule = RULES[pipeline]
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
     choices = {name: getattr(rule, name) for name in AXES if name != "stages" and getattr(rule, name)}
@@ -163,21 +163,19 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     grids = {name: choices.pop(name) for name in GRID if pipeline == "wgmma"}
     found: list[GpuSchedule] = []
     for values in product(*choices.values()):
-        tile = GpuSchedule(pipeline, stages=rule.stages[0], **dict(zip(choices, values, strict=True)))
-        if not aligned(hint, gemm, tile) or not _at_least(gemm, device, tile):
+        fields = dict(zip(choices, values, strict=True))
+        tile = GpuSchedule(pipeline, stages=_smallest_depth(gemm, pipeline, fields["tile_k"]), **fields)
+        if not aligned(hint, gemm, tile) or not is_legal(gemm, device, tile):
             continue
-        for grid in product(*grids.values()):
-            found += _at_least(gemm, device, replace(tile, **dict(zip(grids, grid, strict=True))))
+        ways = (replace(tile, **dict(zip(grids, grid, strict=True))) for grid in product(*grids.values()))
+        found += (way for way in ways if is_legal(gemm, device, way)) if grids else (tile,)
     return tuple(found)
 
 
-def _at_least(gemm: Gemm, device: TileDevice, tile: GpuSchedule) -> list[GpuSchedule]:
-    """Return a tile at the first of the two smallest depths that is legal, if one is."""
-    for stages in RULES[tile.pipeline].stages[:2]:
-        deep = tile if tile.stages == stages else replace(tile, stages=stages)
-        if is_legal(gemm, device, deep):
-            return [deep]
-    return []
+def _smallest_depth(gemm: Gemm, pipeline: str, tile_k: int) -> int:
+    """Return the smaller of a pipeline's two smallest depths that steps of ``tile_k`` allow."""
+    few, more = RULES[pipeline].stages[0], RULES[pipeline].stages[:2][-1]
+    return more if pipeline == "wgmma" and few < least_stages(gemm, tile_k) else few
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
