@@ -41,14 +41,17 @@ class Affine:
 
 
 def affine_forms(ttype: TType) -> Iterator[Affine]:
-    """Yield the affine forms of a type: plain, or with the top bit flipped (two's complement)."""
+    """Yield the affine forms of a type: plain, or with the top bit flipped (two's complement).
+
+    Types of one value have none: their factor would be 0.
+    """
     codes, values = ttype.valid_codes().astype(np.int64), ttype.probe_values()
     for flip in (0, 1 << (ttype.elem_bits - 1)):
         flipped = codes ^ flip
         run = float(flipped[-1] - flipped[0])
         factor = float(values[-1] - values[0]) / run if run else 1.0
         offset = float(values[0]) - factor * float(flipped[0])
-        if np.array_equal(factor * flipped + offset, values):
+        if factor and np.array_equal(factor * flipped + offset, values):
             yield Affine(flip, factor, offset)
 
 
@@ -92,7 +95,8 @@ def _wirings(bits: int, core: str, codes_held: bytes, values_held: bytes) -> tup
         with np.errstate(all="ignore"):
             held = (values / gain).astype(HALVES[core])
             fits = np.array_equal(held.astype(np.float64) * gain, values)
-        if fits and (wiring := _wire(held.view(np.uint16), values != 0, sources, gain)) is not None:
+        wiring = _wire(held.view(np.uint16), values != 0, sources, gain) if fits else None
+        if wiring is not None and wiring.wires:
             found.setdefault(wiring.wires, wiring)
         if len(found) == MOST_WIRINGS:
             break

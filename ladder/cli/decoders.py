@@ -23,6 +23,12 @@ COLUMNS = (
     "activation", "kernels", "order of bits", "recipe", "instructions a weight", "clocks a tile", "table",
 )  # fmt: skip
 
+NONE = (
+    "No activation type holds its values exactly, so no kernel decodes it; TType(..., exact=False) lets a"
+    " kernel round them."
+)
+"""What is said of a type without decoders."""
+
 CODES = 32
 """Weights of a thread in a packed tile."""
 

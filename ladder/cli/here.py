@@ -30,6 +30,8 @@ def types(
             console.print_json({"type": explain, "target": target, "decoders": rows})
         else:
             console.print_table(decoders.COLUMNS, decoders.cells(rows))
+            if not rows:
+                print(decoders.NONE)
     elif as_json:
         console.print_json({"types": [tables.describe_type(ttype) for ttype in list_types()]})
     elif markdown:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from user_types import FLOATS, FORMS, user_type
 
+from ladder.cli.decoders import decoder_rows
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import make_decoder
 from ladder.lower.gpu.decode_table import Table
@@ -19,9 +20,9 @@ from ladder.lower.gpu.proven import packed_order, proven_recipes, table_sizes
 from ladder.lower.gpu.recipes import Conversion
 from schedules.codes import table_bytes
 from targets import get_device
-from tile_types import TType, core_values, representable
+from tile_types import TType, core_values, register_type, representable
 from tile_types.errors import VerificationError
-from tile_types.forms import is_arithmetic, wirings
+from tile_types.forms import affine_forms, is_arithmetic, wirings
 
 HOPPER = get_device("cuda/sm_90a")
 CORES = ("float16", "bfloat16")
@@ -92,6 +93,16 @@ def test_codes_without_a_value_leave_bits_free() -> None:
     for core in CORES:
         assert wirings(ttype, core)
         assert proven_recipes(Conversion(ttype, core))[0].strategy == "wired"
+
+
+@pytest.mark.parametrize("values", [(1.0,) * 4, (float("nan"), 2.0)])
+def test_types_of_one_value_are_decoded(values: tuple[float, ...]) -> None:
+    """No bit of a code is one of the value, and no line goes through the values."""
+    ttype = register_type(TType("one_value", len(values) // 2, lambda code, ops: ops.lookup(values, code)))
+    assert decoder(ttype.name, "float16").choice.strategy != "reference"
+    assert not list(affine_forms(ttype)) or len(values) == 2
+    for device in (HOPPER, get_device("rocm/gfx942")):
+        assert list(decoder_rows(ttype.name, device.name))
 
 
 @pytest.mark.parametrize("name", ["random8", "whole5"])
