@@ -335,7 +335,7 @@ def ours(
 
 def short(schedule: Any) -> str:
     """Return a schedule in few letters."""
-    tail = "s" * schedule.stream_k or "p" * schedule.persistent
+    tail = "t" * schedule.tails or "s" * schedule.stream_k or "p" * schedule.persistent
     return (
         f"{schedule.pipeline} {schedule.tile_m}x{schedule.tile_n}x{schedule.tile_k} s{schedule.stages}"
         f" w{schedule.warps} k{schedule.split_k} c{schedule.cluster}{tail}"

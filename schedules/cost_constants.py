@@ -75,12 +75,15 @@ TO_FP8: dict[str, float] = {
     "CLUSTER_SECONDS": 6.29e-07,
     "DOUBLING_SECONDS": 1.36e-06,
     "EXCHANGE_SECONDS": 2.18e-10,
+    "PART_SECONDS": 7.0e-11,
+    "L2_KEPT": 0.65,
 }
 """wgmma: the same where weights are decoded to fp8.
 
 Fitted to 357 runs of int4 on an H200: 88 at four shapes of no tuning row (M = 96 to 1500) and those of
 ``schedules/tuned/h200.json``. At 54 points measured afterwards the choices take 1.02 times the fastest of
-those timed there (geometric mean, 1.26 at worst).
+those timed there (geometric mean, 1.26 at worst). `L2_KEPT` here and of `FP8` is read off 10 and 18 kernels
+by stream-K on an H100 (``benchmarks/results/h100_stream_tails_2026-11-26.json``), `PART_SECONDS` off 60.
 """
 
 FP8: dict[str, float] = {
@@ -88,6 +91,7 @@ FP8: dict[str, float] = {
     "CUT_SECONDS": 5.35e-06,
     "CUT_OUTPUT_SECONDS": 2.0e-10,
     "PART_SECONDS": 1.0e-10,
+    "L2_KEPT": 0.4,
 }
 """wgmma: the same where both operands are fp8 as they are.
 

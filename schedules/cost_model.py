@@ -58,6 +58,7 @@ from schedules.footprint import (
 )
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule, Schedule, TransformList
+from schedules.shares import most_parts
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -140,6 +141,9 @@ FLOP_SECONDS = 0.0
 
 FITTED_PEAK = 989e12
 """Operations per second of the H200's 16-bit cores, for which `FLOP_SECONDS` was fitted."""
+
+L2_KEPT = 1.0
+"""wgmma, stream-K by shares: part of L2 that holds operands which blocks use out of step."""
 
 L2_SHARE = 1.0
 """wgmma: bandwidth of L2 over what `targets` states as sustained."""
@@ -295,7 +299,8 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = grid_of(gemm, device, schedule, m)
     traffic = traffic_of(gemm, m)
-    dram = _dram_seconds(device, schedule, traffic, grid)
+    moved = moved_bytes(device, schedule, traffic, grid, _constants(gemm)["L2_KEPT"])
+    dram = _dram_seconds(device, schedule, moved, grid)
     l2 = _l2_seconds(device, schedule, traffic, grid)
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
@@ -345,8 +350,7 @@ def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
     if schedule.pipeline == "gemv":
-        most = launch_registers(schedule.warps)
-        return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > most)
+        return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > launch_registers(schedule.warps))
     if schedule.pipeline not in WARPGROUPS:
         return 1.0
     return (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1)) * (
@@ -378,7 +382,7 @@ def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: G
         return work.waves(grid.rounds, grid.resident) + turns
     block = _constants(gemm)["BLOCK_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
-        parts = -(-device.units // grid.blocks)
+        parts = most_parts(grid.blocks, device.units, schedule.tails)
         cut = _cut_seconds(gemm, schedule, parts) if grid.blocks % device.units else 0.0
         return block + grid.blocks / device.units * work.together(1) + cut
     # One block walks all tiles; loads of the next one overlap the epilogue.
@@ -386,7 +390,7 @@ def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: G
 
 
 def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
-    """Return what the cuts of stream-K cost a block whose tile has ``parts`` other blocks."""
+    """Return what the cuts of stream-K cost a block that takes in ``parts`` of its tile."""
     outputs = schedule.tile_m * schedule.tile_n
     each = _constants(gemm)["CUT_OUTPUT_SECONDS"] + parts * _constants(gemm)["PART_SECONDS"]
     return _constants(gemm)["CUT_SECONDS"] + outputs * each
@@ -477,16 +481,14 @@ def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER, row=(splitting, splitting))
 
 
-def _dram_seconds(device: TileDevice, schedule: GpuSchedule, traffic: Traffic, grid: Grid) -> float:
+def _dram_seconds(device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
     dram = device.layer("dram")
     bandwidth = dram.bandwidth * dram.sustained
-    moved = moved_bytes(device, schedule, traffic, grid)
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
         share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
         return moved / bandwidth * max(1.0, share)
-    busy = min(grid.blocks, device.units * grid.resident)
-    in_flight = busy * grid.stage * max(1, schedule.stages - 1)
+    in_flight = min(grid.blocks, device.units * grid.resident) * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)
 
 

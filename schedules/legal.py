@@ -117,6 +117,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         value = getattr(schedule, field)
         if value not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
+    if schedule.tails and not schedule.stream_k:
+        yield "tails are cut by stream_k"
     yield from _placement_violations(gemm, device, schedule)
     parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
     if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_COLUMNS and not parts:

@@ -83,6 +83,8 @@ class GpuSchedule(Schedule):
     cluster: Blocks of a cluster: along N, that load each tile of A once between them (TMA multicast,
         ``wgmma``), or that split K (``gemv``).
     stream_k: Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
+    tails: Whether stream-K cuts off the last turns of the tiles of the last round alone, so that all blocks
+        keep step in K: for operands that L2 does not hold.
     pair: Whether the two blocks of a cluster multiply together, each with half of the activation rows in its
         shared memory (``tcgen05``, ``cta_group::2``).
     deal: Slices to which ``wgmma`` deals K in runs of 128 columns, as ``gemv`` does: ``split_k`` blocks, as
@@ -104,6 +106,7 @@ class GpuSchedule(Schedule):
     stream_k: bool = False
     pair: bool = False
     deal: int = 1
+    tails: bool = False
 
     def __post_init__(self) -> None:
         problem = next(self._problems(), "")

@@ -17,10 +17,36 @@ WORKSPACE = "ladder.workspace"
 
 
 def whole_tiles(tiles: Index, blocks: int, highest: Callable[..., Index] = max) -> Index:
-    """Return how many of ``tiles`` are walked whole: the full rounds of all blocks but the last one."""
+    """Return how many of ``tiles`` are walked whole before shares: the full rounds but the last one."""
     return highest(tiles // blocks - 1, 0) * blocks
 
 
-def share_begin(share: Index, units: Index, blocks: int) -> Index:
+def share_begin(share: Index, units: Index, blocks: Index) -> Index:
     """Return the first of ``units`` that belongs to a share, of which there is one per block."""
     return share * units // blocks
+
+
+def full_rounds(tiles: Index, blocks: int) -> Index:
+    """Return how many of ``tiles`` are walked whole where tails are cut: the full rounds of all blocks."""
+    return tiles // blocks * blocks
+
+
+def owned_turns(left: Index, turns: Index, blocks: int, lowest: Callable[..., Index] = min) -> Index:
+    """Return how many of the turns of each of the ``left`` tiles, fewer than blocks, its own block does.
+
+    The same as others do, and one more: these hand their sums over.
+    """
+    return lowest(turns, (left * turns + blocks - 1) // blocks + 1)
+
+
+def share_with(unit: Index, units: Index, blocks: Index) -> Index:
+    """Return the share that a unit belongs to: the inverse of `share_begin`."""
+    return ((unit + 1) * blocks + units - 1) // units - 1
+
+
+def most_parts(tiles: int, blocks: int, tails: bool) -> int:
+    """Return of how many other blocks the block of a tile takes in sums, at most."""
+    if not tails:
+        return -(-blocks // tiles)
+    left = tiles % blocks
+    return -(-(blocks - left) // left) + 1 if left else 0

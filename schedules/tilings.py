@@ -5,7 +5,7 @@ Source: Ladder (OSDI 2024), section 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -14,6 +14,7 @@ from math import gcd
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
 from schedules.codes import decodes_to_floats, takes_sixteens
+from schedules.cost import minimum_bytes
 from schedules.cost_model import is_tight
 from schedules.footprint import (
     SLICED,
@@ -124,13 +125,29 @@ def tilings(
             continue
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
-            yield from (deep for deep in depths if is_legal(gemm, device, deep))
+            legal = (deep for deep in depths if is_legal(gemm, device, deep))
+            yield from _with_tails(gemm, device, legal, m)
         elif pipeline != "wgmma" or (
             _finds_idle(gemm, device, schedule, m) and not is_tight(block, schedule)
         ):
             if schedule not in deeper:
                 deeper[schedule] = tuple(_depths(column, device, schedule))
-            yield from deeper[schedule]
+            yield from _with_tails(gemm, device, deeper[schedule], m)
+
+
+def _with_tails(
+    gemm: Gemm, device: TileDevice, schedules: Iterable[GpuSchedule], m: int
+) -> Iterator[GpuSchedule]:
+    """Yield schedules, and behind each that cuts shares that which cuts tails, where it may be faster.
+
+    L2 must not hold all operands, and half a round of tiles be left: the blocks of fewer take in many parts.
+    """
+    missed = minimum_bytes(gemm, m) > device.layer("l2").capacity
+    for schedule in schedules:
+        yield schedule
+        tiles = -(-m // schedule.tile_m) * -(-gemm.n // schedule.tile_n)
+        if schedule.stream_k and missed and 2 * (tiles % device.units) >= device.units:
+            yield replace(schedule, tails=True)
 
 
 def _column(gemm: Gemm, pipeline: str) -> Gemm:

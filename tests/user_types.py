@@ -64,6 +64,7 @@ FORMS: dict[str, tuple[int, Any]] = {
     "falling5": (5, _falling),
     "log5": (5, _table(_signed([0.0, *(2.0 ** (e / 2) for e in range(-8, 7))]))),
     "log7": (7, _table(_signed([0.0, *(2.0 ** (e / 4) for e in range(-40, 23))]))),
+    "posit3": (3, _table(_posit(3))),
     "posit6": (6, _table(_posit(6))),
     "posit8": (8, _table(_posit(8))),
     **{f"random{bits}": (bits, _table(_random(bits))) for bits in range(3, 9)},
@@ -77,6 +78,9 @@ FLOATS = ("fp5_e3m1", "fp6_e3m2", "fp6_e2m3", "fp7_e3m3", "fp7_e2m4", "fp8_e4m3"
 
 ARITHMETIC = ("whole5", "falling5", *FLOATS)
 """Types that need no table."""
+
+SELECTED = (("posit3", "float16"),)
+"""Types whose few distinct bytes are selected in registers, cheaper than from a table, and for which core."""
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.peers.drawn_types import WITH_ZERO_POINTS
 from benchmarks.peers.engine import DRAWN_TYPES, Work
 
 Shape = tuple[int, int]
@@ -281,7 +282,7 @@ DRAWN_CASES = (
     drawn("int4-fp8-given", GIVEN, "humming", "cutlass"),
     drawn_beside_int4("nf4", Work("nf4", "float16", 64), 1.1),
     *(
-        drawn_beside_int4(name, Work(name, "bfloat16", 64, zero="float" if name.endswith("4") else ""), 1.25)
+        drawn_beside_int4(name, Work(name, "bfloat16", 64, zero=WITH_ZERO_POINTS.get(name, "")), 1.25)
         for name in DRAWN_TYPES
     ),
 )

@@ -9,8 +9,6 @@ from typing import Any
 from ladder import TType, register_type
 from tile_types import type_names
 
-POSIT_BITS = 6
-
 
 def posit_values(bits: int) -> list[float]:
     """Return the values of posits without exponent bits, by code; that of "not a real" becomes 0."""
@@ -41,10 +39,17 @@ def logarithms(bits: int) -> list[float]:
 
 VALUES: dict[str, list[float]] = {
     "drawn_log5": logarithms(5),
-    "drawn_posit6": posit_values(POSIT_BITS),
+    "drawn_posit6": posit_values(6),
     "drawn_table4": random_values(4, 20261126),
+    "drawn_table3": random_values(3, 20261127),
+    "drawn_table5": random_values(5, 20261128),
+    "drawn_table6": random_values(6, 20261129),
+    "drawn_posit7": posit_values(7),
 }
 """Name of a type -> its values by code; the width is the last digit of the name."""
+
+WITH_ZERO_POINTS = {"drawn_table4": "float", "drawn_table6": "float"}
+"""Those that are multiplied with zero points, and of which kind."""
 
 
 def register(*names: str) -> None:

@@ -30,9 +30,16 @@ STEPS: dict[str, dict[str, Any]] = {
         "split_k": 1,
         "persistent": False,
         "stream_k": False,
+        "tails": False,
         "cluster": 1,
     },
-    "+ deep pipeline": {"split_k": 1, "persistent": False, "stream_k": False, "cluster": 1},
+    "+ deep pipeline": {
+        "split_k": 1,
+        "persistent": False,
+        "stream_k": False,
+        "tails": False,
+        "cluster": 1,
+    },
     "+ split K, persistence": {"cluster": 1},
 }
 """Fields of the chosen schedule that a step holds back; the schedule itself has all.

@@ -82,6 +82,9 @@ WGMMA: dict[str, GpuSchedule] = {
     "four share tokens": GpuSchedule("wgmma", 64, 128, 256, stages=2, warps=8, cluster=4),
     "split": GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8, split_k=8),
     "shares": GpuSchedule("wgmma", 64, 256, 128, stages=4, warps=8, persistent=True, stream_k=True),
+    "tails": GpuSchedule(
+        "wgmma", 64, 256, 128, stages=4, warps=8, persistent=True, stream_k=True, tails=True
+    ),
     "small tiles in shares": GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True, stream_k=True),
     "parts of tokens in shares": GpuSchedule(
         "wgmma", 208, 128, 128, stages=3, warps=8, persistent=True, stream_k=True
@@ -291,8 +294,11 @@ def test_sums_of_fp8_that_carry(cluster: int, k: int) -> None:
 @pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
 def test_shares_give_the_same_bits_in_graphs_and_on_streams_side_by_side() -> None:
     name, m = "int4_g128", 300
-    for n, k, tile_m in ((509, 1021, 64), (6144, 1408, 64), (16384, 1024, 8)):
-        schedule = GpuSchedule("wgmma", tile_m, 128, stages=4, warps=8, persistent=True, stream_k=True)
+    cuts = ((509, 1021, 64, False), (6144, 1408, 64, False), (16384, 1024, 8, False), (6144, 4096, 64, True))
+    for n, k, tile_m, tails in cuts:
+        schedule = GpuSchedule(
+            "wgmma", tile_m, 128, stages=4, warps=8, persistent=True, stream_k=True, tails=tails
+        )
         weight, ttype, options = _quantized(n, k, name, "float16")
         op = ladder.Matmul(n, k, ttype, "float16", plan=Plan(((1 << 20, schedule),)), **options)
         packed, x = op.pack(weight, "cuda"), torch.randn(m, k, device="cuda").half()

@@ -34,6 +34,11 @@ KERNELS = {
         wgmma(persistent=True, stream_k=True, tile_n=128),
         40,
     ),
+    "tails": (
+        gemm(k=700, n=300, group_size=64, scale=True, output="float16"),
+        wgmma(persistent=True, stream_k=True, tails=True, tile_n=128),
+        40,
+    ),
     "int8": (
         gemm(activation="int8", group_size=128, scale=True, k=1500),
         wgmma(tile_k=128, placement="accumulator"),
@@ -342,6 +347,18 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "stream: nobody raises flags": Mutant(
         "stream", lambda: _source("ladder_announce", "", remove_call=True), "deadlock", "a flag"
+    ),
+    "tails: flags raised before the sums are stored": Mutant(
+        "tails",
+        lambda: _both(_source("ladder_announce", "bar.sync"), _source("ladder_hand_over", "bar.sync")),
+        "race",
+        "does not vouch for",
+    ),
+    "tails: sums taken in without waiting for their flag": Mutant(
+        "tails", lambda: _source("ladder_take_over", "while (found"), "race", "does not vouch for"
+    ),
+    "tails: nobody meets those who hand over": Mutant(
+        "tails", lambda: _source("ladder_announce", "", remove_call=True), "deadlock"
     ),
     "split: sums not waited for": Mutant("split", lambda: remove(MBARRIER_WAIT, 3), "race"),
     "split: sums sent before the barriers are ready": Mutant(

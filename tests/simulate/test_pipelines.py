@@ -76,7 +76,7 @@ def test_chosen_schedules_of_ampere(name: str, m: int) -> None:
 
 LARGE = {"tile_n": 128, "tile_k": 128, "warps": 8, "persistent": True, "placement": "accumulator"}
 PARTED = {**LARGE, "tile_m": 256, "stages": 4}
-FEW = 2
+FEW, FEW_WITH_TAILS = 2, 3
 """Multiprocessors of the device that large tiles are emitted for, so that a block has several."""
 
 WGMMA = {
@@ -141,6 +141,21 @@ WGMMA = {
         gemm(weight="nf4", group_size=64, scale=True, k=600, n=200, output="float16"),
         {"tile_m": 208, "persistent": True, "stream_k": True},
         230,
+    ),
+    "four tiles for three blocks, one with a tail": (
+        gemm(weight="int4", group_size=64, scale=True, k=700, n=70, bias=True),
+        {"tile_m": 16, "persistent": True, "stream_k": True, "tails": True},
+        24,
+    ),
+    "tails of several tiles by one block": (
+        gemm(weight="int4", group_size=64, scale=True, k=700, n=300),
+        {"tile_m": 16, "persistent": True, "stream_k": True, "tails": True},
+        16,
+    ),
+    "208 tokens of fp8, with tails": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=520, k=1300, group_size=1300, token_scale=True),
+        {**PARTED, "tile_m": 208, "stream_k": True, "tails": True},
+        201,
     ),
     "96 tokens of fp8": (
         gemm(weight="int4", activation="fp8_e4m3", group_size=128, scale=True, n=130, k=400),
@@ -221,7 +236,8 @@ def _wgmma(name: str) -> Any:
     problem, fields, _ = WGMMA[name]
     device = get_device("cuda/sm_90a")
     few = {**fields, **LARGE} == fields or "stream_k" in fields
-    device = replace(device, units=FEW) if few else device
+    units = FEW_WITH_TAILS if "tails" in fields else FEW
+    device = replace(device, units=units) if few else device
     return emit(problem, device, wgmma(**fields), "simulated")
 
 

@@ -17,6 +17,7 @@ CASES = [
     ("posit8", "float16", "none", "sm_90a", 70),
     ("shuffled6", "float16", "integer", "sm_90a", 70),
     ("random3", "float16", "none", "sm_90a", 3),
+    ("posit3", "float16", "none", "sm_90a", 70),
     ("log7", "bfloat16", "none", "sm_80", 70),
 ]
 

@@ -48,8 +48,8 @@ class Piece:
 
     row_tile, first_m: First packed tile along N, and first activation row.
     iterations, first_tile: Of the math loop, and the packed tile along K where they begin.
-    skipped, end: Of stream-K: iterations of the tile before the piece; the unit after the tile's last one,
-        counted among those that are shared.
+    skipped, number: Of stream-K: iterations of the tile before the piece; the tile's number among those that
+        are cut.
     """
 
     row_tile: Expr
@@ -57,7 +57,7 @@ class Piece:
     iterations: Expr
     first_tile: Expr
     skipped: Expr = 0
-    end: Expr = None
+    number: Expr = None
 
 
 def rows_per_copy(spec: Spec, args: Arguments) -> Expr:

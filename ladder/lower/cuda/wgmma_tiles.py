@@ -12,8 +12,8 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.grouped import Warp, find_m_tile
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, cut
+from ladder.lower.cuda.wgmma_handover import Stream
 from ladder.lower.cuda.wgmma_spec import Spec
-from ladder.lower.cuda.wgmma_stream import Stream
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import Run, args_of_expert, count_m_tiles, find_rows, find_run
 

@@ -14,7 +14,7 @@ import numpy as np
 from ladder.simulate.barriers import NamedWait
 from ladder.simulate.cohort import Cohort, Wait
 from ladder.simulate.memory import Pointer, Tensor
-from ladder.simulate.program import Node, Plain, Sequence_, Step, Waiting
+from ladder.simulate.program import Node, Plain, Sequence_, Waiting
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, Array, Value, spread
 
@@ -94,8 +94,8 @@ def _quads(share: Value, thread: Value, count: int, threads: int, c: Cohort) -> 
     return np.broadcast_to(at * QUAD_BYTES, (c.count, LANES))
 
 
-def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
-    """Store a thread's sums, then arrive where the flags are raised."""
+def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Node:
+    """Store a thread's sums, then arrive where the flags are raised, and wait there if the text does."""
     count, threads = int(groups[0]), int(groups[1])
     base, _, share, thread = (t.read(operand) for operand in call.operands[:4])
     first, tensor = t.expression(call.operands[4]).target, _workspace(t)
@@ -113,7 +113,7 @@ def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: st
             number = _barrier(source, "bar.arrive")
             c.machine.named_barriers.arrive(c, number, threads + LANES, False, statement)
 
-    return action
+    return Sequence_(True, [Plain(action=action), _meeting(source, threads, statement)])
 
 
 def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Node:
@@ -122,12 +122,6 @@ def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str
     flags, share, lane = (t.read(operand) for operand in call.operands)
     tensor, statement = _workspace(t), call.statement
 
-    def make(c: Cohort) -> Wait | None:
-        if "bar.sync" not in source:
-            return None
-        c.machine.named_barriers.arrive(c, _barrier(source, "bar.sync"), threads + LANES, True, statement)
-        return NamedWait(c.machine.named_barriers, statement)
-
     def action(c: Cohort) -> None:
         lanes = spread(lane(c), c.count, np.dtype(np.int64))
         at = flags(c) + (np.asarray(share(c), np.int64) * (threads // LANES) + lanes) * FLAG_BYTES
@@ -135,7 +129,19 @@ def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str
         _set_flags(tensor, at[chosen], raised)
         Handed.of(c, tensor).raised(c, at, chosen)
 
-    return Sequence_(True, [Waiting(True, make), Plain(action=action)])
+    return Sequence_(True, [_meeting(source, threads, statement), Plain(action=action)])
+
+
+def _meeting(source: str, threads: int, statement: int) -> Node:
+    """Return the wait, if a helper has one, in which those who hand over meet the warp that raises flags."""
+
+    def make(c: Cohort) -> Wait | None:
+        if "bar.sync" not in source:
+            return None
+        c.machine.named_barriers.arrive(c, _barrier(source, "bar.sync"), threads + LANES, True, statement)
+        return NamedWait(c.machine.named_barriers, statement)
+
+    return Waiting(True, make)
 
 
 def _barrier(source: str, verb: str) -> int:
