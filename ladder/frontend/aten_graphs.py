@@ -248,7 +248,7 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
         for op, row in table.items()
         if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
     }
-    norms = {op: partial(declared_batch_norm, more) for op, more in BATCH_NORMS.items()}
+    norms = {op: partial(declared_batch_norm, op, more) for op, more in BATCH_NORMS.items()}
     return {**kept, **norms, torch.ops.aten.topk.default: topk}
 
 
@@ -263,19 +263,24 @@ Each with the number of its results beside the three of every one: what backward
 
 
 def declared_batch_norm(
-    more: int, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
-    epsilon: float,
+    op: Any, more: int, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
+    momentum: float, epsilon: float,
 ) -> Any:  # fmt: skip
     """Return what `BATCH_NORMS` give; in training, statistics are results of an operator and then stored.
 
     Else a graph that reads what is written, as that of instance norm, would read what was there before.
+    Those of libraries become torch's own: they take only x that lies as it did for the fake tensors.
     """
-    if not training or mean is None or variance is None:
-        return NotImplemented
     given = (x, weight, bias, mean, variance, training, momentum, epsilon)
-    *results, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional(*given)
-    mean.copy_(new_mean)
-    variance.copy_(new_variance)
+    if not training or mean is None or variance is None:
+        native = torch.ops.aten.native_batch_norm.default
+        results = None if op is native else native(*given)
+    else:
+        *results, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional(*given)
+        mean.copy_(new_mean)
+        variance.copy_(new_variance)
+    if results is None:
+        return NotImplemented
     return (*results, *(x.new_empty(0, dtype=torch.uint8) for _ in range(more)))
 
 

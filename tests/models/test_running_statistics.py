@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ladder
+from ladder.frontend.aten_graphs import to_aten
 
 
 class Read(nn.Module):
@@ -59,3 +60,24 @@ def test_running_statistics_are_eagers(make: Any) -> None:
     ended = [value._version for value in (*eager.buffers(), *other.buffers())]
     changes = [last - first for first, last in zip(begun, ended, strict=True)]
     assert changes[: len(changes) // 2] == changes[len(changes) // 2 :]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("library", ["cudnn", "miopen"])
+def test_norms_of_libraries_are_no_steps_of_plans(library: str, known: bool) -> None:
+    """They refuse memory that lies otherwise than that of the fake tensors they were traced with."""
+    norm = getattr(torch.ops.aten, f"{library}_batch_norm").default
+
+    def function(x: Any, weight: Any, bias: Any, mean: Any, variance: Any) -> Any:
+        statistics = (mean, variance) if known else (None, None)
+        return norm(x, weight, bias, *statistics, not known, 0.1, 1e-5)[0]
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 5), *(torch.rand(3) + 0.5 for _ in range(4))]
+    graph = to_aten(torch.fx.symbolic_trace(function), given)
+    assert not any(library in str(node.target) for node in graph.graph.nodes)
+    x, weight, bias, *statistics = given
+    statistics = statistics if known else [None, None]
+    expected = nn.functional.batch_norm(x, *statistics, weight, bias, not known, 0.1, 1e-5)
+    (found,) = torch.utils._pytree.tree_leaves(graph(*given))
+    torch.testing.assert_close(found, expected)
