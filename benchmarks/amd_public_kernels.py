@@ -88,14 +88,12 @@ def seconds(product: Product, device: TileDevice, kernel: Kernel) -> float:
     waves = kernel.waves[0] * kernel.waves[1]
     resident = max(1, 2 * device.schedulers // waves)
     clocks, _ = cost_amd.block_clocks(device, stage, count, rounds, resident, waves)
-    clock = cost_amd.lowered_clock(
-        device, device.core_for(CORES[product.types], "mfma"), count * rounds * stage.matrix / clocks
-    )
-    together = min(resident, rounds)
-    parts = (clocks / clock, _dram(product, device, kernel, together),
-             _l2(product, device, kernel, along_m, along_n),
-             _fabric(product, device, kernel, (along_m, along_n), together))  # fmt: skip
-    return cost_amd.LAUNCH_SECONDS + cost_amd.joined(parts, cost_amd.OVERLAP)
+    together, core = min(resident, rounds), device.core_for(CORES[product.types], "mfma")
+    others = (_dram(product, device, kernel, together),
+              _l2(product, device, kernel, along_m, along_n),
+              _fabric(product, device, kernel, (along_m, along_n), together))  # fmt: skip
+    clock = cost_amd.lowered_clock(device, core, count * rounds * stage.matrix, clocks, others)
+    return cost_amd.LAUNCH_SECONDS + cost_amd.joined((clocks / clock, *others), cost_amd.OVERLAP)
 
 
 def _dram(product: Product, device: TileDevice, kernel: Kernel, resident: int) -> float:

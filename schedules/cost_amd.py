@@ -19,8 +19,8 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 * Dies have an L2 each and read what their blocks need through the fabric, whose cache holds the rest;
   the blocks that run at once on a die are ``raster`` row tiles by as many tiles along M as it takes.
 * DRAM sustains the share that `targets` states: published measurements of kernels that only read.
-* Power lowers the clock as far as matrix cores are busy: to the sustained share of `targets` where they
-  always are. `utilisation` counts clocks, so it says nothing of that.
+* Power lowers the clock as far as matrix cores are busy, of the time of the whole kernel: to the sustained
+  share of `targets` where they always are. `utilisation` counts clocks, so it says nothing of that.
 """
 
 from __future__ import annotations
@@ -31,11 +31,21 @@ from dataclasses import dataclass, replace
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, looked_up, weight_bits
 from schedules.conversions import CONVERT_OPERATIONS, EXPONENT_OPERATIONS, order_read
-from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost import Cost, convert_ops, decode_ops, minimum_bytes, weight_bytes
 from schedules.footprint import operand_bytes, promotes, streams_exponents
-from schedules.layouts import lane_of, packed_group, padded
+from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
-from schedules.waves import division, form, is_dot, leaves_offsets, tile_rows
+from schedules.waves import (
+    GROUPS,
+    STEP_COLUMNS,
+    WAVE,
+    column_tiles,
+    division,
+    form,
+    is_dot,
+    leaves_offsets,
+    tile_rows,
+)
 from targets import Core, TileDevice
 from tile_types import get_type
 
@@ -47,6 +57,9 @@ VECTOR_LANES = 64
 
 LDS_BYTES, L1_BYTES = 128, 64
 """Bytes per clock of a compute unit."""
+
+CLOCK_STEPS = 4
+"""Steps in which a clock and the share of time that it leaves matrix cores busy are found together."""
 
 LAUNCH_SECONDS = 1.2e-6
 """A kernel in a graph, start to start, less the start of its first block (`BLOCK_CLOCKS`).
@@ -64,11 +77,25 @@ BARRIER_CLOCKS = 60
 COPY_OPERATIONS = 8
 """Vector operations per 16 bytes of x: addresses, bounds, exchange of words on the way to LDS."""
 
+SUM_OPERATIONS = 12
+"""Vector operations per 16 bytes of x by which the sums of groups of x reach LDS (counted)."""
+
 STEP_OPERATIONS = 12
 """Vector operations per wave and packed 32 x 64 tile besides decoding: addresses, moves, loop."""
 
 DOT_STEP_OPERATIONS = 7
 """The same of dot products (counted in machine code: int4 and nf4 on gfx942 and gfx950, one row)."""
+
+FLIP_OPERATIONS, BASE_OPERATIONS = 0.125, 0.5
+"""Vector instructions per weight that `decode_ops` counts for flipping top bits, which raw numbers take with
+their mask, and that CDNA takes besides where it lacks V_BITOP3: a mask and a base are two constants, of which
+its instructions read one (counted: int4 and uint4 on gfx942 and gfx950)."""
+
+GROUP_STEP_OPERATIONS = 3
+"""The same where columns of matrix instructions are groups of K (counted: int4 on gfx950)."""
+
+GROUP_STAGE_OPERATIONS, KNOWN_GROUP_OPERATIONS = 60, 17
+"""And of a stage of a wave: which column takes part is computed, or known if two stages fill all columns."""
 
 BFLOAT_DECODE = 2.4
 """bfloat16 operands are made of float32 values: vector instructions in place of one of float16.
@@ -126,11 +153,12 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     along_m, along_n, rounds = _grid(gemm, device, schedule, m)
     clocks, waiting = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     core = device.core_for(gemm.activation, schedule.pipeline)
-    clock = lowered_clock(device, core, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
     fabric = _fabric_seconds(gemm, device, schedule, along_m, along_n, min(resident, rounds))
-    seconds = LAUNCH_SECONDS + joined((clocks / clock, dram, l2, fabric), OVERLAP)
+    others = (dram, l2, fabric)
+    clock = lowered_clock(device, core, stages_of(gemm, schedule) * rounds * stage.matrix, clocks, others)
+    seconds = LAUNCH_SECONDS + joined((clocks / clock, *others), OVERLAP)
     count = stages_of(gemm, schedule) * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
@@ -157,9 +185,19 @@ def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> tupl
     return along_m, along_n, -(-along_m * along_n // device.units)
 
 
-def lowered_clock(device: TileDevice, core: Core, busy: float) -> float:
-    """Return the clock while matrix cores are busy for a share of the time."""
-    return device.clock * (1 - (1 - core.sustained) * busy)
+def lowered_clock(
+    device: TileDevice, core: Core, matrix: float, clocks: float, others: tuple[float, ...]
+) -> float:
+    """Return the clock of a kernel whose matrix cores are busy for a share of its time.
+
+    matrix, clocks: Clocks of the busiest compute unit, in which matrix cores work and in all.
+    others: Seconds of what does not run by this clock.
+    """
+    clock = device.clock
+    for _ in range(CLOCK_STEPS):
+        busy = matrix / clock / joined((clocks / clock, *others), OVERLAP)
+        clock = device.clock * (1 - (1 - core.sustained) * busy)
+    return clock
 
 
 def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
@@ -188,14 +226,16 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     weights = rows * span * waves.m_waves * form(schedule).copies
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
     operations = 0.0 if operands else weights * wave_decode_ops(gemm, device, schedule) / VECTOR_LANES
-    each = DOT_STEP_OPERATIONS if is_dot(schedule) else STEP_OPERATIONS
-    operations += each * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / VECTOR_LANES
+    copied = COPY_OPERATIONS + (SUM_OPERATIONS if schedule.pipeline == GROUPS else 0)
+    operations += _step_operations(gemm, schedule, weights) + copied * bytes_of_x / 16 / VECTOR_LANES
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
         operations += groups * 2 * tokens * rows / VECTOR_LANES
     core = device.core_for(gemm.activation, schedule.pipeline)
     products = 2.0 * tokens * rows * span
     matrix = products / core.ops_per_cycle
+    if schedule.pipeline == GROUPS:
+        matrix *= STEP_COLUMNS
     if is_dot(schedule):
         lanes = DOT_LANES * 2 / operand_bytes(gemm)
         summed = X_SUMS if _sums_x(gemm, schedule) else 1.0
@@ -207,6 +247,16 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     return Stage(matrix * idle, operations * idle, lds, l1)
 
 
+def _step_operations(gemm: Gemm, schedule: GpuSchedule, weights: int) -> float:
+    """Return the vector operations of a stage's addresses, moves and loop."""
+    tiles = weights / (32 * 64)
+    if schedule.pipeline == GROUPS:
+        known = 2 * schedule.tile_k == STEP_COLUMNS * TILE * column_tiles(gemm, schedule)
+        each = KNOWN_GROUP_OPERATIONS if known else GROUP_STAGE_OPERATIONS
+        return GROUP_STEP_OPERATIONS * tiles + each * schedule.warps
+    return tiles * (DOT_STEP_OPERATIONS if is_dot(schedule) else STEP_OPERATIONS)
+
+
 def wave_decode_ops(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
     """Return the vector instructions that a weight takes a lane until it is an operand."""
     if order_read(get_type(gemm.weight).element_type, gemm.activation, device):
@@ -216,12 +266,19 @@ def wave_decode_ops(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> fl
         each = BFLOAT_SCALE if gemm.activation == "bfloat16" else 0.5
         return TABLE_OPERATIONS[weight_bits(gemm)] + each * sum(multiplied)
     if gemm.activation != "bfloat16":
-        return decode_ops(gemm, schedule.placement)
+        raw = convert_ops(gemm.weight) / DOT_LANES + FLIP_OPERATIONS if _sums_x(gemm, schedule) else 0.0
+        return decode_ops(gemm, schedule.placement) - raw + _base_operations(gemm, device)
     operations = decode_ops(gemm, "accumulator")
     if _sums_x(gemm, schedule):
         return operations * BFLOAT_RAW
     scaled = BFLOAT_SCALE if gemm.scale and schedule.placement == "operand" else 0.0
     return operations * BFLOAT_DECODE + scaled
+
+
+def _base_operations(gemm: Gemm, device: TileDevice) -> float:
+    """Return `BASE_OPERATIONS` where a device takes them for float16 operands."""
+    apart = device.warp == WAVE and "bitop3" not in device.features and gemm.activation == "float16"
+    return BASE_OPERATIONS * (apart and evenly_spaced(gemm.weight))
 
 
 def _sums_x(gemm: Gemm, schedule: GpuSchedule) -> bool:

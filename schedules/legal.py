@@ -31,10 +31,20 @@ from schedules.footprint import (
     scale_span,
     shared_bytes,
 )
-from schedules.layouts import lane_of, packed_group
+from schedules.layouts import TILE, lane_of, packed_group
 from schedules.rules import AXES, DEALS, RULES, serves
 from schedules.schedule import GpuSchedule
-from schedules.waves import MOST_REGISTERS, MOST_THREADS, NARROW, block_lanes, divisions, tile_rows
+from schedules.waves import (
+    GROUPS,
+    MOST_REGISTERS,
+    MOST_THREADS,
+    NARROW,
+    STEP_COLUMNS,
+    block_lanes,
+    column_tiles,
+    divisions,
+    tile_rows,
+)
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -141,8 +151,9 @@ def _placement_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule)
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}: placement is that"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
-        yield "the core takes subnormal operands for 0; use placement 'accumulator'"
+    small = (schedule.placement == "operand" and gemm.scale) or schedule.pipeline == GROUPS
+    if small and FLUSHES.get(gemm.activation, "") in device.features:
+        yield "the core takes subnormal operands for 0; use placement 'accumulator', not of 'mfma_groups'"
 
 
 def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -215,6 +226,18 @@ def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
             f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
             f" {schedule.tile_m} x {tile_rows(schedule)}"
         )
+
+
+def _group_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    """Yield what the columns of a matrix instruction cannot have as groups of K."""
+    yield from _wave_violations(gemm, schedule)
+    groups = schedule.tile_k // TILE // column_tiles(gemm, schedule)
+    if 2 * groups > STEP_COLUMNS:
+        yield f"two stages have {2 * groups} groups of K, more than {STEP_COLUMNS} columns"
+    if gemm.zero != "none":
+        yield "it subtracts no zero points"
+    if gemm.scale and gemm.group_size < gemm.k and packed_group(gemm.group_size, gemm.k) < TILE:
+        yield f"groups of {gemm.group_size} are shorter than a tile"
 
 
 def _warpgroup_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -300,6 +323,7 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "tcgen05": _tcgen05_violations,
     "mfma": _wave_violations,
     "mfma32": _wave_violations,
+    "mfma_groups": _group_violations,
     "dot": _wave_violations,
     "wmma": _wave_violations,
     "wmma_split": _wave_violations,

@@ -25,6 +25,7 @@ GPU_PIPELINES = (
     "tcgen05",
     "mfma",
     "mfma32",
+    "mfma_groups",
     "dot",
     "wmma",
     "wmma_split",

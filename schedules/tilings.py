@@ -31,6 +31,7 @@ from schedules.layouts import lane_of, padded
 from schedules.legal import cuts_groups, is_legal, least_stages, placement_for
 from schedules.rules import AXES, RULES
 from schedules.schedule import GpuSchedule
+from schedules.waves import GROUPS
 from targets import TileDevice
 
 CHANNEL_PIECES = 128
@@ -44,6 +45,7 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "tcgen05": (3, 4, 6, 8),
     "mfma": (2,),
     "mfma32": (2,),
+    "mfma_groups": (2,),
     "dot": (2,),
     "wmma": (2,),
     "wmma_split": (2,),
@@ -86,7 +88,8 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         return ("cpu",)
     if device.vendor == "amd":
         dots, matrix = next(names for feature, names in WAVES_OF.items() if feature in device.features)
-        return (dots, matrix) if m <= MOST_DOT_M else (matrix,)
+        few = (dots, matrix) if m <= MOST_DOT_M else (matrix,)
+        return (*few, GROUPS) if m == 1 and matrix == "mfma" else few
     large = next((names for feature, names in LARGE.items() if feature in device.features), ("mma",))
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_M else ("gemv",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from ladder.ir.gemm import Gemm
 from schedules.layouts import TILE, lane_of, packed_group
@@ -78,12 +79,22 @@ class Form:
 FORMS: Mapping[str, Form] = {
     "mfma": Form(STEP_ROWS, STEP_COLUMNS),
     "mfma32": Form(2 * STEP_ROWS, 2 * STEP_COLUMNS, parts=2),
+    "mfma_groups": Form(STEP_ROWS, 1),
     "dot": Form(STEP_ROWS, 1),
     "wmma": Form(STEP_ROWS, STEP_COLUMNS, 32, 4),
     "wmma_split": Form(STEP_ROWS, STEP_COLUMNS, 32, 2),
     "dot32": Form(STEP_ROWS, 1, 32, 2),
 }
 """Steps by pipeline: ``wmma`` is RDNA3's, which both halves of a wave hold, ``wmma_split`` RDNA4's."""
+
+GROUPS = "mfma_groups"
+"""Pipeline of one activation row: the columns of a matrix instruction hold groups of K of it."""
+
+GROUP_TILES = 4
+"""Packed tiles along K of a column's group at most: sums of raw numbers and of x cancel in part."""
+
+ZERO_WORDS = 4
+"""Words of LDS of zeros, which columns read of the groups of other columns."""
 
 DOTS = ("dot", "dot32")
 """Pipelines of dot products within lanes."""
@@ -159,7 +170,13 @@ def row_blocks(schedule: GpuSchedule) -> int:
 
 def joins_waves(schedule: GpuSchedule) -> bool:
     """Whether sums of several waves or lanes are added up through LDS."""
-    return is_dot(schedule) or schedule.split_k > 1
+    return is_dot(schedule) or schedule.pipeline == GROUPS or schedule.split_k > 1
+
+
+def column_tiles(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the packed tiles along K of which a column of a matrix instruction has x (`GROUPS`)."""
+    group = packed_group(gemm.group_size, gemm.k) // TILE if gemm.group_size < gemm.k else GROUP_TILES
+    return gcd(group, schedule.tile_k // TILE, GROUP_TILES)
 
 
 def parts(schedule: GpuSchedule) -> int:
@@ -178,6 +195,8 @@ def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
     That takes sums of x, for which matrix cores have time where M is small; lanes take a dot product more for
     two. It spares bfloat16 its way through float32; float16 would gain little, by subnormal operands.
     """
+    if schedule.pipeline == GROUPS:
+        return True
     few = is_dot(schedule) or (schedule.pipeline in NARROW and schedule.split_k > 1)
     raw = few and schedule.placement == "accumulator"
     return raw and gemm.activation == "bfloat16" and gemm.zero == "none"
@@ -195,7 +214,8 @@ def part_words(schedule: GpuSchedule) -> int:
 def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the LDS of a block; partial sums reuse that of x."""
     sums = 4 * parts(schedule) * part_words(schedule)
-    return max(schedule.stages * stage_bytes(gemm, schedule), sums if joins_waves(schedule) else 0)
+    beside = 4 * (ZERO_WORDS + 2 * schedule.split_k * STEP_COLUMNS) if schedule.pipeline == GROUPS else 0
+    return max(schedule.stages * stage_bytes(gemm, schedule) + beside, sums if joins_waves(schedule) else 0)
 
 
 def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
@@ -206,7 +226,8 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     step, dots = form(schedule), is_dot(schedule)
     blocks, tiles = row_blocks(schedule), schedule.tile_k // TILE
     columns = schedule.tile_m // division(schedule).m_waves
-    held = 2 * columns if dots else STEP_ROWS * columns // step.lanes
+    instruction = STEP_COLUMNS if schedule.pipeline == GROUPS else columns
+    held = 2 * columns if dots else STEP_ROWS * instruction // step.lanes
     sums = blocks * held * (1 + promoted)
     parts = step.parts * STEP_ROWS // step.rows
     operands = 8 * blocks * parts + 4 * parts * (columns // step.columns)
@@ -215,6 +236,8 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1
     rows = 2 if dots or not promoted else 4 * WAVE // step.lanes
     groups = 2 * blocks * tiles * rows * granules if gemm.scale else 0
+    if schedule.pipeline == GROUPS:  # one set, of the group of the lane's column
+        groups = blocks * rows if gemm.scale else 0
     many = promoted and granules > 1 and not dots
     ends = GRANULE_REGISTERS if many and gemm.scale else 0
     dense = get_type(gemm.weight).elem_bits == lane_of("float16")

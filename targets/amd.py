@@ -19,7 +19,11 @@ REGISTERS: Mapping[int, int] = {64: 131072, 32: 98304}
 """Lanes of a wave -> 32-bit registers of a compute unit: CDNA has 512 for each lane of four SIMDs, RDNA 1536
 for each lane of two (LLVM's AMDGPU usage guide; RDNA3 and RDNA4 ISA)."""
 
-PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": ("mfma", "dot")}
+PIPELINES: Mapping[str, tuple[str, ...]] = {
+    "float16": ("mfma", "mfma_groups", "dot"),
+    "bfloat16": ("mfma", "mfma_groups"),
+    "int8": ("mfma", "dot"),
+}
 """Pipelines that multiply a type: lanes have dot products of these; of the others matrix cores alone."""
 
 
@@ -130,7 +134,16 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
 # PyTorch, "Numerical accuracy").
 CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot", "flushes.float16"})
 CDNA3 = (CDNA2 - {"flushes.float16"}) | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
-CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128", "cvt.scalef32", "dot.bf16"}
+CDNA4 = (CDNA3 - {"fp8fnuz"}) | {
+    "mfma.k64",
+    "fp8",
+    "fp6",
+    "fp4",
+    "load.lds.b128",
+    "cvt.scalef32",
+    "dot.bf16",
+    "bitop3",
+}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot32"})
 RDNA4 = frozenset({"wmma.split", "fp16", "bf16", "int8", "fp8", "dot32", "dot.fp8", "wait.ds"})
 

@@ -72,11 +72,15 @@ def built(
 
 
 def _build(trial: Trial, device: TileDevice) -> list[Kernel] | str:
-    """Build one candidate, or return why it cannot be emitted."""
+    """Build one candidate, or return why it cannot be emitted or is not wanted."""
     try:
-        return find_or_build(trial.lowering.jobs(device))
+        kernels = find_or_build(trial.lowering.jobs(device))
     except ScheduleError as error:
         return str(error)
+    spilled = sum(kernel.spilled for kernel in kernels)
+    if spilled and device.vendor == "amd":  # where nothing is timed that could tell whether it pays
+        return f"its kernels spill {spilled} registers"
+    return kernels
 
 
 def loaded(trials: Sequence[tuple[Trial, list[Kernel]]], device: TileDevice) -> list[tuple[Trial, Fused]]:

@@ -25,6 +25,8 @@ DOT = GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=
 MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator")
 WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
 
+GROUPS = GpuSchedule("mfma_groups", 1, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+
 OFFSETS = (5, [1, 4, 4, 9, 43, 46], 47)
 """Experts, ranges of their tokens, and rows of x: rows of nobody lie at both ends."""
 
@@ -37,6 +39,7 @@ CASES = {
     "wide tiles of bfloat16": ("gfx942", "int3", "bfloat16", OFFSETS, WIDE),
     "counts": ("gfx942", "int4", "int8", COUNTS, WIDE),
     "counts of fp8": ("gfx942", "fp8_e4m3", "fp8_e4m3", COUNTS, MFMA),
+    "groups in columns": ("gfx950", "int4", "float16", OFFSETS, GROUPS),
     "more experts than lanes": ("gfx942", "int4", "float16", MANY, DOT),
     "gfx950": ("gfx950", "mxfp4", "float16", OFFSETS, WIDE),
     "gfx1100": ("gfx1100", "int4", "float16", OFFSETS, replace(MFMA, pipeline="wmma")),

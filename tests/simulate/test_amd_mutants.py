@@ -40,12 +40,18 @@ def dot(**fields: Any) -> GpuSchedule:
     return GpuSchedule(**{"pipeline": "dot", "placement": "accumulator", **extents, **fields})
 
 
+def groups(**fields: Any) -> GpuSchedule:
+    """Return a small schedule whose columns hold groups of K."""
+    return dot(**{"pipeline": "mfma_groups", "tile_k": 64, **fields})
+
+
 KERNELS = {
     "mfma": (gemm(group_size=64, scale=True, k=450), mfma(), 33),
     "mfma nf4": (gemm(weight="nf4", group_size=64, scale=True, k=450), mfma(), 17),
     "mfma int8": (gemm(activation="int8", weight="int8", k=450), mfma(placement="accumulator"), 33),
     "mfma split": (gemm(weight="int4", k=700), mfma(split_k=2, tile_k=128), 20),
     "dot": (gemm(weight="int4", k=1100), dot(), 1),
+    "groups": (gemm(weight="int4", group_size=64, scale=True, k=2200), groups(), 1),
 }
 """Kernels that mutants are made of, with M."""
 
@@ -149,6 +155,9 @@ MUTANTS: dict[str, Mutant] = {
     "mfma split: sums joined without a barrier": Mutant(
         "mfma split", lambda: _without_sync("mfma split", -1), "race", "reads bytes written by"
     ),
+    "groups: barrier of a step removed": Mutant("groups", lambda: _without_sync("groups", 0), "race"),
+    "groups: columns take x of one another": Mutant("groups", lambda: _columns(True), "wrong values"),
+    "groups: columns take no x": Mutant("groups", lambda: _columns(False), "wrong values"),
     # ---- stages -----------------------------------------------------------------------------------
     "mfma: the next stage goes where the last one is read": Mutant("mfma", lambda: _stage_kept(), "race"),
     "dot: the next stage goes where the last one is read": Mutant("dot", lambda: _stage_kept(), "race"),
@@ -195,6 +204,15 @@ MUTANTS: dict[str, Mutant] = {
     # ---- guards -----------------------------------------------------------------------------------
     "mfma: tokens beyond M stored": Mutant("mfma", lambda: _guards(1), "out of bounds"),
 }
+
+
+def _columns(takes: bool) -> Any:
+    """Return a change of where operands are read: always x, or always zeros."""
+
+    def apply(e: Any) -> Any:
+        return None if type(e).__name__ != "Select" else (e.true_value if takes else e.false_value)
+
+    return stored("local", "uint32", value=_loads("shared uint32", lambda e: rewrite_expression(e, apply)))
 
 
 def _stage_kept() -> Once:

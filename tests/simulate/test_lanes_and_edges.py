@@ -7,7 +7,7 @@ import pytest
 from amd_kernels import WAVE, compute
 from problems import bound_of, emitted, gemm, mma, run
 
-from ladder.lower.chain.rocm import MOVES, RocmDialect
+from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.rocm import dialect
 from targets import get_device
 
@@ -25,7 +25,7 @@ def test_lanes_shuffle_with_the_other_half(arch: str, distance: int) -> None:
     assert np.array_equal(partner // (2 * distance), LANES // (2 * distance))
     assert not np.any(partner // distance == LANES // distance)
     assert sorted(partner) == list(LANES)
-    if distance not in MOVES:
+    if distance not in dialect.MOVES:
         assert np.array_equal(partner, LANES ^ distance)
 
 

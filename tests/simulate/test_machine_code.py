@@ -60,9 +60,10 @@ MFMA32 = GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator")
 
 WMMA = GpuSchedule("wmma", 16, 64, 64, 2, 8, 4, placement="accumulator")
 SPLIT = replace(WMMA, pipeline="wmma_split")
+GROUPS = GpuSchedule("mfma_groups", 1, 64, 64, 2, 4, 4, placement="accumulator", warp_rows=32)
 DOT32 = GpuSchedule("dot32", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
 
-LEGAL = {each.pipeline: each for each in (WIDE, DOT, MFMA32, WMMA, SPLIT, DOT32)}
+LEGAL = {each.pipeline: each for each in (WIDE, DOT, MFMA32, GROUPS, WMMA, SPLIT, DOT32)}
 
 PRODUCTS = {
     "mfma": ("gfx942", "int4", "float16", "float16", 13, MFMA),
@@ -101,17 +102,31 @@ def test_results_stored_as_vectors(machine_code: None) -> None:
     check_product(*VECTORS, 40, 64)
 
 
-def check_product(
-    arch: str, weight: str, activation: str, output: str, m: int, schedule: GpuSchedule, n: int, k: int
+@pytest.mark.parametrize(
+    ("arch", "weight", "activation", "group", "k", "schedule"),
+    [
+        ("gfx950", "int4", "float16", 64, 2184, GROUPS),  # the last sixteen groups are not all there
+        ("gfx942", "nf4", "bfloat16", 128, 1216, replace(GROUPS, tile_k=128, warp_rows=64)),
+    ],
+)
+def test_columns_hold_groups(
+    arch: str, weight: str, activation: str, group: int, k: int, schedule: GpuSchedule, machine_code: None
 ) -> None:
+    check_product(arch, weight, activation, activation, 1, schedule, 83, k, group)
+
+
+def check_product(
+    arch: str, weight: str, activation: str, output: str, m: int, schedule: GpuSchedule, n: int, k: int,
+    group: int = 32,
+) -> None:  # fmt: skip
     torch.manual_seed(7)
     user_type(weight)
-    group = None if get_type(weight).is_block else 32
+    group_size = None if get_type(weight).is_block else group
     op = ladder.Matmul(
-        n, k, weight, activation, group_size=group, output=output, bias=True, target=f"rocm/{arch}",
+        n, k, weight, activation, group_size=group_size, output=output, bias=True, target=f"rocm/{arch}",
         plan=Plan(((ANY_M, schedule),)),
     )  # fmt: skip
-    quantized = ladder.quantize(torch.randn(n, k), weight, group_size=group)
+    quantized = ladder.quantize(torch.randn(n, k), weight, group_size=group_size)
     x, bias, scale = torch.randn(m, k), torch.randn(n).to(getattr(torch, output)), None
     if activation in ("int8", "fp8_e4m3"):
         x, scale = quantize_tokens(x, activation)
@@ -192,7 +207,7 @@ WEIGHTS = (
     "uint2",
 )
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-TOKENS = {"dot": 3, "mfma": 19, "mfma32": 45, "dot32": 3, "wmma": 19, "wmma_split": 21}
+TOKENS = {"dot": 3, "mfma": 19, "mfma32": 45, "mfma_groups": 1, "dot32": 3, "wmma": 19, "wmma_split": 21}
 
 
 @pytest.mark.slow

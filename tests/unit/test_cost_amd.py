@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
 from schedules.cost_amd import predict_amd, stage_clocks, utilisation
 from schedules.footprint import resources
@@ -14,7 +15,7 @@ from schedules.schedule import GpuSchedule
 from schedules.waves import Division, division, divisions
 from targets import TileDevice, get_device
 
-MI300X, MI250 = get_device("rocm/gfx942"), get_device("rocm/gfx90a")
+MI355X, MI300X, MI250 = (get_device(f"rocm/{arch}") for arch in ("gfx950", "gfx942", "gfx90a"))
 SQUARE = Gemm(8192, 8192, "float16", scale=False)
 TILE = GpuSchedule("mfma", 256, 128, 64, 2, 4)
 
@@ -64,17 +65,21 @@ def test_waves_that_do_not_divide_a_tile_are_refused() -> None:
 
 
 @pytest.mark.parametrize("device", [MI250, MI300X], ids=lambda device: device.arch)
-def test_the_policy_keeps_matrix_cores_or_memory_busy(device: TileDevice) -> None:
-    """Issue 4: 80 % of the matrix cores at 8192^3 in fp16, 85 % of memory at M = 1.
-
-    Of what kernels that only read get from memory, which is 85 % of the peak on an MI210 and 79 % on an
-    MI300X (`targets.amd`): no kernel reaches 85 % of the peak itself.
-    """
+def test_the_policy_keeps_matrix_cores_busy(device: TileDevice) -> None:
+    """80 % of the matrix cores at 8192^3 in fp16."""
     chosen = rank(SQUARE, device, 8192)[0].schedule
     blocks = resources(SQUARE, device, chosen).blocks_per_unit
     assert utilisation(SQUARE, device, chosen, 8192, blocks) >= 0.8
+
+
+@pytest.mark.parametrize("device", [MI250, MI300X, MI355X], ids=lambda device: device.arch)
+@pytest.mark.parametrize(("weight", "group"), [("int4", 128), ("float16", None)])
+def test_one_row_takes_what_reads_sustain(device: TileDevice, weight: str, group: int | None) -> None:
+    """92 % of what kernels that only read get from memory, as instructions are counted in machine code.
+
+    That is 85 % of the peak on an MI210 and 79 % on an MI300X (`targets.amd`): no kernel reaches it itself.
+    """
     dram = device.layer("dram")
     for n, k in ((28672, 8192), (8192, 28672)):
-        for gemm in (Gemm(n, k, "int4", group_size=128), Gemm(n, k, "float16", scale=False)):
-            cost = rank(gemm, device, 1)[0].cost
-            assert cost.bytes / cost.seconds >= 0.93 * dram.bandwidth * dram.sustained
+        cost = rank(gemm_for(n, k, weight, "float16", group_size=group), device, 1)[0].cost
+        assert cost.bytes / cost.seconds >= 0.92 * dram.bandwidth * dram.sustained

@@ -209,6 +209,7 @@ def test_a_die_gets_neighbouring_tiles(blocks: int) -> None:
 SCHEDULES = {
     "mfma": GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator"),
     "mfma32": GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator"),
+    "mfma_groups": GpuSchedule("mfma_groups", 1, 64, 64, 2, 4, placement="accumulator", warp_rows=32),
     "dot": GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32),
     "wmma": GpuSchedule("wmma", 32, 64, 64, 2, 4, placement="accumulator"),
     "wmma_split": GpuSchedule("wmma_split", 32, 64, 64, 2, 4, placement="accumulator"),
@@ -228,6 +229,9 @@ def test_schedules_are_legal_where_an_instruction_serves_them(
     broken = list(violations(gemm, device, SCHEDULES[pipeline]))
     if not broken:
         assert best_step(STEPS_OF[pipeline], device, activation).activation == activation
+        return
+    if "subnormal" in broken[0]:  # an instruction is there, but not for codes as they lie
+        assert (arch, pipeline, activation) == ("gfx90a", "mfma_groups", "float16")
         return
     with pytest.raises(DeviceError, match=activation):
         best_step(STEPS_OF[pipeline], device, activation)

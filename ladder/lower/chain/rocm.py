@@ -34,15 +34,6 @@ Expr = Any
 
 LOG2_E = 1.4426950408889634
 
-QUAD_PAIRS, QUAD_HALVES, HALF_MIRROR, MIRROR = 0xB1, 0x4E, 0x141, 0x140
-"""DPP controls: quad_perm [1, 0, 3, 2] and [2, 3, 0, 1], row_half_mirror, row_mirror (CDNA3 ISA, 6.3)."""
-
-MOVES = {1: QUAD_PAIRS, 2: QUAD_HALVES, 4: HALF_MIRROR, 8: MIRROR}
-"""Distance -> a control that brings a value of the other half of twice as many lanes.
-
-The mirrors bring another lane than the one at the distance, which `Dialect.shuffle` allows.
-"""
-
 LEAST_EXPONENT, LEAST_NORMAL = -126.0, 2.0**-126
 
 FAR = 2.0**96
@@ -148,12 +139,7 @@ class RocmDialect(Dialect):
 
     def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         dtype = str(value.ty.dtype)
-        if distance not in MOVES:
-            return d.shuffle_xor(value, dtype, thread, distance)
-        every = T.int32(0xF)
-        controls = (T.int32(MOVES[distance]), every, every, T.bool(True))
-        moved = d.cross_lane("int32", "llvm.amdgcn.mov.dpp", d.as_type(value, "int32"), *controls)
-        return d.as_type(moved, dtype)
+        return d.exchange(value, dtype, thread, distance)
 
     # ---- bfloat16 ------------------------------------------------------------------------------------
     def widened(self, bits: Expr, dtype: str, wanted: str) -> Expr:

@@ -178,6 +178,26 @@ def shuffle_xor(value: Expr, dtype: str, lane: Expr, distance: int) -> Expr:
     return as_type(moved, dtype)
 
 
+QUAD_PAIRS, QUAD_HALVES, HALF_MIRROR, MIRROR = 0xB1, 0x4E, 0x141, 0x140
+"""DPP controls: quad_perm [1, 0, 3, 2] and [2, 3, 0, 1], row_half_mirror, row_mirror (CDNA3 ISA, 6.3)."""
+
+MOVES = {1: QUAD_PAIRS, 2: QUAD_HALVES, 4: HALF_MIRROR, 8: MIRROR}
+"""Distance -> a control that brings a value of the other half of twice as many lanes.
+
+The mirrors bring another lane than the one at the distance.
+"""
+
+
+def exchange(value: Expr, dtype: str, lane: Expr, distance: int) -> Expr:
+    """Return 32 bits of the other half of ``2 * distance`` lanes, of which each half holds the same."""
+    if distance not in MOVES:
+        return shuffle_xor(value, dtype, lane, distance)
+    every = T.int32(0xF)
+    controls = (T.int32(MOVES[distance]), every, every, T.bool(True))
+    moved = cross_lane("int32", "llvm.amdgcn.mov.dpp", as_type(value, "int32"), *controls)
+    return as_type(moved, dtype)
+
+
 IN_PLACE = (0x76543210, 0xFEDCBA98)
 """V_PERMLANEX16's selectors of the lanes of the other sixteen in their order."""
 

@@ -30,6 +30,7 @@ from ladder.lower.rocm.decode import left_by_fnuz
 from ladder.lower.rocm.gemm_activations import SPAN_GROUPS, Activations
 from ladder.lower.rocm.gemm_place import Place, Spec, choose_spec, find_place
 from ladder.lower.rocm.gemm_results import Results
+from ladder.lower.rocm.gemm_scales import ColumnAccumulators, Columns
 from ladder.lower.rocm.gemm_weights import Weights
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
@@ -48,17 +49,19 @@ class WaveGemm:
         spec = self.spec
         place = find_place(spec, declare_arguments(spec.gemm))
         shared = d.shared(spec.geo.shared_bytes // 4)
-        sums = _accumulators(spec)
-        body = Body(spec, place, shared, sums, Activations(spec, place, shared), Weights(spec, place))
+        columns = Columns(spec, place, shared) if spec.has_columns else None
+        x, weights = Activations(spec, place, shared, columns), Weights(spec, place, columns)
+        body = Body(spec, place, shared, _accumulators(spec, columns), x, weights, columns)
         with b.when(place.exists):
             body.emit()
 
 
-def _accumulators(spec: Spec) -> Accumulators:
+def _accumulators(spec: Spec, columns: Columns | None) -> Accumulators:
     """Allocate the accumulators of a lane."""
     geo, activation = spec.geo, spec.gemm.activation
     left = left_by(spec.decoder, spec.gemm) if spec.raw else left_by_fnuz(spec.device, activation)
-    return Accumulators(spec.groups, spec.step, spec.decoder.operand, geo.row_blocks, geo.m_blocks, left)
+    sizes = (spec.groups, spec.step, spec.decoder.operand, geo.row_blocks, geo.m_blocks, left)
+    return Accumulators(*sizes) if columns is None else ColumnAccumulators(*sizes, columns.known_sums)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Body:
     spec, place: The kernel's spec, and where this lane works.
     shared: LDS, as uint32 words.
     sums, x, weights: The lane's accumulators, its copies of x and its weights.
+    columns: The groups of K of the lane's column of matrix instructions, where columns have different ones.
     """
 
     spec: Spec
@@ -76,6 +80,7 @@ class Body:
     sums: Accumulators
     x: Activations
     weights: Weights
+    columns: Columns | None = None
 
     def emit(self) -> None:
         """Emit the first stage, the walk over K and the stores."""
@@ -87,11 +92,15 @@ class Body:
         self.x.fetch(T.int32(0))
         self.weights.fetch(T.int32(0), 0)
         self.x.write(0, T.int32(0))
+        if self.columns is not None:
+            self.columns.begin()
         multiplier = TileMultiplier(self.spec.decoder, self.sums)
         with b.loop(pairs, rolled=True) as pair:
             is_last = pair == pairs - 1
             for half in range(2):
                 self._iteration(multiplier, b.bind(2 * pair + half), half, is_last)
+            if self.columns is not None:
+                self.columns.end_pair(multiplier, pair, is_last)
         if self.sums.periods == {0}:
             multiplier.flush_all(self.weights.first_groups)
         Results(self.spec, self.place, self.shared, self.sums).store()
@@ -120,11 +129,14 @@ class Body:
         for step in range(geo.slice_tiles):
             blocks = range(geo.row_blocks)
             registers: list[GroupRegisters] = [self.weights.group(step, block, half) for block in blocks]
+            taken = None if self.columns is None else self.columns.takes(iteration, step)
             tile, index, period = self.weights.tile(iteration, step), *self._place_in_run(half, step)
             for each in registers:
                 each.tile = tile if period % 2 else index
 
-            def load_activations(m_block: int, span: int, out: Any, step: int = step) -> None:
+            def load_activations(
+                m_block: int, span: int, out: Any, step: int = step, taken: Expr | None = taken
+            ) -> None:
                 if (step, span, m_block) == last:
                     d.schedule_fence()  # before, waiting for what was fetched would stop the work
                     write()
@@ -132,6 +144,7 @@ class Body:
                 row = own + m_block * step_m
                 for part in parts:
                     at = (stage + geo.x_tile.place(row, groups[part] + ahead)) * CHUNK_WORDS
+                    at = at if taken is None else T.Select(taken, at, geo.zeros)
                     d.load(out, self.shared, at, width=CHUNK_WORDS, at=part * CHUNK_WORDS)
 
             due = self._due(iteration, half, step, is_last)

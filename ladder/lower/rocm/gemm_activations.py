@@ -11,6 +11,7 @@ from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import reads_fnuz, to_fnuz
 from ladder.lower.rocm.gemm_place import Place, Spec
+from ladder.lower.rocm.gemm_scales import Columns
 from schedules.layouts import TILE
 
 Expr = Any
@@ -24,10 +25,11 @@ class Activations:
 
     spec, place: The kernel's spec, and where this lane works.
     shared: LDS, as uint32 words.
+    columns: What takes the sums of groups of x, where columns of instructions are groups of K.
     """
 
-    def __init__(self, spec: Spec, place: Place, shared: Any) -> None:
-        self.spec, self.place, self.shared = spec, place, shared
+    def __init__(self, spec: Spec, place: Place, shared: Any, columns: Columns | None = None) -> None:
+        self.spec, self.place, self.shared, self.columns = spec, place, shared, columns
         self.fetched = b.local(spec.geo.pieces * CHUNK_WORDS, "uint32")
 
     def _piece(self, index: int) -> tuple[Expr, Expr]:
@@ -64,13 +66,22 @@ class Activations:
                 CHUNK_BYTES // self.spec.step.element_bytes
             )
             inside = b.bind(column < self.place.args.k_x)
+            words = [
+                T.Select(inside, self.fetched[index * CHUNK_WORDS + c], T.uint32(0))
+                for c in range(CHUNK_WORDS)
+            ]
+            if self.columns is not None:
+                words = [b.bind(word) for word in words]
+                self.columns.sum_piece(words, iteration, chunk, row < tile_m)
 
-            def write(index: int = index, first: Expr = first, inside: Expr = inside) -> None:
-                for c in range(CHUNK_WORDS):
-                    word = T.Select(inside, self.fetched[index * CHUNK_WORDS + c], T.uint32(0))
-                    word = to_fnuz(word, activation) if fnuz else word
+            def write(words: list[Expr] = words, first: Expr = first) -> None:
+                for c, word in enumerate(words):
                     # The swizzle is an exclusive or of multiples of four words.
-                    b.store(self.shared, word, stage + (first ^ (c * CHUNK_WORDS)))
+                    b.store(
+                        self.shared,
+                        to_fnuz(word, activation) if fnuz else word,
+                        stage + (first ^ (c * CHUNK_WORDS)),
+                    )
 
             if (index + 1) * geo.threads <= tile_m * geo.x_tile.chunks:
                 write()

@@ -20,7 +20,7 @@ from ladder.lower.rocm.grouped import WaveLanes
 from ladder.lower.rocm.steps import STEPS_OF, WaveStep, best_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
-from schedules.waves import STEP_ROWS, leaves_offsets
+from schedules.waves import GROUPS, STEP_ROWS, leaves_offsets
 from targets import TileDevice
 
 Expr = Any
@@ -43,6 +43,11 @@ class Spec:
     def unit(self) -> int:
         """32-row blocks of a step."""
         return self.step.rows // STEP_ROWS
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether columns of matrix instructions are groups of K (`ladder.lower.rocm.gemm_scales`)."""
+        return self.schedule.pipeline == GROUPS
 
 
 def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:

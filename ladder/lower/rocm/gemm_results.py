@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -16,7 +17,7 @@ from ladder.lower.gpu.activation_tile import each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.gemm_place import Place, Spec
-from ladder.lower.rocm.steps import RUN
+from ladder.lower.rocm.steps import COLUMN_LANES, RUN
 from schedules.waves import STEP_ROWS
 
 Expr = Any
@@ -95,8 +96,18 @@ class Results:
             row, m = lanes.position(place.lane, first)
             m = place.wave_m + m_block * step.columns + m
             at = geo.sum_word(part, m, inside + block * step.rows + row)
-            sums = [d.as_type(self.sums.result(fragment, first + i), "uint32") for i in range(run)]
-            b.store(self.shared, d.vector(sums), d.lanes(at, run))
+            sums = [self._of_all_columns(self.sums.result(fragment, first + i)) for i in range(run)]
+            words = d.vector([d.as_type(value, "uint32") for value in sums])
+            with b.when(lanes.is_first(place.lane)) if self.spec.has_columns else nullcontext():
+                b.store(self.shared, words, d.lanes(at, run))
+
+    def _of_all_columns(self, value: Expr) -> Expr:
+        """Return the sum over the lanes of a row, where columns hold groups of K."""
+        if not self.spec.has_columns:
+            return value
+        for distance in COLUMN_LANES:
+            value = b.bind(value + d.exchange(b.bind(value), "float32", self.place.lane, distance))
+        return value
 
     def _joined(self, m: Expr, row: Expr) -> list[Expr]:
         """Return the sums of a run of weight rows of an activation row over all parts, in the order of K."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.decode import load_order
-from ladder.lower.gpu.groups import GroupRegisters, Groups, array_dtype
+from ladder.lower.gpu.groups import GroupRegisters, array_dtype
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.gemm_place import Place, Spec
+from ladder.lower.rocm.gemm_scales import Columns, GroupReader, row_of
 from ladder.lower.rocm.groups import WaveGroupRegisters
-from ladder.lower.rocm.steps import RUN
 from schedules.layouts import THREADS, TILE
 from schedules.waves import STEP_ROWS
 
@@ -25,43 +23,15 @@ BLOCK_THREADS = THREADS * STEP_ROWS // TILE
 """Threads that own the packed words of a 32-row block of a tile."""
 
 
-@dataclass(frozen=True)
-class GroupReader:
-    """Loads the scales and zero points of a 32-row block for a K tile, as words.
-
-    groups, args: Where they lie.
-    tile, row: The K tile, and the block.
-    """
-
-    groups: Groups
-    args: Arguments
-    tile: Expr
-    row: Expr
-
-    def _place(self, granule: int, row: Expr) -> tuple[Expr, Expr]:
-        return self.groups.row(self.tile, granule), self.row * STEP_ROWS + row
-
-    def __call__(self, name: str, granule: int, part: int, row: Expr) -> Expr:
-        """Return one element, zero-extended to a word."""
-        array = self.args.scales if name == "scales" else self.args.zeros
-        group, column = self._place(granule, row)
-        value = array[group, part, column] if len(array.shape) == 3 else array[group, column]
-        return d.to_word(value, str(array.dtype))
-
-    def run(self, granule: int, row: Expr, words: int) -> Expr:
-        """Return the scales of neighbouring rows from ``row`` on as a vector of words."""
-        group, column = self._place(granule, row)
-        return d.as_type(self.args.scales[group, d.lanes(column, RUN)], f"uint32x{words}")
-
-
 class Weights:
     """Two sets of registers of a stage's weights, and the loads into them.
 
     spec, place: The kernel's spec, and where this lane works.
+    columns: What holds the scales instead, where columns of instructions are groups of K.
     """
 
-    def __init__(self, spec: Spec, place: Place) -> None:
-        self.spec, self.place = spec, place
+    def __init__(self, spec: Spec, place: Place, columns: Columns | None = None) -> None:
+        self.spec, self.place, self.columns = spec, place, columns
         geo, args = spec.geo, place.args
         types = (array_dtype(args.scales), array_dtype(args.zeros))
         blocks = geo.row_blocks * geo.slice_tiles
@@ -71,7 +41,7 @@ class Weights:
         self.share = gcd(spec.groups.span or geo.slice_tiles, geo.slice_tiles)
         self.groups = [
             tuple(WaveGroupRegisters(spec.groups, spec.step, place.lane, types) for _ in range(2))
-            for _ in range(blocks // self.share)
+            for _ in range(0 if columns else blocks // self.share)
         ]
 
     @property
@@ -87,12 +57,16 @@ class Weights:
             for block in range(geo.row_blocks):
                 for part in range(self.spec.step.parts):
                     self._fetch_words(tile, step, block, part, half)
-                if step % self.share == 0:
+                if step % self.share == 0 and self.columns is None:
                     registers = self.group(step, block, half)
-                    registers.fetch(GroupReader(self.spec.groups, args, tile, self._row(block)))
+                    registers.fetch(
+                        GroupReader(self.spec.groups, args, tile, row_of(self.spec, self.place, block))
+                    )
 
     def group(self, step: int, block: int, half: int) -> WaveGroupRegisters:
         """Return the scales and zero points of a tile of a stage."""
+        if self.columns is not None:
+            return self.columns.scales[block]
         return self.groups[step // self.share * self.spec.geo.row_blocks + block][half]
 
     def tile(self, iteration: Expr, step: int) -> Expr:
@@ -105,14 +79,9 @@ class Weights:
         count = self.spec.geo.row_blocks * self.spec.step.parts
         return [words[half] for words in self.words[step * count : (step + 1) * count]]
 
-    def _row(self, block: int) -> Expr:
-        """Return a step's first 32-row block; those beyond N repeat the last ones, and are not stored."""
-        place, unit = self.place, self.spec.unit
-        return b.bind(T.min(place.row_block + block * unit, place.all_blocks - unit))
-
     def _fetch_words(self, tile: Expr, step: int, block: int, part: int, half: int) -> None:
         inner, thread = self.place.holders[part]
-        row = b.bind(self._row(block) + inner)
+        row = b.bind(row_of(self.spec, self.place, block) + inner)
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
         words = self.tile_words(step, half)[block * self.spec.step.parts + part].buffers
         for buffer, (offset, width) in zip(words, load_order(self.spec.groups.bits), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.lower.gpu.activation_tile import CHUNK_BYTES, ActivationTile
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.rocm.steps import RUN, WaveStep
 from schedules import waves
@@ -116,6 +116,20 @@ class WaveGeometry:
     def pieces(self) -> int:
         """Chunks of a stage that a thread copies, some of them perhaps beyond the tile."""
         return -(-self.stage_chunks // self.threads)
+
+    @property
+    def zeros(self) -> int:
+        """The first word of LDS of zeros, which columns read of other columns' groups."""
+        return 2 * self.stage_chunks * CHUNK_WORDS
+
+    def column_sum(self, period: Any, slice_: Any, column: Any) -> Any:
+        """Return the word of LDS of a column's sum of x; those of two periods are kept."""
+        return (
+            self.zeros
+            + waves.ZERO_WORDS
+            + (period % 2 * self.schedule.split_k + slice_) * waves.STEP_COLUMNS
+            + column
+        )
 
     # ---- results --------------------------------------------------------------------
     @property

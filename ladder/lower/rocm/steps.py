@@ -14,7 +14,7 @@ RDNA4 ISA, section 7.12; LLVM's tests of the intrinsics).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.script import tirx as T
@@ -116,7 +116,21 @@ class InterleavedMap(HalfMap):
         return lane % 2 * 16 + lane % 16 // 2, 0
 
 
+class GroupMap(WaveMap):
+    """Who holds what where the columns of MFMA 16x16 are groups of K of one activation row."""
+
+    def column(self, lane: Index, index: int) -> Index:
+        return 0
+
+    def is_first(self, lane: Index) -> Index:
+        return lane % STEP_COLUMNS == 0
+
+
+COLUMN_LANES = (1, 2, 4, 8)
+"""Lane distances over which the sums of such columns are added up."""
+
 WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
+GROUP_MAP = GroupMap(accumulators=8, rows_per_lane=8)
 WIDE_MAP = WideMap(accumulators=32, rows_per_lane=32)
 DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
 DOT32_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16,))
@@ -336,6 +350,11 @@ WIDE_STEPS: tuple[WideStep, ...] = (
 """The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 x 32."""
 
 
+GROUP_STEPS: tuple[WaveStep, ...] = tuple(
+    replace(step, lanes=GROUP_MAP, columns=1) for step in STEPS if step.element_bytes == 2
+)
+"""The same of one activation row, of which each column of the instruction has another group of K."""
+
 BFLOAT_DOT = "ladder_dot2_f32_bf16"
 
 
@@ -433,6 +452,7 @@ def best_step(steps: Sequence[WaveStep], device: TileDevice, activation: str) ->
 STEPS_OF: Mapping[str, Sequence[WaveStep]] = {
     "mfma": STEPS,
     "mfma32": WIDE_STEPS,
+    "mfma_groups": GROUP_STEPS,
     "dot": DOTS,
     "wmma": WMMA_STEPS,
     "wmma_split": SPLIT_STEPS,

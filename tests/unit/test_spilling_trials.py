@@ -1,0 +1,48 @@
+"""Candidates of fused kernels whose code object says that it spills are not taken on AMD GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ladder.api import fused_trials
+from ladder.runtime.build import Kernel
+from targets import get_device
+from tile_types.errors import ScheduleError
+
+GFX1100 = get_device("rocm/gfx1100")
+
+
+def trial(**report: int) -> Any:
+    """Return a candidate whose one kernel has such a report."""
+    return SimpleNamespace(lowering=SimpleNamespace(jobs=lambda device: [{"k": report}]))
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are reports, and building them gives kernels that have them."""
+
+    def build(jobs: list[Any]) -> list[Kernel]:
+        return [Kernel(Path(), {"resources": job}, False, dict) for job in jobs]
+
+    monkeypatch.setattr(fused_trials, "find_or_build", build)
+
+
+SPILLS, FITS = {"vgpr": 256, "vgpr_spills": 7, "scratch_bytes": 28}, {"vgpr": 200, "scratch_bytes": 0}
+
+
+def test_the_next_candidate_takes_its_place() -> None:
+    good = trial(**FITS)
+    assert [found for found, _ in fused_trials.built([trial(**SPILLS), good], GFX1100, 1)] == [good]
+
+
+def test_none_that_fits_is_an_error() -> None:
+    with pytest.raises(ScheduleError, match="its kernels spill"):
+        fused_trials.built([trial(**SPILLS)], GFX1100, 1)
+
+
+def test_what_is_timed_may_spill() -> None:
+    assert len(fused_trials.built([trial(**SPILLS)], get_device("cuda/sm_90a"), 1)) == 1
