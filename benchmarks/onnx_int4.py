@@ -3,7 +3,8 @@
     python -m benchmarks.onnx_int4 --output onnx_int4.json
 
 The encoder has the sizes of MiniLM (384, 12 heads, 1,536) and three layers; its weights are random, since the
-time does not depend on them. Every product with a stored matrix states the types by attributes.
+time does not depend on them. Every product with a stored matrix states the types by attributes. Then single
+`MatMulNBits`, as exporters of language models write them, float32 in and out, beside onnxruntime's own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.parser
 import torch
 from torch import nn
 
@@ -37,6 +40,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "int4 g32 x int8": {"weight_ttype": "int4", "group_size": 32, "activation_ttype": "int8"},
 }
 """What is compiled -> attributes of its products."""
+
+
+PRODUCTS = [(size, block, m) for size in (1024, 2048) for block in (32, 128) for m in (1, 8, 64)]
+"""Extent of a square weight, elements that share a scale, rows."""
 
 
 class Layer(nn.Module):
@@ -126,6 +133,33 @@ def rows(path: Path, rounds: int) -> list[dict[str, Any]]:
     return found
 
 
+def product(size: int, block: int) -> Any:
+    """Return a model of one product by random codes of 4 bits."""
+    draw = np.random.default_rng(0)
+    codes = draw.integers(0, 256, (size, size // block, block // 2), dtype=np.uint8)
+    scales = (np.abs(draw.standard_normal(size * size // block)) / 100).astype(np.float32)
+    node = f"MatMulNBits <K: int = {size}, N: int = {size}, bits: int = 4, block_size: int = {block}>"
+    text = f"g (float[m, {size}] x) => (float[m, {size}] y) {{ y = com.microsoft.{node} (x, codes, scales) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]> {text}')
+    stored = {"codes": codes, "scales": scales}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, name) for name, v in stored.items())
+    return model
+
+
+def products(rounds: int) -> list[dict[str, Any]]:
+    """Return times and errors of single products."""
+    found = []
+    for size, block, m in PRODUCTS:
+        model, x = product(size, block), torch.randn(m, size)
+        session, ours = started(model.SerializeToString(), exact=False), ladder.compile(model)
+        calls = {"ladder": partial(ours, x), "onnxruntime": partial(session.run, None, {"x": x.numpy()})}
+        own = distance((ours(x),), calls["onnxruntime"]())
+        row = {"size": size, "block": block, "rows": m, "error": own, **interleaved(calls, rounds)}
+        print(row := {**row, "over onnxruntime": row["ladder ms"] / row["onnxruntime ms"]}, flush=True)
+        found.append(row)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -138,6 +172,7 @@ def main() -> None:
             "command": command(),
             "threads": os.environ.get("OMP_NUM_THREADS", "1"),
             "rows": rows(encoder(Path(folder)), chosen.rounds),
+            "products": products(chosen.rounds),
         }
     if chosen.output:
         write_record(chosen.output, report)

@@ -17,7 +17,7 @@ from ladder.runtime.model import build
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_torch import packed
-from tile_types.errors import ShapeError
+from tile_types.errors import LadderError, ShapeError
 
 RANDOM = np.random.default_rng(5)
 
@@ -229,3 +229,19 @@ def test_labels_of_version_1() -> None:
     run = TABLE[op.name]
     assert run(op, np.array(["b", "c", "a"], object)).tolist() == [1, -7, 0]
     assert run(op, torch.tensor([1, 5])).tolist() == ["b", "_Unused"]
+
+
+def test_results_that_no_row_gives_are_named() -> None:
+    body = "y, k, v, s = com.microsoft.MultiHeadAttention <num_heads: int = 2> (x, x, x)"
+    text = f"g (float[2, 1, 8] x) => (y, k, v, s) {{ {body} }}"
+    with pytest.raises(LadderError, match="does not compute 's'"):
+        ladder.compile(model_of(text))(torch.zeros(2, 1, 8))
+
+
+def test_pictures_are_cropped() -> None:
+    x = torch.arange(48.0).reshape(1, 1, 6, 8)
+    run = TABLE["Crop"]
+    assert torch.equal(run(Operation("Crop", 1, {"border": [1, 2, 3, 1]}), x), x[:, :, 2:5, 1:5])
+    assert torch.equal(
+        run(Operation("Crop", 1, {"border": [1, 2, 0, 0], "scale": [2, 3]}), x), x[:, :, 2:4, 1:4]
+    )

@@ -281,6 +281,9 @@ def run_node(node: BoundNode, values: dict[str, Any]) -> None:
         raise
     except FAILURES as error:
         raise failed(node.title, operands, error) from error
+    missing = next(filter(None, node.writes[len(found) :]), None)
+    if missing is not None:
+        raise NodeFailed(f"{node.title} does not compute {missing!r}, its result {len(found)} or later")
     for name, value in zip(node.writes, found, strict=False):
         if name:
             values[name] = value

@@ -184,6 +184,13 @@ def _pool_last(op: Operation, x: Any) -> Any:
     return WINDOWS["MaxPool"](op, x.movedim(-1, 1)).movedim(1, -1)
 
 
+def _crop(op: Operation, x: Any) -> Any:
+    """Cut borders off a picture; what ``scale`` states is left, from the first two borders on."""
+    left, top, right, bottom = op.get("border")
+    height, width = op.get("scale") or (x.shape[2] - top - bottom, x.shape[3] - left - right)
+    return x[:, :, top : top + height, left : left + width]
+
+
 _ROWS: Mapping[str, Run] = {
     "LinearAttention": _linear_attention,
     "LinearAttentionGate": _attention_gate,
@@ -208,6 +215,7 @@ _ROWS: Mapping[str, Run] = {
 
 EARLY: Mapping[str, Run] = {
     "ImageScaler": lambda op, x: x * op.get("scale", 1.0) + x.new_tensor(op.get("bias")).reshape(-1, 1, 1),
+    "Crop": _crop,
     "Affine": lambda op, x: x * op.get("alpha", 1.0) + op.get("beta", 0.0),
     "ScaledTanh": lambda op, x: op.get("alpha", 1.0) * torch.tanh(op.get("beta", 1.0) * x),
     "ParametricSoftplus": lambda op, x: op.get("alpha", 1.0) * F.softplus(op.get("beta", 1.0) * x),
