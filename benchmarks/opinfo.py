@@ -9,6 +9,8 @@ not come out right, each is tried alone. Random operators start from the same se
     python -m benchmarks.opinfo --only softmax add       # names, or beginnings of names
     python -m benchmarks.opinfo --kernels --part 3/16    # every 16th operator, so that 16 processes do all
     python -m benchmarks.opinfo --special                # operands that hold NaN, infinities, -0 and extremes
+    python -m benchmarks.opinfo --dtypes bfloat16        # another type of the samples
+    python -m benchmarks.opinfo --kernels --device cuda  # samples and kernels on a GPU; float32 stays whole
 
 What is compared with tolerance: results of floats, relative to their largest value, by as many roundings as
 sums of the sample's size may differ in; where that fails, an error against float64 that eager's exceeds.
@@ -40,7 +42,8 @@ from ladder.api.compiler import Compiler
 from ladder.capture.values.aliasing import aliasing_of, version_of
 from ladder.runtime.model import build
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+USUAL = ("float32", "float16")
 OUTCOMES = ("right", "refused", "wrong", "crashed")
 
 DATABASE = "torch.testing._internal.common_methods_invocations"
@@ -53,6 +56,9 @@ ROUNDINGS = 16
 
 CANCELLED = 4
 """Roundings of the largest operand that may be left where sums cancel."""
+
+BY_ADDRESS = "jiterator_"
+"""Operators that launch a kernel on whatever address a fake tensor has; capture calls them as they are."""
 
 SEED = 7
 
@@ -287,12 +293,14 @@ def with_specials(value: Any) -> Any:
     where = torch.rand(value.shape, generator=generator) < SPECIAL_SHARE
     which = torch.randint(len(SPECIAL), value.shape, generator=generator)
     made = _copied(value)
-    return made.copy_(torch.where(where, source[which], value))
+    return made.copy_(torch.where(where.to(value.device), source[which].to(value.device), value))
 
 
-def samples_of(info: Any, dtype: torch.dtype, most: int, *, special: bool = False) -> Iterator[Sample]:
+def samples_of(
+    info: Any, dtype: torch.dtype, most: int, *, special: bool = False, device: str = "cpu"
+) -> Iterator[Sample]:
     """Yield the samples of an operator that eager torch takes and that give tensors."""
-    generated = info.sample_inputs("cpu", dtype, requires_grad=False)
+    generated = info.sample_inputs(device, dtype, requires_grad=False)
     for given in islice(generated, most or None):
         args, kwargs = (given.input, *given.args), dict(given.kwargs)
         if special:
@@ -303,9 +311,10 @@ def samples_of(info: Any, dtype: torch.dtype, most: int, *, special: bool = Fals
                 yield sample
 
 
-def row_of(info: Any, name: str, most: int, *, special: bool = False) -> Row:
+def row_of(info: Any, name: str, most: int, *, special: bool = False, device: str = "cpu") -> Row:
     """Try all samples of an operator in one type."""
-    row, samples = Row(title(info), name), list(samples_of(info, DTYPES[name], most, special=special))
+    row = Row(title(info), name)
+    samples = list(samples_of(info, DTYPES[name], most, special=special, device=device))
     for begin in range(0, len(samples), TOGETHER):
         group = samples[begin : begin + TOGETHER]
         if tried(group)[0] == "right":
@@ -321,17 +330,20 @@ def title(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def wanted_operators(only: Sequence[str], part: str = "0/1") -> list[tuple[Any, str]]:
+def wanted_operators(
+    only: Sequence[str], part: str = "0/1", dtypes: Sequence[str] = USUAL, device: str = "cpu"
+) -> list[tuple[Any, str]]:
     """Return (operator, type) of everything to try; ``"3/16"`` is every 16th operator from the fourth on."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    found = [info for info in op_db if not only or any(title(info).startswith(name) for name in only)]
+    named = [info for info in op_db if not only or any(title(info).startswith(name) for name in only)]
+    found = [info for info in named if not title(info).startswith(BY_ADDRESS)]
     first, step = (int(number) for number in part.split("/"))
     return [
         (info, name)
         for info in found[first::step]
-        for name in DTYPES
-        if info.supports_dtype(DTYPES[name], "cpu")
+        for name in dtypes
+        if info.supports_dtype(DTYPES[name], device)
     ]
 
 
@@ -356,12 +368,15 @@ def child(arguments: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     builds = {} if arguments.kernels else {"build_kernels": in_torch}
     strict = knobs.override(strict=True, num_threads=1)
+    torch.backends.cudnn.allow_tf32 = False
+    tries = wanted_operators(arguments.only, arguments.part, arguments.dtypes, arguments.device)
     with torch.no_grad(), strict, patch.dict(vars(build), builds), unseeded():
-        for at, (info, name) in enumerate(wanted_operators(arguments.only, arguments.part)):
-            if at >= arguments.begin:
-                print(json.dumps({"begin": at, "operator": title(info), "dtype": name}), flush=True)
-                row = row_of(info, name, arguments.samples, special=arguments.special)
-                print(json.dumps({"row": asdict(row)}), flush=True)
+        for at, (info, name) in enumerate(tries[arguments.begin :], arguments.begin):
+            print(json.dumps({"begin": at, "operator": title(info), "dtype": name}), flush=True)
+            row = row_of(info, name, arguments.samples, special=arguments.special, device=arguments.device)
+            if arguments.device == "cuda":
+                torch.cuda.synchronize()
+            print(json.dumps({"row": asdict(row)}), flush=True)
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -369,7 +384,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     begin, ended = 0, False
     while not ended:
         command = [sys.executable, "-m", "benchmarks.opinfo", "--child", "--begin", str(begin)]
-        command += ["--part", arguments.part]
+        command += ["--part", arguments.part, "--device", arguments.device, "--dtypes", *arguments.dtypes]
         command += ["--samples", str(arguments.samples), *(["--kernels"] if arguments.kernels else [])]
         command += ["--special"] if arguments.special else []
         command += ["--only", *arguments.only] if arguments.only else []
@@ -401,6 +416,8 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true", help="build the kernels of ours, and run them")
     parser.add_argument("--special", action="store_true", help="put special values into operands")
     parser.add_argument("--part", default="0/1", help="I/N: every Nth operator from number I on")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=USUAL, help="of the samples")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where samples lie")
     parser.add_argument("--output", type=Path, help="write all rows as JSON")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)

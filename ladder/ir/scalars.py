@@ -9,7 +9,6 @@ TVM's simplifier takes floats for reals and integers for whole numbers: it makes
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -104,29 +103,21 @@ def _cast(dtype: str, x: Any) -> Any:
 
 
 def reinterpreted(dtype: str, x: Any) -> Any:
-    """Return the bits of a scalar as an integer of as many bits.
+    """Return the bits of a scalar as another type of as many bits.
 
     Those of a known one are computed here: CUDA C++ takes no address of a literal, and TVM has no bits of a
-    known 0.
+    known 0. A NaN loses its payload.
     """
-    tirx = _tirx()
-    kind, held = type(x).__name__, str(x.ty.dtype)
-    if kind not in ("IntImm", "FloatImm"):
-        return tirx.call_intrin(dtype, "tirx.reinterpret", x)
-    value = x.value if kind == "IntImm" else _bits(x.value, held)
-    bits = int("".join(filter(str.isdigit, dtype)))
-    value %= 1 << bits
-    below = dtype.startswith("int") and value >> (bits - 1)
-    return tirx.const(value - (1 << bits) if below else value, dtype)
-
-
-def _bits(value: float, dtype: str) -> int:
-    """Return the bits of a number that is stored as a type."""
     import ml_dtypes  # which numpy knows bfloat16 by
     import numpy as np
 
-    stored = np.array(value, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return int.from_bytes(stored.tobytes(), sys.byteorder)
+    tirx = _tirx()
+    if type(x).__name__ not in ("IntImm", "FloatImm"):
+        return tirx.call_intrin(dtype, "tirx.reinterpret", x)
+    held, wanted = (np.dtype(getattr(ml_dtypes, name, name)) for name in (str(x.ty.dtype), dtype))
+    value = x.value % (1 << 8 * held.itemsize) if held.kind == "u" else x.value
+    (found,) = np.array([value], held).view(wanted)
+    return tirx.const(int(found) if wanted.kind in "iub" else float(found), dtype)
 
 
 def _wrapped(function: Callable[[Any, Any], Any], in_halves: Callable[..., Any], a: Any, b: Any) -> Any:

@@ -31,7 +31,7 @@ PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegal
 """Up to functions that take and return what TVM's runtime hands over."""
 
 HOST, DEVICE = ("LowerTVMBuiltin",), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
-"""After that, on each side; on the host `open_quotients` and ``LowerIntrin`` follow."""
+"""After that, on each side; last come `open_quotients` and ``LowerIntrin``, on the device `known_bits`."""
 
 LEFT_TO_LLVM = ("CommonSubexprElim",)
 """Pass whose work LLVM does itself: it takes a third of a build for CPUs."""
@@ -102,7 +102,8 @@ def _stages() -> tuple[Any, Any, Any]:
         return _sequence((*SPLITTING, *PACKING))(_running(module))
 
     whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
-    return whole, lambda: _sequence(HOST, open_quotients(), _pass("LowerIntrin")), lambda: _sequence(DEVICE)
+    host = (open_quotients(), _pass("LowerIntrin"))
+    return whole, lambda: _sequence(HOST, *host), lambda: _sequence(DEVICE, known_bits())
 
 
 def _sequence(names: tuple[str, ...], *more: Any) -> Any:
@@ -224,6 +225,34 @@ def _below(e: Any) -> Any:
     kind = str(e.ty.dtype)
     rest, sign = tirx.truncmod(e.a, e.b), tirx.const(int(kind[3:].partition("x")[0]) - 1, kind)
     return ((e.a ^ e.b) & (rest | -rest)) >> sign
+
+
+def known_bits() -> Any:
+    """Return the pass that computes the bits of known numbers for CUDA: C++ takes no address of them."""
+    from tvm import ir
+    from tvm_ffi import structural_map
+
+    def rewritten(function: Any) -> Any:
+        if function.attrs["target"].kind.name != "cuda":  # LLVM has constants of any bits
+            return function.body
+        return structural_map(function.body, (ir.Call, _bits_if_known))
+
+    return _own_pass("KnownBits", rewritten)
+
+
+def _bits_if_known(call: Any) -> Any:
+    """Return the bits of a number in another type, if they are known; any other call as it is."""
+    from tvm import tirx
+
+    from ladder.ir.scalars import reinterpreted
+
+    if getattr(call.op, "name", "") != "tirx.reinterpret":
+        return call
+    value, dtype = call.args[0], str(call.ty.dtype)
+    if isinstance(value, tirx.Broadcast):
+        scalar = reinterpreted(dtype.rpartition("x")[0], value.value)
+        return call if isinstance(scalar, type(call)) else tirx.Broadcast(scalar, value.lanes)
+    return reinterpreted(dtype, value)
 
 
 def bfloat16_in_bindings() -> Any:

@@ -107,8 +107,11 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
 
 
 def _tiles(graph: Graph) -> list[Mapping]:
-    """Return tiles, one of them with columns that leave little of the last tile empty."""
-    columns = graph.tile(graph.outputs[0]).shape[-1]
+    """Return tiles of results that have axes, one with columns that leave little of the last tile empty."""
+    shape = graph.tile(graph.outputs[0]).shape
+    if not shape:
+        return []
+    columns = shape[-1]
     if not isinstance(columns, int):
         return list(TILES)
     fitting = min(range(40, 97, 8), key=lambda wide: (-columns % wide, abs(wide - 64)))

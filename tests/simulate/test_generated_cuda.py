@@ -21,7 +21,9 @@ import test_random_chains as chains
 import test_tcgen05 as tensor_memory
 from problems import bound_of, run
 
+from ladder.ir import GraphBuilder
 from ladder.lower.blocks import BlockSchedule
+from ladder.lower.chain import emit_chain
 from ladder.lower.passes import as_generated
 from ladder.simulate import launch, simulate_launch
 from targets import get_device
@@ -118,3 +120,12 @@ def movable(source: str) -> list[str]:
 )
 def test_assembly_that_may_move_is_found(statement: str, moves: bool) -> None:
     assert bool(movable(statement)) == moves
+
+
+def test_no_address_of_a_known_number() -> None:
+    """C++ takes none of a literal, and passes fold whatever they know, as the only index of an axis."""
+    device, g = get_device("cuda/sm_90a"), GraphBuilder("chain")
+    x, one = g.input("x", "float32", (1,)), g.add("iota", extent=1, begin=1, axis=0, rank=1, type="int64")
+    graph = g.finish(g.add("div", x, g.add("convert", one, type="float32")))
+    text = cuda_text.source_of(emit_chain(graph, device, "kernel"), device)
+    assert not re.search(r"&\(\(?-?[\d(]", text)

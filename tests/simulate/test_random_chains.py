@@ -183,7 +183,7 @@ def require_right_when_simulated(
     device, exact = get_device(target), evaluate(graph, list(inputs))
     exact = exact if isinstance(exact, tuple) else (exact,)
     tiles = [graph.tile(value) for value in graph.outputs]
-    outputs = [np.full(tile.known_shape, np.nan, DTYPES[tile.ttype.name]) for tile in tiles]
+    outputs = [np.full(tile.known_shape or 1, np.nan, DTYPES[tile.ttype.name]) for tile in tiles]
     function = emit_chain(graph, device, "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
     calls = FAMILIES[device.kind](device.arch)
@@ -191,4 +191,30 @@ def require_right_when_simulated(
     assert not result.findings, result.report()
     for got, want in zip(outputs, exact, strict=True):
         most = bound * max(1.0, float(np.abs(want).max()))
-        np.testing.assert_allclose(got.astype(np.float64), want, atol=most)
+        np.testing.assert_allclose(got.astype(np.float64).reshape(np.shape(want)), want, atol=most)
+
+
+def number_of(shape: tuple[int, ...], *permutation: int) -> Graph:
+    """Return the sum of a tensor, axis by axis; with a permutation of its product with another, turned."""
+    g = GraphBuilder("chain")
+    value = g.input("x", "float32", shape)
+    if permutation:
+        turned = g.add("transpose", g.input("y", "float32", shape), permutation=permutation)
+        value = g.add("mul", value, turned)
+    for axis in reversed(range(len(shape))):
+        value = g.add("reduce_sum", value, axis=axis, keep=False)
+    return g.finish(value)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+@pytest.mark.parametrize("graph", [number_of((5, 5, 5)), number_of((3, 3), 1, 0)])
+def test_results_without_axes(graph: Graph, target: str) -> None:
+    shape, rng = graph.inputs[0].tile.known_shape, np.random.default_rng(0)
+    inputs = [rng.uniform(-1, 1, shape).astype(np.float32) for _ in graph.inputs]
+    require_right_when_simulated(graph, target, None, inputs, 1e-5)
+
+
+def test_sums_of_nothing_are_refused_on_gpus() -> None:
+    graph = number_of((0,))
+    with pytest.raises(ScheduleError, match="reduce at least one element, x has none"):
+        emit_chain(graph, get_device("cuda/sm_90a"), "chain")

@@ -243,3 +243,11 @@ def test_bits_of_a_known_number_are_computed(dtype: str) -> None:
             assert type(found).__name__ == "IntImm"
             assert found.value % whole == np.array(value, kind).view(bits).item() % whole
             assert str(found.ty.dtype) == bits
+
+
+@pytest.mark.parametrize(("bits", "value"), [(0x3F800000, 1.0), (0xFF800000, -np.inf), (0x80000000, -0.0)])
+def test_a_number_of_known_bits_is_computed(bits: int, value: float) -> None:
+    tirx = pytest.importorskip("tvm").tirx
+    found = reinterpreted("float32", tirx.const(bits, "uint32"))
+    assert str(found.ty.dtype) == "float32"
+    assert (found.value, np.signbit(found.value)) == (value, np.signbit(value))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ladder.partition.rows import REDUCTIONS
 from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
 
     mapping: How it lies over a GPU; by default the best of `ladder.movement.mapping.mappings`.
     Raises DeviceError if nothing emits chains for the device.
-    Raises ScheduleError if the chain is no loop over rows.
+    Raises ScheduleError if the chain is no loop over rows, or on a GPU reduces what has no elements.
     Raises DTypeError if a type has no TIR form.
     """
     if device.kind not in NESTS:
@@ -76,6 +77,8 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     from ladder.movement.decompose import contracted
     from ladder.movement.machines import machine_of
 
+    if reduced := reduces_nothing(chain.graph):
+        raise ScheduleError(f"kernels for GPUs reduce at least one element, {reduced} has none")
     cheap = may_be_approximate(chain.graph)
     plain = _decomposed(chain)
     if cheap:
@@ -92,6 +95,15 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
             if number == len(wanted) - 1:
                 raise
     raise ScheduleError(f"chain {chain.graph.name!r} has no mapping")
+
+
+def reduces_nothing(graph: Graph) -> str | None:
+    """Return the first value of a chain that has no elements and is reduced to some that are there."""
+    for node in graph.nodes:
+        empty = [value for value in node.inputs if 0 in graph.tile(value).shape]
+        if node.operator in REDUCTIONS and empty and 0 not in node.tile.shape:
+            return empty[0]
+    return None
 
 
 def _emitted(name: str, noalias: bool, nest: Callable[[], Any]) -> Any:

@@ -65,7 +65,7 @@ class SpatialSums:
         if len(nest.graph.outputs) != 1 or nest.scatters:
             return None
         shape = nest.graph.tile(nest.graph.outputs[0]).shape
-        if len(shape) != nest.rows or not all(isinstance(extent, int) for extent in shape):
+        if not shape or len(shape) != nest.rows or not all(isinstance(extent, int) for extent in shape):
             return None
         index = tuple(nest.probe(f"w{axis}", nest.extent(extent)) for axis, extent in enumerate(shape))
         series: list[Node] = []
