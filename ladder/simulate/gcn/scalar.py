@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ladder.simulate.gcn import scalar_floats
 from ladder.simulate.gcn.listing import EXEC, VCC, GcnError, Instruction, Operand
 from ladder.simulate.gcn.wave import EVERY, ONES, Wave, literal_bits
 
@@ -311,8 +312,11 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
 def translate(i: Instruction, labels: dict[str, int]) -> Step | None:
     """Return the closure of a scalar instruction; None if it is none that is known."""
     name = i.op.removeprefix("s_")
+    if i.op.startswith("v_s_"):
+        return scalar_floats.translate(i)
     if not i.op.startswith("s_"):
         return None
     if name in BRANCHES:
         return _branch(i, name, labels)
-    return next((make(i, name) for names, make in ROWS if name in names), None)
+    known = next((make(i, name) for names, make in ROWS if name in names), None)
+    return known or scalar_floats.translate(i)
