@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ladder import knobs
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key, file_digest
 from ladder.runtime.cores import usable_cores
-from tile_types.errors import CacheError
+from tile_types.errors import CacheError, CompilerError
 
 if TYPE_CHECKING:
     from ladder.lower.build import BuiltModule
@@ -30,6 +30,9 @@ log = logging.getLogger("ladder.build")
 
 BUILD_THREADS = max(4, min(16, usable_cores()))
 """Kernels in the works at once: one in TVM, the others with the device compiler."""
+
+ROOM = 16 << 20
+"""Bytes that must be free where a kernel is built."""
 
 SCRATCH = "scratch_bytes"
 """Memory of a lane in AMD's reports, where its spilled registers go."""
@@ -155,6 +158,7 @@ def _built_once(job: Job) -> Kernel:
 def _build(job: Job) -> Kernel:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ladder-build-") as folder:
+        _require_room(folder)
         built = job.make(Path(folder))
         seconds = time.perf_counter() - start
         trace("built %s for %s in %.2f s", built.entries[0], job.device.name, seconds)
@@ -169,6 +173,16 @@ def _build(job: Job) -> Kernel:
         }
         _dump(manifest, job.facts, built.sources)
         return _keep(job.key, Path(built.path), manifest, dict(built.sources))
+
+
+def _require_room(folder: str) -> None:
+    """Raise if a disk is full: LLVM ends the process where it cannot write an object file."""
+    free = shutil.disk_usage(folder).free
+    if free < ROOM:
+        raise CompilerError(
+            f"{tempfile.gettempdir()} has {free >> 10} KiB left, building a kernel takes up to {ROOM >> 10}:"
+            " free some, or set TMPDIR to a folder with room"
+        )
 
 
 def _keep(key: str, path: Path, manifest: Mapping[str, Any], sources: Mapping[str, str]) -> Kernel:

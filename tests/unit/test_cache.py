@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import ladder
 from ladder import knobs
 from ladder.installation import installed_version
 from ladder.ir.gemm import Gemm
@@ -29,7 +31,7 @@ from schedules.schedule import GpuSchedule
 from targets.cpu import cpu_device
 from tile_types import TType
 from tile_types import library as type_library
-from tile_types.errors import CacheError
+from tile_types.errors import CacheError, CompilerError
 
 GEMM = Gemm(n=64, k=128, weight="int4", group_size=32)
 SCHEDULE = str(GpuSchedule("gemv", 16))
@@ -340,3 +342,15 @@ def test_kill_in_the_middle_of_a_write_leaves_nothing_visible(kernels: KernelCac
     os.utime(leftovers[0], (old, old))
     assert kernels.store("k1", library, {}).library.read_bytes() == library.read_bytes()
     assert not any(kernels.temporary.iterdir())
+
+
+def test_a_full_disk_is_an_error_not_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM aborts where it cannot write."""
+    usage = shutil.disk_usage("/")._replace(free=5 << 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    values = (0.0, 1.0, -1.0, 0.8125)  # of no other test, so that no kernel is at hand
+    ttype = ladder.register_type(TType("disk_full", 2, lambda code, ops: ops.lookup(values, code)))
+    operator = ladder.Matmul(N=3, K=7, weight=ttype, activation="float16")
+    packed = operator.pack(ladder.quantize(torch.ones(3, 7), ttype))
+    with knobs.override(cache=False), pytest.raises(CompilerError, match=r"has 5 KiB left.*TMPDIR"):
+        operator(torch.ones(1, 7).half(), packed)
