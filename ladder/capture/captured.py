@@ -53,9 +53,9 @@ later call.
 """
 
 
-def is_patched() -> bool:
-    """Tell whether a tracer of torch, in any thread, has replaced what modules do when they are called."""
-    return bool(torch.fx._symbolic_trace._is_fx_tracing_flag)
+def is_traced() -> bool:
+    """Tell whether a tracer of torch, an fx one in any thread, notes what operators and modules do."""
+    return bool(torch.fx._symbolic_trace._is_fx_tracing_flag) or torch._C._get_tracing_state() is not None
 
 
 class Captured(Store):
@@ -181,7 +181,7 @@ class Captured(Store):
         here = attempt.here
         if transformed := here is attempt.entry and are_transformed():
             self.warn("torch.func or forward-mode differentiation transforms a call")
-        left_alone = transformed or modes_are_active() or is_patched() or here.dead or self.given_up
+        left_alone = transformed or modes_are_active() or is_traced() or here.dead or self.given_up
         record = not left_alone and RECORDING.acquire(blocking=False)
         try:
             if record and len(here.records) >= MAX_RECORDS:

@@ -7,6 +7,7 @@ from math import inf, prod
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row, wide_of
+from ladder.ir.build import node_attributes
 from ladder.ir.extents import floordiv, product, total
 from tile_types.tile import Extent
 
@@ -37,12 +38,24 @@ def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
 
 
 def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
-    """Only numbers of rows: masks and several indices stay library calls."""
-    if len(indices) != 1 or im.ttype(indices[0]) not in ("int64", "int32"):
+    """Only rows of a matrix that are counted up from 0 or more: all else stays a library call.
+
+    There negative numbers count from the end.
+    """
+    if len(indices) != 1 or len(im.shape(x)) != 2 or not _counts_up(im, indices[0]):
         return None
-    if im.is_constant(indices[0]):
-        return im.g.add("take", x, indices[0])
-    return None  # negative numbers count from the end there
+    return im.g.add("take", x, indices[0])
+
+
+def _counts_up(im: Importer, ids: str) -> bool:
+    """Tell whether numbers are those of an ``arange``, the first not negative, in any shape."""
+    node = im.g.node(ids)
+    while node.operator in ("reshape", "expand", "cast"):
+        node = im.g.node(node.inputs[0])
+    if node.operator != "iota" or im.ttype(ids) not in ("int64", "int32"):
+        return False
+    begin, step = (node_attributes(node)[name] for name in ("begin", "step"))
+    return step > 0 and (begin.isidentifier() if isinstance(begin, str) else begin >= 0)
 
 
 def _rows_put(

@@ -120,14 +120,15 @@ def _like(im: Importer, value: Any) -> Any:
 
 
 def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
-    """Small constant exponents are products and roots; of integers torch refuses negative ones."""
+    """Small constant exponents are products and roots; powers of integers, which wrap, are torch's."""
+    if not out.startswith(("float", "bfloat")):
+        return None
     if not isinstance(exponent, int | float):
-        exact = not out.startswith(("float", "bfloat")) and not im.is_value(exponent)
-        return None if exact else im.floats("pow", [base, exponent], out)
+        return im.floats("pow", [base, exponent], out)
     exponent = held(exponent, out) if out in HALVES else exponent
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
-    if known is None or not out.startswith(("float", "bfloat")):
-        return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None
+    if known is None:
+        return im.floats("pow", [base, exponent], out)
     value = im.apply(known[0], [base], wide_of(out))
     value = im.apply("mul", [value, base], wide_of(out)) if exponent == 3 else value
     return im.cast(value, out)

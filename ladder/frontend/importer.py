@@ -86,18 +86,6 @@ class Importer:
         """Tell a value of the graph from a number or an extent."""
         return isinstance(value, str) and self.g.has(value)
 
-    def is_constant(self, value: str) -> bool:
-        """Tell whether a value depends on no input."""
-        todo = [value]
-        seen: set[str] = set()
-        while todo:
-            node = self.g.node(todo.pop())
-            if node.operator in ("input", "call"):
-                return False
-            todo += [operand for operand in node.inputs if operand not in seen]
-            seen |= set(node.inputs)
-        return True
-
     def tile(self, value: str) -> Tile:
         """Return the tile of a value."""
         return self.g.tile(value)

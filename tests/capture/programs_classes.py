@@ -556,4 +556,37 @@ def _cached_function() -> World:
     )
 
 
+def _class_properties() -> World:
+    class Columns:
+        first = 1
+
+        @classmethod
+        @property
+        def pair(cls) -> slice:
+            return slice(cls.first, cls.first + 2)
+
+    def use(x: torch.Tensor, of: Any) -> Any:
+        return x[of.pair].tanh() if type(of.pair) is slice else x  # a method from Python 3.13 on
+
+    return calls(
+        use, lambda: (normal(4), Columns), lambda: (normal(4), Columns()), lambda: (normal(4), Columns)
+    )
+
+
+def _super_without_arguments() -> World:
+    class Base:
+        @staticmethod
+        def make() -> Any:
+            return super().__init__()
+
+    def use(x: torch.Tensor) -> str:
+        try:
+            Base.make()
+        except RuntimeError as error:
+            return f"{error} {x.sum()}"
+        return ""
+
+    return calls(use, *[lambda: (normal(4),)] * 2)
+
+
 programs_of(globals(), "class")

@@ -447,3 +447,25 @@ def closures_over_loop_tensors():
     return calls(
         fn, lambda: ([normal(3), normal(3)],), lambda: ([normal(3)] * 3,), lambda: ([normal(3), normal(3)],)
     )
+
+
+@program
+def torch_cond():
+    def fn(x):
+        chosen = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos() + 1, (x,))
+        return chosen, torch.cond(x.shape[0] > 3, lambda x: x + 1, lambda x: x - 1, [x])
+
+    return calls(fn, *[lambda n=n, sign=sign: (sign * torch.ones(n),) for n in (3, 4, 5) for sign in (1, -1)])
+
+
+@program
+def decided_by_tensors_made_of_open_numbers():
+    def fn(x, n):
+        at = torch.tensor(0)
+        while at < n:
+            at = at + 1
+        if torch.arange(n).sum() > 10:
+            return x + at
+        return x - torch.full((), n), at
+
+    return calls(fn, *[lambda n=n: (normal(3), n) for n in (3, 7, 4, 2, 6, 5, 8, 3)])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import itertools
 import time
+from typing import NamedTuple
 
 import torch
 from capture_world import calls, normal, program
+from torch.utils._pytree import tree_map
 
 
 @program
@@ -176,3 +178,27 @@ def tuple_key_and_frozen():
         lambda: (normal(3),),
         observe=lambda: [list(cache), [v.clone() for v in cache.values()]],
     )
+
+
+@program
+def accumulated():
+    def fn(x):
+        steps = itertools.accumulate([x, x + 1, x * 2])
+        products = itertools.accumulate((x, x - 1), func=lambda a, b: a * b, initial=x)
+        return list(steps), sum(products), list(itertools.accumulate([], initial=3))
+
+    return calls(fn, *[lambda: (normal(3),)] * 3)
+
+
+@program
+def tuples_of_operators_made_and_walked():
+    class Parts(NamedTuple):
+        keys: torch.Tensor
+        values: torch.Tensor
+
+    def fn(x):
+        made = torch.return_types.max((x, x + 1))
+        found = tree_map(lambda part: part * 2, {"max": torch.max(x, 0), "made": made, "own": Parts(x, -x)})
+        return made, found, [part.sum() for part in Parts(x, x * 3)]
+
+    return calls(fn, *[lambda: (normal(3, 2),)] * 3)

@@ -17,6 +17,11 @@ def _growing(function: Callable[..., Any]) -> World:
     return calls(function, *[lambda n=n: (normal(n, 4),) for n in (3, 3, 5, 7, 9, 4, 3)])
 
 
+def _by_name(x: Any) -> Any:
+    limits = {"from": -10, "to": 10}  # a name that code cannot spell
+    return x.clone().random_(**limits), x.clone().uniform_(**limits)
+
+
 def _late_use(x: Any) -> Any:
     first = torch.rand(4)
     second = torch.randn(x.shape)
@@ -149,6 +154,7 @@ _of_one: dict[str, Callable[[Any], Any]] = {
     "unused": _unused,
     "failed_after_drawing": _failed_after_drawing,
     "python": _python_random,
+    "by_name": _by_name,
     "numpy": _numpy_random,
 }
 for _name, _function in _of_one.items():

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 
 from ladder.capture import capture
 
@@ -272,3 +273,33 @@ def test_scripted_functions_are_parts_of_graphs() -> None:
             for expected, found in zip(program(q, other), fast(q, other), strict=True):
                 assert torch.equal(expected, found)
     assert (fast.outcome, [record.split for record in fast.records if record.split]) == ("whole", [])
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_torch_traces_a_captured_function(recorded: bool) -> None:
+    """A call that ``torch.jit.trace`` follows runs as it is: it compares the graphs of several."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.relu() * 2 + x.shape[0]
+
+    fast = capture(program)
+    for rows in (3, 4, 5) if recorded else ():
+        fast(torch.randn(rows))
+    traced = torch.jit.trace(lambda x: fast(x), torch.randn(4))
+    x = torch.randn(6)
+    assert torch.equal(traced(x), program(x))
+
+
+def test_while_loop_of_torch() -> None:
+    def program(x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        step = lambda at, value: (at + 1, value * 2)  # noqa: E731
+        found: tuple[torch.Tensor, ...] = while_loop(lambda at, _: at < count, step, (torch.tensor(0), x))
+        return found
+
+    fast = capture(program)
+    for count in (3, 0, 2, 3, 3):
+        x = torch.randn(3)
+        for expected, found in zip(program(x, count), fast(x, count), strict=True):
+            assert torch.equal(expected, found)
+            assert found is not x
+    assert fast.calls["eager"] == 0

@@ -10,6 +10,7 @@ import torch
 from programs_open_items import FIXED, OPEN, relay
 from torch import Tensor
 
+import ladder
 from ladder.capture import capture
 
 
@@ -86,3 +87,24 @@ def test_a_counter_in_a_tuple_that_is_unpacked_and_replaced() -> None:
         assert alike(fast(x), plain(x))
     assert alike(counted.state, plain.state)
     assert fast.calls == {"recorded": 3, "eager": 0}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda size: size % 3,
+        lambda size: size // 2 + 1,
+        lambda size: [size, size + 1][1] % 4 * size,
+    ],
+)
+def test_a_number_that_is_computed_of_a_size_which_no_argument_of_the_graph_shows(number: Any) -> None:
+    def program(x: Tensor, cache: Tensor) -> Tensor:
+        return torch.sin(x + number(cache.shape[0]))
+
+    fast = ladder.compile(program)
+    for length in (7, 8, 10, 11, 13, 20):
+        x, cache = torch.arange(4.0), torch.ones(length)
+        torch.testing.assert_close(fast(x, cache), program(x, cache))
+    assert fast.calls["eager"] == 0, fast.explain()
+    assert len(fast.records) == 2
+    assert not fast.refused

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 import ladder
 from ladder.runtime.model.indexing import FEWEST, indexed
@@ -101,3 +102,23 @@ def test_compiled_functions_take_them() -> None:
         assert torch.equal(fast(*given), taken(*given))
     with pytest.raises(IndexError):
         fast(torch.randn(9, 7), torch.full((80,), 9), numbers(7, 70))
+
+
+COUNTED = {
+    "up": lambda x: x[torch.arange(x.size(0))],
+    "twice": lambda x: x[torch.arange(4).view(2, 2)],
+    "from the end": lambda x: x[torch.arange(3) - 3],
+    "down": lambda x: x[x.size(0) - 1 - torch.arange(x.size(0))],
+    "flat": lambda x: torch.take(x, torch.arange(4)),
+    "padded": lambda x: x[functional.pad(torch.arange(x.size(0)), (5, 0))],
+}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("what", COUNTED)
+def test_numbers_that_a_program_counts_index_any_tensor(what: str, rank: int) -> None:
+    x, fast = torch.randn((8, 4, 2)[:rank]), ladder.compile(COUNTED[what])
+    for _ in range(2):
+        assert torch.equal(fast(x), COUNTED[what](x))
+    assert not fast.refused
+    assert fast.calls["eager"] == 0

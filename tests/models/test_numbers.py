@@ -90,3 +90,15 @@ def test_exponents_are_rounded_to_sixteen_bits(dtype: torch.dtype, exponent: flo
     fast, x = ladder.compile(lambda x: x**exponent), torch.tensor([-2, -0.5, 0, 3], dtype=dtype)
     for _ in range(2):
         torch.testing.assert_close(fast(x), x**exponent)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_powers_of_integers_are_exact_and_wrap(dtype: torch.dtype) -> None:
+    def powers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x**y, 3**y, x**13, torch.pow(x, -y.abs()) if dtype.is_signed else x
+
+    x, y = torch.tensor([7, 3, 9, 1], dtype=dtype), torch.tensor([13, 30, 25, 0], dtype=dtype)
+    fast = ladder.compile(powers)
+    for _ in range(2):
+        for expected, found in zip(powers(x, y), fast(x, y), strict=True):
+            assert torch.equal(expected, found)

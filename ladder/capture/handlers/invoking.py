@@ -37,6 +37,8 @@ def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
 
 def super_arguments(vm: Interpreter, frame: Frame) -> tuple[Any, Any]:
     """Return what ``super()`` without arguments means in `frame`."""
+    if not frame.code.co_argcount:
+        raise RuntimeError("super(): no arguments")
     first = frame.slots[frame.code.co_varnames[0]]
     if is_a(first, types.CellType):
         first = load_cell(vm, frame, frame.code.co_varnames[0])

@@ -22,7 +22,7 @@ from ladder.capture.python.tracebacks import RECORD
 from ladder.capture.records import FAILED, Record, failure
 from ladder.capture.trace.assumptions import Assumed
 from ladder.capture.trace.conditionals import Unrecorded
-from ladder.capture.trace.graph_module import graph_module
+from ladder.capture.trace.graph_module import graph_module, show_sizes
 from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
@@ -196,6 +196,7 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
         return _left_settings(heap, trace), None
     wanted, rebuilt = graph_results(heap, trace, needed)
     kept = trace.to_keep()
+    show_sizes(trace)
     names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]
     before, loops = heap.guard.state[STATE.index(torch.is_grad_enabled)], getattr(backend, "loops", False)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ _FX_CONSTANTS = (*_FX_CONSTANTS, torch.memory_format, type(...), torch._ops.OpOv
 def operator_node(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
     """Add the node of an operator to the graph."""
     graph = vm.trace.graph
+    # Code cannot spell them by name: ``from`` of `random_` and `uniform_`, which comes next.
+    args = (*args, *(value for name, value in kwargs.items() if iskeyword(name)))
+    kwargs = {name: value for name, value in kwargs.items() if not iskeyword(name)}
     described = is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType)
     method = is_a(function, types.FunctionType) and function.__qualname__.startswith("Tensor.")
     if described and function.__name__ in ("__getitem__", "__setitem__"):

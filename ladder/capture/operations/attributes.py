@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -59,6 +60,8 @@ _FUNCTION_FIELDS = {
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
 _MAXIMUM_LENGTH: Any = deque.__dict__["maxlen"]
 _TYPE_GET: Any = type.__getattribute__
+CHAINS_DESCRIPTORS = sys.version_info < (3, 13)
+"""Whether a `classmethod` of another descriptor, such as a `property`, gives what that gives of the class."""
 CACHED: Any = type(functools.cache(len))
 """The type of functions behind `functools.cache`."""
 _OF_PYBIND: Any = type(vars(torch._C._InferenceMode)["__enter__"])
@@ -252,7 +255,7 @@ def _type_field(vm: Interpreter, value: type, name: str) -> Any:
 
 def _bound_to_class(vm: Interpreter, found: Any, value: type, name: str) -> Any:
     if is_a(found, classmethod):
-        return types.MethodType(pinned_part(vm, found.__func__), value)
+        return _class_method(vm, found, value)
     if is_a(found, staticmethod):
         return pinned_part(vm, found.__func__)
     if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType | property):
@@ -287,10 +290,19 @@ def bind_descriptor(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
         return found if value is None else types.MethodType(found, value)
     if described is property or _is_property(vm, described):
         return vm.call(pinned_part(vm, found.fget), (value,), {})
-    if described in (staticmethod, classmethod):
-        inner = pinned_part(vm, found.__func__)
-        return inner if described is staticmethod else types.MethodType(inner, kind)
+    if described is classmethod:
+        return _class_method(vm, found, kind)
+    if described is staticmethod:
+        return pinned_part(vm, found.__func__)
     return _bind_native(vm, found, described, value, kind)
+
+
+def _class_method(vm: Interpreter, found: Any, kind: type) -> Any:
+    """Return what a `classmethod` gives: a method of `kind`, or what a descriptor inside gives of it."""
+    inner = pinned_part(vm, found.__func__)
+    if CHAINS_DESCRIPTORS and type(inner) is not types.FunctionType and hasattr(type(inner), "__get__"):
+        return bind_descriptor(vm, inner, kind, kind)
+    return types.MethodType(inner, kind)
 
 
 def _is_property(vm: Interpreter, described: type) -> bool:

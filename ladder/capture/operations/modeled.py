@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.while_loop import while_loop
 
 from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.evaluate import run
@@ -257,12 +258,23 @@ def make_tuple_class(vm: Interpreter, function: Any, args: tuple[Any, ...], kwar
     return made
 
 
+def in_python(written: Callable[..., Any]) -> Call:
+    """Return how a function of torch is called that does what `written` does."""
+
+    def follow(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return vm.call_function(pinned_part(vm, written), args, kwargs)
+
+    return follow
+
+
 FUNCTIONS: dict[Any, Call] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
     **dict.fromkeys(natives.SAYING, say),
     associative_scan: scan,
     collections.namedtuple: make_tuple_class,
     torch._check_with: check,
+    torch.cond: in_python(polyfills.cond_),
+    while_loop: in_python(polyfills.while_loop_),
     getattr(_APPLY, "__func__", _APPLY): apply_function,
     torch._C._functorch.is_batchedtensor: has_rows,
     torch._C._push_on_torch_function_stack: push_mode,

@@ -45,6 +45,7 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
     itertools.dropwhile: polyfills.dropwhile_,  # type: ignore[dict-item]
     itertools.compress: polyfills.compress_,  # type: ignore[dict-item]
     itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
+    itertools.accumulate: polyfills.accumulate_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
     itertools.chain.from_iterable: polyfills.flattened,  # type: ignore[dict-item]
 }
@@ -247,7 +248,7 @@ def allocate(vm: Interpreter, home: Any, new: Any, kind: type, args: tuple[Any, 
     """Make an instance of `kind` by `new`, the ``__new__`` of the native class `home`."""
     if kind.__flags__ & 1 << 20:
         raise CaptureError("an abstract class")
-    if home is tuple and len(args) == 1:
+    if (home is tuple or (home is kind and issubclass(kind, tuple))) and len(args) == 1:
         items = args[0]
         if not is_a(items, tuple | list):
             with vm.barrier():

@@ -21,6 +21,8 @@ OVERRIDES = frozenset(
     words("__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values")
 )
 _READ_OVERRIDES = OVERRIDES - {"__setitem__", "__delitem__"}
+_OF_MAPPINGS = frozenset(words("keys items values"))
+"""Names that any field of a tuple may have."""
 LAZY = (zip, enumerate, iter, reversed)
 
 
@@ -91,10 +93,11 @@ def check_not_overridden(kind: type) -> None:
     """Raise if natives that read a container of class `kind` would call methods of the program."""
     if kind in natives.METHODS:
         return
+    called = _READ_OVERRIDES - _OF_MAPPINGS if issubclass(kind, tuple | list) else _READ_OVERRIDES
     for owner in kind.__mro__:
         if owner in natives.METHODS:
             return
-        if _READ_OVERRIDES & set(vars(owner)):
+        if called & set(vars(owner)):
             raise CaptureError(f"{kind.__qualname__} overrides what natives call")
 
 

@@ -141,7 +141,9 @@ def _note_result(
     depends = _depends(monitor, inputs)
     ranked = not depends or not (monitor.ranks or any(not item.ranked for item in inputs))
     _fx_result(vm, result, Value("", None, node, depends, ranked=ranked))
-    known = not (monitor.random or monitor.mutated) and all(item.constant for item in inputs)
+    open_numbers = set(node.all_input_nodes) - {item.fx for item in inputs}
+    known = not (monitor.random or monitor.mutated or open_numbers)
+    known = known and all(item.constant for item in inputs)
     for tensor in _leaves(result):
         value_of(vm, tensor).constant |= known
 

@@ -329,6 +329,35 @@ def cycle_(items: Iterable[Any], /) -> Iterator[Any]:
             yield item
 
 
+def accumulate_(iterable: Iterable[Any], func: Any = None, *, initial: Any = None) -> Iterator[Any]:
+    """Stand for `itertools.accumulate`."""
+    items = iter(iterable)
+    total = next(items, _MISSING) if initial is None else initial
+    if total is _MISSING:
+        return
+    yield total
+    for item in items:
+        total = total + item if func is None else func(total, item)
+        yield total
+
+
+def cond_(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    """Stand for `torch.cond`."""
+    if pred:
+        return true_fn(*operands)
+    return false_fn(*operands)
+
+
+def while_loop_(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
+    """Stand for ``while_loop`` of torch."""
+    if not cond_fn(*carried_inputs):
+        return torch.utils._pytree.tree_map(torch.clone, tuple(carried_inputs))
+    carried = body_fn(*carried_inputs)
+    while cond_fn(*carried):
+        carried = body_fn(*carried)
+    return carried
+
+
 def rows(array: Any, /) -> Iterator[Any]:
     """Yield what an array holds along its first axis, or the items of a tuple."""
     for index in range(len(array)):

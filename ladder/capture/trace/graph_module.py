@@ -40,6 +40,26 @@ def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool
     return module
 
 
+def show_sizes(trace: Trace) -> None:
+    """Give the graph each open number that its arguments are computed of and none of them shows."""
+    symbols = trace.shapes
+    if not symbols:
+        return
+    extents = [extent for example in _open_examples(trace) for extent in _open_numbers(example)]
+    shown = {extent for extent in extents if extent.is_symbol}
+    used = {symbol for extent in extents for symbol in extent.free_symbols}
+    for symbol in sorted((used - shown) & symbols.names.keys(), key=str):
+        name = symbols.names[symbol]
+        symbols.given[name] = symbols.number_of(symbol)
+        trace.placeholder(name, symbols.values[name])
+
+
+def _open_numbers(example: Any) -> list[Any]:
+    """Return the expressions of an argument's open extents, or of an open number."""
+    numbers = example.shape if is_a(example, torch.Tensor) else [example]
+    return [number.node.expr for number in numbers if type(number) is torch.SymInt]
+
+
 def _aliasing(trace: Trace, wanted: list[Value]) -> Aliasing:
     """Return what shares memory in the run that was recorded."""
     inputs = [example for _, _, example in trace.placeholders]

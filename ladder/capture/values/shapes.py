@@ -191,7 +191,14 @@ class Shapes:
         symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
         self.names[symbol] = name
         self.values[name] = value
-        return self.env.create_symintnode(symbol, hint=value, source=source)
+        return self.number_of(symbol)
+
+    def number_of(self, symbol: Any) -> Any:
+        """Return a symbol as the number that operators take."""
+        from torch._dynamo.source import ConstantSource
+
+        name = self.names[symbol]
+        return self.env.create_symintnode(symbol, hint=self.values[name], source=ConstantSource(name))
 
     def settle(self, extents: Iterable[Any]) -> None:
         """Let extents be the numbers of this run, which the guard then asks for."""
