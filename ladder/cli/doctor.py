@@ -260,7 +260,10 @@ TOOLS = (
         cuda_program("nvcc"),
     ),
     Tool(
-        "NVRTC", "compiles them where there is no nvcc", "a CUDA 13 build of torch brings it", nvrtc_library
+        "NVRTC",
+        "compiles them where there is no nvcc",
+        "pip install 'nvidia-cuda-nvrtc==13.*'; a CUDA 13 build of torch has it",
+        nvrtc_library,
     ),
     Tool("ptxas", "assembles for cuda/* targets", CUDA_TOOLKIT, cuda_program("ptxas")),
     Tool("CUDA runtime", "TVM's code generator for cuda/* links against it", CUDA_TOOLKIT, cuda_runtime),
