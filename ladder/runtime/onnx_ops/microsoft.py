@@ -115,8 +115,7 @@ def _skip_layer_norm(op: Operation, x: Any, skip: Any, gamma: Any, beta: Any = N
 
 def _layer_norm(op: Operation, x: Any, scale: Any, bias: Any = None) -> Any:
     """Normalise in float32; the result is of the scale's type."""
-    found, *statistics = REDUCTIONS["LayerNormalization"](op, x.to(scale.dtype), scale, bias)
-    return found, *statistics
+    return REDUCTIONS["LayerNormalization"](op, x.to(scale.dtype), scale, bias)
 
 
 def root_mean_square(x: Any, scale: Any, epsilon: float) -> tuple[Any, Any]:
