@@ -242,11 +242,11 @@ def known_bits() -> Any:
 
 def _bits_if_known(call: Any) -> Any:
     """Return the bits of a number in another type, if they are known; any other call as it is."""
-    from tvm import tirx
+    from tvm import ir, tirx
 
     from ladder.ir.scalars import reinterpreted
 
-    if getattr(call.op, "name", "") != "tirx.reinterpret":
+    if getattr(call.op, "name", "") != "tirx.reinterpret" or isinstance(call.ty, ir.PointerType):
         return call
     value, dtype = call.args[0], str(call.ty.dtype)
     if isinstance(value, tirx.Broadcast):

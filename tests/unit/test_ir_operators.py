@@ -251,3 +251,13 @@ def test_a_number_of_known_bits_is_computed(bits: int, value: float) -> None:
     found = reinterpreted("float32", tirx.const(bits, "uint32"))
     assert str(found.ty.dtype) == "float32"
     assert (found.value, np.signbit(found.value)) == (value, np.signbit(value))
+
+
+def test_addresses_in_another_type_have_no_bits_to_compute() -> None:
+    from tvm import ir, tirx
+
+    from ladder.lower.passes import _bits_if_known
+
+    address = ir.PointerType(ir.PrimType("float16"))
+    call = ir.Call(ir.Op.get("tirx.reinterpret"), [tirx.Var("words", "uint64")], ret_ty=address)
+    assert _bits_if_known(call) is call
