@@ -61,6 +61,13 @@ def test_conversions_saturate() -> None:
     assert after("s_cvt_u32_f32 s0, s1", 0, bits(-5.0)).held[0] == 0
 
 
+def test_halves() -> None:
+    word = 0xC0003C00  # -2 and 1
+    assert after("s_cvt_f32_f16 s0, s1", 0, word).held[0] == bits(1)
+    assert after("s_cvt_hi_f32_f16 s0, s1", 0, word).held[0] == bits(-2)
+    assert after("s_cvt_f16_f32 s0, s1", 0, bits(-2)).held[0] == 0xC000
+
+
 def test_changed_signs_are_refused() -> None:
     with pytest.raises(GcnError, match="changed sign"):
         after("v_s_sqrt_f32 s0, -s1", 0, bits(4))

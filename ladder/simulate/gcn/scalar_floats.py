@@ -43,11 +43,20 @@ SPECIAL: dict[str, Callable[[Number], Number]] = {
 }
 """Mnemonic behind ``v_s_``: what the special function unit computes of one number."""
 
+
+def _half(bits: Number) -> Number:
+    """Return 16 bits, which are a float16, as float32."""
+    return np.float32(np.uint16(bits).view(np.float16))
+
+
 CONVERSIONS: dict[str, tuple[type, Callable[[Number], Number]]] = {
     "cvt_f32_i32": (np.int32, np.float32),
     "cvt_f32_u32": (np.uint32, np.float32),
     "cvt_i32_f32": (np.float32, to_integer(np.int32)),
     "cvt_u32_f32": (np.float32, to_integer(np.uint32)),
+    "cvt_f32_f16": (np.uint32, lambda word: _half(word & np.uint32(0xFFFF))),
+    "cvt_hi_f32_f16": (np.uint32, lambda word: _half(word >> np.uint32(16))),
+    "cvt_f16_f32": (np.float32, lambda x: np.uint32(np.float16(x).view(np.uint16))),
 }
 """Mnemonic -> type of the source, and what it becomes."""
 
