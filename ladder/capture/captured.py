@@ -29,7 +29,11 @@ from ladder.capture.run import continue_run, start_run
 from ladder.capture.values.tensors import are_transformed, modes_are_active
 from ladder.faults import tolerated
 from ladder.forks import renewed
-from tile_types.errors import LadderError
+from tile_types.errors import AliasingError, DeviceError, MissingToolError, ValueRangeError
+
+NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
+REFUSALS = (AliasingError, DeviceError, MissingToolError, ValueRangeError, *NO_MEMORY)
+"""What plans raise for arguments that they do not take, or where they cannot run: no faults of the compiler."""
 
 
 class Attempt(NamedTuple):
@@ -202,7 +206,7 @@ class Captured(Store):
         failures[:] = [*failures[-MAX_FAILURES:], FAILED.name]
         with noting_raised(error) as places:
             done = self._run_on(attempt, record=False)
-        refused = isinstance(error, (LadderError, torch.OutOfMemoryError, MemoryError))
+        refused = isinstance(error, REFUSALS)
         if getattr(self.backend, "is_ours", False) and not refused and not places:
             tolerated(error, "a call runs without its plan", place)
         return done

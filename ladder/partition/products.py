@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from ladder.ir.extents import Shape, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -158,8 +159,8 @@ class Products:
     def roles(self, gemm: Gemm, region: Graph) -> tuple[tuple[str, str], ...]:
         """Return role -> input, from where each input is read."""
         found: dict[str, str] = {}
-        product = next(node for node in region.nodes if node.operator in ("matmul", "contract"))
-        found["A"] = source_of(region, product.inputs[0])
+        multiplied = next(node for node in region.nodes if node.operator in ("matmul", "contract"))
+        found["A"] = source_of(region, multiplied.inputs[0])
         for node in region.inputs:
             if node.name in self.weights:
                 role = "B" if len(node.tile.shape) == 2 else "row_scale"
@@ -172,9 +173,14 @@ class Products:
 
     def role(self, gemm: Gemm, node: Node) -> str:
         """Return what an input is that belongs neither to the weight nor to the activations."""
-        if node.tile.shape == (gemm.n,) and (gemm.bias or gemm.factor):
+        if (gemm.bias or gemm.factor) and self.is_per_column(gemm, node.tile.shape):
             return "factor" if gemm.factor and node.tile.ttype.name == "float32" else "bias"
         return "residual" if gemm.residual else "token_scale"
+
+    def is_per_column(self, gemm: Gemm, shape: Shape) -> bool:
+        """Tell whether an input is a number per column of the result; of a single row also in more axes."""
+        other = gemm.residual or gemm.token_scale
+        return shape == (gemm.n,) if other else product(shape) == gemm.n
 
     def convolution(self, node: Node) -> Subgraph:
         """Take a convolution with as much of what follows as pays."""

@@ -362,3 +362,27 @@ def test_counters_are_one_launch(target: str) -> None:
         results = run_chain(part.graph, [counters[name] for name in part.inputs], target)
         found |= dict(zip(part.outputs, results, strict=True))
     assert [int(found[value]) for value in graph.outputs] == [8 * at + 1 for at in range(count)]
+
+
+class Decoded(nn.Module):
+    """What an embedding gives, added to a product of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(16, 64), nn.Linear(64, 64, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embedding(ids)
+        return h + self.linear(torch.sin(h))
+
+
+def test_what_is_added_to_a_single_row_is_its_bias() -> None:
+    """Whatever axes of one element it has."""
+    model = ladder.quantize_(Decoded(), "int4", group_size=32)
+    fast, ids = ladder.compile(model), torch.tensor([[3]])
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(ids), model(ids), rtol=1e-5, atol=1e-5)
+    (built,) = fast.models
+    assert [step.part.gemm.bias for step in built.plan.steps if step.part.gemm is not None] == [True]
+    assert "raised" not in fast.explain()
