@@ -33,7 +33,7 @@ from tile_types.errors import AliasingError, DeviceError, MissingToolError, Valu
 
 NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 REFUSALS = (AliasingError, DeviceError, MissingToolError, ValueRangeError, *NO_MEMORY)
-"""What plans raise for arguments that they do not take, or where they cannot run: no faults of the compiler."""
+"""What plans raise for arguments that they do not take, or where they cannot run: no faults of Ladder."""
 
 
 class Attempt(NamedTuple):
