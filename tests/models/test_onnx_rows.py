@@ -356,8 +356,8 @@ def test_windows_over_uneven_pads() -> None:
     np.testing.assert_array_equal(run(import_onnx(model, gemm_for), {"i0": IMAGE})[0], expected[0])
 
 
-def test_values_are_used_in_order() -> None:
-    text = "agraph (float[2] x) => (y) {\n y = Add(x, late)\n late = Identity(x)\n }"
+def test_values_that_need_each_other_are_refused() -> None:
+    text = "agraph (float[2] x) => (y) {\n y = Add(x, late)\n late = Identity(y)\n }"
     with pytest.raises(ImportRefused, match="input 'late' of node"):
         import_onnx(graph_of(text), gemm_for)
 

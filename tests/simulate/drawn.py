@@ -30,6 +30,9 @@ CHOICES = 24
 MOST_OUTPUTS = 64 * 1024
 """Outputs of a block's tile: larger ones are drawn, but take seconds each."""
 
+OPEN = {"raster": (1, 8)}
+"""Values of axes of which a rule allows any."""
+
 OUTPUTS = {"float16": ("float16", "float32"), "bfloat16": ("bfloat16", "float32")}
 
 
@@ -104,9 +107,9 @@ def _gemm(r: random.Random, device: TileDevice, pipeline: str) -> Gemm:
 def _schedule(r: random.Random, gemm: Gemm, pipeline: str) -> GpuSchedule:
     """Draw every axis of a pipeline's rule on its own."""
     rule = RULES[pipeline]
-    fields = {axis: r.choice(getattr(rule, axis)) for axis in AXES if axis != "placement"}
+    fields = {axis: r.choice(getattr(rule, axis) or OPEN[axis]) for axis in AXES if axis != "placement"}
     placement = r.choice(rule.placement) if rule.placement else placement_for(gemm)
-    return GpuSchedule(pipeline, raster=r.choice((1, 8)), placement=placement, **fields)
+    return GpuSchedule(pipeline, placement=placement, **fields)
 
 
 def _attempt(r: random.Random, device: TileDevice, pipeline: str) -> Drawn | None:
