@@ -93,8 +93,8 @@ GROUPS = "mfma_groups"
 GROUP_TILES = 4
 """Packed tiles along K of a column's group at most: sums of raw numbers and of x cancel in part."""
 
-ZERO_WORDS = 4
-"""Words of LDS of zeros, which columns read of the groups of other columns."""
+ZERO_WORDS = 20
+"""Words of LDS of zeros, which columns read of the groups of other columns: the first four or the last."""
 
 DOTS = ("dot", "dot32")
 """Pipelines of dot products within lanes."""

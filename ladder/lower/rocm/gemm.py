@@ -144,7 +144,7 @@ class Body:
                 row = own + m_block * step_m
                 for part in parts:
                     at = (stage + geo.x_tile.place(row, groups[part] + ahead)) * CHUNK_WORDS
-                    at = at if taken is None else T.Select(taken, at, geo.zeros)
+                    at = at if taken is None else T.Select(taken, at, geo.zeros_beside(ahead))
                     d.load(out, self.shared, at, width=CHUNK_WORDS, at=part * CHUNK_WORDS)
 
             due = self._due(iteration, half, step, is_last)

@@ -122,6 +122,13 @@ class WaveGeometry:
         """The first word of LDS of zeros, which columns read of other columns' groups."""
         return 2 * self.stage_chunks * CHUNK_WORDS
 
+    def zeros_beside(self, chunk: int) -> int:
+        """Return the first of four words of zeros in the half of the banks that has no chunk of these four.
+
+        chunk: The first of four chunks of a row that lanes of other columns read at the same time.
+        """
+        return self.zeros + (1 - chunk // 4 % 2) * (waves.ZERO_WORDS - CHUNK_WORDS)
+
     def column_sum(self, period: Any, slice_: Any, column: Any) -> Any:
         """Return the word of LDS of a column's sum of x; those of two periods are kept."""
         return (
