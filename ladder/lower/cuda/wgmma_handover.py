@@ -154,6 +154,24 @@ class HandOver:
         """Wait for what was handed over, and add it to a thread's sums."""
         self._move("ladder_take_over_{count}_{threads}", TAKE_OVER, slot, sums)
 
+    def take_shares(
+        self, first: Expr, begin: Expr, last: Expr, end_of: Callable[[Expr], Expr], sums: Any, offset: Expr = 0
+    ) -> None:
+        """Add what shares hand over that follow each other; those without turns hand nothing over.
+
+        first, begin: The first share, and its first turn at hand.
+        last: The turn behind the last one.
+        end_of: Share -> the turn behind its last one.
+        offset: A share's slot is its number and this.
+        """
+        share, at = b.Variable("int32", first), b.Variable("int32", begin)
+        with b.repeat_while(at.value < last):
+            end = b.keep(end_of(share.value))
+            with b.when(at.value < end):
+                self.take(share.value + offset, sums)
+            share.set(share.value + 1)
+            at.set(end)
+
     def _move(self, name: str, source: str, slot: Expr, sums: Any) -> None:
         text, at, place = self._text, self.workspace.address, sums.ptr_to([0])
         call = (name.format(**text), source.format(**text), "void", at, self._flags, slot, self.thread, place)

@@ -104,13 +104,10 @@ class Shares:
 
     def _collect(self, tile_end: Expr, sums: Any) -> None:
         """Add the sums of the following shares that lie in the tile at hand."""
-        other, begin = b.Variable("int32", self.share + 1), b.Variable("int32", self.end)
-        with b.repeat_while(begin.value < tile_end):
-            end = b.keep(share_begin(other.value + 1, self.units, self.grid.walkers))
-            with b.when(begin.value < end):  # else there are more blocks than units
-                self.sums.take(other.value, sums)
-            other.set(other.value + 1)
-            begin.set(end)
+        walkers = self.grid.walkers
+        self.sums.take_shares(
+            self.share + 1, self.end, tile_end, lambda share: share_begin(share + 1, self.units, walkers), sums
+        )
 
 
 def divide(spec: Spec, grid: Grid, workspace: Workspace) -> Shares:

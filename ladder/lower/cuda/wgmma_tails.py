@@ -121,14 +121,10 @@ class Tails:
     def _collect(self, number: Expr, sums: Any) -> None:
         """Add the sums of the shares that lie in the tail of the tile at hand."""
         unit, last = b.keep(number * self.tail), b.keep((number + 1) * self.tail)
-        share = b.Variable("int32", share_with(unit, self.units, self.helpers))
-        begin = b.Variable("int32", unit)
-        with b.repeat_while(begin.value < last):
-            end = b.keep(share_begin(share.value + 1, self.units, self.helpers))
-            with b.when(begin.value < end):  # else there are more helpers than turns
-                self.sums.take(share.value + number, sums)
-            share.set(share.value + 1)
-            begin.set(end)
+        first = share_with(unit, self.units, self.helpers)
+        self.sums.take_shares(
+            first, unit, last, lambda share: share_begin(share + 1, self.units, self.helpers), sums, number
+        )
 
 
 def divide(spec: Spec, grid: Grid, workspace: Workspace) -> Tails:
