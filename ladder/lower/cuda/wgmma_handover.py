@@ -30,7 +30,7 @@ from tvm.tirx.script.builder import ir as I
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_spec import Spec
-from schedules.shares import WORKSPACE
+from schedules.shares import WORKSPACE, share_begin
 
 Expr = Any
 
@@ -155,18 +155,18 @@ class HandOver:
         self._move("ladder_take_over_{count}_{threads}", TAKE_OVER, slot, sums)
 
     def take_shares(
-        self, first: Expr, begin: Expr, last: Expr, end_of: Callable[[Expr], Expr], sums: Any, offset: Expr = 0
+        self, first: Expr, turns: tuple[Expr, Expr], units: Expr, count: Expr, sums: Any, offset: Expr = 0
     ) -> None:
         """Add what shares hand over that follow each other; those without turns hand nothing over.
 
-        first, begin: The first share, and its first turn at hand.
-        last: The turn behind the last one.
-        end_of: Share -> the turn behind its last one.
+        first: The first share.
+        turns: The first turn that is taken in, and the one behind the last.
+        units, count: Turns that are shared, and shares.
         offset: A share's slot is its number and this.
         """
-        share, at = b.Variable("int32", first), b.Variable("int32", begin)
-        with b.repeat_while(at.value < last):
-            end = b.keep(end_of(share.value))
+        share, at = b.Variable("int32", first), b.Variable("int32", turns[0])
+        with b.repeat_while(at.value < turns[1]):
+            end = b.keep(share_begin(share.value + 1, units, count))
             with b.when(at.value < end):
                 self.take(share.value + offset, sums)
             share.set(share.value + 1)

@@ -104,10 +104,7 @@ class Shares:
 
     def _collect(self, tile_end: Expr, sums: Any) -> None:
         """Add the sums of the following shares that lie in the tile at hand."""
-        walkers = self.grid.walkers
-        self.sums.take_shares(
-            self.share + 1, self.end, tile_end, lambda share: share_begin(share + 1, self.units, walkers), sums
-        )
+        self.sums.take_shares(self.share + 1, (self.end, tile_end), self.units, self.grid.walkers, sums)
 
 
 def divide(spec: Spec, grid: Grid, workspace: Workspace) -> Shares:

@@ -122,9 +122,7 @@ class Tails:
         """Add the sums of the shares that lie in the tail of the tile at hand."""
         unit, last = b.keep(number * self.tail), b.keep((number + 1) * self.tail)
         first = share_with(unit, self.units, self.helpers)
-        self.sums.take_shares(
-            first, unit, last, lambda share: share_begin(share + 1, self.units, self.helpers), sums, number
-        )
+        self.sums.take_shares(first, (unit, last), self.units, self.helpers, sums, number)
 
 
 def divide(spec: Spec, grid: Grid, workspace: Workspace) -> Tails:
