@@ -31,8 +31,14 @@ from ladder.faults import tolerated
 from ladder.forks import renewed
 from tile_types.errors import AliasingError, DeviceError, MissingToolError, ValueRangeError
 
-NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
-REFUSALS = (AliasingError, DeviceError, MissingToolError, ValueRangeError, *NO_MEMORY)
+REFUSALS = (
+    AliasingError,
+    DeviceError,
+    MissingToolError,
+    ValueRangeError,
+    torch.OutOfMemoryError,
+    MemoryError,
+)
 """What plans raise for arguments that they do not take, or where they cannot run: no faults of Ladder."""
 
 

@@ -108,12 +108,13 @@ def reinterpreted(dtype: str, x: Any) -> Any:
     Those of a known one are computed here: CUDA C++ takes no address of a literal, and TVM has no bits of a
     known 0. A NaN loses its payload.
     """
-    import ml_dtypes  # which numpy knows bfloat16 by
-    import numpy as np
-
     tirx = _tirx()
     if type(x).__name__ not in ("IntImm", "FloatImm"):
         return tirx.call_intrin(dtype, "tirx.reinterpret", x)
+
+    import ml_dtypes  # which numpy knows bfloat16 by
+    import numpy as np
+
     held, wanted = (np.dtype(getattr(ml_dtypes, name, name)) for name in (str(x.ty.dtype), dtype))
     value = x.value % (1 << 8 * held.itemsize) if held.kind == "u" else x.value
     (found,) = np.array([value], held).view(wanted)

@@ -5,7 +5,7 @@ normal form of iterator maps. Under a condition on the same iterator that form i
 ``v % 10 >= 1`` holds, ``v // 10 * 80 + (v % 10 - 1) // 2 * 16`` becomes ``(v + 1) // 2 * 16 - 96``. Only what
 else it does is done here: offsets of views go into their indices (`offsets_in_indices`).
 
-Imports nothing of Ladder: the process that compiles for AMD GPUs reads it too.
+Imports nothing of Ladder but where a pass for CUDA runs: the process that compiles for AMD GPUs reads it too.
 """
 
 from __future__ import annotations
@@ -249,10 +249,12 @@ def _bits_if_known(call: Any) -> Any:
     if getattr(call.op, "name", "") != "tirx.reinterpret" or isinstance(call.ty, ir.PointerType):
         return call
     value, dtype = call.args[0], str(call.ty.dtype)
-    if isinstance(value, tirx.Broadcast):
-        scalar = reinterpreted(dtype.rpartition("x")[0], value.value)
-        return call if isinstance(scalar, type(call)) else tirx.Broadcast(scalar, value.lanes)
-    return reinterpreted(dtype, value)
+    wide = isinstance(value, tirx.Broadcast)
+    known = value.value if wide else value
+    if not isinstance(known, tirx.IntImm | tirx.FloatImm):
+        return call
+    bits = reinterpreted(dtype.rpartition("x")[0] if wide else dtype, known)
+    return tirx.Broadcast(bits, value.lanes) if wide else bits
 
 
 def bfloat16_in_bindings() -> Any:

@@ -77,7 +77,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     from ladder.movement.decompose import contracted
     from ladder.movement.machines import machine_of
 
-    if reduced := reduces_nothing(chain.graph):
+    if reduced := _reduces_nothing(chain.graph):
         raise ScheduleError(f"kernels for GPUs reduce at least one element, {reduced} has none")
     cheap = may_be_approximate(chain.graph)
     plain = _decomposed(chain)
@@ -97,7 +97,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     raise ScheduleError(f"chain {chain.graph.name!r} has no mapping")
 
 
-def reduces_nothing(graph: Graph) -> str | None:
+def _reduces_nothing(graph: Graph) -> str | None:
     """Return the first value of a chain that has no elements and is reduced to some that are there."""
     for node in graph.nodes:
         empty = [value for value in node.inputs if 0 in graph.tile(value).shape]
