@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
 from ladder.lower.blocks.dialect import BlockDialect
 from ladder.lower.blocks.fragments import hold
@@ -15,39 +14,12 @@ from ladder.lower.blocks.grid_place import GridPlace
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.point import Point
 from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.shared_memory import SharedMemory
 from ladder.lower.blocks.threads import Threads
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 Expr = Any
-
-
-@dataclass(frozen=True)
-class SharedMemory:
-    """The shared memory of a block.
-
-    words: All of it, as uint32.
-    arrivals: Barriers of tensor copies; None without.
-    base: Shared address of its first byte.
-    stage: Shared address of the stage of the step at hand.
-    stages_at: First byte of the group's stages.
-    """
-
-    words: Any
-    arrivals: Any
-    base: Expr
-    stage: b.Variable
-    stages_at: Expr
-
-    @staticmethod
-    def allocate(geo: BlockGeometry, threads: Threads, dialect: BlockDialect) -> SharedMemory:
-        """Allocate what a kernel needs."""
-        words, arrivals, base = dialect.allocate(geo)
-        stage = b.Variable(dialect.address_type, dialect.address(0))
-        at: Expr = 0
-        if geo.stage_offsets:
-            at = b.keep(geo.offsets["stages"] + threads.group * (threads.plan.stages * geo.stage_bytes))
-        return SharedMemory(words, arrivals, base, stage, at)
 
 
 @dataclass(frozen=True)
@@ -85,7 +57,7 @@ class BlockContext:
         constants: frozenset[str],
     ) -> BlockContext:
         """Allocate shared memory, and derive the rest."""
-        shared = SharedMemory.allocate(geo, threads, dialect)
+        shared = dialect.shared_memory(geo, threads)
         kind = FlatLanes if geo.flat else FragmentLanes
         lanes = kind(threads, dialect, shared, geo)
         place = GridPlace(geo.program.block, threads.block)

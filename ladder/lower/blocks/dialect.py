@@ -7,24 +7,76 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from tvm.script import tirx as T
 
+from ladder.ir.gemm import Gemm
+from ladder.lower import builder as b
+from ladder.lower.blocks.analysis import BlockProgram
 from ladder.lower.blocks.fragment_shape import FragmentShape
+from ladder.lower.blocks.fragments import Shape
+from ladder.lower.blocks.geometry import BlockGeometry
+from ladder.lower.blocks.point import Point
 from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.shared import TileLayout
+from ladder.lower.blocks.shared_memory import SharedMemory
+from ladder.lower.blocks.threads import Threads
+from ladder.lower.gpu.decode import Decoder
 from targets import TileDevice
-
-if TYPE_CHECKING:
-    from ladder.ir.gemm import Gemm
-    from ladder.lower.blocks.context import SharedMemory
-    from ladder.lower.blocks.geometry import BlockGeometry
-    from ladder.lower.blocks.threads import Threads
-    from ladder.lower.blocks.values import SharedTile, Value
-    from ladder.lower.gpu.decode import Decoder
 
 Expr = Any
 Combine = Callable[[Expr, Expr], Expr]
+
+
+class Surroundings(Protocol):
+    """What dialects ask of the kernel that a matrix belongs to (`ladder.lower.blocks.context`)."""
+
+    @property
+    def threads(self) -> Threads:
+        """Indices of a thread."""
+
+    @property
+    def shared(self) -> SharedMemory:
+        """Shared memory."""
+
+    @property
+    def point(self) -> Point:
+        """What holds where code is being emitted."""
+
+    @property
+    def lanes(self) -> Any:
+        """How elements are spread over lanes."""
+
+    def first_row(self, rows: int) -> Expr:
+        """Return the warp's first row of a value."""
+
+
+class Matrix(Protocol):
+    """What dialects ask of a matrix that a group of warps computes (`ladder.lower.blocks.values.Value`)."""
+
+    name: str
+    shape: Shape
+
+    @property
+    def context(self) -> Surroundings:
+        """The kernel being emitted."""
+
+    def operand_a(self, m: int, k: int) -> list[Expr]:
+        """Return uint32 registers of a first operand: rows of fragment m, 16 columns from 16 k on."""
+
+
+class SharedMatrix(Matrix, Protocol):
+    """What dialects ask of a matrix in shared memory (`ladder.lower.blocks.values.SharedTile`)."""
+
+    layout: TileLayout
+    base: Expr
+
+    def rows(self, m: int) -> list[Expr]:
+        """Return the rows of a fragment that a lane has elements of."""
+
+    def start(self, place: Expr) -> Expr:
+        """Return a shared address so far from the first byte, computed once."""
 
 
 class BlockDialect(ABC):
@@ -48,9 +100,36 @@ class BlockDialect(ABC):
     def launch(self, blocks: int, plan: BlockSchedule) -> tuple[Expr, Expr, Expr, Expr]:
         """Begin the device part. Return block (of a cluster the same), rank in it, thread and warp."""
 
+    def threads(self, program: BlockProgram, plan: BlockSchedule) -> Threads:
+        """Declare the launch, and compute a thread's indices."""
+        block, rank, thread, warp = self.launch(program.blocks, plan)
+        width = self.shape.lanes
+        lane = b.bind(thread % width)
+        warp = b.bind(warp)
+        group: Expr = b.keep(warp // plan.group_warps) if plan.groups > 1 else 0
+        row_warp: Expr = b.keep(warp % plan.row_warps) if plan.row_warps > 1 else 0
+        within = warp % plan.group_warps // plan.row_warps
+        column_warp: Expr = b.keep(within) if plan.column_warps > 1 else 0
+        group_thread = b.bind(thread % (plan.group_warps * width))
+        worker = b.keep(rank * plan.groups + group)
+        iterations: Expr = program.steps // plan.sharers
+        if program.steps % plan.sharers:
+            iterations = b.keep((program.steps - worker + plan.sharers - 1) // plan.sharers)
+        places = block, rank, thread, warp, lane, group, group_thread, row_warp, column_warp, worker
+        return Threads(plan, *places, self.count(iterations))
+
     def count(self, iterations: Expr) -> Expr:
         """Return how often a loop is repeated as the loop takes it."""
         return iterations
+
+    def shared_memory(self, geo: BlockGeometry, threads: Threads) -> SharedMemory:
+        """Allocate what a kernel needs."""
+        words, arrivals, base = self.allocate(geo)
+        stage = b.Variable(self.address_type, self.address(0))
+        at: Expr = 0
+        if geo.stage_offsets:
+            at = b.keep(geo.offsets["stages"] + threads.group * (threads.plan.stages * geo.stage_bytes))
+        return SharedMemory(words, arrivals, base, stage, at)
 
     @abstractmethod
     def allocate(self, geo: BlockGeometry) -> tuple[Any, Any, Expr]:
@@ -121,15 +200,17 @@ class BlockDialect(ABC):
 
     # ---- matrix instructions -------------------------------------------------------------------------
     @abstractmethod
-    def fragment_words(self, tile: SharedTile, m: int, n: Expr) -> list[Expr]:
+    def fragment_words(self, tile: SharedMatrix, m: int, n: Expr) -> list[Expr]:
         """Return a lane's 16-bit elements of a fragment of a tile, in registers of two."""
 
     @abstractmethod
-    def operand_a(self, tile: SharedTile, m: int, k: int) -> list[Expr]:
+    def operand_a(self, tile: SharedMatrix, m: int, k: int) -> list[Expr]:
         """Return the registers of a tile as a first operand: rows of fragment m, 16 columns from 16 k on."""
 
     @abstractmethod
-    def operand_b(self, tile: SharedTile, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
+    def operand_b(
+        self, tile: SharedMatrix, k: int, n: Expr, count: int, transposed: bool
+    ) -> list[list[Expr]]:
         """Return the registers of ``count`` fragments of columns as second operands (`Value.operand_b`)."""
 
     @abstractmethod
@@ -157,7 +238,7 @@ class BlockDialect(ABC):
         """Return whose words a lane decodes, among the threads that own those of two fragments."""
 
     @abstractmethod
-    def operand_a_beside_packed(self, first: Value, m: int, k: int) -> list[Expr]:
+    def operand_a_beside_packed(self, first: Matrix, m: int, k: int) -> list[Expr]:
         """Return a first operand whose columns come in the order of packed words.
 
         Raises ScheduleError if the value is not spread so.
@@ -166,13 +247,3 @@ class BlockDialect(ABC):
     def sums_of_squares(self, root: Any, m: int) -> list[Expr] | None:
         """Return a lane's parts of its rows' sums of squares by products, or None if that does not pay."""
         return None
-
-
-def dialect_of(device: TileDevice, shape: FragmentShape, operand: str) -> BlockDialect:
-    """Return how kernels for a GPU are written; ``operand``: the 16-bit type of products."""
-    from ladder.lower.blocks.cuda import CudaBlocks
-    from ladder.lower.blocks.rocm import RocmBlocks
-
-    kinds: Mapping[str, type[Any]] = {"cuda": CudaBlocks, "rocm": RocmBlocks}
-    found: BlockDialect = kinds[device.kind](device, shape, operand)
-    return found

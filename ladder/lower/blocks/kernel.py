@@ -27,7 +27,7 @@ from ladder.lower.blocks.accumulators import (
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.copies import tensor_map
-from ladder.lower.blocks.dialect import dialect_of
+from ladder.lower.blocks.cuda import CudaBlocks
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.makers import make_value
@@ -36,10 +36,10 @@ from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.pipeline import Pipeline, Ring
 from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.reductions import SharedRow
+from ladder.lower.blocks.rocm import RocmBlocks
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.blocks.store import Store
-from ladder.lower.blocks.threads import Threads
 from ladder.lower.blocks.values import SharedTile, Value, spilled
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import scale_dtype
@@ -47,6 +47,9 @@ from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 Expr = Any
+
+DIALECTS: Mapping[str, type[CudaBlocks] | type[RocmBlocks]] = {"cuda": CudaBlocks, "rocm": RocmBlocks}
+"""How kernels are written for each kind of device."""
 
 HOISTED_REGISTERS = 64
 """Most registers for operands that stay the same in all steps."""
@@ -74,12 +77,12 @@ def emit(
 def _emit(geo: BlockGeometry, constants: frozenset[str]) -> None:
     """Emit the whole body."""
     plan, overlap = geo.schedule, Overlap(geo.device)
-    dialect = dialect_of(geo.device, geo.shape, geo.program.operand)
+    dialect = DIALECTS[geo.device.kind](geo.device, geo.shape, geo.program.operand)
     tensors = _declared(geo.program)
     maps = _tensor_maps(geo, tensors)
     if plan.release != "never":
         overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (plan.cluster > 1), "threadIdx.x")
-    threads = Threads.declare(geo.program, plan, dialect)
+    threads = dialect.threads(geo.program, plan)
     if plan.release == "begin":
         overlap.release()
     context = BlockContext.of(geo, threads, dialect, tensors, constants)

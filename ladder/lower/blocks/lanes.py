@@ -7,17 +7,15 @@ runs of a row, so that every access is 16 bytes wide (`FlatLanes`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Combine
 from ladder.lower.blocks.fragment_shape import ROWS
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.shared import CHUNK_ELEMENTS
+from ladder.lower.blocks.shared_memory import SharedMemory
 from ladder.lower.blocks.threads import Threads
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.context import SharedMemory
-    from ladder.lower.blocks.geometry import BlockGeometry
 
 Expr = Any
 

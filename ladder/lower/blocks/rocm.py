@@ -10,18 +10,21 @@ operand's rows makes runs of them (`ladder.lower.rocm.steps`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.blocks.dialect import BlockDialect, Combine
+from ladder.lower.blocks.dialect import BlockDialect, Combine, Matrix, SharedMatrix
 from ladder.lower.blocks.fragment_shape import ROWS, FragmentShape
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_ELEMENTS
-from ladder.lower.blocks.values import SharedTile, Value
+from ladder.lower.blocks.shared_memory import SharedMemory
+from ladder.lower.blocks.threads import Threads
+from ladder.lower.blocks.values import SharedTile
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.gpu.decode import Decoder
 from ladder.lower.rocm import dialect as d
@@ -31,11 +34,6 @@ from ladder.lower.rocm.steps import K_GROUPS, SPLIT_STEPS, STEPS, WMMA_STEPS, Wa
 from schedules.wave_attention import fragment_of
 from targets import TileDevice
 from tile_types.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from ladder.lower.blocks.context import SharedMemory
-    from ladder.lower.blocks.geometry import BlockGeometry
-    from ladder.lower.blocks.threads import Threads
 
 Expr = Any
 
@@ -186,23 +184,25 @@ class RocmBlocks(BlockDialect):
         return total.value
 
     # ---- matrix instructions -------------------------------------------------------------------------
-    def _own_words(self, tile: SharedTile, row: Expr, column: Expr) -> list[Expr]:
+    def _own_words(self, tile: SharedMatrix, row: Expr, column: Expr) -> list[Expr]:
         """Return a lane's elements of 16 columns of a row: those of its sixteen lanes."""
         chunk, within = fragment_lanes(tile.context.lanes).chunk(column)
         place = tile.base + (tile.layout.byte(row, chunk) + within)
         return self.read(tile.context.shared, place, self.shape.run // 2)
 
-    def fragment_words(self, tile: SharedTile, m: int, n: Expr) -> list[Expr]:
+    def fragment_words(self, tile: SharedMatrix, m: int, n: Expr) -> list[Expr]:
         key = (tile.name, "own", m, n)
         return list(tile.context.point.once(key, lambda: self._own_words(tile, tile.rows(m)[0], n)))
 
-    def operand_a(self, tile: SharedTile, m: int, k: int) -> list[Expr]:
+    def operand_a(self, tile: SharedMatrix, m: int, k: int) -> list[Expr]:
         return self._whole(self.fragment_words(tile, m, k), tile.context.threads.lane)
 
     def _left_row(self, lane: Expr) -> Expr:
         return d.left_row(lane % ROWS, self.repeats, self.shape.run)
 
-    def operand_b(self, tile: SharedTile, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
+    def operand_b(
+        self, tile: SharedMatrix, k: int, n: Expr, count: int, transposed: bool
+    ) -> list[list[Expr]]:
         lane = tile.context.threads.lane
         found = []
         for i in range(count):
@@ -211,7 +211,7 @@ class RocmBlocks(BlockDialect):
             found.append(self._whole(words, lane))
         return found
 
-    def _column(self, tile: SharedTile, k: int, column: Expr) -> list[Expr]:
+    def _column(self, tile: SharedMatrix, k: int, column: Expr) -> list[Expr]:
         """Return a lane's elements of 16 rows of a column, which lie in as many words."""
         run, context = self.shape.run, tile.context
         first = b.bind(fragment_lanes(context.lanes).column(k, context.threads.lane // ROWS * run))
@@ -256,7 +256,7 @@ class RocmBlocks(BlockDialect):
         row = self._left_row(lane)
         return [row // 8 * 32 + row % 8 * K_GROUPS + group for group in self._k_groups(lane)]
 
-    def operand_a_beside_packed(self, first: Value, m: int, k: int) -> list[Expr]:
+    def operand_a_beside_packed(self, first: Matrix, m: int, k: int) -> list[Expr]:
         if not isinstance(first, SharedTile):
             raise ScheduleError(f"%{first.name}: packed weights are multiplied by loaded tiles on AMD GPUs")
         context = first.context
