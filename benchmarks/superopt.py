@@ -1,10 +1,11 @@
 """The superoptimizer's programs on a GPU, as `ladder.superoptimize` chooses them, against torch in one run.
 
 ``python -m benchmarks.superopt --output FILE.json`` calls `ladder.superoptimize` on each program, without and
-with its weights declared constant, and times what it returns beside torch's eager mode and torch.compile
-(``--max-autotune`` adds that mode), in CUDA graphs; inputs rotate over four times the L2. With int4 weights
-the rival is what users write without it: `ladder.Matmul`, with the shipped tuning database, and torch between
-them. Reports of searches are kept in the cache: ``--search-only`` makes them, without a GPU.
+(unless ``--undeclared``) with its weights declared constant, and times what it returns beside torch's eager
+mode and torch.compile (``--max-autotune`` adds that mode), in CUDA graphs; inputs rotate over four times the
+L2. With int4 weights the rival is what users write without it: `ladder.Matmul`, with the shipped tuning
+database, and torch between them. Reports of searches are kept in the cache: ``--search-only`` makes them,
+without a GPU.
 """
 
 from __future__ import annotations
@@ -126,9 +127,23 @@ def _gated(x: Any, gate: Any, up: Any) -> Any:
     return F.silu(x @ gate) * (x @ up)
 
 
+def _geglu(x: Any, gate: Any, up: Any) -> Any:
+    import torch.nn.functional as F
+
+    return F.gelu(x @ gate, approximate="tanh") * (x @ up)
+
+
+def _layernorm_product(x: Any, w: Any) -> Any:
+    import torch.nn.functional as F
+
+    return F.layer_norm(x, (x.shape[-1],)) @ w
+
+
 PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "rmsnorm_matmul": lambda x, w: _norm(x) @ w,
+    "layernorm_matmul": _layernorm_product,
     "gated_mlp": _gated,
+    "geglu": _geglu,
     "lora": lambda x, w, a, c: x @ w + (x @ a) @ c,
     "gqa": _gqa,
     "qknorm_attention": lambda q, k, v: _gqa(_norm(q), _column_norm(k), v),
@@ -139,7 +154,7 @@ PROGRAMS: Mapping[str, Callable[..., Any]] = {
 
 def _rows(program: str, m: int, k: int, n: int, bar: float, **rest: Any) -> Point:
     """Return a program of ``m`` rows and weights ``k`` by ``n``."""
-    weights = 2 if program == "gated_mlp" else 1
+    weights = 2 if program in ("gated_mlp", "geglu") else 1
     shapes = ((m, k), *((k, n),) * weights)
     return Point(program, shapes, bar, (1.0, 0.02, 0.02), tuple(range(1, 1 + weights)), **rest)
 
@@ -159,9 +174,11 @@ def points() -> dict[str, Point]:
     found = {
         "rmsnorm_matmul b=1": _rows("rmsnorm_matmul", 2, 4096, 6144, 1.25),
         "rmsnorm_matmul b=8": _rows("rmsnorm_matmul", 16, 4096, 6144, 1.25),
+        "layernorm_matmul b=1": _rows("layernorm_matmul", 2, 4096, 6144, 1.0),
         "gated_mlp b=1": _rows("gated_mlp", 8, 4096, 4096, 1.35),
         "gated_mlp b=8": _rows("gated_mlp", 64, 4096, 4096, 1.35),
-        "lora": _lora(16, 256, 4096, 16, 1.6, (1.0, 0.06, 0.06, 0.06)),
+        "geglu b=1": _rows("geglu", 8, 4096, 4096, 1.0),
+        "lora b=1": _lora(16, 256, 4096, 16, 1.6, (1.0, 0.06, 0.06, 0.06)),
         "gqa b=1": _attention("gqa", 2, 1.5, attention),
         "gqa b=8": _attention("gqa", 16, 1.3, attention),
     }
@@ -258,11 +275,10 @@ class Measured:
             compiled = torch.compile(self.point.function, dynamic=False, mode=mode)
             self.engine(f"compile {mode}", compiled, self.inputs)
 
-    def fused(self) -> None:
-        """Add what `ladder.superoptimize` returns."""
-        for label, constants in (("fused", ()), (CONSTANTS, self.point.weights)):
-            if label == CONSTANTS and not constants:
-                continue
+    def fused(self, declared: bool) -> None:
+        """Add what `ladder.superoptimize` returns; if wanted, also with weights ``declared`` constant."""
+        ways = [("fused", ())] + [(CONSTANTS, self.point.weights)] * (declared and bool(self.point.weights))
+        for label, constants in ways:
             try:
                 found = ladder.superoptimize(self.point.function, self.inputs, constants=constants)
             except LadderError as error:
@@ -291,11 +307,11 @@ def _clone(x: Any) -> Any:
     return x.clone()
 
 
-def measure(names: Sequence[str], max_autotune: bool) -> Iterator[dict[str, Any]]:
+def measure(names: Sequence[str], max_autotune: bool, declared: bool) -> Iterator[dict[str, Any]]:
     """Yield a row per program."""
     for name in names:
         measured = Measured(name, points()[name])
-        measured.fused()
+        measured.fused(declared)
         measured.baselines(max_autotune)
         yield measured.row()
 
@@ -314,12 +330,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--programs", default="", help="parts of names, separated by commas")
+    parser.add_argument("--programs", default="", help="parts of names, separated by commas: in this order")
     parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--undeclared", action="store_true", help="never declare weights constant")
     parser.add_argument("--search-only", action="store_true")
     options = parser.parse_args(arguments)
     wanted = [part for part in options.programs.split(",") if part]
-    names = [name for name in points() if not wanted or any(part in name for part in wanted)]
+    names = [name for part in wanted or [""] for name in points() if part in name]
     if options.search_only:
         search(names)
         return
@@ -327,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--output is needed")
     require_gpu("--search-only searches and builds")
     rows: list[Mapping[str, Any]] = []
-    for row in measure(names, options.max_autotune):
+    for row in measure(names, options.max_autotune, not options.undeclared):
         rows.append(row)
         mark = "ok" if row["ratio"] >= row["bar"] else "BELOW"
         print(f"{row['program']:26s} x{row['ratio']:.2f} (bar {row['bar']}) {mark}", end="; ")

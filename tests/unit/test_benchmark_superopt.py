@@ -16,7 +16,7 @@ from tile_types.quantized import QuantizedTensor
 SMALL: dict[str, Case] = {
     "rmsnorm_matmul b=1": rmsnorm_matmul(2, 32, 16, 16, 16),
     "gated_mlp b=1": gated_mlp(4, 32, 16, 16, 16),
-    "lora": lora(4, 32, 16, 16, 16),
+    "lora b=1": lora(4, 32, 16, 16, 16),
     "gqa b=1": attention(2, 8, 16, 32, 8, 16),
     "qknorm_attention b=1": attention(2, 8, 16, 32, 8, 16, norm=True),
     "ntrans b=1": norm_transition(4, 32),
@@ -67,7 +67,7 @@ def test_both_choices_are_superoptimizes_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(superopt, "poison", lambda *_: None)
     point = replace(superopt.points()["gated_mlp b=1"], shapes=((1, 4), (4, 2), (4, 2)))
     measured = superopt.Measured("small", point)
-    measured.fused()
+    measured.fused(declared=True)
     assert asked == [(), (1, 2)]
     assert set(measured.graphs) == {"fused", superopt.CONSTANTS}
     assert all(math.isclose(error, 0, abs_tol=1e-6) for error in measured.errors.values())
