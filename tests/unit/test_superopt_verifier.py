@@ -206,7 +206,7 @@ def of_itself(graph):
     return verify_equal(graph, graph)
 
 
-@pytest.mark.daily(40)
+@pytest.mark.daily(20)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_row_of_the_table_has_forms_or_is_refused(name):
     graph = bind(EXAMPLES[name], {"M": 32})
