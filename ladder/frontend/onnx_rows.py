@@ -317,6 +317,16 @@ def _filled(call: Call) -> Any:
     return ATEN["full.default"](call.im, number.ttype, call.extents(0), number.scalar())
 
 
+def _topped(call: Call) -> Any:
+    """Return an axis of one element as it is, with places 0: how lengths of a batch of one are sorted."""
+    shape, axis = call.shape(0), call.given.get("axis", -1)
+    if not call.has(1) or shape[axis] != 1 or call.number(1) != 1:
+        return None
+    if not all(isinstance(extent, int) for extent in shape):
+        return None
+    return call.tensor(0), Known(np.zeros([int(extent) for extent in shape], np.int64))
+
+
 EXACT = 1 << 24
 """Up to here all whole numbers are float32."""
 
@@ -423,6 +433,7 @@ MOVES: dict[str, Row] = {
     "Gather": _gathered,
     "Pad": padded,
     "Range": _counted,
+    "TopK": _topped,
     "Trilu": _triangle,
 }
 """Operators that move elements."""

@@ -247,6 +247,7 @@ def test_every_row_has_a_case() -> None:
         "Resize",
         "Upsample",
         "ConvTranspose",
+        "TopK",
         *NEWER,
         *CODES,
     }
@@ -410,3 +411,24 @@ def test_shapes_by_values_are_no_single_plan() -> None:
     model = model_of("Reshape", [X, ints(4, 15)], {}, 21, 2)
     with pytest.raises(ImportRefused, match=r"must be known at import[\s\S]*needs one"):
         import_onnx(model, gemm_for)
+
+
+def test_sequences_in_a_batch_of_one_are_not_sorted() -> None:
+    nodes = [
+        helper.make_node("TopK", ["lengths", "k"], ["sorted", "order"]),
+        helper.make_node("Gather", ["x", "order"], ["y"], axis=1),
+        helper.make_node("Cast", ["sorted"], ["count"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["y", "count"], ["z"]),
+    ]
+    given = {"lengths": ints(7), "x": X[:, :1]}
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in given.items()
+    ]
+    stored = [onnx.numpy_helper.from_array(ints(1), "k")]
+    result = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "sorted", infos, [result], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    compare(model, given)
+    operators = {node.operator for node in import_onnx(model, gemm_for).program.graph.nodes}
+    assert not operators & {"take", "call"}
