@@ -12,6 +12,7 @@ from ladder.partition.attention import attention_part
 from ladder.partition.chains import Chains, absorb_copies, without_kernel
 from ladder.partition.codes import codes_part
 from ladder.partition.convolutions import Choose, best_candidate
+from ladder.partition.elements import elements_part
 from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.products import Products
 from ladder.partition.recurrent import recurrent_part
@@ -88,8 +89,8 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
 def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     if node.operator == "attention":
         return attention_part(graph, node, device)
-    own = recurrent_part(graph, node, device) or codes_part(graph, node, device)
-    return own or _library(graph, node)
+    own = (row(graph, node, device) for row in (recurrent_part, codes_part, elements_part))
+    return next((part for part in own if part is not None), None) or _library(graph, node)
 
 
 def _library(graph: Graph, node: Node) -> Subgraph:

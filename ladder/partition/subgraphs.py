@@ -12,15 +12,15 @@ from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
 KINDS = (
-    "gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes", "product",
-    "library", "view", "torch",
+    "gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes", "elements",
+    "product", "library", "view", "torch",
 )  # fmt: skip
 """``gemm``: a quantized product by a kernel of ours; ``prologue``: one whose kernel computes its activation
 rows, by a chain; ``found``: what kernels of a found graph compute;
 ``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a
-recurrent layer by one; ``codes``: a call on codes of 8 bits by some; ``product``: one that torch computes;
-``torch``: what is for a kernel of ours but has none, node by node; the others as
-`ladder.ir.operator.ENGINES`."""
+recurrent layer by one; ``codes``: a call on codes of 8 bits by some; ``elements``: a gather or scatter by
+number, by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours but has none,
+node by node; the others as `ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)

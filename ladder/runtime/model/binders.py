@@ -15,6 +15,7 @@ from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.chain_calls import bind_chain
 from ladder.runtime.model.codes import bind_codes
+from ladder.runtime.model.elements import bind_elements
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
@@ -287,6 +288,7 @@ BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "attention": _bind_attention,
     "recurrent": bind_recurrent,
     "codes": bind_codes,
+    "elements": bind_elements,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

@@ -28,6 +28,7 @@ from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.codes import codes_jobs
+from ladder.runtime.model.elements import elements_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.found import found_jobs
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
@@ -57,10 +58,15 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "attention": lambda part, device: attention_jobs(part.graph, device),
     "recurrent": lambda part, device: recurrent_jobs(part.graph, device),
     "codes": lambda part, device: codes_jobs(part.graph, device),
+    "elements": lambda part, device: [elements_job(part.graph, device)],
     "found": found_jobs,
     "prologue": prologue_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
+
+
+CALLS = ("attention", "recurrent", "codes", "elements")
+"""Kinds of parts that are one operator, for which torch has a function too."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +205,7 @@ def _without_kernel(error: Exception) -> str:
 
 def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
-    return replace(
-        part, kind="library" if part.kind in ("attention", "recurrent", "codes") else "torch", reason=reason
-    )
+    return replace(part, kind="library" if part.kind in CALLS else "torch", reason=reason)
 
 
 def is_empty(part: Subgraph) -> bool:

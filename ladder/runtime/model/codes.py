@@ -54,10 +54,10 @@ def bind_codes(memory: Workspace, step: PlanStep) -> Bound:
     )
     entries = [memory.owner.kernels[name] for name in step.entry.split()]
     bound = _BINDERS[given["target"]](memory, step, entries, read) if known else None
-    return bound or _by_torch(memory, step)
+    return bound or by_torch(memory, step)
 
 
-def _by_torch(memory: Workspace, step: PlanStep) -> Bound:
+def by_torch(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of the operator, whose results are copied to where they belong."""
     run, read = library_run(step.part.graph, memory.now), memory.reads(step)
     for value in step.part.inputs:
