@@ -13,6 +13,7 @@ from ladder.partition.chains import Chains, absorb_copies, without_kernel
 from ladder.partition.codes import codes_part
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.elements import elements_part
+from ladder.partition.fourier import fourier_part
 from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.products import Products
 from ladder.partition.recurrent import recurrent_part
@@ -89,7 +90,7 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
 def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     if node.operator == "attention":
         return attention_part(graph, node, device)
-    own = (row(graph, node, device) for row in (recurrent_part, codes_part, elements_part))
+    own = (row(graph, node, device) for row in (recurrent_part, codes_part, elements_part, fourier_part))
     return next((part for part in own if part is not None), None) or _library(graph, node)
 
 

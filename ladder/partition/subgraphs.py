@@ -13,14 +13,15 @@ from tile_types.tile import Tile
 
 KINDS = (
     "gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes", "elements",
-    "product", "library", "view", "torch",
+    "fourier", "product", "library", "view", "torch",
 )  # fmt: skip
 """``gemm``: a quantized product by a kernel of ours; ``prologue``: one whose kernel computes its activation
 rows, by a chain; ``found``: what kernels of a found graph compute;
 ``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a
 recurrent layer by one; ``codes``: a call on codes of 8 bits by some; ``elements``: a gather or scatter by
-number, by one; ``product``: one that torch computes; ``torch``: what is for a kernel of ours but has none,
-node by node; the others as `ladder.ir.operator.ENGINES`."""
+number, by one; ``fourier``: a transform of frames to frequencies by one; ``product``: one that torch
+computes; ``torch``: what is for a kernel of ours but has none, node by node; the others
+as `ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ladder.runtime.model.codes import bind_codes
 from ladder.runtime.model.elements import bind_elements
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
+from ladder.runtime.model.fourier import bind_fourier
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.memory import contiguous
 from ladder.runtime.model.nodes import graph_run
@@ -289,6 +290,7 @@ BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "recurrent": bind_recurrent,
     "codes": bind_codes,
     "elements": bind_elements,
+    "fourier": bind_fourier,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

@@ -31,6 +31,7 @@ from ladder.runtime.model.codes import codes_jobs
 from ladder.runtime.model.elements import elements_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.found import found_jobs
+from ladder.runtime.model.fourier import fourier_job
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import ModelPlan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
@@ -59,13 +60,14 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "recurrent": lambda part, device: recurrent_jobs(part.graph, device),
     "codes": lambda part, device: codes_jobs(part.graph, device),
     "elements": lambda part, device: [elements_job(part.graph, device)],
+    "fourier": lambda part, device: [fourier_job(part.graph, device)],
     "found": found_jobs,
     "prologue": prologue_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
 
 
-CALLS = ("attention", "recurrent", "codes", "elements")
+CALLS = ("attention", "recurrent", "codes", "elements", "fourier")
 """Kinds of parts that are one operator, for which torch has a function too."""
 
 

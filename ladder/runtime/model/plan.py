@@ -119,6 +119,7 @@ _EXECUTORS: Mapping[str, Any] = {
     "recurrent": lambda part, entry, family: f"ladder recurrent {entry.rpartition('_')[2]}",
     "codes": lambda part, entry, family: f"ladder {library_title(part.graph).removeprefix('torch ')}",
     "elements": lambda part, entry, family: f"ladder {library_title(part.graph).removeprefix('torch ')}",
+    "fourier": lambda part, entry, family: f"ladder {library_title(part.graph).removeprefix('torch ')}",
     "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
     "product": lambda part, entry, family: product_title(part),
     "library": lambda part, entry, family: library_title(part.graph),

@@ -17,7 +17,18 @@ from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
 from tile_types.arrays import torch_dtype
 
-OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes", "elements")
+OWN_KINDS = (
+    "gemm",
+    "prologue",
+    "found",
+    "rows",
+    "chain",
+    "attention",
+    "recurrent",
+    "codes",
+    "elements",
+    "fourier",
+)
 """Kinds of parts whose kernels are ours: they write into memory that they are given."""
 
 Slots = list[Any]

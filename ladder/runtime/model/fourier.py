@@ -1,0 +1,60 @@
+"""Transforms of real frames as steps: kernels of ours, whose arguments are bound once."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ladder.partition.fourier import length_of, operand
+from ladder.runtime import native
+from ladder.runtime.model.codes import by_torch
+from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.workspace import Bound, Workspace
+
+if TYPE_CHECKING:
+    from ladder.ir.graph import Graph, Node
+    from ladder.runtime.build import Job
+    from ladder.runtime.model.plan import PlanStep
+    from targets import TileDevice
+
+
+def _node(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if node.operator == "call")
+
+
+def fourier_job(graph: Graph, device: TileDevice) -> Job:
+    """Return the kernel of a part: one of each length serves all models."""
+    return native.native_job(device, "fourier", "frames", length_of(graph, _node(graph)))
+
+
+@cache
+def turns(length: int) -> torch.Tensor:
+    """Return cosines and sines of the angles ``-2 pi k / length``, float32 ``[2, length]``."""
+    angles = -2 * np.pi * np.arange(length) / length
+    return torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32))
+
+
+def bind_fourier(memory: Workspace, step: PlanStep) -> Bound:
+    """Return the call of a kernel; torch computes what it is not for, which only values tell."""
+    node, (made,) = _node(step.part.graph), step.part.outputs
+    outside = dict(zip((n.name for n in step.part.graph.inputs), step.part.inputs, strict=True))
+    x, second, window = (None if v is None else outside[v] for v in (operand(node, at) for at in range(3)))
+    length = length_of(step.part.graph, node)
+    number = None if second is None else memory.known(second)
+    if not memory.settles(step) or length is None or (second is not None and number is None):
+        return by_torch(memory, step)
+    shapes = [memory.now.numbers(memory.owner.plan.tiles[str(v)].shape)() for v in (x, made)]
+    told = 0 if number is None else int(number.reshape(()))
+    if not all(map(prod, shapes)) or (window is None and told not in (0, length)):
+        return by_torch(memory, step)
+    entry = memory.owner.kernels[step.entry]
+    if window is None:  # DFT: each row is one frame
+        rows, taken = prod(shapes[0][:-2]), shapes[0][-2]
+        given = Operand(str(x), (rows, taken)), torch.ones(taken), turns(length)
+        return bind_entry(memory, entry, (0,), given, (Operand(made, (rows, 1, length // 2 + 1, 2)),))
+    signal = Operand(str(x), tuple(shapes[0][:2]))
+    return bind_entry(memory, entry, (told,), (signal, Operand(window), turns(length)), (Operand(made),))
