@@ -47,6 +47,9 @@ LARGEST_ERROR = 2e-3
 CONSTANTS = "fused, constants"
 """Label of kernels whose weights are declared constant (`ladder.superoptimize`)."""
 
+SDPA_BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
+"""Of torch's attention: rivals of the program that is nothing else."""
+
 ROUNDS = 9
 
 TARGET = "cuda/sm_90a"
@@ -133,15 +136,8 @@ def _geglu(x: Any, gate: Any, up: Any) -> Any:
     return F.gelu(x @ gate, approximate="tanh") * (x @ up)
 
 
-def _layernorm_product(x: Any, w: Any) -> Any:
-    import torch.nn.functional as F
-
-    return F.layer_norm(x, (x.shape[-1],)) @ w
-
-
 PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "rmsnorm_matmul": lambda x, w: _norm(x) @ w,
-    "layernorm_matmul": _layernorm_product,
     "gated_mlp": _gated,
     "geglu": _geglu,
     "lora": lambda x, w, a, c: x @ w + (x @ a) @ c,
@@ -174,7 +170,6 @@ def points() -> dict[str, Point]:
     found = {
         "rmsnorm_matmul b=1": _rows("rmsnorm_matmul", 2, 4096, 6144, 1.25),
         "rmsnorm_matmul b=8": _rows("rmsnorm_matmul", 16, 4096, 6144, 1.25),
-        "layernorm_matmul b=1": _rows("layernorm_matmul", 2, 4096, 6144, 1.0),
         "gated_mlp b=1": _rows("gated_mlp", 8, 4096, 4096, 1.35),
         "gated_mlp b=8": _rows("gated_mlp", 64, 4096, 4096, 1.35),
         "geglu b=1": _rows("geglu", 8, 4096, 4096, 1.0),
@@ -269,11 +264,30 @@ class Measured:
             self.engine("unfused", unfused(self.point.program), inputs)
             return
         self.engine("eager", self.point.function, self.inputs)
+        if self.point.program == "gqa":
+            self.attentions()
         modes = ("default", "max-autotune-no-cudagraphs") if max_autotune else ("default",)
         for mode in modes:
             torch._dynamo.reset()
             compiled = torch.compile(self.point.function, dynamic=False, mode=mode)
             self.engine(f"compile {mode}", compiled, self.inputs)
+
+    def attentions(self) -> None:
+        """Add the backends of torch's attention that take the shapes; their keys lie as they take them."""
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        q, k, v = (x.unsqueeze(0) for x in self.inputs)
+        for backend in SDPA_BACKENDS:
+
+            def call(q: Any, k: Any, v: Any, backend: str = backend) -> Any:
+                with sdpa_kernel(getattr(SDPBackend, backend)):
+                    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0)[0]
+
+            try:
+                self.engine(f"sdpa {backend}", call, (q, k.mT.contiguous(), v))
+            except RuntimeError as error:  # a backend without a kernel for them
+                self.about[f"sdpa {backend}"] = str(error).partition("\n")[0]
 
     def fused(self, declared: bool) -> None:
         """Add what `ladder.superoptimize` returns; if wanted, also with weights ``declared`` constant."""

@@ -21,7 +21,7 @@ AbstractExpression = str | tuple[Any, ...]
 
 LAX_CLASSES = ("multilinear", "division", "exp", "root", "maximum", "other")
 """Mirage's LAX classes; ``root`` is decided by residues, ``maximum`` (as softmax subtracts it) by taking it
-as unknown, ``other`` is outside LAX."""
+as unknown, as those of ``exp`` without finite-field semantics (gelu); ``other`` is outside LAX."""
 
 ROLES = ("value", "input", "call", "load", "accumulate", "store", "graph")
 """Kinds of nodes for walkers: all but ``value`` are given context, see `CONTEXT`."""

@@ -258,8 +258,8 @@ _ELEMENTWISE = (
     _unary("silu", numeric.silu, finite_rows.silu, scalars.silu, "exp", 8),
     _unary("tanh", np.tanh, finite_rows.tanh, scalars.tanh, "exp", 8),
     _unary("relu", lambda x: np.maximum(x, 0), None, scalars.relu, "other", 1, doc=_EXTREME),
-    _unary("gelu", numeric.gelu, None, scalars.gelu, "other", 20),
-    _unary("gelu_tanh", numeric.gelu_tanh, None, scalars.gelu_tanh, "other", 14),
+    _unary("gelu", numeric.gelu, None, scalars.gelu, "exp", 20),
+    _unary("gelu_tanh", numeric.gelu_tanh, None, scalars.gelu_tanh, "exp", 14),
 )  # fmt: skip
 
 _REDUCTIONS = (

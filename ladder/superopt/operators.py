@@ -99,27 +99,14 @@ def _softmax(t: Tracer, x: Traced, dim: int, **rest: Any) -> Traced:
 def _rms_norm(
     t: Tracer, x: Traced, shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Traced:
-    y = _over_deviation(t, "rms_norm", x, shape, t.epsilon if eps is None else eps)
-    return y if weight is None else t.elementwise("mul", y, weight)
-
-
-def _over_deviation(t: Tracer, what: str, x: Traced, shape: Sequence[int], eps: float) -> Traced:
-    """Divide rows by the roots of their mean squares, ``eps`` added."""
     if len(shape) != 1:
-        raise ConversionError(f"{what} is taken along the last axis")
+        raise ConversionError("rms_norm is taken along the last axis")
     mean = _mean(t, _power(t, x, 2), -1, True)
+    eps = t.epsilon if eps is None else eps
     if eps:
         mean = t.elementwise("add", mean, eps)
-    return t.elementwise("div", x, t.elementwise("sqrt", mean))
-
-
-def _layer_norm(
-    t: Tracer, x: Traced, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> Traced:
-    centred = t.elementwise("sub", x, _mean(t, x, -1, True))
-    y = _over_deviation(t, "layer_norm", centred, shape, eps)
-    y = y if weight is None else t.elementwise("mul", y, weight)
-    return y if bias is None else t.elementwise("add", y, bias)
+    y = t.elementwise("div", x, t.elementwise("sqrt", mean))
+    return y if weight is None else t.elementwise("mul", y, weight)
 
 
 def _gelu(t: Tracer, x: Traced, approximate: str = "none") -> Traced:
@@ -150,7 +137,7 @@ OPERATORS: Mapping[str, Callable[..., Traced]] = {
     "exp": _unary("exp"), "sqrt": _unary("sqrt"), "rsqrt": _inverse_root, "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"), "tanh": _unary("tanh"), "neg": _unary("neg"), "relu": _unary("relu"),
     "sum": _reduction("reduce_sum"), "amax": _reduction("reduce_max"), "mean": _mean, "softmax": _softmax,
-    "rms_norm": _rms_norm, "layer_norm": _layer_norm, "gelu": _gelu, "linear": _linear,
+    "rms_norm": _rms_norm, "gelu": _gelu, "linear": _linear,
     "transpose": _transpose, "t": _transpose, "getattr": _attribute, "float": _unchanged, "half": _unchanged,
     "to": _unchanged, "type_as": _unchanged, "contiguous": _unchanged,
 }  # fmt: skip
