@@ -16,6 +16,7 @@ from ladder.frontend.onnx_check import check_model, check_size, external_bytes
 from ladder.frontend.onnx_dialects import restated
 from ladder.frontend.onnx_local import inlined
 from ladder.frontend.onnx_loops import with_lean_loops
+from ladder.frontend.onnx_scans import with_windows
 from ladder.frontend.onnx_values import Known
 from ladder.frontend.onnx_wide_codes import with_float_codes
 from ladder.runtime.model.program import ImportRefused
@@ -99,7 +100,8 @@ def _checked(file: OnnxFile) -> OnnxFile:
         file = OnnxFile(inlined(file.model, file.title), file.folder, file.title)
     file = OnnxFile(restated(file.model), file.folder, file.title)
     check_model(file.model, file.title)
-    return OnnxFile(with_float_codes(with_lean_loops(file.model)), file.folder, file.title)
+    lean = with_lean_loops(with_windows(file.model))
+    return OnnxFile(with_float_codes(lean), file.folder, file.title)
 
 
 def _check_versions(title: str, versions: Mapping[str, int]) -> None:

@@ -1,0 +1,152 @@
+"""Scans of ONNX models that hand on what they read last: windows of a sequence, without a loop.
+
+A body that joins its state and the next elements, gives that window out and keeps its end as the new state
+makes overlapping windows of all elements in a row. Slices of that row make them too, however many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ladder.runtime.onnx_ops.evaluate import version_of, versions_of
+
+OLDEST = 13
+"""Version from which on the operators that stand for a scan have their form."""
+
+END = np.iinfo(np.int64).max
+"""What slices to the end state."""
+
+
+def with_windows(model: Any) -> Any:
+    """Return a checked model in which scans that make windows of a sequence are slices of it."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    if version_of("", versions_of(model)) < OLDEST:
+        return model
+    found = {
+        at: form for at, node in enumerate(model.graph.node) if (form := _form(node, stored)) is not None
+    }
+    if not found:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.node[:]
+    for at, node in enumerate(model.graph.node):
+        copy.graph.node.extend(_as_slices(node, found[at]) if at in found else [node])
+    return copy
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows that a scan makes.
+
+    rank: Axes of an element; the last is the one that windows are along.
+    state, step: Elements that a window shares with the one before, and further ones.
+    taken, given: Axes of the sequence and of the result along which the scan goes.
+    """
+
+    rank: int
+    state: int
+    step: int
+    taken: int
+    given: int
+
+
+def _form(node: Any, stored: Mapping[str, Any]) -> Windows | None:
+    """Return the windows that a node makes; None if it is another one."""
+    if node.op_type != "Scan" or node.domain or len(node.input) != 2 or len(node.output) != 2:
+        return None
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if any(any(given.get(f"scan_{side}_directions", ())) for side in ("input", "output")):
+        return None
+    body = given["body"]
+    nodes = [inner for inner in body.node if inner.op_type != "Constant"]
+    if [inner.op_type for inner in nodes] != ["Concat", "Slice"] or given["num_scan_inputs"] != 1:
+        return None
+    join, cut = nodes
+    ends = [[info.name for info in infos] for infos in (body.input, body.output)]
+    if (
+        [*join.input] != ends[0]
+        or ends[1] != [cut.output[0], join.output[0]]
+        or cut.input[0] != join.output[0]
+    ):
+        return None
+    return _measured(given, body, join, cut, stored)
+
+
+def _measured(
+    given: Mapping[str, Any], body: Any, join: Any, cut: Any, stored: Mapping[str, Any]
+) -> Windows | None:
+    shapes = [info.type.tensor_type.shape.dim for info in body.input]
+    rank = len(shapes[0])
+    bounds = _bounds(cut, {**stored, **_constants(body)}, rank)
+    state, step = (shape[-1].dim_value if len(shape) else 0 for shape in shapes)
+    last = helper.get_attribute_value(join.attribute[0]) in (-1, rank - 1)
+    if len(shapes[1]) != rank or not last or state < 1 or step < 1 or bounds != (step, rank - 1):
+        return None
+    taken, made = ((given.get(f"scan_{side}_axes") or [0])[0] % (rank + 1) for side in ("input", "output"))
+    return Windows(rank, state, step, taken, made)
+
+
+def _constants(body: Any) -> dict[str, Any]:
+    found = {tensor.name: tensor for tensor in body.initializer}
+    for node in body.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            found[node.output[0]] = node.attribute[0].t
+    return found
+
+
+def _bounds(cut: Any, stored: Mapping[str, Any], rank: int) -> tuple[int, int] | None:
+    """Return where a slice to the end of one axis begins, and the axis; None for another slice."""
+    if len(cut.input) < 4 or any(name and name not in stored for name in cut.input[1:]):
+        return None
+    values = [numpy_helper.to_array(stored[name]).reshape(-1).tolist() for name in cut.input[1:] if name]
+    if any(len(value) != 1 for value in values):
+        return None
+    start, end, axis, *steps = (value[0] for value in values)
+    return (start, axis % rank) if end >= 1 << 31 and steps in ([], [1]) else None
+
+
+def _as_slices(node: Any, form: Windows) -> Iterator[Any]:
+    """Yield the nodes that stand for a scan: windows are blocks of ``step`` elements side by side."""
+    first, name, rank = form.rank - 1, f"{node.output[1]}/windows", form.rank
+    blocks = -(-(form.state + form.step) // form.step)
+    more = (blocks * form.step) - form.state - form.step
+    kept = [axis for axis in range(rank + 1) if axis != form.taken]
+    order = [*kept[:first], form.taken, *kept[first:]]
+    yield helper.make_node("Transpose", [node.input[1]], [f"{name}/steps"], perm=order)
+    yield from _calculated("Reshape", f"{name}/steps", f"{name}/new", [*[0] * first, -1])
+    yield helper.make_node("Concat", [node.input[0], f"{name}/new"], [f"{name}/row"], axis=first)
+    if node.output[0]:
+        yield from _calculated("Slice", f"{name}/row", node.output[0], [-form.state], [END], [first])
+    yield from _calculated("Pad", f"{name}/row", f"{name}/whole", [*[0] * (2 * rank - 1), more])
+    for at in range(blocks):
+        end = (at + 1 - blocks) * form.step or END
+        yield from _calculated("Slice", f"{name}/whole", f"{name}/{at}", [at * form.step], [end], [first])
+        yield from _calculated("Reshape", f"{name}/{at}", f"{name}/block{at}", [*[0] * first, -1, form.step])
+    yield helper.make_node(
+        "Concat", [f"{name}/block{at}" for at in range(blocks)], [f"{name}/wide"], axis=rank
+    )
+    yield from _calculated("Slice", f"{name}/wide", f"{name}/made", [0], [form.state + form.step], [rank])
+    back = [axis for axis in range(rank + 1) if axis != first]
+    yield helper.make_node(
+        "Transpose",
+        [f"{name}/made"],
+        [node.output[1]],
+        perm=[*back[: form.given], first, *back[form.given :]],
+    )
+
+
+def _calculated(operator: str, x: str, result: str, *numbers: list[int]) -> Iterator[Any]:
+    """Yield a node of one operand and vectors of known integers."""
+    names = [f"{result}:{operator}{at}" for at in range(len(numbers))]
+    for name, value in zip(names, numbers, strict=True):
+        yield helper.make_node(
+            "Constant", [], [name], value=numpy_helper.from_array(np.array(value, np.int64))
+        )
+    yield helper.make_node(operator, [x, *names], [result])
