@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ladder.formats.bits import flipped, octets_of, sign_bits, transposed_nibbles, words_to_codes
+from ladder.formats.bits import flipped, octets_of, sign_bits, words_to_codes
 from ladder.formats.gptq import PackedForm, symmetric_or_not
 from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
+from ladder.formats.repack import transposed_nibbles
 
 if TYPE_CHECKING:
     import torch

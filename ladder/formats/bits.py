@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tile_types.packing import is_dense, pack_codes, unpack_codes
 
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
 
 PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}
 """Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
-
-CHUNK_WORDS = 1 << 20
-"""32-bit words whose nibbles are rearranged at a time: temporary arrays stay in caches."""
-
-T = TypeVar("T")
 
 CHUNK_CODES = 1 << 22
 """Codes that are unpacked at a time where a whole matrix of them would take many times its storage."""
@@ -132,61 +126,3 @@ def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
 def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
     """Exchange the halves of bytes: first code high becomes first code low."""
     return octets << 4 | octets >> 4
-
-
-def in_threads(function: Callable[[T], object], parts: Sequence[T]) -> None:
-    """Call a function for each of some parts on as many threads as torch uses.
-
-    The functions compute with numpy, which lets other threads run meanwhile and starts none of its own.
-    """
-    import torch
-
-    with ThreadPoolExecutor(max(1, min(len(parts), torch.get_num_threads()))) as pool:
-        for _ in pool.map(function, parts):
-            pass
-
-
-def transposed_words(words: torch.Tensor, flip: int = 0) -> torch.Tensor:
-    """Transpose int32 ``[R, C]`` into memory of its own, and invert the bits of ``flip``, as int32."""
-    import torch
-
-    result = torch.empty(words.shape[1], words.shape[0], dtype=torch.int32)
-    result.copy_(words.t())
-    return result.bitwise_xor_(flip) if flip else result
-
-
-def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0) -> torch.Tensor:
-    """Transpose 4-bit codes that lie along the last axis: int32 ``[K, C]`` -> int32 ``[8 * C, K // 8]``.
-
-    Code i of ``words[k, c]`` becomes code ``k % 8`` of word ``[8 * c + order[i], k // 8]``.
-
-    words: K must be a multiple of 8.
-    order: A permutation of 0 to 7.
-    flip: Bits of the result's words that are inverted, as int32.
-    """
-    import torch
-
-    rows, columns = words.shape
-    result = torch.empty(8 * columns, rows // 8, dtype=torch.int32)
-    target = result.view(columns, 8, rows // 8)
-    step = max(1, CHUNK_WORDS // (8 * columns))
-    for first in range(0, rows // 8, step):
-        lines = _transpose_blocks(words[8 * first : 8 * (first + step)].view(-1, 8, columns))
-        for line, output in zip(lines, order, strict=True):
-            target[:, output, first : first + step] = line.bitwise_xor_(flip).t()
-    return result
-
-
-def _transpose_blocks(block: torch.Tensor) -> list[torch.Tensor]:
-    """Transpose the 8 x 8 matrices of nibbles that 8 words on axis 1 are, by three rounds of exchanges."""
-    import torch
-
-    lines = [block[:, line].clone() for line in range(8)]
-    moved = torch.empty_like(lines[0])
-    for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
-        for low in (line for line in range(8) if not line & distance):
-            a, b = lines[low], lines[low + distance]
-            torch.bitwise_right_shift(a, 4 * distance, out=moved)
-            b ^= moved.bitwise_xor_(b).bitwise_and_(mask)
-            a ^= moved.bitwise_left_shift_(4 * distance)
-    return lines

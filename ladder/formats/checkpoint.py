@@ -13,7 +13,14 @@ from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, re
 from ladder.formats.gguf import read_gguf
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
-from tile_types.errors import CheckpointError, LadderError, TypeValuesError
+from tile_types.errors import (
+    CacheError,
+    CheckpointError,
+    CompilerError,
+    LadderError,
+    MissingToolError,
+    TypeValuesError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -165,6 +172,8 @@ class Checkpoint(Mapping[str, "Loaded"]):
         """Read, and give what damage raises as one error."""
         try:
             return read()
+        except (MissingToolError, CompilerError, CacheError):
+            raise  # what takes codes apart could not be built: nothing is wrong with the file
         except (CheckpointError, TypeValuesError) as error:
             text = str(error) if name in str(error) else f"{name}: {error}"
             raise CheckpointError(text if str(self.path) in text else f"{self.path}: {text}") from error

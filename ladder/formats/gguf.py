@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ladder.formats.bits import in_threads
 from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, require, require_name
-from ladder.formats.gguf_blocks import BLOCKS, BlockType, Decoded, Octets
+from ladder.formats.gguf_blocks import BLOCKS, BlockType
 from ladder.formats.layer import Format, Layer, Loaded, Shape
+from ladder.formats.repack import taken_apart
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
+
     from tile_types import QuantizedTensor
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -35,9 +35,6 @@ DEFAULT_ALIGNMENT = 32
 PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
 PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
-
-CHUNK_ELEMENTS = 1 << 19
-"""Elements that are decoded at a time: few for the caches, but enough that threads seldom wait for Python."""
 
 
 @dataclass
@@ -182,58 +179,34 @@ def shape_of(row: BlockType, layer: Layer) -> Shape:
 def read(row: BlockType, layer: Layer) -> Loaded:
     """Read a matrix, or a stack of them as one each."""
     *outer, n, k = shape_of(row, layer)
-    octets = layer.tensor("").numpy().reshape(-1, n, k // row.elements * row.nbytes)
-    matrices = tuple(_matrix(row, octets[index], k) for index in range(len(octets)))
+    octets = layer.tensor("").view(-1, n, k // row.elements, row.nbytes)
+    matrices = tuple(_matrix(row, one, k) for one in octets)
     return matrices if outer else matrices[0]
 
 
-def _matrix(row: BlockType, octets: Octets, k: int) -> QuantizedTensor:
-    """Decode the blocks of a matrix, some rows at a time on each core."""
+def _matrix(row: BlockType, octets: torch.Tensor, k: int) -> QuantizedTensor:
+    """Take the blocks ``[N, blocks, bytes]`` of a matrix apart."""
     import torch
 
     from tile_types import QuantizedTensor, get_type
     from tile_types.arrays import torch_dtype
 
-    ttype = get_type(row.element)
-    step = max(1, CHUNK_ELEMENTS // k)
-    start = _decoded(row, ttype.elem_bits, octets[:step])
-    whole = [None if part is None else np.empty((len(octets), part.shape[1]), part.dtype) for part in start]
-
-    def place(first: int) -> None:
-        parts = _decoded(row, ttype.elem_bits, octets[first : first + step]) if first else start
-        for target, part in zip(whole, parts, strict=True):
-            if target is not None:
-                target[first : first + step] = part
-
-    in_threads(place, range(0, len(octets), step))
-    storage, scale, offset = (None if array is None else torch.from_numpy(array) for array in whole)
-    assert storage is not None
-    assert scale is not None
+    storage, numbers = taken_apart(row.name, row.form, octets, row.tables(), row.before)
+    scale, *offsets = numbers
     native = torch_dtype(row.scale)
+    if scale.dtype == torch.uint8:
+        scale = (row.changed(scale) if row.changed is not None else scale).view(native)
+        offsets = [offset.view(native) for offset in offsets]
     return QuantizedTensor(
-        ttype,
+        get_type(row.element),
         (len(octets), k),
         storage,
         (1, k // scale.shape[1]),
-        scale=scale.view(native) if scale.dtype == torch.uint8 else scale.to(native),
+        scale=scale,
         scale_type=row.scale,
-        offset=offset,
+        offset=offsets[0] if offsets else None,
         type_name={"mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(row.name, ""),
     )
-
-
-def _decoded(row: BlockType, bits: int, octets: Octets) -> Decoded:
-    """Decode some rows: canonical storage, scales, and offsets or None."""
-    from tile_types import pack_codes
-
-    blocks = np.ascontiguousarray(octets).reshape(-1).view(row.fields)
-    codes, scale, offset = (
-        None if part is None else part.reshape(len(octets), -1) for part in row.decode(blocks)
-    )
-    assert codes is not None
-    assert scale is not None
-    storage = codes.view(np.uint8) if row.packed else pack_codes(codes.view(np.uint8), bits)
-    return storage, scale, offset
 
 
 FORMATS = {

@@ -19,10 +19,10 @@ from ladder.formats.bits import (
     repacked,
     sign_bits,
     storage_of_words,
-    transposed_words,
     words_to_codes,
 )
 from ladder.formats.layer import AUTO_ROUND, OVERRIDES, SCALES, Format, Layer, Shape, group_of
+from ladder.formats.repack import transposed_words
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:

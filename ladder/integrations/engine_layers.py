@@ -313,7 +313,9 @@ class GptqLayer(LinearLayer):
         parts: Any = {
             f".{name}": TensorInMemory(array) for name, array in arrays.items() if name != "g_idx" or ordered
         }
-        return gptq.read(Layer(self.prefix, parts, self.settings.config))
+        skipped = {"group_size"} if ordered else set()  # a rank's columns may be of all groups
+        config = {name: value for name, value in self.settings.config.items() if name not in skipped}
+        return gptq.read(Layer(self.prefix, parts, config))
 
 
 class ExpertsLayer:

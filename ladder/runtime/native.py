@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -40,16 +42,36 @@ def can_build(module: str, kind: str, *facts: Any) -> bool:
     return True
 
 
+@cache
+def described(kind: str, label: str, form: Any) -> Any:
+    """Find or build what ``emit_<kind>(form, name)`` of the module of that name emits, and load it.
+
+    label: Part of the kernel's name.
+    form: A frozen dataclass.
+    Raises MissingToolError, CompilerError if it cannot be built.
+    """
+    from targets import host_cpu
+
+    facts = {"native": [kind, label, asdict(form)]}
+    job = _job(host_cpu(), kind, kind, f"ladder_{kind}_{label}", facts, form)
+    return load_entry(find_or_build([job])[0], "cpu")
+
+
 def native_job(device: TileDevice, module: str, kind: str, *facts: Any) -> Job:
     """Return the kernel that ``emit_<kind>(*facts, name)`` of a module of `ladder.lower.cpu` emits."""
     name = "_".join(("ladder", kind, *map(str, facts)))
+    return _job(device, module, kind, name, {"native": [module, kind, *facts]}, *facts)
 
+
+def _job(
+    device: TileDevice, module: str, kind: str, name: str, facts: Mapping[str, Any], *arguments: Any
+) -> Job:
     def emitted(name: str) -> Any:
-        return getattr(import_module(f"ladder.lower.cpu.{module}"), f"emit_{kind}")(*facts, name)
+        return getattr(import_module(f"ladder.lower.cpu.{module}"), f"emit_{kind}")(*arguments, name)
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
 
         return build_function(emitted, name, device, folder)
 
-    return Job({"native": [module, kind, *facts]}, Identity.of(None, device), device, make)
+    return Job(facts, Identity.of(None, device), device, make)

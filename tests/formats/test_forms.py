@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 import ladder
+from ladder.formats.bits import words_to_codes
+from ladder.formats.layer import Layer, TensorInMemory
+from ladder.formats.repack import transposed_nibbles, transposed_words
+from ladder.integrations.engine_layers import GptqLayer
 from tile_types import QuantizedTensor
 
+FILES = Path(__file__).parent / "files"
 N, K, GROUP = 8, 64, 16
 
 
@@ -150,3 +156,49 @@ def test_plans_gather_columns(tmp_path: Path) -> None:
         for _ in range(2):
             assert torch.allclose(fast(x), torch.relu(layer(x)), atol=1e-5)
     assert not fast.refused
+
+
+def test_rows_of_many_blocks() -> None:
+    """Blocks that are repeated along a row give their codes and numbers again, whatever words hold them."""
+    checkpoint = ladder.load_checkpoint(FILES / "all.gguf")
+    for name, (form, layer) in checkpoint.layers.items():
+        found, times = checkpoint[name], 25
+        octets = TensorInMemory(layer.tensor("").repeat(1, times))
+        again = form.read(Layer(name, {"": octets}))
+        assert torch.equal(again.codes(), found.codes().repeat(1, times)), name
+        assert torch.equal(again.scale.view(torch.uint8), found.scale.repeat(1, times).view(torch.uint8))
+        assert (again.offset is None) == (found.offset is None)
+        assert again.offset is None or torch.equal(again.offset, found.offset.repeat(1, times))
+
+
+def test_blocks_are_taken_apart_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = ladder.load_checkpoint(FILES / "all.gguf")
+    whole = checkpoint["q6_k"]
+    monkeypatch.setattr("ladder.formats.repack.MOST_BYTES", 1)
+    assert torch.equal(checkpoint["q6_k"].codes(), whole.codes())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 128), (1, 1), (70, 33), (16, 200), (257, 8)])
+def test_transposed_words_and_nibbles(rows: int, columns: int) -> None:
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (8 * rows, columns), dtype=torch.int32)
+    assert torch.equal(transposed_words(words, 0x1234), words.t() ^ 0x1234)
+    order, flip = (0, 2, 4, 6, 1, 3, 5, 7), -0x77777778
+    found = words_to_codes(transposed_nibbles(words, order, flip), 4, 8 * rows)
+    codes = words_to_codes(words, 4, 8 * columns).view(8 * rows, columns, 8)
+    wanted = torch.empty_like(codes)
+    wanted[:, :, list(order)] = codes ^ 8
+    assert torch.equal(found, wanted.flatten(1).t())
+
+
+def test_a_rank_of_an_engine_has_columns_of_all_groups() -> None:
+    """GPTQ with desc_act, cut along the inputs as vLLM and SGLang do: scales are whole on every rank."""
+    config = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}
+    layer = object.__new__(GptqLayer)
+    layer.prefix, layer.settings = "down_proj", SimpleNamespace(config=config)
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (K // 8, N), dtype=torch.int32)
+    whole = {"qzeros": words[: K // GROUP, : N // 8].clone(), "scales": torch.rand(K // GROUP, N)}
+    order = torch.randperm(K).int() // GROUP
+    wanted = layer.matrix({**whole, "qweight": words, "g_idx": order}).dequantize("float32")
+    for rank, columns in enumerate(wanted.chunk(2, 1)):
+        cut = {"qweight": words.chunk(2)[rank].clone(), "g_idx": order.chunk(2)[rank].clone()}
+        assert torch.equal(layer.matrix({**whole, **cut}).dequantize("float32"), columns)

@@ -292,7 +292,8 @@ def as_packed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def as_fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 1)}
+    scales = torch.ones([-(-extent // 128) for extent in weight.shape])
+    return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": scales}
 
 
 STORED: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[str, Any]]] = {

@@ -1,0 +1,138 @@
+"""Transpose stored words, and the nibbles in them: checkpoints whose rows lie along the inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+
+Expr = Any
+
+LANES = 16
+"""Words that are read or written at a time: a line of the cache."""
+
+WIDE, LINE = 64, 32
+"""Words of a row that are transposed at a time: several lines, which memory gives faster than one."""
+
+NIBBLES = EIGHT = 8
+"""Codes of 4 bits in a word; and words of a vector that are transposed in registers."""
+
+ROUNDS = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))
+"""Lines that are exchanged, and which of their nibbles, to transpose the 8 x 8 nibbles of 8 words."""
+
+
+def emit_transposed_words(name: str) -> Any:
+    """Emit ``(flip int32[1], words int32[R, C], out int32[C, R])``: ``out = words.T ^ flip``."""
+    with b.function(name) as result:
+        rows, columns = b.symbol("R"), b.symbol("C")
+        flip = b.tensor("flip", (1,), "int32", align=4)
+        words = b.tensor("words", (rows, columns), "int32", align=4)
+        out = b.tensor("out", (columns, rows), "int32", align=4)
+        with v.parallel(_tiles(columns, WIDE)) as panel, b.loop(_tiles(rows, WIDE)) as step:
+            first, column = b.bind(step * WIDE), b.bind(panel * WIDE)
+            tile = v.scratch(WIDE * WIDE, "int32")
+            with b.loop(WIDE) as line, b.loop(WIDE // LANES) as part:
+                _read_line(tile, line * WIDE + part * LANES, words, first + line, column + part * LANES)
+            with b.loop(WIDE // EIGHT) as part, b.loop(WIDE // EIGHT) as line:
+                start = line * EIGHT * WIDE + part * EIGHT
+                square = [tile[v.lanes(start + at * WIDE, EIGHT)] for at in range(EIGHT)]
+                for at, values in enumerate(_transposed(square)):
+                    _write_line(out, column + part * EIGHT + at, first + line * EIGHT, values, flip[0])
+    return result.func
+
+
+def emit_transposed_nibbles(name: str) -> Any:
+    """Emit ``(flip int32[1], order int32[8], words int32[K, C], out int32[8 * C, K // 8])``.
+
+    Code i of ``words[k, c]`` becomes code ``k % 8`` of ``out[8 * c + order[i], k // 8]``, ``flip`` inverted.
+    """
+    with b.function(name) as result:
+        rows, columns, steps, outputs = (b.symbol(s) for s in ("K", "C", "S", "N"))
+        flip, order = (b.tensor(s, (n,), "int32", align=4) for s, n in (("flip", 1), ("order", NIBBLES)))
+        words = b.tensor("words", (rows, columns), "int32", align=4)
+        out = b.tensor("out", (outputs, steps), "int32", align=4)
+        with v.parallel(_tiles(columns, LINE)) as panel, b.loop(_tiles(steps, LANES)) as step:
+            first, column = b.bind(step * LANES), b.bind(panel * LINE)
+            tile = v.scratch(NIBBLES * LANES * LINE, "int32")
+            with b.loop(LANES) as inner, b.loop(LINE // LANES) as part:
+                line = v.scratch(NIBBLES * LANES, "int32")
+                for word in range(NIBBLES):
+                    row = (first + inner) * NIBBLES + word
+                    _read_line(line, word * LANES, words, row, column + part * LANES)
+                for word, value in enumerate(_exchanged(line)):
+                    b.store(tile, value, v.lanes((word * LANES + inner) * LINE + part * LANES, LANES))
+            with b.loop(NIBBLES) as word, b.loop(LINE // EIGHT) as part, b.loop(LANES // EIGHT) as line:
+                start = word * LANES * LINE + line * EIGHT * LINE + part * EIGHT
+                square = [tile[v.lanes(start + at * LINE, EIGHT)] for at in range(EIGHT)]
+                for at, values in enumerate(_transposed(square)):
+                    output = (column + part * EIGHT + at) * NIBBLES + order[word]
+                    _write_line(out, output, first + line * EIGHT, values, flip[0])
+    return result.func
+
+
+def _tiles(extent: Expr, size: int) -> Expr:
+    return tirx.floordiv(extent + size - 1, size)
+
+
+def _read_line(tile: Any, place: Expr, words: Any, row: Expr, column: Expr) -> None:
+    """Read some words of a row, whole or what there is of them."""
+    rows, columns = words.shape
+
+    def part() -> None:
+        with b.when(row < rows), b.loop(tirx.max(columns - column, 0)) as at:
+            b.store(tile, words[row, column + at], place + at)
+
+    def whole() -> None:
+        b.store(tile, words[row, v.lanes(column, LANES)], v.lanes(place, LANES))
+
+    b.either(tirx.all(row < rows, column + LANES <= columns), whole, part)
+
+
+def _transposed(square: list[Expr]) -> list[Expr]:
+    """Transpose eight vectors of eight words, by rounds of shuffles of two."""
+    found = [b.bind(line) for line in square]
+    for distance in (1, 2, 4):
+        made: list[Expr] = [None] * EIGHT
+        for low in (at for at in range(EIGHT) if not at & distance):
+            for high in range(2):
+                places = [(at & ~distance) + distance * high for at in range(EIGHT)]
+                chosen = [place + (EIGHT if at & distance else 0) for at, place in enumerate(places)]
+                pair = [found[low], found[low + distance]]
+                made[low + distance * high] = b.bind(tirx.Shuffle(pair, chosen))
+        found = made
+    return found
+
+
+def _write_line(out: Any, row: Expr, column: Expr, values: Expr, flip: Expr) -> None:
+    """Write eight words of a row, as many as fit."""
+    rows, columns = out.shape
+    changed = b.bind(values ^ v.splat(flip, EIGHT))
+
+    def part() -> None:
+        line = v.scratch(EIGHT, "int32")
+        b.store(line, changed, v.lanes(0, EIGHT))
+        with b.when(row < rows), b.loop(tirx.max(columns - column, 0)) as at:
+            b.store(out, line[at], row, column + at)
+
+    def whole() -> None:
+        b.store(out, changed, row, v.lanes(column, EIGHT))
+
+    b.either(tirx.all(row < rows, column + EIGHT <= columns), whole, part)
+
+
+def _exchanged(line: Any) -> list[Expr]:
+    """Return the transposed 8 x 8 nibbles of each column of 8 lines of words."""
+    read = (line[v.lanes(at * LANES, LANES)] for at in range(NIBBLES))
+    words = [b.bind(T.reinterpret(f"uint32x{LANES}", word)) for word in read]
+    for distance, mask in ROUNDS:
+        for low in (at for at in range(NIBBLES) if not at & distance):
+            x, y = words[low], words[low + distance]
+            moved = v.masked(v.shifted(x, 4 * distance, "uint32", LANES) ^ y, mask, "uint32", LANES)
+            moved = b.bind(moved)
+            words[low + distance] = b.bind(y ^ moved)
+            words[low] = b.bind(x ^ v.shifted(moved, -4 * distance, "uint32", LANES))
+    return [T.reinterpret(f"int32x{LANES}", word) for word in words]

@@ -1,0 +1,178 @@
+"""Take blocks of codes apart, as files hold them: canonical storage of the codes, scales and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from math import gcd
+from operator import or_
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+from tile_types.packing import is_dense
+from tile_types.stored_blocks import Factors, Octets, Pieces, Plane, StoredBlocks
+
+Expr = Any
+Read = Callable[[int, int], Expr]
+"""First byte in the block, count -> bytes."""
+
+CHUNK = 512
+"""Codes, about, that are taken out before they are packed into words that cross blocks."""
+
+LANES, EIGHT = 32, 8
+"""Codes in a vector; and those of a look-up."""
+
+
+def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
+    """Emit ``(octets uint8[R, B, nbytes], grid, marks uint64[..], codes [R, U], numbers...)``.
+
+    grid, marks: Tables of look-ups: eight codes a row, or four of a grid with two integers.
+    codes: Canonical storage of rows: uint8, or uint32 where codes do not fill words.
+    numbers: float32 ``[R, B * integers]`` of factors, or uint8 ``[R, B * count]``.
+    """
+    dense = is_dense(form.bits)
+    per = (8 if dense else 32) // form.bits
+    chunk = 1 if dense else max(1, CHUNK // form.elements) * (per // gcd(per, form.elements))
+    with b.function(name) as result:
+        rows, blocks, units, levels, signs = (b.symbol(s) for s in ("R", "B", "U", "levels", "signs"))
+        octets = b.tensor("octets", (rows, blocks, form.nbytes), "uint8", align=1)
+        tables = [b.tensor(s, (n,), "uint64", align=8) for s, n in (("grid", levels), ("marks", signs))]
+        codes = b.tensor("codes", (rows, units), "uint8" if dense else "uint32", align=1 if dense else 4)
+        numbers = [_number_tensor(part, at, rows, blocks) for at, part in enumerate(form.numbers)]
+        with v.parallel(rows) as row, b.loop(_ceil(blocks, chunk)) as step:
+            room = None if dense else v.scratch(chunk * form.elements + EIGHT, "uint8")
+            count = b.bind(tirx.min(chunk, blocks - step * chunk))
+            with b.loop(count) as inner:
+                block = b.bind(step * chunk + inner)
+
+                def read(at: int, count: int, row: Expr = row, block: Expr = block) -> Expr:
+                    return octets[row, block, v.lanes(at, count)]
+
+                for part, target in zip(form.numbers, numbers, strict=True):
+                    _write_number(part, read, target, row, block)
+                for first, values in _codes(form, read, tables):
+                    if dense:
+                        _pack_bytes(values, form.bits, codes, row, block * form.elements + first)
+                    else:
+                        b.store(room, values, v.lanes(inner * form.elements + first, _count(values)))
+            if not dense:
+                start = step * (chunk * form.elements // per)
+                _pack_words(form.bits, room, count * form.elements, codes, row, start)
+    return result.func
+
+
+def _number_tensor(part: Factors | Octets, at: int, rows: Expr, blocks: Expr) -> Any:
+    if isinstance(part, Factors):
+        return b.tensor(f"numbers{at}", (rows, blocks * len(part.integers)), "float32", align=4)
+    return b.tensor(f"numbers{at}", (rows, blocks * part.count), "uint8", align=1)
+
+
+def _ceil(extent: Expr, size: int) -> Expr:
+    return tirx.floordiv(extent + size - 1, size)
+
+
+def _count(value: Expr) -> int:
+    """Return the elements of a vector."""
+    return int(str(value.ty.dtype).partition("x")[2] or 1)
+
+
+def _codes(form: StoredBlocks, read: Read, tables: list[Any]) -> Iterator[tuple[int, Expr]]:
+    """Give vectors of uint8 codes of a block, and the element that each begins with."""
+    grid, marks = tables
+    for at, lookup in enumerate(form.lookups):
+        parts = [grid[_integer(pieces, read)] for pieces in lookup.grid]
+        whole = parts[0] if len(parts) == 1 else parts[0] | T.shift_left(parts[1], T.uint64(32))
+        total = whole + marks[_integer(lookup.marks, read)]
+        yield EIGHT * at, T.reinterpret(f"uint8x{EIGHT}", b.bind(total))
+    lanes = min([LANES, *(plane.width for plane in form.planes if plane.width > 1)])
+    for first in range(0, form.elements if form.planes else 0, lanes):
+        total = reduce(or_, [_field(plane, read, first, lanes) for plane in form.planes])
+        total = b.bind(total ^ v.constant(form.flip, "uint8", lanes) if form.flip else total)
+        if form.vanishing is not None:
+            zero = v.constant(0, "uint8", lanes)
+            total = tirx.Select(total == v.constant(form.vanishing, "uint8", lanes), zero, total)
+        yield first, b.bind(total)
+
+
+def _field(plane: Plane, read: Read, first: int, lanes: int) -> Expr:
+    """Return the bits of a plane of some consecutive codes, where they belong."""
+    if plane.width == 1:
+        return _bits_in_order(plane, read, first, lanes)
+    at, rest = divmod(first, plane.width * (8 // plane.bits))
+    slot, inner = divmod(rest, plane.width)
+    octets = read(plane.at + at * plane.width + inner, lanes)
+    mask = (1 << plane.bits) - 1 << plane.shift
+    moved = v.shifted(octets, slot * plane.bits - plane.shift, "uint8", lanes)
+    return v.masked(moved, mask, "uint8", lanes)
+
+
+def _bits_in_order(plane: Plane, read: Read, first: int, lanes: int) -> Expr:
+    """Return single bits that lie in the order of the codes."""
+    word = v.splat(T.reinterpret(f"uint{lanes}", read(plane.at + first // 8, lanes // 8)), lanes)
+    one = T.bitwise_and(word, v.table([1 << at for at in range(lanes)], f"uint{lanes}"))
+    there = one != v.constant(0, f"uint{lanes}", lanes)
+    return tirx.Select(there, v.constant(1 << plane.shift, "uint8", lanes), v.constant(0, "uint8", lanes))
+
+
+def _integer(pieces: Pieces, read: Read) -> Expr:
+    """Return an integer that some bits of a block are, as int32."""
+    parts = []
+    for first, width, left in pieces:
+        at, right = divmod(first, 8)
+        while width > 0:
+            here = min(width, 8 - right)
+            octet = T.Cast("int32", read(at, 1))
+            field = T.bitwise_and(T.shift_right(octet, T.int32(right)), T.int32((1 << here) - 1))
+            parts.append(T.shift_left(field, T.int32(left)))
+            at, right, left, width = at + 1, 0, left + here, width - here
+    return b.bind(reduce(or_, parts))
+
+
+def _write_number(part: Factors | Octets, read: Read, target: Any, row: Expr, block: Expr) -> None:
+    """Store the scales, or offsets, of a block."""
+    if isinstance(part, Octets):
+        b.store(target, read(part.at, part.count), row, v.lanes(block * part.count, part.count))
+        return
+    bits = T.Cast("uint16", _integer(part.number, read))
+    number = b.bind(T.Cast("float32", T.reinterpret("float16", bits)) * T.float32(part.times))
+    for at, pieces in enumerate(part.integers):
+        integer = (_integer(pieces, read) ^ T.int32(part.flip)) - T.int32(part.less)
+        b.store(target, number * T.Cast("float32", integer), row, block * len(part.integers) + at)
+
+
+def _pack_bytes(values: Expr, bits: int, codes: Any, row: Expr, first: Expr) -> None:
+    """Store codes whose width divides 8, several in a byte."""
+    lanes, per = _count(values), 8 // bits
+    count, unit = lanes // per, f"uint{8 * per}"
+    wide = b.bind(T.reinterpret(f"{unit}x{count}", values))
+    total = reduce(or_, [v.shifted(wide, at * (8 - bits), unit, count) for at in range(per)])
+    packed = T.Cast(f"uint8x{count}", v.masked(total, 255, unit, count))
+    b.store(codes, packed, row, v.lanes(tirx.floordiv(first, per), count))
+
+
+def _pack_words(bits: int, room: Any, count: Expr, codes: Any, row: Expr, start: Expr) -> None:
+    """Pack codes into words, as many as fit each; what is missing of the last is 0."""
+    per = 32 // bits
+    with b.loop(EIGHT) as at:
+        b.store(room, T.uint8(0), count + at)
+    with b.loop(_ceil(count, per)) as word:
+        total = _merged(T.reinterpret("uint64", room[v.lanes(word * per, EIGHT)]), bits, min(per, EIGHT))
+        for at in range(EIGHT, per):
+            total = total | T.shift_left(T.Cast("uint32", room[word * per + at]), T.uint32(at * bits))
+        b.store(codes, total, row, start + word)
+
+
+def _merged(codes: Expr, bits: int, count: int) -> Expr:
+    """Return the first of eight codes, a byte each, without the gaps: uint32; by pairs, fours, eights."""
+    found = codes & T.uint64((1 << 8 * count) - 1) if count < EIGHT else codes
+    for held in (1, 2, 4):
+        room, low = 16 * held, (1 << held * bits) - 1
+        lower = sum(low << first for first in range(0, 64, room))
+        gap = 8 * held - held * bits
+        moved = T.shift_right(found, T.uint64(gap)) & T.uint64(lower << held * bits)
+        found = b.bind((found & T.uint64(lower)) | moved)
+    return T.Cast("uint32", found)
