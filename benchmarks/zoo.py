@@ -237,7 +237,7 @@ def _transformers(kind: str) -> Made:
     import transformers
 
     models: Any = transformers
-    config = models.CONFIG_MAPPING[kind](**_small(models.CONFIG_MAPPING[kind](), kind))
+    config = models.CONFIG_MAPPING[kind](**small_configuration(models.CONFIG_MAPPING[kind](), kind))
     model = _made_of(models, config)
     with torch.no_grad():  # weights as drawn are so small that results hardly depend on them
         for parameter in model.parameters():
@@ -246,7 +246,7 @@ def _transformers(kind: str) -> Made:
     return model.eval(), [_inputs_of(model, config, seed) for seed in range(len(SHAPES))]
 
 
-def _small(default: Any, kind: str) -> dict[str, Any]:
+def small_configuration(default: Any, kind: str) -> dict[str, Any]:
     """Return what makes a configuration small, those of its parts too."""
     given = {
         key: value
@@ -258,7 +258,7 @@ def _small(default: Any, kind: str) -> dict[str, Any]:
     for key in default.sub_configs:
         part = getattr(default, key, None)
         if part is not None:
-            given[key] = {"model_type": part.model_type, **_small(part, part.model_type)}
+            given[key] = {"model_type": part.model_type, **small_configuration(part, part.model_type)}
     return {**given, **PARTICULAR.get(kind, {})}
 
 

@@ -32,6 +32,7 @@ def difference(expected: Any, found: Any) -> float:
         if left.shape != right.shape or left.dtype is not right.dtype:
             return float("inf")
         if left.numel():
-            off = (left.double() - right.double()).abs().max() / left.double().abs().max().clamp_min(1e-12)
+            greatest = left.double().abs_().max().clamp_min(1e-12)
+            off = left.double().sub_(right).abs_().max() / greatest
             worst = max(worst, float(off.nan_to_num(0.0 if left.isnan().equal(right.isnan()) else torch.inf)))
     return worst

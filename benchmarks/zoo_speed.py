@@ -36,23 +36,28 @@ SETTLING = 40
 
 
 def beside(eager: Callable[..., Any], fast: Callable[..., Any], inputs: Inputs, rounds: int) -> list[float]:
-    """Return the least milliseconds of a call of each; they alternate, so that both meet the same machine.
+    """Return the least milliseconds of a call of each; they alternate, so that both meet the same machine."""
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs.values())
+    for _ in range(SETTLING):
+        fast(**inputs)
+    return least_ms([lambda: eager(**inputs), lambda: fast(**inputs)], rounds, on_gpu=on_gpu)
+
+
+def least_ms(calls: Sequence[Callable[[], Any]], rounds: int, *, on_gpu: bool) -> list[float]:
+    """Return the least milliseconds of each call; they alternate.
 
     On a CPU with one thread the time is what the process was given, which other processes do not lengthen.
     On a GPU a call lasts until the device has nothing left to do.
     """
-    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs.values())
     alone = torch.get_num_threads() == 1 and not on_gpu
     clock = time.process_time if alone else time.perf_counter
     settled: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
-    best = [float("inf")] * 2
-    for _ in range(SETTLING):
-        fast(**inputs)
+    best = [float("inf")] * len(calls)
     for _ in range(rounds):
-        for at, function in enumerate((eager, fast)):
+        for at, call in enumerate(calls):
             settled()
             start = clock()
-            function(**inputs)
+            call()
             settled()
             best[at] = min(best[at], 1e3 * (clock() - start))
     return best

@@ -49,6 +49,15 @@ def test_modules_convolve(case: str) -> None:
         assert error(quantized(x), twin(x)) < 1e-6
 
 
+def test_an_image_larger_than_the_stack_is_padded() -> None:
+    conv = nn.Conv2d(16, 4, 3, padding=1)
+    x = torch.randn(1, 16, 400, 400)  # 10 MB, where a thread's stack has 8
+    fast = ladder.compile(conv)
+    with torch.no_grad():
+        fast(x)
+        assert error(fast(x), conv(x)) < 1e-6
+
+
 def test_what_is_left_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1), nn.ConvTranspose2d(8, 4, 2))
     ladder.quantize_(model, "int8", convolutions=True)

@@ -123,6 +123,10 @@ PAIR_HELPERS = "\n".join(
 knows such that more sums are open at a time than there are registers."""
 
 
+STACK = 1 << 18
+"""Most bytes of an array on the stack: a thread has 8 MB of it at most, and a kernel several arrays."""
+
+
 @contextmanager
 def helpers(text: str = LLVM_HELPERS) -> Iterator[None]:
     """Make helpers in LLVM IR callable in what is emitted inside the block."""
@@ -138,8 +142,8 @@ def parallel(extent: Expr) -> Iterator[Expr]:
 
 
 def scratch(count: Expr, dtype: str) -> Any:
-    """Allocate memory: on the stack (registers, if indexed by constants) or, for a symbolic extent, heap."""
-    if isinstance(count, int):
+    """Allocate memory on the stack (registers if indexed by constants), or, if large or open, on the heap."""
+    if isinstance(count, int) and count * tvm.DataType(dtype).bits <= 8 * STACK:
         # Without the annotation TVM calls its workspace allocator in the loop.
         return I.alloc_buffer((count,), dtype, scope="global", annotations={"disable_lower_builtin": True})
     return heap(count, dtype)
