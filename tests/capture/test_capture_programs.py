@@ -32,7 +32,7 @@ ADVERSARIAL += (
     "hostile_objects",
     "hostile_state",
 )
-LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched")
+LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:

@@ -103,7 +103,7 @@ def _load(vm: Interpreter, value: Any, name: str) -> Any:
     if kind is types.ModuleType:
         if name == "__getattribute__" and name not in vars(value):
             return value.__getattribute__
-        return namespace_item(vm, vars(value), name, value.__name__)
+        return _module_item(vm, value, name)
     if is_a(value, type):
         return _class_attr(vm, value, name)
     if kind is super:
@@ -207,12 +207,18 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
     return heap.add(node)
 
 
-def namespace_item(vm: Interpreter, names: dict[str, Any], name: str, home: str) -> Any:
-    """Return an entry of a module dictionary."""
-    node = vm.heap.pin(names)
-    if name not in names:
-        raise CaptureError(f"{home}.{name} is computed by the module")
-    return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+def _module_item(vm: Interpreter, module: types.ModuleType, name: str) -> Any:
+    """Return an entry of a module's dictionary, or what its own ``__getattr__`` gives for it."""
+    names = vars(module)
+    node, path = vm.heap.pin(names), f"{module.__name__}.{name}"
+    if name in names:
+        return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", path)
+    vm.heap.absent(node, name, f"{name!r} not in {node.var}", path)
+    if hasattr(types.ModuleType, name):
+        raise CaptureError(f"{path} is of all modules")
+    if "__getattr__" not in names:
+        return getattr(module, name)  # raises the AttributeError of modules
+    return vm.call(_module_item(vm, module, "__getattr__"), (name,), {})
 
 
 # classes ----------------------------------------------------------------------------------

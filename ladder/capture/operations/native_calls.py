@@ -48,6 +48,7 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
     itertools.accumulate: polyfills.accumulate_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
     itertools.chain.from_iterable: polyfills.flattened,  # type: ignore[dict-item]
+    torch.autograd.Variable: polyfills.variable,  # type: ignore[dict-item]
 }
 _POLYFILLS_OF_GENERATORS: dict[Any, types.FunctionType] = {
     itertools.chain: polyfills.chain_,  # type: ignore[dict-item]

@@ -9,6 +9,7 @@ import copy
 import copyreg
 import enum
 import types
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -371,6 +372,19 @@ def tensor_by_type(dtype: torch.dtype, device: torch.device, *given: Any) -> tor
             return torch.tensor(given[0], dtype=dtype, device=device)
         given = given[0]
     return torch.empty(given or (0,), dtype=dtype, device=device)
+
+
+def variable(data: Any = None, requires_grad: bool = False, volatile: bool = False) -> torch.Tensor:
+    """Stand for `torch.autograd.Variable`, which gives a tensor of the same memory."""
+    if volatile:
+        told = "volatile was removed and now has no effect. Use `with torch.no_grad():` instead."
+        warnings.warn(told, UserWarning, stacklevel=2)
+    if data is None:
+        data = torch.empty(0)
+    elif not isinstance(data, torch.Tensor):
+        raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
+    made = data.detach()
+    return made.requires_grad_() if requires_grad else made
 
 
 def numel_(size: Iterable[int], /) -> int:

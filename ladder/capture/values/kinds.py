@@ -42,7 +42,7 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
             torch.jit.ScriptFunction,
             torch.Generator,
         ),
-        *(type(type.__dict__["mro"]), types.GenericAlias, types.UnionType),
+        *(type(type.__dict__["mro"]), types.GenericAlias, types.UnionType, type(torch.__version__)),
     }
 )
 """Objects of these types are what they are: the guard is ``is``."""

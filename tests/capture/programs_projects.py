@@ -1,0 +1,59 @@
+"""What modules of public projects do, old ones among them."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+from capture_world import calls, normal, normals, program, steps
+from torch.autograd import Variable
+
+
+@program
+def variables_of_old():
+    def fn(x):
+        shared = Variable(x)
+        shared.add_(1)
+        volatile = Variable(x * 2, volatile=True)
+        try:
+            Variable(3)
+        except TypeError as error:
+            said = str(error)
+        return x, shared, volatile, isinstance(x, Variable), Variable(), said
+
+    return calls(fn, normals(3, 4), lambda: (normal(3, 4, seed=1),))
+
+
+@program
+def availability_and_versions():
+    def fn(x):
+        where = torch.device("cuda" if torch.cuda.is_available() and x.is_cuda else "cpu")
+        new = torch.__version__ >= "1.6.0", torch.__version__ > (1, 2), torch.__version__ == "0.4"
+        return x.to(where) + new[0], new, int(torch.__version__.split(".")[0])
+
+    return calls(fn, normals(3, 4), lambda: (normal(3, 4, seed=1),))
+
+
+@program
+def names_that_modules_lack():
+    plain, computing = types.ModuleType("plain"), types.ModuleType("computing")
+    computing.__getattr__ = lambda name: {"scale": 3}[name] if name == "scale" else getattr(plain, name)
+
+    def fn(x):
+        try:
+            x = x * plain.scale
+        except AttributeError as error:
+            x = x + len(error.name)
+        return (
+            x * computing.scale,
+            getattr(plain, "bias", 7),
+            hasattr(computing, "bias"),
+            hasattr(torch, "no_such"),
+        )
+
+    def given():
+        plain.scale, plain.bias = 2, 1
+
+    return steps(
+        fn, None, None, given, lambda: delattr(plain, "scale"), lambda: setattr(computing, "scale", 5)
+    )
