@@ -283,6 +283,8 @@ class _Walk:
             value = source.meta["val"]
             if source in self.positions or not isinstance(value, torch.Tensor) or not self.values[source]:
                 continue
+            if node.target in STRIDED and source is not node.args[0]:
+                continue  # what is written there is read by its axes
             if node.target in STRIDED and not is_whole(value):
                 raise ImportRefused(f"{node.target} of a part of a tensor")
             same = self._is_dense(source) if value.is_contiguous() else not depends_on_strides(node)

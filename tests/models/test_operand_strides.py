@@ -80,3 +80,16 @@ def test_states_that_a_batch_shares(computed: bool) -> None:
         for batch in (4, 4, 2, 6):
             x = torch.randn(3, batch, 5)
             torch.testing.assert_close(fast(x), model(x))
+
+
+def test_what_is_written_by_strides_may_itself_be_a_view() -> None:
+    def program(x: Tensor) -> Tensor:
+        diagonals = torch.zeros(x.shape[0], 4, 4)
+        diagonals.as_strided(x.shape[:2], [diagonals.stride(0), 5]).copy_(x.sum(2))
+        return diagonals - x
+
+    fast = ladder.compile(program)
+    for rows in (2, 2, 3, 3):
+        x = torch.randn(rows, 4, 4)
+        torch.testing.assert_close(fast(x), program(x))
+    assert not fast.refused

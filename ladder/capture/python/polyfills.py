@@ -383,7 +383,7 @@ def variable(data: Any = None, requires_grad: bool = False, volatile: bool = Fal
         data = torch.empty(0)
     elif not isinstance(data, torch.Tensor):
         raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
-    made = data.detach()
+    made: torch.Tensor = data.detach()
     return made.requires_grad_() if requires_grad else made
 
 
