@@ -49,8 +49,6 @@ class Uncounted(Exception):
 class MockedModule(types.ModuleType):
     """A library that is missing: every attribute is a mock."""
 
-    __path__ = ()
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -91,7 +89,7 @@ def _is_importable(name: str) -> bool:
 def mock_missing() -> None:
     """Let files import the libraries that this machine lacks."""
     sys.modules[HELPERS] = helpers()
-    sys.meta_path.insert(0, MockedLibraries())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, MockedLibraries())
 
 
 class MockConfig(dict[str, Any]):
@@ -123,10 +121,10 @@ def united_functional() -> None:
 
 def helpers() -> types.ModuleType:
     """Return what every file of the corpus imports."""
-    module: Any = types.ModuleType(HELPERS)
-    module._mock_config, module._mock_layer = MockConfig, mock_layer
-    module.patch_functional, module._paritybench_base = united_functional, TestCase
-    module._fails_compile = lambda: lambda function: function
+    module = types.ModuleType(HELPERS)
+    layers = {"_mock_config": MockConfig, "_mock_layer": mock_layer, "patch_functional": united_functional}
+    tests = {"_paritybench_base": TestCase, "_fails_compile": lambda: lambda function: function}
+    vars(module).update(layers, **tests)
     return module
 
 
@@ -221,7 +219,7 @@ def eager(case: Case) -> tuple[list[Arguments], list[Called], dict[str, torch.Te
                 found[0].append(called(modules[0], call))
                 found[1].append(called(modules[1], call))
                 given.append(call)
-    if text := differs(*found):
+    if text := differs(found[0], found[1]):
         raise Uncounted(f"not twice alike: {text}")
     return given, found[0], dict(modules[0].state_dict())
 
@@ -235,8 +233,8 @@ def differs(wanted: Any, found: Any, path: str = "") -> str:
     if isinstance(wanted, Called):
         return differs(vars(wanted), vars(found), path)
     if isinstance(wanted, dict):
-        named = [{str(name): item for name, item in each.items()} for each in (wanted, found)]
-        return _items_differ(*named, path)
+        first, second = ({str(name): item for name, item in each.items()} for each in (wanted, found))
+        return _items_differ(first, second, path)
     if isinstance(wanted, list | tuple):
         return _items_differ(dict(enumerate(wanted)), dict(enumerate(found)), path)
     if isinstance(wanted, bool | int | str | bytes | type(None)):

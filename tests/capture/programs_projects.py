@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 
 import torch
+import torch.utils.checkpoint
 from capture_world import calls, normal, normals, program, steps
 from torch.autograd import Variable
 
@@ -57,3 +58,17 @@ def names_that_modules_lack():
     return steps(
         fn, None, None, given, lambda: delattr(plain, "scale"), lambda: setattr(computing, "scale", 5)
     )
+
+
+@program
+def checkpoints_where_nothing_is_recorded():
+    layer, checkpoint = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()), torch.utils.checkpoint
+
+    @torch.no_grad()
+    def fn(x):
+        kept = checkpoint.checkpoint(lambda value: value, x, use_reentrant=True)
+        y = checkpoint.checkpoint(layer, x, use_reentrant=True) + checkpoint.checkpoint(layer, x)
+        z = checkpoint.checkpoint(lambda a, b: a * b, x, b=y, use_reentrant=False)
+        return y, z, kept is x, checkpoint.checkpoint_sequential(layer, 2, x, use_reentrant=False)
+
+    return calls(fn, normals(3, 4), lambda: (normal(3, 4, seed=1),))

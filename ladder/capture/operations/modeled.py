@@ -267,6 +267,17 @@ def in_python(written: Callable[..., Any]) -> Call:
     return follow
 
 
+def call_checkpoint(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``checkpoint`` where it recomputes nothing; advice on how to train is not repeated."""
+    options = {"use_reentrant", "preserve_rng_state"}
+    followed = kwargs.keys() <= options or vm.plain(kwargs.get("use_reentrant")) is False
+    if torch.is_grad_enabled() or not followed or kwargs.keys() & OF_RECOMPUTING:
+        raise CaptureError("a checkpoint for gradients")
+    return vm.call_function(pinned_part(vm, polyfills.checkpoint), args, kwargs)
+
+
+OF_RECOMPUTING = {"context_fn", "determinism_check", "debug", "early_stop"}
+"""Options of ``checkpoint`` that say how it recomputes."""
 FUNCTIONS: dict[Any, Call] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
     **dict.fromkeys(natives.SAYING, say),
@@ -285,6 +296,7 @@ ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}
 """(module, qualified name) of cached functions whose results, lists among them, no caller changes."""
 NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
+    ("torch.utils.checkpoint", "checkpoint"): call_checkpoint,
     ("torch._functorch.vmap", "_flat_vmap"): map_rows,
     ("torch._functorch.predispatch", "lazy_load_decompositions"): load_rules,
     **collectives.NAMED,

@@ -224,6 +224,24 @@ def apply_function_without_gradients(kind: Any, *args: Any) -> Any:
         return apply_function(kind, *args)
 
 
+class Recomputed(torch.autograd.Function):
+    """What a reentrant checkpoint does where no gradient is recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, *args: Any) -> Any:
+        """Call the function."""
+        return function(*args)
+
+
+def checkpoint(
+    function: Any, *args: Any, use_reentrant: Any = None, preserve_rng_state: Any = True, **kwargs: Any
+) -> Any:
+    """Stand for the function of `torch.utils.checkpoint` where no gradient is recorded."""
+    if use_reentrant is None or use_reentrant:
+        return apply_function(Recomputed, function, *args)
+    return function(*args, **kwargs)
+
+
 def map_(function: Any, /, *iterables: Iterable[Any]) -> Iterator[Any]:
     """Stand for `map`."""
     for items in zip(*iterables):  # noqa: B905 `map` stops at the shortest
