@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -56,7 +58,9 @@ TESTCASES = [
 
 
 @pytest.fixture
-def corpus(tmp_path):
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setitem(sys.modules, paritybench_case.HELPERS, None)
     (tmp_path / "test_ours.py").write_text(FILE)
     (tmp_path / "test_broken.py").write_text("import a_library_that_is_missing")
     paritybench_case.mock_missing()
