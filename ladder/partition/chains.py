@@ -7,16 +7,24 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ladder.ir.build import draws
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.rows import row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_inlined
+from tile_types.tile import Extent
 
 LONGEST = 96
 """Nodes of one chain: a kernel that is longer spills more than it saves."""
 
 NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
+
+MUCH = 1 << 20
+"""Elements of which a launch more costs less than to leave most of the device idle."""
+
+LITTLE = 16
+"""Parts in which what one chain hands to another is at most one part of what they read."""
 
 ELEMENTS = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
@@ -30,14 +38,20 @@ class Chains:
     graph: The model.
     users: Value -> nodes that read it, None for results.
     taken: Nodes that belong to products -> number of the product.
+    units: Of the device, if each block of its kernels takes a row: fewer rows leave some idle.
     """
 
     def __init__(
-        self, graph: Graph, users: Mapping[str, list[Node | None]], taken: Mapping[str, int]
+        self,
+        graph: Graph,
+        users: Mapping[str, list[Node | None]],
+        taken: Mapping[str, int],
+        units: int = 0,
     ) -> None:
         self.graph = graph
         self.users = users
         self.taken = taken
+        self.units = units
         self.position = {node.name: at for at, node in enumerate(graph.nodes)}
         random = [node.name for node in graph.nodes if draws(node)]
         self.draws_next = dict(pairwise(random))
@@ -66,6 +80,8 @@ class Chains:
         """Make two chains one, if the result is a chain; else note why not."""
         together = self.members[first] | self.members[second]
         reason = self.obstacle(together)
+        if not reason and self.idles(first, second, together):
+            reason = "together they have too few rows for the device"
         if reason:
             self.reasons[first] = reason
             return
@@ -88,6 +104,23 @@ class Chains:
         if joins_nested(region) > NESTED:
             return f"more than {NESTED} joins of joins"
         return lacking(region)
+
+    def idles(self, first: int, second: int, together: set[str]) -> bool:
+        """Tell whether two chains leave the device idle together, but not apart, where little lies between.
+
+        As sums over all axes do: over the last one by many rows, over the others by one.
+        """
+        region, outputs = self.region(together)
+        rows = _rows(region, outputs)
+        work = max((product(node.tile.shape) for node in region.nodes), key=_known)
+        if not rows < self.units or _known(work) < MUCH:
+            return False
+        above, handed = self.region(self.members[first])
+        below, results = self.region(self.members[second])
+        read = outside_inputs(self.graph, {node.name for node in below.nodes if node.operator != "input"})
+        between = sum(_known(product(above.tile(value).shape)) for value in handed if value in read)
+        apart = max(_rows(above, handed), _rows(below, results))
+        return 2 * rows <= apart and LITTLE * between <= _known(work)
 
     def returns(self, members: set[str]) -> bool:
         """Tell whether a path leaves the nodes and comes back, over whole chains and products."""
@@ -189,6 +222,17 @@ class Chains:
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)
         return Subgraph("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
+
+
+def _rows(graph: Graph, outputs: Sequence[str]) -> int:
+    """Return how many rows a chain has; of an open number, that it has many."""
+    rows = product(graph.tile(outputs[0]).shape[: row_axes(graph, outputs)])
+    return rows if isinstance(rows, int) else MUCH
+
+
+def _known(count: Extent) -> int:
+    """Return a number of elements; 0 if it is open."""
+    return count if isinstance(count, int) else 0
 
 
 def joins_nested(graph: Graph) -> int:

@@ -54,7 +54,8 @@ def partition(
     parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     scatters = in_place(graph, users, updated)
-    parts += with_scatters(graph, users, Chains(graph, users, taken).parts(), scatters)
+    units = 0 if device is None or device.kind == "llvm" else device.units
+    parts += with_scatters(graph, users, Chains(graph, users, taken, units).parts(), scatters)
     written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
