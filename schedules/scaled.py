@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from ladder.ir.scaled import ScaledGemm
+from ladder.ir.scaled import FORMATS, ScaledFormat, ScaledGemm
 from schedules.cost_model import (
     BLOCK_SECONDS,
     EXCHANGE_SECONDS,
@@ -151,10 +151,11 @@ def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) 
     Raises DeviceError if it has no cores that scale blocks.
     Raises ScheduleError if the schedule does not fit; names the rule.
     """
-    if "block.scale" not in device.features:
+    pair = [FORMATS[name] for name in (form.weight, form.activation)]
+    if "block.scale" not in device.features or len({one.kind for one in pair}) > 1 or pair[0].bits == 6:
         raise DeviceError(
-            f"{device.name} has no cores for {form.weight} by {form.activation}: use cuda/sm_100a, or a"
-            " 16-bit activation"
+            f"{device.name} has no kernel for {form.weight} by {form.activation}: use cuda/sm_100a with"
+            " mxfp8, mxfp4 or nvfp4 by itself, rocm/gfx950 with mxfp8, mxfp6 or mxfp4, or a 16-bit activation"
         )
     check(
         schedule.split_k <= form.slabs,
@@ -248,7 +249,7 @@ def choose(form: ScaledGemm, device: TileDevice, m: int) -> ScaledSchedule:
     return min(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds)
 
 
-def place_scales(scales: Any, form: ScaledGemm) -> Any:
+def place_scales(scales: Any, own: ScaledFormat, k: int) -> Any:
     """Bring scales, as bytes ``[rows, groups]`` of torch, into the order in which tensor memory takes them.
 
     Returns ``[atoms of rows, atoms of groups, 512]``. An atom has 128 rows r by four groups g, at byte
@@ -258,6 +259,6 @@ def place_scales(scales: Any, form: ScaledGemm) -> Any:
     import torch
 
     rows, groups = scales.shape
-    tall, wide = -(-rows // ROWS), form.scale_atoms
+    tall, wide = -(-rows // ROWS), own.scale_atoms(k)
     padded = torch.nn.functional.pad(scales, (0, wide * 4 - groups, 0, tall * ROWS - rows))
     return padded.reshape(tall, 4, 32, wide, 4).permute(0, 3, 2, 1, 4).reshape(tall, wide, ATOM).contiguous()

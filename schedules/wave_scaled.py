@@ -1,18 +1,18 @@
 """Schedules of block-scaled products on AMD GPUs, and what they are predicted to take.
 
 Waves load codes and scales from memory straight to the registers of the matrix cores: both lie row by row,
-and a lane's operand is 16 bytes of a row. Nothing of this was measured; start-up costs and overlap are
-those that `schedules.cost_amd` assumes, rates are the device's.
+and a lane's operand is one or two runs of bytes of a row (`LAYOUTS`). Nothing of this was measured; start-up
+costs and overlap are those that `schedules.cost_amd` assumes, rates are the device's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from ladder.ir.scaled import ScaledGemm
+from ladder.ir.scaled import FORMATS, ScaledGemm
 from schedules.cost_amd import (
     BARRIER_CLOCKS,
     BLOCK_CLOCKS,
@@ -23,7 +23,7 @@ from schedules.cost_amd import (
 )
 from schedules.scaled import ScaledCost
 from schedules.schedule import Schedule, check, passes
-from targets import TileDevice
+from targets import Core, TileDevice
 from tile_types.errors import DeviceError
 
 FRAGMENT = 16
@@ -37,11 +37,48 @@ WAVES = 4
 
 LANES = 64
 
-FORMATS = ("mxfp4",)
-"""Block types whose operands lanes hold as they lie: 32 neighbours of a row, which share a scale."""
+MOST_REGISTERS = 200
+"""Registers of operands and sums up to which no kernel was seen to spill."""
 
-FLOPS = 4096
-"""Operations per cycle of a SIMD's core on 4-bit floats (CDNA4 whitepaper: 9.2 PFLOPS of 1024 at 2.4 GHz)."""
+PIPELINE = "mfma_scale"
+"""What the device's matrix instructions that scale blocks are called (`targets.amd`)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How lanes hold a type's codes (AMD Instinct CDNA4 ISA, "Matrix fused-multiply-add with block scaling").
+
+    Of a span of 128 codes of a row, lane group g of four holds run g of ``runs // 4`` quarters of the span's
+    ``runs`` runs, and the scale of codes ``32 g`` to ``32 g + 31``, which of 8-bit codes are other lanes'.
+
+    number: The type's number in the instruction (``cbsz``, ``blgp``).
+    run: Bytes of a run.
+    runs: Runs of a span.
+    """
+
+    number: int
+    run: int
+    runs: int = 4
+
+    @property
+    def words(self) -> int:
+        """Registers of a lane's codes."""
+        return self.run // 4 * (self.runs // 4)
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of a row's span."""
+        return self.run * self.runs
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "mxfp8_e4m3": Layout(0, 16, 8),
+    "mxfp8_e5m2": Layout(1, 16, 8),
+    "mxfp6_e2m3": Layout(2, 24),
+    "mxfp6_e3m2": Layout(3, 24),
+    "mxfp4": Layout(4, 16),
+}
+"""Block types that the instruction takes, any two together."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +100,6 @@ class WaveScaledSchedule(Schedule):
         for name, allowed in limits.items():
             value = getattr(self, name)
             check(value in allowed, f"{name}={value} of a block-scaled product: one of {allowed}")
-        registers = 2 * self.ahead * (self.row_steps + self.m_steps) * 5 + self.row_steps * self.m_steps * 4
-        check(registers <= 200, f"{registers} registers of operands and sums: use smaller tiles")
 
     @property
     def rows(self) -> int:
@@ -88,35 +123,58 @@ class WaveScaledSchedule(Schedule):
         return max(4, slots * self.row_steps * self.m_steps * LANES * 4)
 
 
-def check_legal(form: ScaledGemm, device: TileDevice) -> None:
-    """Raise unless the device multiplies such operands.
+def core_for(form: ScaledGemm, device: TileDevice) -> Core:
+    """Return the matrix instruction of the product.
 
-    Raises DeviceError if it has no cores that scale blocks, or this does not emit their type.
+    Raises DeviceError if the device has none.
     """
-    if "fp4" not in device.features or form.weight not in FORMATS:
+    pair = form.weight, form.activation
+    found = [core for core in device.cores if PIPELINE in core.pipelines and (core.a, core.b) == pair]
+    if not found:
         raise DeviceError(
             f"{device.name} has no kernel for {form.weight} by {form.activation}: use rocm/gfx950 with"
-            f" {', '.join(FORMATS)}, cuda/sm_100a, or a 16-bit activation"
+            f" {', '.join(LAYOUTS)}, cuda/sm_100a, or a 16-bit activation"
         )
+    return found[0]
 
 
-def schedules() -> Iterator[WaveScaledSchedule]:
-    """Yield what there is."""
+def held_words(form: ScaledGemm, schedule: WaveScaledSchedule) -> int:
+    """Return the registers of a lane for the codes and scales of a span."""
+    weight, activation = LAYOUTS[form.weight], LAYOUTS[form.activation]
+    return schedule.row_steps * (weight.words + 1) + schedule.m_steps * (activation.words + 1)
+
+
+def check_legal(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule) -> None:
+    """Raise unless the device runs the schedule.
+
+    Raises DeviceError if it has no cores that scale such blocks.
+    Raises ScheduleError if operands and sums need more registers than there are.
+    """
+    core_for(form, device)
+    sums = schedule.row_steps * schedule.m_steps * 4
+    registers = 2 * schedule.ahead * held_words(form, schedule) + sums
+    check(registers <= MOST_REGISTERS, f"{registers} registers of operands and sums: use smaller tiles")
+
+
+def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[WaveScaledSchedule]:
+    """Yield what is legal."""
     for option in product((1, 2, 4), repeat=4):
-        if passes(WaveScaledSchedule, *option):
-            yield WaveScaledSchedule(*option)
+        schedule = WaveScaledSchedule(*option)
+        if passes(check_legal, form, device, schedule):
+            yield schedule
 
 
 def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, m: int) -> ScaledCost:
     """Predict the time of a call whose weights come from DRAM."""
     rate = {layer.name: layer.bandwidth * layer.sustained for layer in device.layers}
-    spans = -(-form.row_bytes // (SPAN // 2))
+    spans = -(-form.k // SPAN)
     turns = -(-spans // (schedule.split_k * schedule.ahead))
     blocks = -(-form.n // schedule.rows) * -(-m // schedule.tile_m)
-    fragments = schedule.row_steps + schedule.m_steps
-    loaded = fragments * FRAGMENT * (SPAN // 2 + SPAN // 32)
+    sides = ((schedule.row_steps, form.n, form.weight), (schedule.m_steps, m, form.activation))
+    loaded = sum(steps * FRAGMENT * (LAYOUTS[name].span_bytes + SPAN // 32) for steps, _, name in sides)
     own = turns * schedule.ahead
-    core = own * schedule.row_steps * schedule.m_steps * 2 * FRAGMENT * FRAGMENT * SPAN / FLOPS
+    flops = core_for(form, device).ops_per_cycle / device.schedulers
+    core = own * schedule.row_steps * schedule.m_steps * 2 * FRAGMENT * FRAGMENT * SPAN / flops
     # Waves of a unit share its first cache; each has its own core.
     resident = min(8, -(-blocks // device.units))
     rounds = -(-blocks // (device.units * resident))
@@ -124,7 +182,8 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, 
     busy = max(core * waves / device.schedulers, own * loaded * waves / L1_BYTES) / device.clock
     latency = device.layer("dram").latency * turns
     stored = form.n * m * (4 if form.output == "float32" else 2)
-    moved = (form.n + m) * form.row_bytes * (1 + 1 / 16) + stored
+    codes = sum(rows * (FORMATS[name].row_bytes(form.k) + form.k / 32) for _, rows, name in sides)
+    moved = codes + stored
     read = blocks * WAVES * own * loaded
     parts = {
         "launch": LAUNCH_SECONDS + BLOCK_CLOCKS / device.clock,
@@ -142,6 +201,6 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, 
 
 @lru_cache(maxsize=4096)
 def choose(form: ScaledGemm, device: TileDevice, m: int) -> WaveScaledSchedule:
-    """Return the schedule that is predicted to be fastest; raises as `check_legal` does."""
-    check_legal(form, device)
-    return min(schedules(), key=lambda option: predict(form, device, option, m).seconds)
+    """Return the schedule that is predicted to be fastest; raises as `core_for` does."""
+    core_for(form, device)
+    return min(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds)

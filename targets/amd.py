@@ -96,6 +96,17 @@ def _wmma(name: str, a: str, accumulator: str, rate: float, repeats: int, *dots:
     return Core(name, 16, 16, 16, a, a, accumulator, rate, pipelines, lane_bytes, (2, 16), CORE_SUSTAINED)
 
 
+SCALED = {"mxfp8_e4m3": 8, "mxfp8_e5m2": 8, "mxfp6_e2m3": 6, "mxfp6_e3m2": 6, "mxfp4": 4}
+"""Block types whose products CDNA4 scales, any two together -> bits of a code."""
+
+
+def _scaled(a: str, b: str) -> Core:
+    """Return the core of two block types; 8-bit codes on either side take twice the cycles."""
+    rate = 8192 if 8 in (SCALED[a], SCALED[b]) else 16384
+    name = "v_mfma_scale_f32_16x16x128_f8f6f4"
+    return Core(name, 16, 16, 128, a, b, "float32", rate, ("mfma_scale",), 4 * SCALED[a], (4, 16))
+
+
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
     target = {
         "kind": "rocm",
@@ -219,7 +230,7 @@ GFX950 = _device(
     (
         _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),
         _matrix("v_mfma_f32_16x16x32_bf16", 16, 32, "bfloat16", "float32", 4096, 64, "dot"),
-        # The chip multiplies fp8 twice as fast, by instructions that no pipeline emits.
+        # The chip multiplies fp8 twice as fast by the instructions that scale blocks.
         _matrix("v_mfma_i32_16x16x64_i8", 16, 64, "int8", "int32", 8192, 64),
         _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
         _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
@@ -228,6 +239,7 @@ GFX950 = _device(
         _matrix("v_mfma_i32_32x32x32_i8", 32, 32, "int8", "int32", 8192, 64),
         _matrix("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_e4m3", "float32", 4096, 64),
         _matrix("v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "fp8_e5m2", "float32", 4096, 64),
+        *(_scaled(a, b) for a in SCALED for b in SCALED),
     ),
 )
 

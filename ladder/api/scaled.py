@@ -43,13 +43,14 @@ class ScaledMatmul:
     N, K
         Outputs and inputs.
     weight, activation
-        ``"mxfp8_e4m3"`` or ``"mxfp8_e5m2"`` with either, ``"mxfp4"`` or ``"nvfp4"`` with itself.
+        ``"mxfp8_e4m3"`` or ``"mxfp8_e5m2"`` with either, ``"mxfp4"`` or ``"nvfp4"`` with itself; on
+        gfx950 any two of the types that begin with mx, of 6 bits too.
     output
         Result type, bfloat16 by default.
     bias
         Whether calls pass a bias.
     target
-        Device, ``"cuda/sm_100a"``, or ``"rocm/gfx950"`` for mxfp4; by default the one that x is on.
+        Device, ``"cuda/sm_100a"`` or ``"rocm/gfx950"``; by default the one that x is on.
     options
         Others of `ladder.Matmul`, which must ask for nothing.
 

@@ -17,6 +17,8 @@ class ScaledFormat:
     number: The element's number in the instruction descriptor.
     scale: Type of the scales: ``"e8m0"`` or ``"fp8_e4m3"``.
     element: Type of the codes.
+
+    AMD's instructions have the same elements and scales (`schedules.wave_scaled`), any two of them together.
     """
 
     bits: int
@@ -27,10 +29,30 @@ class ScaledFormat:
     scale: str
     element: str
 
+    @property
+    def slab_codes(self) -> int:
+        """Codes of a slab: 128 bytes of 4 or 8-bit codes, 96 of 6-bit ones."""
+        return 256 if self.bits == 4 else 128
+
+    @property
+    def slab_atoms(self) -> int:
+        """Pieces of four scales of a slab."""
+        return self.slab_codes // self.group // 4
+
+    def row_bytes(self, k: int) -> int:
+        """Return the bytes of a row of codes, dense and of whole blocks of 32: codes beyond K are zero."""
+        return -(-k // 32) * 4 * self.bits
+
+    def scale_atoms(self, k: int) -> int:
+        """Return the pieces of four scales of a row: those of whole slabs."""
+        return -(-k // self.slab_codes) * self.slab_atoms
+
 
 FORMATS: Mapping[str, ScaledFormat] = {
     "mxfp8_e4m3": ScaledFormat(8, 32, "mxf8f6f4", 1, 0, "e8m0", "fp8_e4m3"),
     "mxfp8_e5m2": ScaledFormat(8, 32, "mxf8f6f4", 1, 1, "e8m0", "fp8_e5m2"),
+    "mxfp6_e2m3": ScaledFormat(6, 32, "mxf8f6f4", 1, 3, "e8m0", "fp6_e2m3"),
+    "mxfp6_e3m2": ScaledFormat(6, 32, "mxf8f6f4", 1, 4, "e8m0", "fp6_e3m2"),
     "mxfp4": ScaledFormat(4, 32, "mxf4", 2, 1, "e8m0", "fp4_e2m1"),
     "nvfp4": ScaledFormat(4, 16, "mxf4nvf4", 4, 1, "fp8_e4m3", "fp4_e2m1"),
 }
@@ -46,7 +68,7 @@ class ScaledGemm:
     Sums are float32; ``factor`` is the product of the operands' tensor scales.
 
     n, k: Extents of the weight matrix.
-    weight, activation: Block types of `FORMATS`, of one kind.
+    weight, activation: Block types of `FORMATS` with scales of one type and size.
     output: Element type of the result.
     bias: Whether a bias [N] of the output type is added.
     Raises UnknownNameError, ConversionError, DTypeError, ShapeError if there is no such product.
@@ -63,7 +85,7 @@ class ScaledGemm:
         for name in (self.weight, self.activation):
             if name not in FORMATS:
                 raise unknown_name("type of a block-scaled operand", name, FORMATS)
-        if FORMATS[self.weight].kind != FORMATS[self.activation].kind:
+        if len({(FORMATS[name].scale, FORMATS[name].group) for name in (self.weight, self.activation)}) > 1:
             raise ConversionError(
                 f"no core multiplies {self.weight} by {self.activation} with both scales: give both operands"
                 " one type, or a 16-bit activation"
@@ -77,25 +99,25 @@ class ScaledGemm:
 
     @property
     def format(self) -> ScaledFormat:
-        """Properties that both operands share: bits, blocks and kind."""
+        """The activation's format; on NVIDIA GPUs both operands share its bits, blocks and kind."""
         return FORMATS[self.activation]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of codes, a multiple of 16: codes beyond K are zero."""
-        return -(-self.k * self.format.bits // 128) * 16
+        """Bytes of a row of the activation's codes."""
+        return self.format.row_bytes(self.k)
 
     @property
     def slabs(self) -> int:
-        """Pieces of 128 bytes of a row, the last perhaps in part."""
-        return -(-self.row_bytes // 128)
+        """Slabs of a row of activations, the last perhaps in part."""
+        return -(-self.k // self.format.slab_codes)
 
     @property
     def scale_atoms(self) -> int:
-        """Pieces of four scales of a row: those of whole slabs."""
-        return self.slabs * self.slab_atoms
+        """Pieces of four scales of a row of activations."""
+        return self.format.scale_atoms(self.k)
 
     @property
     def slab_atoms(self) -> int:
         """Pieces of four scales of a slab."""
-        return 128 * 8 // self.format.bits // self.format.group // 4
+        return self.format.slab_atoms

@@ -33,7 +33,7 @@ class ScaledOperand:
     """A matrix ``[rows, K]`` as kernels take it.
 
     type_name, shape: Block type, and (rows, K).
-    codes: uint8 ``[rows, bytes]``: canonical storage, rows padded with zeros to multiples of 16 bytes.
+    codes: uint8 ``[rows, bytes]``: codes without gaps, rows padded with zeros to blocks of 32.
     scales: uint8 in the order of `schedules.scaled.place_scales`.
     factor: float32 ``[1]``: factor of the whole matrix.
     """
@@ -84,22 +84,41 @@ def operand_of(form: ScaledGemm, type_name: str, matrix: QuantizedTensor) -> Sca
         raise ShapeError(f"the operand has K={matrix.shape[1]}, the product has K={form.k}")
     scale = as_torch(matrix.scale).view(torch.uint8)
     factor = torch.tensor([1.0 if matrix.tensor_scale is None else matrix.tensor_scale], device=scale.device)
-    return _placed(form, type_name, matrix.shape[0], as_torch(matrix.storage), scale, factor)
+    has_gaps = own.bits == 6
+    codes = _dense(as_torch(matrix.codes()), own.bits) if has_gaps else as_torch(matrix.storage)
+    return _placed(form, type_name, matrix.shape[0], codes, scale, factor)
 
 
 def _placed(
     form: ScaledGemm,
     type_name: str,
     rows: int,
-    storage: torch.Tensor,
+    dense: torch.Tensor,
     scale: torch.Tensor,
     factor: torch.Tensor,
 ) -> ScaledOperand:
     """Pad rows of codes, and place scales."""
     import torch
 
-    codes = torch.nn.functional.pad(storage, (0, form.row_bytes - storage.shape[1])).contiguous()
-    return ScaledOperand(type_name, (rows, form.k), codes, place_scales(scale, form), factor)
+    own = FORMATS[type_name]
+    codes = torch.nn.functional.pad(dense, (0, own.row_bytes(form.k) - dense.shape[1])).contiguous()
+    return ScaledOperand(type_name, (rows, form.k), codes, place_scales(scale, own, form.k), factor)
+
+
+def _dense(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return codes ``[rows, count]`` as the bytes of one row of bits each, lowest first.
+
+    Canonical storage leaves gaps in words of 6-bit codes; matrix cores take none.
+    """
+    import torch
+
+    if bits != 6:
+        packed: torch.Tensor = pack_codes(codes, bits)
+        return packed
+    padded = torch.nn.functional.pad(codes.to(torch.int32), (0, -codes.shape[1] % 4))
+    a, b, c, d = (padded[:, i::4] for i in range(4))
+    three = (a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2)
+    return torch.stack([byte & 0xFF for byte in three], dim=-1).to(torch.uint8).flatten(1)
 
 
 def quantize_rows(form: ScaledGemm, x: torch.Tensor) -> ScaledOperand:
@@ -121,7 +140,7 @@ def quantize_rows(form: ScaledGemm, x: torch.Tensor) -> ScaledOperand:
     units = torch.where(finite[..., None], blocks / scale[..., None], 0.0)
     stored = torch.where(finite, stored, NAN[own.scale]).to(torch.uint8)
     codes = element.encode_finite(units.flatten(1)[:, : form.k])
-    return _placed(form, form.activation, rows, pack_codes(codes, own.bits), stored, factor)
+    return _placed(form, form.activation, rows, _dense(codes, own.bits), stored, factor)
 
 
 NAN = {"e8m0": 255, "fp8_e4m3": 127}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from ladder.runtime.scaled import arguments
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for
 from ladder.simulate.operator import numpy_of
-from schedules.wave_scaled import WaveScaledSchedule, choose, predict, schedules
+from schedules.wave_scaled import LAYOUTS, WaveScaledSchedule, choose, core_for, predict, schedules
 from targets import get_device
 from tile_types.errors import DeviceError, ScheduleError
 
 GPU = get_device("rocm/gfx950")
+FP4 = ("mxfp4", "mxfp4")
+PAIRS = list(product(LAYOUTS, repeat=2))
 BOUNDS = {"float32": 1e-5, "bfloat16": 3e-3}
 Schedule = WaveScaledSchedule
 
@@ -40,12 +43,15 @@ CASES = {
 
 
 def run(
-    case: str, change: Callable[[Any], Any] = lambda function: function, **options: Any
+    case: str,
+    change: Callable[[Any], Any] = lambda function: function,
+    types: tuple[str, str] = FP4,
+    **options: Any,
 ) -> tuple[Any, float]:
     """Simulate a case; return what was found, and the error."""
     m, n, k, schedule, output, biased, order = CASES[case]
-    form = ScaledGemm(n, k, "mxfp4", "mxfp4", output, biased)
-    x, w = random_matrix(form, "mxfp4", m, 1), random_matrix(form, "mxfp4", n, 2)
+    form = ScaledGemm(n, k, *types, output, biased)
+    x, w = random_matrix(form, types[1], m, 1), random_matrix(form, types[0], n, 2)
     dtype = getattr(torch, output)
     bias = torch.randn(n, generator=torch.Generator().manual_seed(3)).to(dtype) if biased else None
     arrays = [
@@ -75,22 +81,57 @@ def test_machine_code(case: str) -> None:
     assert error < BOUNDS[CASES[case][4]]
 
 
-@pytest.mark.daily(3)
-@pytest.mark.parametrize("schedule", list(schedules()), ids=lambda schedule: schedule.title)
-def test_no_schedule_spills(schedule: Schedule) -> None:
-    form = ScaledGemm(8448, 7168, "mxfp4", "mxfp4", "bfloat16", True)
+@pytest.mark.daily(12)
+@pytest.mark.parametrize("stage", ["emitted", "code"])
+@pytest.mark.parametrize("case", ["one of each", "K ends within a span", "stored as vectors", "far ahead"])
+@pytest.mark.parametrize("types", PAIRS, ids=" x ".join)
+def test_pairs_of_types(types: tuple[str, str], case: str, stage: str) -> None:
+    if case == "far ahead" and max(LAYOUTS[name].words for name in types) > 4:
+        pytest.skip("more registers than there are")
+    result, error = run(case, types=types, stage=stage)
+    assert not result.findings, result.report()
+    assert error < BOUNDS[CASES[case][4]]
+
+
+WIDTHS = list(product(("mxfp8_e5m2", "mxfp6_e2m3", "mxfp4"), repeat=2))
+SCHEDULES = [(types, one) for types in WIDTHS for one in schedules(ScaledGemm(64, 64, *types), GPU)]
+
+
+@pytest.mark.daily(80)
+@pytest.mark.parametrize(("types", "schedule"), SCHEDULES, ids=str)
+def test_no_schedule_spills(types: tuple[str, str], schedule: Schedule) -> None:
+    form = ScaledGemm(8448, 7168, *types, "bfloat16", True)
     found = resources_of({"scaled": emit(form, GPU, schedule, "scaled")}, GPU)["scaled"]
     assert found["vgpr_spills"] == found["scratch_bytes"] == found["sgpr_spills"] == 0
     assert found["lds_bytes"] <= GPU.shared_per_block
 
 
-def test_blocks_of_nan_make_their_rows_nan() -> None:
+@pytest.mark.parametrize(
+    "types", [FP4, ("mxfp4", "mxfp8_e4m3"), ("mxfp6_e2m3", "mxfp6_e3m2")], ids=" x ".join
+)
+def test_blocks_of_nan_make_their_rows_nan(types: tuple[str, str]) -> None:
     x, w = torch.randn(3, 128), torch.randn(20, 128)
     x[1, 70] = torch.inf
-    op = ladder.Matmul(20, 128, "mxfp4", "mxfp4", target="rocm/gfx950")
-    result = ladder.simulate(op, x, op.pack(ladder.quantize(w, "mxfp4")))
+    op = ladder.Matmul(20, 128, *types, target="rocm/gfx950")
+    packed = op.pack(ladder.quantize(w, types[0]))
+    result = ladder.simulate(op, x, packed)
     assert not result.findings, result.report()
     assert np.isnan(result.y).all(axis=1).tolist() == [False, True, False]
+
+
+def test_infinite_codes_stay_infinite_where_k_ends_within_a_span() -> None:
+    """The codes of x that lanes read again beyond K meet zeros of the weight."""
+    form = ScaledGemm(16, 40, "mxfp8_e4m3", "mxfp8_e5m2", "float32")
+    x, w = random_matrix(form, "mxfp8_e5m2", 3, 1), random_matrix(form, "mxfp8_e4m3", 16, 2)
+    x.operand.codes[1, 39], w.operand.codes[:, 39] = 0x7C, 0x38
+    y = torch.zeros(3, 16)
+    arrays = [numpy_of(a) for a in arguments(x.operand, w.operand, None, y)]
+    result = simulate_launch(
+        emit(form, GPU, Schedule(1, 1, 4, 2), "scaled"), arrays, calls=calls_for("gfx950")
+    )
+    assert not result.findings, result.report()
+    assert np.isposinf(arrays[-1][1]).all()
+    assert np.isfinite(arrays[-1][[0, 2]]).all()
 
 
 def _next(index: Any) -> Any:
@@ -145,4 +186,6 @@ def test_what_there_is_not() -> None:
     with pytest.raises(ScheduleError, match="row_steps=3"):
         Schedule(3)
     with pytest.raises(ScheduleError, match="registers"):
-        Schedule(4, 4, 1, 4)
+        emit(ScaledGemm(8448, 7168, *FP4), GPU, Schedule(4, 4, 1, 4), "scaled")
+    assert core_for(ScaledGemm(8, 8, "mxfp4", "mxfp8_e4m3"), GPU).ops_per_cycle == 8192
+    assert core_for(ScaledGemm(8, 8, "mxfp4", "mxfp6_e2m3"), GPU).ops_per_cycle == 16384

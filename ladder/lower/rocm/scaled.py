@@ -1,10 +1,10 @@
 """Block-scaled products of gfx950: codes and scales go from memory to the matrix cores' registers.
 
-``out^T = W · x^T`` by ``v_mfma_scale_f32_16x16x128_f8f6f4``: of 4-bit floats, lane l holds 32 neighbours of
-row ``l % 16``, from element ``32 (l // 16)`` of a span of 128 on: a block with one scale. Of the result it
-holds weight rows ``4 (l // 16) + i`` of activation row ``l % 16`` (AMD Instinct CDNA4 ISA, "Matrix
-fused-multiply-add with block exponent scaling"). Waves of a block have weight rows of their own, or share
-K and add up through LDS. No such kernel has run on hardware yet.
+``out^T = W · x^T`` by ``v_mfma_scale_f32_16x16x128_f8f6f4``: of a span of 128 codes lane l holds 32 of row
+``l % 16`` (`schedules.wave_scaled.LAYOUTS`) and the scale of block ``l // 16``. Of the result it holds weight
+rows ``4 (l // 16) + i`` of activation row ``l % 16`` (AMD Instinct CDNA4 ISA, "Matrix fused-multiply-add with
+block exponent scaling"). Waves of a block have weight rows of their own, or share K and add up through LDS.
+No such kernel has run on hardware yet.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from ladder.lower import builder as b
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import join_bfloat
 from schedules.schedule import check
-from schedules.wave_scaled import FRAGMENT, LANES, SPAN, WAVES, WaveScaledSchedule, check_legal
+from schedules.wave_scaled import (
+    FRAGMENT,
+    LANES,
+    LAYOUTS,
+    WAVES,
+    Layout,
+    WaveScaledSchedule,
+    check_legal,
+    held_words,
+)
 from targets import TileDevice
 
 Expr = Any
 
 INSTRUCTION = "llvm.amdgcn.mfma.scale.f32.16x16x128.f8f6f4"
-
-FP4 = 4
-"""The instruction's number of e2m1."""
-
-CHUNK = 16
-"""Bytes of a lane's operand."""
 
 ROWS = 128
 """Rows of an atom of scales; see `schedules.scaled.place_scales`."""
@@ -43,12 +46,12 @@ RUN = 4
 def emit(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, name: str) -> Any:
     """Emit the kernel ``name``.
 
-    It takes uint8 x ``[M, row bytes]`` and its scales ``[atoms, groups of four, 512]``, the weight's, float32
+    It takes uint8 x ``[M, bytes]`` and its scales ``[atoms, groups of four, 512]``, the weight's, float32
     factor ``[1]``, perhaps a bias ``[N]``, and the result ``[M, N]``.
     Raises DeviceError or ScheduleError if the device or the schedule does not fit.
     """
-    check_legal(form, device)
     check(isinstance(schedule, WaveScaledSchedule), f"no schedule of AMD GPUs: {schedule}")
+    check_legal(form, device, schedule)
     with b.function(name) as kernel:
         _Body(form, device, schedule).emit()
     return kernel.func
@@ -58,22 +61,61 @@ def emit(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, nam
 class _Side:
     """One operand as a wave reads it.
 
-    codes, scales: Its tensors.
+    layout: How lanes hold its codes.
+    codes, scales, row_bytes: Its tensors, and the bytes of a row of codes.
     rows: The row of each fragment that this lane reads, none beyond the last.
+    first: Its first word among those that are held of a span.
+    must_vanish: Whether its codes are made zeros beyond K.
     """
 
+    layout: Layout
     codes: Any
     scales: Any
+    row_bytes: Expr
     rows: tuple[Expr, ...]
+    first: int
+    must_vanish: bool
 
-    def load(self, chunk: Expr, span: Expr, group: Expr, held: Any, at: int) -> None:
-        """Load what a span needs: four words of codes and a scale for each fragment, from word ``at`` on."""
+    def word(self, index: int) -> int:
+        """Return the first word of a fragment: its codes, then its scale."""
+        return self.first + (self.layout.words + 1) * index
+
+    def load(self, span: Expr, exists: Expr, group: Expr, held: Any) -> None:
+        """Load a lane's codes and scales of a span for all fragments; ``exists``: whether it is one of K."""
+        run, wide = self.layout.run, self.layout.run // 4
+        count = RUN if wide % RUN == 0 else 2  # words that lie at multiples of themselves
+        last = self.row_bytes // run - 1
+        for part in range(self.layout.runs // 4):
+            wanted = b.bind(span * self.layout.runs + (part * 4 + group))
+            place, is_real = b.bind(T.min(wanted, last)), b.bind(T.And(exists, wanted <= last))
+            for index, row in enumerate(self.rows):
+                word = self.word(index) + part * wide
+                for at in range(0, wide, count):
+                    codes = self.codes[row, d.lanes(place * run + 4 * at, 4 * count)]
+                    b.store(held, d.as_type(codes, f"uint32x{count}"), d.lanes(word + at, count))
+                for at in range(wide if self.must_vanish else 0):
+                    b.store(held, T.Select(is_real, held[word + at], T.uint32(0)), word + at)
         for index, row in enumerate(self.rows):
-            word = at + 5 * index
-            codes = self.codes[row, d.lanes(chunk * CHUNK, CHUNK)]
-            b.store(held, d.as_type(codes, "uint32x4"), d.lanes(word, RUN))
             byte = row % 32 * 16 + row % ROWS // 32 * 4 + group
-            b.store(held, T.Cast("uint32", self.scales[row // ROWS, span, byte]), word + RUN)
+            scale = T.Cast("uint32", self.scales[row // ROWS, span, byte])
+            b.store(held, scale, self.word(index) + self.layout.words)
+
+    def operand(self, held: Any, index: int) -> Expr:
+        """Return a fragment's codes as the instruction takes them."""
+        first, words = self.word(index), self.layout.words
+        return d.as_type(d.vector([held[first + i] for i in range(words)]), f"int32x{words}")
+
+    def scale(self, held: Any, index: int) -> Expr:
+        """Return the register of a fragment's scales."""
+        return d.as_type(held[self.word(index) + self.layout.words], "int32")
+
+
+def _operand(name: str, rows: Expr) -> tuple[Any, Any]:
+    """Declare the codes ``[rows, bytes]`` of an operand and their scales ``[atoms, groups of four, 512]``."""
+    row_bytes, atoms, groups = (b.symbol(f"{name}_{extent}") for extent in ("bytes", "atoms", "groups"))
+    return b.tensor(name, (rows, row_bytes), "uint8"), b.tensor(
+        f"{name}_scales", (atoms, groups, 512), "uint8"
+    )
 
 
 class _Body:
@@ -81,14 +123,9 @@ class _Body:
 
     def __init__(self, form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule) -> None:
         self.form, self.device, self.schedule = form, device, schedule
-        m, n, row_bytes, x_atoms, w_atoms, groups = (
-            b.symbol(name) for name in ("M", "N", "row_bytes", "x_atoms", "w_atoms", "groups")
-        )
-        self.m, self.n, self.row_bytes = m, n, row_bytes
-        self.x = b.tensor("x", (m, row_bytes), "uint8")
-        self.x_scales = b.tensor("x_scales", (x_atoms, groups, 512), "uint8")
-        self.w = b.tensor("w", (n, row_bytes), "uint8")
-        self.w_scales = b.tensor("w_scales", (w_atoms, groups, 512), "uint8")
+        self.m, self.n = m, n = b.symbol("M"), b.symbol("N")
+        self.x, self.x_scales = _operand("x", m)
+        self.w, self.w_scales = _operand("w", n)
         self.factor = b.tensor("factor", (1,), "float32", align=4)
         self.bias = b.tensor("bias", (n,), form.output, align=4) if form.bias else None
         self.y = b.tensor("y", (m, n), form.output)
@@ -121,28 +158,44 @@ class _Body:
     # ---- over K ----------------------------------------------------------------------
     def _sides(self) -> tuple[_Side, _Side]:
         """Return the weight's side and that of x."""
-        row, s = self.lane % FRAGMENT, self.schedule
-        w_rows = (self.first_n + FRAGMENT * i + row for i in range(s.row_steps))
-        x_rows = (self.first_m + FRAGMENT * i + row for i in range(s.m_steps))
-        return (
-            _Side(self.w, self.w_scales, tuple(b.bind(T.min(each, self.n - 1)) for each in w_rows)),
-            _Side(self.x, self.x_scales, tuple(b.bind(T.min(each, self.m - 1)) for each in x_rows)),
-        )
+        s, form = self.schedule, self.form
+        # Infinity times a zero beyond K is no number: x is then to vanish too.
+        infinite = form.activation == "mxfp8_e5m2"
+        w = self._side(form.weight, (self.w, self.w_scales), self.first_n, s.row_steps, self.n, 0, True)
+        first = s.row_steps * (w.layout.words + 1)
+        x = (self.x, self.x_scales)
+        return w, self._side(form.activation, x, self.first_m, s.m_steps, self.m, first, infinite)
+
+    def _side(
+        self,
+        name: str,
+        tensors: tuple[Any, Any],
+        start: Expr,
+        steps: int,
+        rows: Expr,
+        first: int,
+        vanish: bool,
+    ) -> _Side:
+        own = (start + (FRAGMENT * i + self.lane % FRAGMENT) for i in range(steps))
+        mine = tuple(b.bind(T.min(each, rows - 1)) for each in own)
+        return _Side(LAYOUTS[name], *tensors, tensors[0].shape[1], mine, first, vanish)
 
     def _walk(self, sums: list[Any]) -> None:
         """Multiply all spans, loading two turns of them alternately into two sets of registers."""
         s, sides = self.schedule, self._sides()
-        spans = b.bind((self.row_bytes + SPAN // 2 - 1) // (SPAN // 2))
+        length = sides[0].layout.span_bytes
+        spans = b.bind((sides[0].row_bytes + length - 1) // length)
         turn = s.split_k * s.ahead
         pairs = b.bind((spans + 2 * turn - 1) // (2 * turn))
-        words = 5 * (s.row_steps + s.m_steps)
+        words = held_words(self.form, s)
         held = [[b.local(words, "uint32") for _ in range(s.ahead)] for _ in range(2)]
 
         def fetch(number: Expr, half: int) -> None:
             for index, registers in enumerate(held[half]):
-                self._fetch(
-                    sides, b.bind((number * s.split_k + self.slice) * s.ahead + index), spans, registers
-                )
+                span = b.bind((number * s.split_k + self.slice) * s.ahead + index)
+                real, exists = b.bind(T.min(span, spans - 1)), b.bind(span < spans)
+                for side in sides:
+                    side.load(real, exists, self.group, registers)
 
         fetch(T.int32(0), 0)
         with b.loop(pairs, rolled=True) as pair:
@@ -150,38 +203,21 @@ class _Body:
                 fetch(2 * pair + half + 1, 1 - half)
                 d.schedule_fence()
                 for registers in held[half]:
-                    self._multiply(registers, sums)
+                    self._multiply(sides, registers, sums)
 
-    def _fetch(self, sides: tuple[_Side, _Side], span: Expr, spans: Expr, registers: Any) -> None:
-        """Load a span of both operands; of what lies beyond K the weight is zero."""
-        s, chunks = self.schedule, self.row_bytes // CHUNK
-        real = T.min(span, spans - 1)
-        chunk = b.bind(real * 4 + self.group)
-        place = b.bind(T.min(chunk, chunks - 1))
-        sides[0].load(place, real, self.group, registers, 0)
-        sides[1].load(place, real, self.group, registers, 5 * s.row_steps)
-        exists = b.bind(T.And(span < spans, chunk < chunks))
-        for index in range(s.row_steps):
-            for word in range(5 * index, 5 * index + 5):
-                b.store(registers, T.Select(exists, registers[word], T.uint32(0)), word)
-
-    def _multiply(self, registers: Any, sums: list[Any]) -> None:
+    def _multiply(self, sides: tuple[_Side, _Side], registers: Any, sums: list[Any]) -> None:
         """Issue the products of all fragments of a span."""
-        s = self.schedule
-        for row_step in range(s.row_steps):
-            for m_step in range(s.m_steps):
-                a, x = 5 * row_step, 5 * (s.row_steps + m_step)
-                operands = (
-                    d.as_type(d.vector([registers[at + i] for i in range(RUN)]), "int32x4") for at in (a, x)
-                )
-                total = sums[row_step * s.m_steps + m_step]
-                scales = [d.as_type(registers[at + RUN], "int32") for at in (a, x)]
-                zero, kind = T.int32(0), T.int32(FP4)
-                done = d.cross_lane(
-                    "float32x4", INSTRUCTION, *operands, total[d.lanes(0, RUN)], kind, kind,
-                    zero, scales[0], zero, scales[1],
-                )  # fmt: skip
-                b.store(total, done, d.lanes(0, RUN))
+        kinds = [T.int32(side.layout.number) for side in sides]
+        for number, total in enumerate(sums):
+            steps = divmod(number, self.schedule.m_steps)
+            operands = [side.operand(registers, step) for side, step in zip(sides, steps, strict=True)]
+            scales = [side.scale(registers, step) for side, step in zip(sides, steps, strict=True)]
+            zero = T.int32(0)
+            done = d.cross_lane(
+                "float32x4", INSTRUCTION, *operands, total[d.lanes(0, RUN)], *kinds,
+                zero, scales[0], zero, scales[1],
+            )  # fmt: skip
+            b.store(total, done, d.lanes(0, RUN))
 
     # ---- results ---------------------------------------------------------------------
     def _join(self, shared: Any, sums: list[Any]) -> None:

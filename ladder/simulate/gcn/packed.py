@@ -308,13 +308,15 @@ SCALED = "mfma_scale_f32_16x16x128_f8f6f4"
 
 
 def scaled_matrix(i: Instruction) -> Step:
-    """``v_mfma_scale_*`` of 4-bit floats whose scales lie in byte 0."""
+    """``v_mfma_scale_*`` whose scales lie in byte 0."""
     _no_modifiers(i, "op_sel", "op_sel_hi", "cbsz", "blgp")
     kinds = i.number("cbsz"), i.number("blgp")
     chosen = (*i.bits("op_sel", (0, 0, 0)), *i.bits("op_sel_hi", (1, 1, 1)))
     to, *given = i.operands
     registers = all(operand.kind in ("v", "a") for operand in (*given[:2], *given[3:5]))
-    if kinds != (scaled.FP4, scaled.FP4) or any(chosen) or not registers:
+    wide = [4 * operand.count for operand in given[:2]]
+    known = all(0 <= kind < len(scaled.ELEMENTS) for kind in kinds)
+    if not known or wide != [scaled.ELEMENTS[kind].size for kind in kinds] or any(chosen) or not registers:
         raise GcnError(f"the emulator does not know {i.text}")
     if given[2].kind == "literal" and given[2].text != "0":
         raise GcnError(f"the emulator knows no constant sums but 0: {i.text}")
@@ -324,7 +326,7 @@ def scaled_matrix(i: Instruction) -> Step:
         a, b = (registers_of(w, operand).view(np.uint8)[None] for operand in given[:2])
         scales = [registers_of(w, operand)[None, :, 0] for operand in given[3:5]]
         c = np.zeros((LANES, to.count), U) if given[2].kind == "literal" else registers_of(w, given[2])
-        sums = scaled.multiply(a, b, c.view(np.float32)[None], (scales[0], scales[1]))[0]
+        sums = scaled.multiply(a, b, c.view(np.float32)[None], (scales[0], scales[1]), kinds)[0]
         getattr(w, to.kind)[to.index : to.index + to.count] = sums.view(U).T
 
     return step
