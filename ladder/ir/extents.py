@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
@@ -33,6 +33,9 @@ _EXTREMES = ("max", "min")
 
 MOST_EXCESSES = 4
 """Terms ``max(d, 0)`` of a sum up to which all cases are told apart."""
+
+MOST_TRIED = 64
+"""Sizes that are tried to tell whether a function of one size is linear."""
 
 
 def canonical(extent: Extent) -> Extent:
@@ -179,10 +182,49 @@ def _extreme(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
         return left if name == "max" else right
     if most is not None and most <= 0:
         return right if name == "max" else left
+    if (line := _line(name, left, right)) is not None:
+        return line
     if difference[max(difference, key=_degree)] < 0:
         left, right, difference = right, left, _multiplied({(): -1}, difference)
     excess: _Polynomial = {(f"max({_text(difference)}, 0)",): 1}
     return _added(right, excess) if name == "max" else _added(left, _multiplied({(): -1}, excess))
+
+
+def _line(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial | None:
+    """Return what the larger or smaller one is where both are made of one size and it is linear in that.
+
+    Such functions have straight pieces, which meet at sizes up to twice the numbers that they add: if values
+    at these and at two further ones lie on a line, all do. So ``max(2*s - 1 - max(s - 1, 0), 0)`` is s.
+    """
+    reach = [_numbers(value) for value in (left, right)]
+    names = size_names([_text(left), _text(right)])
+    excesses = any(_excess(monomial) is not None for value in (left, right) for monomial in value)
+    if None in reach or len(names) != 1 or not excesses:
+        return None
+    count = 2 * sum(most for most in reach if most is not None) + 3
+    if count > MOST_TRIED:
+        return None
+    values = [
+        FUNCTIONS[name](*(int(bind(_text(value), {names[0]: size})) for value in (left, right)))
+        for size in range(count)
+    ]
+    step = values[1] - values[0]
+    if any(after - before != step for before, after in pairwise(values)):
+        return None
+    return _added({(): values[0]} if values[0] else {}, {(names[0],): step} if step else {})
+
+
+def _numbers(value: _Polynomial) -> int | None:
+    """Return the sum of the numbers that straight pieces of a polynomial add; None if it has other pieces."""
+    found = 0
+    for monomial, factor in value.items():
+        above = _excess(monomial)
+        inner = 1 if not monomial else 0 if _NAME.fullmatch(monomial[0]) else None
+        inner = inner if above is None else _numbers(above)
+        if inner is None or len(monomial) > 1:
+            return None
+        found += abs(factor) * inner
+    return found
 
 
 def _bounds(value: _Polynomial) -> tuple[int | None, int | None]:

@@ -231,3 +231,12 @@ def test_shapes_that_do_not_fit_are_refused(operator, shapes, attributes, fits):
         return
     with pytest.raises(ShapeError):
         g.add(operator, *given, **attributes)
+
+
+def test_lines_that_extremes_make_together() -> None:
+    inner = larger(total(["s", -1]), 0)
+    assert larger(total([product([2, "s"]), -1, product([-1, inner])]), 0) == "s"
+    assert larger(total([product([2, "s"]), -2, product([-1, inner])]), 0) != "s"
+    for size in range(5):
+        found = larger(total([product([2, "s"]), -2, product([-1, inner])]), 0)
+        assert bind(found, {"s": size}) == max(2 * size - 2 - max(size - 1, 0), 0)
