@@ -18,8 +18,8 @@ from benchmarks.zoo import small_configuration
 MAKERS = ("get_inputs", "get_init_inputs")
 """Functions whose integers are sizes too, as those that the module assigns are."""
 
-LARGEST = tuple(1 << power for power in range(18, 2, -1))
-"""Bounds of sizes that are tried, the first first."""
+SMALLEST, LARGER = 8, tuple(1 << power for power in range(4, 19))
+"""Bounds of sizes: the first, and those that are tried after it, as long as a call is cheap."""
 
 PRETRAINED = {
     "EleutherAI/gpt-neo-2.7B": "gpt_neo",
@@ -147,15 +147,19 @@ def smaller(program: Program, elements: float, operations: float) -> Program:
     """Return the program with sizes whose call takes at most so much, as far as it runs with smaller ones.
 
     elements, operations: Most of a call, as of `Cost`.
-    Returns: Integers are halved until they are at most one of `LARGEST`; those without which the program
-        fails stay as they are, as do all of a program whose cost is not known.
+    Returns: Integers are halved until they are at most a bound, `SMALLEST` or of `LARGER`; those without
+        which the program fails stay as they are, as do all of a program whose cost is not known.
     """
-    best, spent = program, cost(program)
-    for most in LARGEST:
-        if spent is None or spent.within(elements, operations):
+    spent = cost(program)
+    if spent is None or spent.within(elements, operations):
+        return program
+    best = _shrunk(program, SMALLEST)
+    for most in LARGER:
+        more = _shrunk(program, most)
+        spent = cost(more)
+        if spent is None or not spent.within(elements, operations):
             break
-        best = _shrunk(program, most)
-        spent = cost(best)
+        best = more
     return best
 
 
