@@ -70,6 +70,8 @@ STRIDED: tuple[Any, ...] = tuple(
 
 
 LAID_OUT = "ladder.laid_out.default"
+RELAID = dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), "aten.reshape.default")
+"""Views that ask how a tensor lies, which a plan may change -> what copies where it must."""
 
 OURS = "ladder."
 KNOWN = ("aten.", OURS, "_c10d_functional.")

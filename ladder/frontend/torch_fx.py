@@ -23,6 +23,7 @@ from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.fx_nodes import (
     CARRIED,
     LAID_OUT,
+    RELAID,
     STRIDED,
     TYPES,
     depends_on_strides,
@@ -273,7 +274,8 @@ class _Walk:
         if not all(isinstance(value, torch.Tensor) for value in values):
             raise ImportRefused(f"{node.target} returns {stated!r}")
         tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(type_and_shape, values)]
-        added = self.im.call(str(node.target), arguments, keywords, inputs, tiles, draws(node))
+        target = RELAID.get(str(node.target), str(node.target))
+        added = self.im.call(target, arguments, keywords, inputs, tiles, draws(node))
         return added.values if isinstance(stated, list | tuple) else added.name
 
     def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:

@@ -93,3 +93,17 @@ def test_what_is_written_by_strides_may_itself_be_a_view() -> None:
         x = torch.randn(rows, 4, 4)
         torch.testing.assert_close(fast(x), program(x))
     assert not fast.refused
+
+
+def test_views_that_torch_makes_copy_what_a_plan_lays_otherwise() -> None:
+    layer = nn.Conv2d(3, 16, 3)
+
+    def program(x: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(layer(x), 6, 1).view(-1, 256) + 1
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for rows in (4, 4, 8, 8):
+            x = torch.randn(rows, 3, 9, 9)
+            torch.testing.assert_close(fast(x), program(x))
+    assert not fast.refused
