@@ -31,12 +31,15 @@ def weight_options(layer: Layer) -> Iterator[dict[str, Any]]:
             yield options
 
 
-def require_described(layer: Layer, kind: str, bits: int, zeros: bool) -> None:
-    """Raise unless the configuration, if it describes weights, describes such codes."""
+def require_described(layer: Layer, kind: str, bits: int, zeros: bool, least: int | None = None) -> None:
+    """Raise unless the configuration, if it describes weights, describes such codes.
+
+    least: Of the bits that the configuration may say, where narrower codes are stored in wider ones.
+    """
     described = [option for option in weight_options(layer) if option.get("strategy")]
     fitting = (
         option.get("type", kind) == kind
-        and option.get("num_bits", bits) == bits
+        and (bits if least is None else least) <= option.get("num_bits", bits) <= bits
         and (zeros or option.get("symmetric") is not False)
         for option in described
     )
@@ -227,7 +230,9 @@ def read_eight_bit(layer: Layer) -> QuantizedTensor:
         layer.require_type(".weight_zero_point", "int8")
         zero, _ = blocks_of(layer, ".weight_zero_point", n, k)
         layer.require(zero.shape == scale.shape, "zero points do not fit scales")
-    require_described(layer, "int" if layer[".weight"].dtype == "int8" else "float", 8, zero is not None)
+    integers = layer[".weight"].dtype == "int8"
+    kind, least = ("int", 1) if integers else ("float", 8)
+    require_described(layer, kind, 8, zero is not None, least)
     asymmetric = zero is not None and bool(zero.any())
     layer.require(not asymmetric or layer[".weight"].dtype == "int8", "fp8 codes have no zero points")
     return QuantizedTensor(

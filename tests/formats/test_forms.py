@@ -202,3 +202,13 @@ def test_a_rank_of_an_engine_has_columns_of_all_groups() -> None:
     for rank, columns in enumerate(wanted.chunk(2, 1)):
         cut = {"qweight": words.chunk(2)[rank].clone(), "g_idx": order.chunk(2)[rank].clone()}
         assert torch.equal(layer.matrix({**whole, **cut}).dequantize("float32"), columns)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_narrow_integers_are_stored_in_bytes(bits: int, tmp_path: Path) -> None:
+    """compressed-tensors' naive-quantized: int8 codes, of which the configuration says fewer bits."""
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    codes = torch.randint(-8, 8, (N, K), dtype=torch.int8)
+    found = stored(tmp_path, {"weight": codes, "weight_scale": scales()}, config)
+    assert torch.equal(found.dequantize("float32"), codes * scales().float().repeat_interleave(GROUP, 1))
