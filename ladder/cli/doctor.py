@@ -221,8 +221,8 @@ TOOLS = (
     Tool(
         "Python",
         "runs everything",
-        "install Python 3.11, 3.12 or 3.13",
-        lambda: ProbeResult(platform.python_version(), sys.executable, (3, 11) <= sys.version_info < (3, 14)),
+        "install Python 3.11 to 3.14",
+        lambda: ProbeResult(platform.python_version(), sys.executable, (3, 11) <= sys.version_info < (3, 15)),
         required=True,
     ),
     Tool("CPU", "the default target", "", host_processor, required=True),

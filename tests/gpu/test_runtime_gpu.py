@@ -165,6 +165,25 @@ def test_topk_joins_chains(axis: int, largest: bool) -> None:
     assert torch.equal(beyond(x)[1], torch.topk(x, 3)[1])
 
 
+@pytest.mark.parametrize(("rows", "recorded"), [(4, True), (1 << 18, False)])
+def test_graphs_are_recorded_where_copies_cost_less_than_launches(rows: int, recorded: bool) -> None:
+    """Five products of few rows wait for their launches; one gigabyte of arguments that change does not."""
+    weights = [torch.randn(1024, 1024, device="cuda") / 32 for _ in range(5)] if recorded else []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.relu(x @ weight)
+        return torch.relu(x)
+
+    fast = ladder.compile(program)
+    xs = [torch.randn(rows, 1024, device="cuda") for _ in range(2)]
+    with torch.no_grad():
+        for at in range(6):
+            torch.testing.assert_close(fast(xs[at % 2]), program(xs[at % 2]), atol=1e-4, rtol=1e-4)
+    graphs = [graph for built in fast.models for graph in built.executable.recorded()]
+    assert bool(graphs) == recorded
+
+
 def test_one_token_of_quantized_experts() -> None:
     from ladder.api.grouped_linear import GroupedLinear, mixture
 

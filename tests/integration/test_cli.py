@@ -424,7 +424,7 @@ def test_cache_lists_and_clears_what_was_compiled(ladder: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "works"), [((3, 10), False), ((3, 11), True), ((3, 13, 9), True), ((3, 14), False)]
+    ("version", "works"), [((3, 10), False), ((3, 11), True), ((3, 14, 9), True), ((3, 15), False)]
 )
 def test_doctor_knows_which_pythons_were_run(version, works, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "sys", SimpleNamespace(version_info=version, executable="python"))

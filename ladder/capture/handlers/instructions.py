@@ -1,4 +1,4 @@
-"""Handlers of single instructions, CPython 3.11 to 3.13: stack, variables, attributes, arithmetic, jumps."""
+"""Handlers of single instructions, CPython 3.11 to 3.14: stack, variables, attributes, arithmetic, jumps."""
 
 from __future__ import annotations
 

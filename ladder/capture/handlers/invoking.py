@@ -11,6 +11,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.replay import advance, drained, iterate, iterated
+from ladder.capture.python.bytecode import VERSION
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a, is_constant
 from ladder.capture.values.shapes import DynamicSize
@@ -54,7 +55,7 @@ def special_method(vm: Interpreter, value: Any, name: str) -> Any:
     if found is NULL:
         raise TypeError(
             f"'{kind.__name__}' object does not support the context manager protocol"
-            + (f" (missed {name} method)" if hasattr(kind, "__enter__") else "")
+            + (f" (missed {name} method)" if VERSION >= (3, 14) or hasattr(kind, "__enter__") else "")
         )
     if is_a(found, types.FunctionType):
         return types.MethodType(found, value)
@@ -79,7 +80,7 @@ def make_function(vm: Interpreter, frame: Frame, code: types.CodeType, parts: di
                 heap.reference(closure, uses),
             ]
             node = heap.fresh(function, f"{heap.constant(types.FunctionType)}({', '.join(texts)})", uses)
-            for name in ("kwdefaults", "annotations"):
+            for name in ("kwdefaults", "annotations", "annotate"):
                 if name in parts:
                     _set_part(vm, node, function, name, parts[name])
             qualified = f"{node.var}.__qualname__ = {code.co_qualname!r}"
@@ -143,3 +144,5 @@ def _complete(function: Any, parts: dict[str, Any]) -> None:
         given = parts["annotations"]
         flat = given if is_a(given, dict) else dict(zip(given[::2], given[1::2], strict=True))
         function.__annotations__ = flat
+    if "annotate" in parts:
+        function.__annotate__ = parts["annotate"]

@@ -30,6 +30,7 @@ from ladder.capture.interpreter.opcodes import (
     LIST_TO_TUPLE,
     UNARY_POSITIVE,
     YIELD,
+    after_call,
     after_delegation,
     handles,
     popn,
@@ -271,7 +272,8 @@ def _call_kw(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 @handles("CALL_FUNCTION_EX")
 def _call_ex(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    kwargs = f.stack.pop() if i.arg & 1 else {}
+    kwargs = f.stack.pop() if VERSION >= (3, 14) or i.arg & 1 else {}
+    kwargs = {} if kwargs is NULL else kwargs
     args = f.stack.pop()
     function = f.stack.pop()
     if function is NULL:
@@ -281,7 +283,7 @@ def _call_ex(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.stack.append(call_spread(vm, function, args, kwargs))
 
 
-_PARTS = {8: "closure", 4: "annotations", 2: "kwdefaults", 1: "defaults"}
+_PARTS = {16: "annotate", 8: "closure", 4: "annotations", 2: "kwdefaults", 1: "defaults"}
 
 
 @handles("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE")
@@ -404,10 +406,22 @@ def _before_with(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.stack.append(vm.call(enter, (), {}))
 
 
+_SPECIAL = ("__enter__", "__exit__", "__aenter__", "__aexit__")
+
+
+@handles("LOAD_SPECIAL")
+def _load_special(vm: Interpreter, f: Frame, i: Instruction) -> None:
+    after_call(f, special_method(vm, vm.plain(f.stack.pop()), _SPECIAL[i.arg]))
+
+
+LEAVE = -5 if VERSION >= (3, 14) else -4
+"""Where an exception within `with` finds what leaves it: from 3.14 on, below a place that is empty."""
+
+
 @handles("WITH_EXCEPT_START")
 def _with_except(vm: Interpreter, f: Frame, i: Instruction) -> None:
     error = f.stack[-1]
-    leave = f.stack[-4]
+    leave = f.stack[LEAVE]
     f.stack.append(vm.call(leave, (type(error), error, error.__traceback__), {}))
 
 

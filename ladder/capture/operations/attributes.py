@@ -47,7 +47,7 @@ PLAIN_HOMES = frozenset(
     }
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
-FUNCTION_NAMES = {"__name__", "__qualname__", "__annotations__", "__type_params__"}
+FUNCTION_NAMES = {"__name__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__type_params__"}
 """What a function says of itself, and may be told, as by `functools.wraps`."""
 _FUNCTION_FIELDS = {
     "__code__",

@@ -1,4 +1,4 @@
-"""Bytecode as data: one instruction list per code object, the same words for CPython 3.11 to 3.13.
+"""Bytecode as data: one instruction list per code object, the same words for CPython 3.11 to 3.14.
 
 The interpreter dispatches on `Instruction.op`. What differs between versions by name only is
 renamed here; what differs in behaviour reads `VERSION`.
@@ -30,7 +30,16 @@ _RENAMED = {
     "PRECALL": "NOP",
     "CACHE": "NOP",
     "EXTENDED_ARG": "NOP",
+    "NOT_TAKEN": "NOP",
+    "POP_ITER": "POP_TOP",
+    "LOAD_FAST_BORROW": "LOAD_FAST",
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": "LOAD_FAST_LOAD_FAST",
+    "LOAD_SMALL_INT": "LOAD_CONST",
+    "LOAD_COMMON_CONSTANT": "LOAD_CONST",
 }
+_ERRORS = (AssertionError, NotImplementedError)
+_INLINED = object()
+_SUBSCRIPT = "[]"
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
@@ -101,6 +110,17 @@ def _handlers(code: CodeType, index_of: dict[int, int], end: int) -> list[Handle
     return rows
 
 
+def _value(item: dis.Instruction) -> Any:
+    """Return what the number of an instruction that is no jump stands for.
+
+    3.14 writes calls of `all`, `any` and `tuple` out as loops, to be taken if the name is the built-in function.
+    That comparison fails here, so that the call is taken, which stands beside.
+    """
+    if item.opname == "LOAD_COMMON_CONSTANT":
+        return _ERRORS[item.arg] if item.arg in (0, 1) else _INLINED
+    return item.arg if item.opname == "LOAD_SMALL_INT" else item.argval
+
+
 def _decode(code: CodeType) -> Program:
     raw = list(dis.get_instructions(code))
     index_of = {item.offset: number for number, item in enumerate(raw)}
@@ -109,8 +129,9 @@ def _decode(code: CodeType) -> Program:
     for item in raw:
         starts: Any = getattr(item, "starts_line" if VERSION < (3, 13) else "line_number")
         line = starts if isinstance(starts, int) and not isinstance(starts, bool) else line
-        value = index_of[item.argval] if item.opcode in _JUMPS else item.argval
+        value = index_of[item.argval] if item.opcode in _JUMPS else _value(item)
         name = _RENAMED.get(item.opname, item.opname)
+        name = "BINARY_SUBSCR" if name == "BINARY_OP" and item.argrepr == _SUBSCRIPT else name
         effect = None if item.opcode in _JUMPS else dis.stack_effect(item.opcode, item.arg)
         instructions.append(Instruction(name, item.arg or 0, value, item.offset, line, item.argrepr, effect))
     # Jumps may land on an EXTENDED_ARG, which is a NOP here: it falls through to its instruction.

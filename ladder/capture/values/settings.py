@@ -28,6 +28,7 @@ _PAIRS = (
     *((f"_set_{name}", f"_get_{name}") for name in _OF_LIBRARIES),
     ("_set_fp32_precision_setter", "_get_fp32_precision_getter"),
     ("_set_default_dtype", "get_default_dtype"),
+    ("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit"),
 )
 
 READS: dict[Any, Callable[..., Any]] = {

@@ -2,12 +2,14 @@
 
 Arguments that are the same tensors at the same address from call to call (weights) are read where they are;
 the others are copied into buffers of the graph. What the plan writes into an argument is written there.
-Other results are copied out: the next replay overwrites them.
+Other results are copied out: the next replay overwrites them. A graph is recorded only where the call before
+tells that the launches which it saves take longer than these copies.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -15,7 +17,9 @@ from weakref import WeakSet
 import torch
 
 from ladder.runtime import peers
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.bound_plan import BoundPlan
+from targets import get_device
 
 log = logging.getLogger("ladder.model")
 
@@ -27,6 +31,37 @@ WARM = 2
 
 PAYS = 4
 """Calls for each recording, before there is another: arguments that never stay are not recorded each time."""
+
+
+BEHIND = 1.25
+"""How many times as long as the host a device works that is behind: it waits for no launch."""
+
+OF_HOST, OF_DEVICE = 0.5, 0.05
+"""Share of a call's time that copies may take: of one that waits for launches, and of one that does not."""
+
+
+class Stopwatch:
+    """Times what is done within on a device: what launching it takes the host, and all of it the device."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(where)
+        self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._bandwidth = get_device(target_of(where)).layer("dram").bandwidth
+
+    def __enter__(self) -> None:
+        self._begin.record(self._stream)
+        self._host = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._host = time.perf_counter() - self._host
+        self._end.record(self._stream)
+
+    def allows(self, copied: int) -> bool:
+        """Say whether a graph of the same would be faster that copies so many bytes."""
+        self._end.synchronize()
+        copies, device = 2 * copied / self._bandwidth, self._begin.elapsed_time(self._end) * 1e-3
+        return copies <= (OF_DEVICE * device if device > BEHIND * self._host else OF_HOST * self._host)
 
 
 _with_collectives: WeakSet[Replay] = WeakSet()
@@ -59,6 +94,10 @@ class Replay:
         self.mode = "global" if owner.plan.is_pure() else "thread_local"
         """Whose calls a recording forbids: NCCL's own threads ask for its events meanwhile."""
         self.refused = ""
+        self.stopwatch: Stopwatch | None = None
+        """Of the call before the first recording; None if that one was part of a graph of the program's."""
+        self.given = 0
+        """Bytes of its results."""
         self.graph: Any = None
         self.copies: list[tuple[int, torch.Tensor]] = []
         self.results: list[Any] = []
@@ -67,6 +106,8 @@ class Replay:
         """Run with arguments, those of a generation; returns the graph's outputs."""
         self.calls += 1
         if self.graph is None or generation != self.generation:
+            if self.calls == WARM and not torch.cuda.is_current_stream_capturing():
+                return self._timed(values)
             if self.refused or self.calls <= max(WARM, PAYS * self.recordings):
                 return self.step_by_step(values)
             self.record(values, self.owner.arguments.moving)
@@ -82,11 +123,21 @@ class Replay:
             for at, result in enumerate(self.results)
         ]
 
+    def _timed(self, values: Sequence[Any]) -> list[Any]:
+        self.stopwatch = Stopwatch(self.owner.where)
+        with self.stopwatch:
+            given = self.step_by_step(values)
+        self.given = sum(given[at].nbytes for at in self.owner.wanted - self.owner.written.keys())
+        return given
+
     def record(self, values: Sequence[Any], moving: Collection[int]) -> None:
         """Record the steps; what cannot be recorded runs step by step from then on."""
         copied = sum(values[at].nbytes for at in moving)
         if self.owner.names and copied > COPIED:
             self.graph, self.refused = None, f"{copied} bytes of arguments change, for one of many sizes"
+            return
+        if self.stopwatch is not None and not self.stopwatch.allows(copied + self.given):
+            self.graph, self.refused = None, f"copying {copied + self.given} bytes takes longer than launches"
             return
         static = [value.clone() if at in moving else value for at, value in enumerate(values)]
         self.copies = [(at, static[at]) for at in sorted(moving)]
