@@ -48,7 +48,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert fields["Name"] == "ladder-compiler"
     assert fields["Version"] == "0.1.0"
     assert fields["License-Expression"] == "Apache-2.0"
-    assert set(fields["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
+    assert set(fields["Requires-Python"].split(",")) == {">=3.11", "<3.15"}
 
 
 def test_entry_point_is_the_command_line(wheel: zipfile.ZipFile) -> None:

@@ -113,8 +113,8 @@ def _handlers(code: CodeType, index_of: dict[int, int], end: int) -> list[Handle
 def _value(item: dis.Instruction) -> Any:
     """Return what the number of an instruction that is no jump stands for.
 
-    3.14 writes calls of `all`, `any` and `tuple` out as loops, to be taken if the name is the built-in function.
-    That comparison fails here, so that the call is taken, which stands beside.
+    3.14 writes calls of `all`, `any` and `tuple` out as loops, for names that are the built-in functions.
+    The comparison which asks that fails here, so that the call is taken, which stands beside.
     """
     if item.opname == "LOAD_COMMON_CONSTANT":
         return _ERRORS[item.arg] if item.arg in (0, 1) else _INLINED
