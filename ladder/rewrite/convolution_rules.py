@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ladder.ir.build import node_attributes
@@ -10,7 +11,7 @@ from ladder.ir.convolution import Convolution, convolution_of
 from ladder.ir.extents import Shape, product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
-from ladder.rewrite.transpose_rules import channels_first
+from ladder.rewrite.transpose_rules import DEPTHWISE, channels_first, is_turned
 from tile_types.errors import ShapeError
 
 
@@ -89,7 +90,28 @@ def _contract(
     return match.builder.add("contract", *operands, **given)
 
 
-CHANNELS_LAST: Rules = (Rule("convolutions with channels last", pattern("contract"), _turn),)
+CHANNELS_LAST: Rules = (Rule("convolutions with channels last", pattern("contract"), _turn), *DEPTHWISE)
+
+
+def _unless_library(rule: Rule) -> Rule:
+    """Return a rule of convolutions that leaves those in place of which no kernel of ours makes more."""
+
+    def function(match: Match) -> str | None:
+        return None if _is_library(match) else rule.function(match)
+
+    return replace(rule, function=function)
+
+
+def _is_library(match: Match) -> bool:
+    """Tell whether a convolution is of float32 and has channels first in memory."""
+    x = match.root.inputs[0]
+    opened = match.builder.node(x)
+    x = opened.inputs[0] if opened.operator == "reshape" else x
+    return match.builder.tile(x).ttype.name == "float32" and not is_turned(match, x)
+
+
+HALVES_LAST: Rules = tuple(map(_unless_library, CHANNELS_LAST))
+"""For NVIDIA's GPUs: cuDNN convolves float32 images as they lie faster than anything after a copy."""
 
 
 def _places(shape: Shape) -> list[int]:

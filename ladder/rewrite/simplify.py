@@ -6,7 +6,7 @@ from ladder.ir.graph import Graph
 from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS
-from ladder.rewrite.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
+from ladder.rewrite.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, HALVES_LAST, STILL
 from ladder.rewrite.function_match import FUNCTION_PATTERNS
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
@@ -18,6 +18,7 @@ from ladder.rewrite.identities import (
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.row_rules import ROWS_OF_PRODUCTS
+from ladder.rewrite.rules import Rules
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from schedules.attention import has_kernels, is_nvidia
 from targets import TileDevice
@@ -37,13 +38,7 @@ FOLDING = (
 
 GROUPS = (rewriting("heads that share keys", GROUPED_ATTENTION),)
 
-CHANNELS = (
-    rewriting(
-        "channels last", CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS
-    ),
-    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
-)
-"""Rules that give convolutions channels last."""
+ONE_ELEMENT = rewriting("axes of one element", STILL + LAYOUT_FOLDING)
 
 LAST = (Pass("merge equal nodes again", merge_all_but_windows),)
 
@@ -64,8 +59,16 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     """
     ours = has_kernels(device)
     matches = () if precise else matching(ours)
-    passes = (*FOLDING, *matches, *GROUPS, *CHANNELS, *LAST, *(ATTENTION if ours else ()))
-    return run_passes(graph, (*passes, *(IMAGES if is_nvidia(device) else ())))
+    nvidia = is_nvidia(device)
+    channels = (channels_last(HALVES_LAST if nvidia else CHANNELS_LAST), ONE_ELEMENT)
+    passes = (*FOLDING, *matches, *GROUPS, *channels, *LAST, *(ATTENTION if ours else ()))
+    return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
+
+
+def channels_last(convolutions: Rules) -> Pass:
+    """Return what gives convolutions channels last, and moves transposes behind what is computed of them."""
+    moving = TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS
+    return rewriting("channels last", convolutions + moving)
 
 
 def matching(ours: bool) -> tuple[Pass, ...]:

@@ -36,6 +36,11 @@ def _inner(match: Match, value: str) -> str | None:
     return node.inputs[0]
 
 
+def is_turned(match: Match, value: str) -> bool:
+    """Tell whether a value is one with channels last in memory whose channels are brought first."""
+    return _inner(match, value) is not None
+
+
 def _turned(match: Match, value: str) -> str:
     """Bring channels first."""
     rank = len(match.builder.tile(value).shape)
@@ -252,9 +257,10 @@ WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_win
 REPEATS = pattern("reshape", pattern("broadcast", pattern("reshape", "x", name="apart"), name="wide"))
 """Elements that stand several times side by side: an image made larger."""
 
+DEPTHWISE: Rules = (Rule("channels by themselves", pattern("contract"), _depthwise),)
+
 TRANSPOSE_SINKING: Rules = (
     Rule("channels last in windows", pattern("map"), _sink_windows),
-    Rule("channels by themselves", pattern("contract"), _depthwise),
     Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
     Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
     Rule("channels last in boxes", pattern("pad|slice"), _sink_box),

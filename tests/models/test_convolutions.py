@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_models import PHOTO, built, compiled, error
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
@@ -129,6 +130,29 @@ def test_chains_between_convolutions_on_the_simulator() -> None:
     assert sum("map" in {node.operator for node in graph.nodes} for graph in chains) == 3
     for graph in chains:
         simulate(graph)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "cpu/avx2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_float32_images_stay_as_they_lie_on_gpus(dtype: torch.dtype, target: str) -> None:
+    """cuDNN convolves them so; halves, and all on CPUs, have channels last, where depthwise ones are sums."""
+    weights = (torch.randn(8, 6, 3, 3), torch.randn(8, 1, 3, 3), torch.randn(4, 8, 1, 1))
+    given = [each.to(dtype) for each in (torch.randn(2, 6, 9, 8), *weights)]
+
+    def net(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.relu(nn.functional.conv2d(x, weight, groups=x.shape[1] // weight.shape[1]))
+        return x
+
+    with torch.no_grad():
+        plain = import_fx(make_fx(net)(*given), given).graph
+    graph = simplify(plain, get_device(target))
+    operators = [node.operator for node in graph.nodes]
+    stay = dtype == torch.float32 and target.startswith("cuda")
+    assert operators.count("contract") == (3 if stay else 2)
+    assert ("transpose" in operators) == (not stay)
+    values = [each.double().numpy() for each in given]
+    assert np.allclose(evaluate(graph, values), evaluate(plain, values), atol=1e-5)
 
 
 def simulate(graph: Graph) -> None:

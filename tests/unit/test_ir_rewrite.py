@@ -22,7 +22,7 @@ from ladder.rewrite.identities import (
     MATMUL_RECOGNITION,
     NEUTRAL_FOLDING,
 )
-from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING
+from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING
 from tile_types.errors import VerificationError
 
 
@@ -223,7 +223,7 @@ PROGRAMS = dict(turned_programs())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_channels_stay_last(name):
     graph = PROGRAMS[name]
-    result = rewrite(graph, TRANSPOSE_SINKING)
+    result = rewrite(graph, TRANSPOSE_SINKING + DEPTHWISE)
     verify(result)
     given = operands(graph)
     found, wanted = evaluate(result, given), evaluate(graph, given)
