@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -50,9 +51,13 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
     except ImportRefused:
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
-        raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
+        why = shorten(str(error), MOST_TOLD, placeholder=" ...")
+        raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {why}") from error
     return traced
 
+
+MOST_TOLD = 300
+"""Characters of another error that are told."""
 
 RUN = "run"
 """Key of what nodes hold that are run though nothing uses them: they may raise."""
@@ -97,10 +102,10 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
         if not writes:
             return traced
         _refuse_lossy_views(writes)
-    elif any(_name_of(node) in LOSSY_NAMES or node.target in LOSSY_NAMES for node in module.graph.nodes):
+    elif any(_is_one_of(node, LOSSY_NAMES) for node in module.graph.nodes):
         raise ImportRefused("the graph is traced only as functional, and may write through lossy views")
-    if traced is not None and any(_name_of(node) == "_vmap_increment_nesting" for node in module.graph.nodes):
-        run = traced  # the module names levels of vmap, which functionalizing moves on by one
+    if traced is not None and any(_is_one_of(node, TRACED_FIRST) for node in module.graph.nodes):
+        run = traced
     traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
     if any(_changes_in_place(node) and not _stores(node) for node in traced.graph.nodes):
         # decompositions changed something of their own, or operators below functional tensors did
@@ -108,10 +113,18 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
     return traced
 
 
+TRACED_FIRST = ("_vmap_increment_nesting", "fill_diagonal_")
+"""What functionalizing cannot take: levels of vmap, which it moves on by one, and what it has no form of."""
+
 LOSSY = ("aten.expand.default", "aten.unfold.default")
 """Views through which functional graphs write wrongly: torch adds up what lies in several places of them."""
 
 LOSSY_NAMES = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "unfold")
+
+
+def _is_one_of(node: torch.fx.Node, names: Sequence[str]) -> bool:
+    """Tell whether a node calls a function or method of one of these names."""
+    return _name_of(node) in names or node.target in names
 
 
 def _refuse_lossy_views(writes: Sequence[torch.fx.Node]) -> None:

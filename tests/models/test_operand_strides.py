@@ -107,3 +107,23 @@ def test_views_that_torch_makes_copy_what_a_plan_lays_otherwise() -> None:
             x = torch.randn(rows, 3, 9, 9)
             torch.testing.assert_close(fast(x), program(x))
     assert not fast.refused
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("written", ["argument", "view of an argument", "result"])
+def test_diagonals_are_filled(written: str, wrap: bool) -> None:
+    """Functionalizing has no form of `fill_diagonal_`: it is traced into what it consists of first."""
+
+    def program(x: Tensor) -> Tensor:
+        matrix = {"argument": x, "view of an argument": x.t(), "result": x * 2}[written]
+        matrix.fill_diagonal_(3.0, wrap=wrap)
+        return matrix + 1
+
+    fast = ladder.compile(program)
+    for shape in ((4, 4), (3, 5), (7, 2), (1, 1)):
+        given = torch.randn(shape)
+        own = given.clone()
+        assert torch.equal(fast(given), program(own))
+        assert torch.equal(given, own)
+    assert fast.outcome == "whole"
+    assert not fast.refused
