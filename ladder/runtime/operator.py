@@ -219,9 +219,13 @@ torch.library.register_fake("ladder::attention", _attended, lib=library)
 
 def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Return a copy of given strides; along those that are 0 the elements of x are the same."""
-    once = [size if step else 1 for size, step in zip(x.shape, strides, strict=True)]
+    once = [size if step else min(size, 1) for size, step in zip(x.shape, strides, strict=True)]
     whole = torch.empty_strided(once, list(strides), dtype=x.dtype, device=x.device)
     return whole.copy_(x[tuple(map(slice, once))]).expand(x.shape)
+
+
+def _laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    return x.new_empty_strided(x.shape, list(strides))
 
 
 def bernoulli(x: torch.Tensor, strides: Sequence[int], p: float) -> torch.Tensor:
@@ -242,10 +246,14 @@ def upsample(
     return found
 
 
-for name, own_kernel in (("laid_out", laid_out), ("bernoulli", bernoulli), ("upsample", upsample)):
+for name, own_kernel, fake in (
+    ("laid_out", laid_out, _laid_out),
+    ("bernoulli", bernoulli, bernoulli),
+    ("upsample", upsample, upsample),
+):
     library.impl(name, own_kernel, "CPU")
     library.impl(name, own_kernel, "CUDA")
-    torch.library.register_fake(f"ladder::{name}", own_kernel, lib=library)
+    torch.library.register_fake(f"ladder::{name}", fake, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""

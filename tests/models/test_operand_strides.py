@@ -127,3 +127,19 @@ def test_diagonals_are_filled(written: str, wrap: bool) -> None:
         assert torch.equal(given, own)
     assert fast.outcome == "whole"
     assert not fast.refused
+
+
+def test_nothing_is_laid_out() -> None:
+    """An operand of no elements, expanded, for a write at places that the call before had one of."""
+
+    def program(x: Tensor, chosen: Tensor) -> Tensor:
+        out, places = x.clone(), chosen.nonzero()
+        given = x[places[:, 0], places[:, 1]]
+        out[places[:, 0], places[:, 1]] = given.mean().expand_as(given)
+        return out
+
+    fast = ladder.compile(program)
+    for columns in ([0], [1], [], [2, 3]):
+        x, chosen = torch.rand(4, 4), torch.zeros(1, 4)
+        chosen[0, columns] = 1
+        assert torch.equal(fast(x, chosen), program(x, chosen))
