@@ -110,7 +110,7 @@ def _is_library(match: Match) -> bool:
     return match.builder.tile(x).ttype.name == "float32" and not is_turned(match, x)
 
 
-HALVES_LAST: Rules = tuple(map(_unless_library, CHANNELS_LAST))
+OURS_LAST: Rules = tuple(map(_unless_library, CHANNELS_LAST))
 """For NVIDIA's GPUs: cuDNN convolves float32 images as they lie faster than anything after a copy."""
 
 

@@ -6,7 +6,7 @@ from ladder.ir.graph import Graph
 from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS
-from ladder.rewrite.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, HALVES_LAST, STILL
+from ladder.rewrite.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, OURS_LAST, STILL
 from ladder.rewrite.function_match import FUNCTION_PATTERNS
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
@@ -60,12 +60,12 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     ours = has_kernels(device)
     matches = () if precise else matching(ours)
     nvidia = is_nvidia(device)
-    channels = (channels_last(HALVES_LAST if nvidia else CHANNELS_LAST), ONE_ELEMENT)
+    channels = (ordering(OURS_LAST if nvidia else CHANNELS_LAST), ONE_ELEMENT)
     passes = (*FOLDING, *matches, *GROUPS, *channels, *LAST, *(ATTENTION if ours else ()))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 
 
-def channels_last(convolutions: Rules) -> Pass:
+def ordering(convolutions: Rules) -> Pass:
     """Return what gives convolutions channels last, and moves transposes behind what is computed of them."""
     moving = TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING + CHANNEL_GROUPS
     return rewriting("channels last", convolutions + moving)
