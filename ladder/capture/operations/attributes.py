@@ -23,6 +23,7 @@ from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_meta
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
+from ladder.capture.python.words import words
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
 from ladder.capture.values.shapes import DynamicSize
 from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
@@ -47,7 +48,9 @@ PLAIN_HOMES = frozenset(
     }
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
-FUNCTION_NAMES = {"__name__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__type_params__"}
+FUNCTION_NAMES = frozenset(
+    words("__name__ __qualname__ __module__ __doc__ __annotations__ __annotate__ __type_params__")
+)
 """What a function says of itself, and may be told, as by `functools.wraps`."""
 _FUNCTION_FIELDS = {
     "__code__",
