@@ -7,7 +7,7 @@ from itertools import product
 from ladder.ir.attention import Attention, as_attention, open_extents
 from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, part_of
 from schedules.attention import PROBES, AnySchedule, Choice, choose, has_kernels, serving
 from targets import TileDevice
 from tile_types.errors import LadderError
@@ -18,11 +18,10 @@ OPEN = "sizes are open: each call takes the kernel, or torch's, that is predicte
 def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     """Return the part of an ``attention`` node: kind ``attention``, or ``library`` and why it is torch's."""
     reason = refusal(graph, node, device)
-    region = extract(graph, {node.name}, node.values)
     kind, text = ("library", f"torch's: {reason}") if reason else ("attention", "")
     if kind == "attention" and device is not None:
         text = OPEN if is_open(graph, node) else chosen(graph, node, device)[1].reason
-    return Subgraph(kind, region, outside_inputs(graph, {node.name}), node.values, text)
+    return part_of(kind, graph, node, text)
 
 
 def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:

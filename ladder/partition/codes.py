@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ladder.ir.graph import Graph, Node
 from ladder.partition.recurrent import DOT_PRODUCTS
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, part_of
 from targets import TileDevice
 
 NEEDS = "avx2"
@@ -27,6 +27,4 @@ def codes_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph 
         return None
     if multiplies and DOT_PRODUCTS in device.features:
         return None
-    return Subgraph(
-        "codes", extract(graph, {node.name}, node.values), outside_inputs(graph, {node.name}), node.values
-    )
+    return part_of("codes", graph, node)

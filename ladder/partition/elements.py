@@ -7,7 +7,7 @@ from typing import Any
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, part_of
 from targets import TileDevice
 
 KINDS: Mapping[str, str] = {"onnx.GatherElements": "gather", "onnx.ScatterElements": "scatter"}
@@ -30,9 +30,7 @@ def elements_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgra
         return None
     if tiles[0].ttype.name not in TYPES or tiles[1].ttype.name not in NUMBERS:
         return None
-    return Subgraph(
-        "elements", extract(graph, {node.name}, node.values), outside_inputs(graph, {node.name}), node.values
-    )
+    return part_of("elements", graph, node)
 
 
 def operator_attributes(node: Node) -> dict[str, Any]:

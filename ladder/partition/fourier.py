@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.elements import operator_attributes
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, part_of
 from targets import TileDevice
 
 SHORTEST, LONGEST = 16, 4096
@@ -16,9 +16,7 @@ def fourier_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgrap
     """Return the part of a transform; None if no kernel of ours computes it."""
     if device is None or device.kind != "llvm" or not _is_ours(graph, node):
         return None
-    return Subgraph(
-        "fourier", extract(graph, {node.name}, node.values), outside_inputs(graph, {node.name}), node.values
-    )
+    return part_of("fourier", graph, node)
 
 
 def _is_ours(graph: Graph, node: Node) -> bool:

@@ -18,7 +18,7 @@ from ladder.partition.horizontal_fusion import fuse_horizontally
 from ladder.partition.products import Products
 from ladder.partition.recurrent import recurrent_part
 from ladder.partition.scatter import in_place, with_scatters
-from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -96,10 +96,9 @@ def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
 
 
 def _library(graph: Graph, node: Node) -> Subgraph:
-    region = extract(graph, {node.name}, node.values)
     target = str(dict(node.attributes).get("target", node.operator))
     reason = "" if target.startswith("ladder.") else f"{target} has no kernel of ours"
-    return Subgraph("library", region, outside_inputs(graph, {node.name}), node.values, reason)
+    return part_of("library", graph, node, reason)
 
 
 def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Subgraph]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.recurrent import as_recurrent
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, part_of
 from schedules.row_panels import registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
@@ -21,5 +21,4 @@ def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgr
         as_recurrent(graph, node)
     except ShapeError:
         return None
-    region = extract(graph, {node.name}, node.values)
-    return Subgraph("recurrent", region, outside_inputs(graph, {node.name}), node.values)
+    return part_of("recurrent", graph, node)

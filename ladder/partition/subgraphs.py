@@ -85,6 +85,17 @@ def outside_inputs(graph: Graph, members: Collection[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value for node in inside for value in node.inputs if value not in made))
 
 
+def part_of(kind: str, graph: Graph, node: Node, reason: str = "") -> Subgraph:
+    """Return the part that is one node."""
+    region = extract(graph, {node.name}, node.values)
+    return Subgraph(kind, region, outside_inputs(graph, {node.name}), node.values, reason)
+
+
+def call_of(graph: Graph) -> Node:
+    """Return the call that a part is."""
+    return next(node for node in graph.nodes if node.operator == "call")
+
+
 def _inside(graph: Graph, members: Collection[str]) -> list[Node]:
     """Return the nodes of some names, in the order of the graph."""
     return [graph.nodes[at] for at in sorted(graph.positions[name] for name in members)]

@@ -28,9 +28,7 @@ def emit_gather(kind: str, number: str, name: str) -> Any:
     outside: int32 ``[1]``: 1 if a number lies outside of the axis, else 0.
     """
     with b.function(name) as result:
-        outer, inner, extent, count = (b.symbol(s) for s in ("outer", "inner", "N", "M"))
-        x = b.tensor("x", [outer, extent, inner], kind, align=BYTES[kind])
-        ids = b.tensor("ids", [outer, count, inner], number, align=BYTES[number])
+        (outer, inner, extent, count), x, ids = _given(kind, number)
         out = b.tensor("out", [outer, count, inner], kind, align=BYTES[kind])
         outside = b.tensor("outside", [1], "int32", align=4)
         b.store(outside, T.int32(0), 0)
@@ -48,9 +46,7 @@ def emit_scatter(kind: str, number: str, name: str) -> Any:
     outside: int32 ``[1]``: 1 if a number lies outside of the axis, else 0.
     """
     with b.function(name) as result:
-        outer, inner, extent, count = (b.symbol(s) for s in ("outer", "inner", "N", "M"))
-        x = b.tensor("x", [outer, extent, inner], kind, align=BYTES[kind])
-        ids = b.tensor("ids", [outer, count, inner], number, align=BYTES[number])
+        (outer, inner, extent, count), x, ids = _given(kind, number)
         new = b.tensor("new", [outer, count, inner], kind, align=BYTES[kind])
         out = b.tensor("out", [outer, extent, inner], kind, align=BYTES[kind])
         outside = b.tensor("outside", [1], "int32", align=4)
@@ -62,6 +58,13 @@ def emit_scatter(kind: str, number: str, name: str) -> Any:
                 place = _place(ids[o, m, i], extent, outside)
                 b.store(out, new[o, m, i], o, place, i)
     return result.func
+
+
+def _given(kind: str, number: str) -> tuple[list[Expr], Any, Any]:
+    """Declare the sizes, x and the numbers; see `emit_gather`."""
+    sizes = outer, inner, extent, count = [b.symbol(s) for s in ("outer", "inner", "N", "M")]
+    x = b.tensor("x", [outer, extent, inner], kind, align=BYTES[kind])
+    return sizes, x, b.tensor("ids", [outer, count, inner], number, align=BYTES[number])
 
 
 def _place(number: Expr, extent: Expr, outside: Any) -> Expr:

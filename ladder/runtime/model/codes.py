@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.ir.build import node_attributes
+from ladder.partition.subgraphs import call_of
 from ladder.runtime import byte_products
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.library import library_run
@@ -19,7 +20,7 @@ from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.stored_codes import BYTES, stays
 
 if TYPE_CHECKING:
-    from ladder.ir.graph import Graph, Node
+    from ladder.ir.graph import Graph
     from ladder.runtime.build import Job
     from ladder.runtime.model.plan import PlanStep
     from targets import TileDevice
@@ -28,13 +29,9 @@ Values = list[str | None]
 """Values of the plan that a node reads; None is left out."""
 
 
-def _node(graph: Graph) -> Node:
-    return next(node for node in graph.nodes if node.operator == "call")
-
-
 def codes_jobs(graph: Graph, device: TileDevice) -> list[Job]:
     """Return the kernels that a call wants, in the order of their use."""
-    node = _node(graph)
+    node = call_of(graph)
     unsigned = graph.tile(node.inputs[0]).ttype.name == "uint8"
     return [
         byte_products.codes_job(device, kind, *([unsigned] if kind in ("words", "pairs") else []))
@@ -44,7 +41,7 @@ def codes_jobs(graph: Graph, device: TileDevice) -> list[Job]:
 
 def bind_codes(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a node on codes."""
-    node = _node(step.part.graph)
+    node = call_of(step.part.graph)
     given = node_attributes(node)
     outside = dict(zip((n.name for n in step.part.graph.inputs), step.part.inputs, strict=True))
     read: Values = [None if a is None else outside[node.inputs[a[1]]] for a in given["arguments"]]
@@ -143,7 +140,7 @@ def _convolution(memory: Workspace, step: PlanStep, entries: list[Any], read: Va
     shape, zero = _shape(memory, str(x)), _zero(memory, _dtype(memory, str(x)), x_zero)
     if weight is None or len(shape) not in (3, 4) or zero is None or (less is None) != (w_zero is None):
         return None
-    op = operation_of_call(_node(step.part.graph))
+    op = operation_of_call(call_of(step.part.graph))
     form = convolution_form(op, shape, weight.shape)
     if form is None:
         return None

@@ -9,25 +9,22 @@ import torch
 
 from ladder.ir.build import node_attributes
 from ladder.partition.elements import KINDS, axis_of
+from ladder.partition.subgraphs import call_of
 from ladder.runtime import native
 from ladder.runtime.model.codes import by_torch
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 
 if TYPE_CHECKING:
-    from ladder.ir.graph import Graph, Node
+    from ladder.ir.graph import Graph
     from ladder.runtime.build import Job
     from ladder.runtime.model.plan import PlanStep
     from targets import TileDevice
 
 
-def _node(graph: Graph) -> Node:
-    return next(node for node in graph.nodes if node.operator == "call")
-
-
 def elements_job(graph: Graph, device: TileDevice) -> Job:
     """Return the kernel of a part: one of each kind and types serves all sizes and models."""
-    node = _node(graph)
+    node = call_of(graph)
     kind = KINDS[str(node_attributes(node)["target"])]
     types = [graph.tile(value).ttype.name for value in node.inputs[:2]]
     return native.native_job(device, "elements", kind, *types)
@@ -36,7 +33,7 @@ def elements_job(graph: Graph, device: TileDevice) -> Job:
 def bind_elements(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a kernel; what it tells of numbers outside of the axis is torch's error."""
     graph, plan = step.part.graph, memory.owner.plan
-    node, checked = _node(graph), by_torch(memory, step)
+    node, checked = call_of(graph), by_torch(memory, step)
     outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
     read, (made,) = [outside[value] for value in node.inputs], step.part.outputs
     if not memory.settles(step):

@@ -10,25 +10,22 @@ import numpy as np
 import torch
 
 from ladder.partition.fourier import length_of, operand
+from ladder.partition.subgraphs import call_of
 from ladder.runtime import native
 from ladder.runtime.model.codes import by_torch
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.workspace import Bound, Workspace
 
 if TYPE_CHECKING:
-    from ladder.ir.graph import Graph, Node
+    from ladder.ir.graph import Graph
     from ladder.runtime.build import Job
     from ladder.runtime.model.plan import PlanStep
     from targets import TileDevice
 
 
-def _node(graph: Graph) -> Node:
-    return next(node for node in graph.nodes if node.operator == "call")
-
-
 def fourier_job(graph: Graph, device: TileDevice) -> Job:
     """Return the kernel of a part: one of each length serves all models."""
-    return native.native_job(device, "fourier", "frames", length_of(graph, _node(graph)))
+    return native.native_job(device, "fourier", "frames", length_of(graph, call_of(graph)))
 
 
 @cache
@@ -40,7 +37,7 @@ def turns(length: int) -> torch.Tensor:
 
 def bind_fourier(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a kernel; torch computes what it is not for, which only values tell."""
-    node, (made,) = _node(step.part.graph), step.part.outputs
+    node, (made,) = call_of(step.part.graph), step.part.outputs
     outside = dict(zip((n.name for n in step.part.graph.inputs), step.part.inputs, strict=True))
     x, second, window = (None if v is None else outside[v] for v in (operand(node, at) for at in range(3)))
     length = length_of(step.part.graph, node)

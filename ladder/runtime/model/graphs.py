@@ -48,6 +48,7 @@ class Stopwatch:
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._bandwidth = get_device(target_of(where)).layer("dram").bandwidth
+        self._host = 0.0
 
     def __enter__(self) -> None:
         self._begin.record(self._stream)

@@ -15,6 +15,7 @@ from ladder.ir.build import GraphBuilder
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
 from ladder.partition.recurrent import DOT_PRODUCTS
+from ladder.partition.subgraphs import call_of
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import target_of
@@ -37,7 +38,7 @@ WEIGHTS = ("w", "r", "b", "w_s", "w_z", "r_s", "r_z")
 
 def layer_of(graph: Graph) -> tuple[Recurrent, Node]:
     """Return the layer of a part, and its node."""
-    node = next(node for node in graph.nodes if node.operator == "call")
+    node = call_of(graph)
     return as_recurrent(graph, node), node
 
 
