@@ -64,8 +64,12 @@ later call.
 
 
 def is_traced() -> bool:
-    """Tell whether a tracer of torch, an fx one in any thread, notes what operators and modules do."""
-    return bool(torch.fx._symbolic_trace._is_fx_tracing_flag) or torch._C._get_tracing_state() is not None
+    """Tell whether a tracer of torch, an fx one in any thread, notes what operators and modules do.
+
+    While one of fx runs, a function of its module stands for ``nn.Module.__call__`` in the whole process.
+    """
+    called = getattr(torch.nn.Module.__call__, "__globals__", None)
+    return called is vars(torch.fx._symbolic_trace) or torch._C._get_tracing_state() is not None
 
 
 class Captured(Store):
