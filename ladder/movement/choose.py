@@ -7,6 +7,7 @@ from functools import lru_cache
 from ladder.ir.build import bind
 from ladder.ir.extents import size_names
 from ladder.ir.graph import Graph
+from ladder.ir.starts import start_names
 from ladder.movement.decompose import decompose
 from ladder.movement.graph import Move, MovementGraph
 from ladder.movement.instantiate import instantiate
@@ -41,6 +42,7 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
 def bound(graph: Graph) -> Graph:
     """Return the graph with a number for every symbolic extent: larger where extents would be below 0."""
     names = symbols(graph)
+    graph = bind(graph, dict.fromkeys(start_names(graph), 0))
     for probe in (PROBE, 16 * PROBE, 256 * PROBE):
         try:
             return bind(graph, dict.fromkeys(names, probe))

@@ -16,6 +16,7 @@ from ladder.ir import scalars
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
+from ladder.ir.starts import start_names
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
@@ -59,8 +60,9 @@ class Nest(ABC):
         self.results = {
             value: self.buffer(f"{value}_result", self.stored_tile(value)) for value in graph.outputs
         }
-        for size in self.sizes.values():
-            self.values.analyzer.bind(size, ir.Range(1, 1 << 24))
+        starts = start_names(graph)
+        for name, size in self.sizes.items():
+            self.values.analyzer.bind(size, ir.Range(0 if name in starts else 1, 1 << 24))
 
     def buffer(self, name: str, tile: Tile) -> Any:
         """Declare an argument; a number has one axis."""

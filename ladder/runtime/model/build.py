@@ -26,7 +26,7 @@ from ladder.runtime.compile import (
 )
 from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
-from ladder.runtime.model.chains import chain_job
+from ladder.runtime.model.chains import chain_job, chains_of
 from ladder.runtime.model.codes import codes_jobs
 from ladder.runtime.model.elements import elements_job
 from ladder.runtime.model.executable import Executable
@@ -174,10 +174,12 @@ def build_kernels(
     """
     reasons: dict[int, str] = {}
     wanted: dict[int, list[Job]] = {}
+    chains = chains_of(parts)
     for number, part in enumerate(parts):
         if part.kind in JOBS and not is_empty(part):
             try:
-                wanted[number] = JOBS[part.kind](part, device)
+                own = replace(part, graph=chains[number][0]) if number in chains else part
+                wanted[number] = JOBS[part.kind](own, device)
             except Exception as error:
                 reasons[number] = _without_kernel(error)
     jobs = [job for mine in wanted.values() for job in mine]

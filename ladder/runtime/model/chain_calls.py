@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a chain."""
     entry: Any = memory.owner.kernels.get(step.entry)  # none where every result is known to be empty
-    numbers = memory.now.numbers(step.sizes)
+    numbers = memory.now.numbers((*step.sizes, *step.starts))
     in_place = set(written(step.part).values())
     if entry is not None and not in_place and memory.settles(step):
         operands, results = map(Operand, step.part.inputs), map(Operand, step.part.outputs)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
-from ladder.lower.chain.symbols import with_plain_names
+from ladder.ir.starts import with_open_starts
+from ladder.lower.chain.symbols import size_names, with_plain_names
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 
 if TYPE_CHECKING:
     from ladder.lower.build import BuiltModule
     from ladder.movement.mapping import Mapping
+    from ladder.partition import Subgraph
     from targets import TileDevice
 
 
@@ -28,6 +31,17 @@ def canonical_chain(graph: Graph) -> Graph:
     )
     plain = replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
     return with_plain_names(plain)
+
+
+def chains_of(parts: Sequence[Subgraph]) -> dict[int, tuple[Graph, tuple[int, ...]]]:
+    """Return number of a chain among the parts -> what its kernel computes, and the starts that it is given.
+
+    A kernel takes the sizes of the chain first, then where its slices begin, as far as chains differ in that.
+    """
+    numbers = [number for number, part in enumerate(parts) if part.kind == "chain"]
+    graphs = [canonical_chain(parts[number].graph) for number in numbers]
+    found = with_open_starts(graphs, [len(size_names(graph)) for graph in graphs])
+    return dict(zip(numbers, found, strict=True))
 
 
 def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) -> Job:

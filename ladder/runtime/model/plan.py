@@ -13,6 +13,7 @@ from ladder.ir.graph import Graph
 from ladder.lower.chain.symbols import size_names
 from ladder.partition import Subgraph
 from ladder.partition.scatter import written
+from ladder.runtime.model.chains import chains_of
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
@@ -30,6 +31,7 @@ class PlanStep:
     entry: For quantized products the text of the request for their kernels, for others of ours their names.
     constant: Whether it reads nothing that changes from call to call.
     sizes: Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
+    starts: Of a chain, what its kernel takes after these: see `ladder.runtime.model.chains.chains_of`.
     """
 
     part: Subgraph
@@ -37,6 +39,7 @@ class PlanStep:
     entry: str = ""
     constant: bool = False
     sizes: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
     family: ``"cpu"`` or ``"cuda"``.
     """
     constant: set[str] = set()
+    starts = {number: own for number, (_, own) in chains_of(parts).items()}
     steps = []
     for number, part in enumerate(parts):
         names = size_names(part.graph)
@@ -92,7 +96,8 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
         )
         constant |= set(part.outputs) if fixed else set()
         entry = entries.get(number, "")
-        steps.append(PlanStep(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))
+        executor = _EXECUTORS[part.kind](part, entry, family)
+        steps.append(PlanStep(part, executor, entry, fixed, names, starts.get(number, ())))
     in_place = {value: base for part in parts for value, base in written(part).items()}
     return ModelPlan(
         tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place
