@@ -30,6 +30,7 @@ KEPT = (
     "std_mean",
     "index_add",
     "index_copy",
+    "select_scatter",
     "binary_cross_entropy",
 )
 """Operators that torch would take apart and that are rows of ours."""

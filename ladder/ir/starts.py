@@ -6,8 +6,9 @@ The steps of an unrolled loop read ``x[:, 0]``, ``x[:, 1]``, ...: one kernel ser
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import Shape, product, size_names
@@ -30,9 +31,9 @@ def with_open_starts(graphs: Sequence[Graph], first: Sequence[int]) -> list[tupl
     graphs: With values and sizes named in order, as ``n0``, ``n1``, ...
     first: How many sizes each has: its starts are named from there on.
     """
-    alike: dict[Hashable, list[int]] = {}
+    alike: dict[Graph, list[int]] = {}
     for at, graph in enumerate(graphs):
-        alike.setdefault(_with_begins(graph, lambda start: 0), []).append(at)
+        alike.setdefault(_with_starts(graph, repeat(0)), []).append(at)
     found: list[tuple[Graph, tuple[int, ...]]] = [(graph, ()) for graph in graphs]
     for members in alike.values():
         rows = [[*_flat(graphs[at])] for at in members]
@@ -42,9 +43,7 @@ def with_open_starts(graphs: Sequence[Graph], first: Sequence[int]) -> list[tupl
         names: dict[tuple[int, ...], str] = {}
         texts = [_opened(column, names, first[members[0]]) for column in columns]
         for number, at in enumerate(members):
-            ahead = iter(texts)
-            opened = _with_begins(graphs[at], lambda start, ahead=ahead: next(ahead))
-            found[at] = opened, tuple(steps[number] for steps in names)
+            found[at] = _with_starts(graphs[at], iter(texts)), tuple(steps[number] for steps in names)
     return found
 
 
@@ -67,16 +66,14 @@ def _flat(graph: Graph) -> list[Extent]:
     return [start for begin in _begins(graph) for start in begin if isinstance(start, int)]
 
 
-def _with_begins(graph: Graph, change: Callable[[int], Extent]) -> Graph:
+def _with_starts(graph: Graph, starts: Iterator[Extent]) -> Graph:
     """Return a graph with other starts in place of those that are numbers, in the order of `_flat`."""
 
     def changed(node: Node) -> Node:
         if node.operator != "slice":
             return node
-        attributes = {
-            **dict(node.attributes),
-            "begin": tuple(change(b) if isinstance(b, int) else b for b in node_attributes(node)["begin"]),
-        }
-        return replace(node, attributes=tuple(attributes.items()))
+        begin = tuple(next(starts) if isinstance(b, int) else b for b in node_attributes(node)["begin"])
+        given = tuple((name, begin if name == "begin" else value) for name, value in node.attributes)
+        return replace(node, attributes=given)
 
     return replace(graph, nodes=tuple(map(changed, graph.nodes)))

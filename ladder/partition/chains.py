@@ -10,7 +10,7 @@ from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.rows import row_axes
-from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_inlined
 from tile_types.tile import Extent
 
@@ -22,6 +22,9 @@ NESTED = 3
 
 MUCH = 1 << 20
 """Elements of which a launch more costs less than to leave most of the device idle."""
+
+JOINED = 32
+"""Operands of a join from which on torch copies them: each is a piece of the loop in a kernel."""
 
 LITTLE = 16
 """Parts in which what one chain hands to another is at most one part of what they read."""
@@ -60,11 +63,15 @@ class Chains:
         self.reasons: dict[int, str] = {}
 
     def parts(self) -> list[Subgraph]:
-        """Return the chains as parts."""
+        """Return the chains as parts, and what torch joins."""
+        wide = []
         for node in self.graph.nodes:
             if engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken:
-                self.place(node)
-        return [self.part(number) for number in self.members]
+                if is_wide(node):
+                    wide.append(part_of("torch", self.graph, node, f"a join of more than {JOINED}"))
+                else:
+                    self.place(node)
+        return [*map(self.part, self.members), *wide]
 
     def place(self, node: Node) -> None:
         """Let a node begin a chain, then join the chains of its operands one after the other."""
@@ -233,6 +240,11 @@ def _rows(graph: Graph, outputs: Sequence[str]) -> int:
 def _known(count: Extent) -> int:
     """Return a number of elements; 0 if it is open."""
     return count if isinstance(count, int) else 0
+
+
+def is_wide(node: Node) -> bool:
+    """Tell whether a node joins more than a kernel is compiled for in short time."""
+    return node.operator == "concat" and len(node.inputs) > JOINED
 
 
 def joins_nested(graph: Graph) -> int:

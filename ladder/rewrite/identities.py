@@ -47,7 +47,7 @@ CONVERT_FOLDING: Rules = (
 
 
 def _drop_same_shape(match: Match) -> str | None:
-    """``reshape(x)`` or ``broadcast(x)`` to the shape of x -> ``x``."""
+    """``reshape(x)``, ``broadcast(x)`` or ``slice(x)`` of the shape of x -> ``x``."""
     return match["x"] if match.tile("x").shape == match.root.tile.shape else None
 
 
@@ -78,7 +78,7 @@ def _drop_empty(match: Match) -> str | None:
 
 LAYOUT_FOLDING: Rules = (
     Rule("drop empty parts of joins", pattern("concat"), _drop_empty),
-    Rule("drop reshape to the same shape", pattern("reshape|broadcast", "x"), _drop_same_shape),
+    Rule("drop views of the same shape", pattern("reshape|broadcast|slice", "x"), _drop_same_shape),
     Rule("fold reshape of reshape", pattern("reshape", pattern("reshape", "x")), _fold_reshapes),
     Rule("fold transposes", pattern("transpose", pattern("transpose", "x", name="inner")), _fold_transposes),
 )

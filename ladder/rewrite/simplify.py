@@ -15,6 +15,7 @@ from ladder.rewrite.identities import (
     NEUTRAL_FOLDING,
     RESHAPE_SINKING,
 )
+from ladder.rewrite.join_rules import JOIN_FOLDING
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.row_rules import ROWS_OF_PRODUCTS
@@ -28,6 +29,7 @@ FOLDING = (
     rewriting(
         "fold layouts",
         LAYOUT_FOLDING
+        + JOIN_FOLDING
         + CONVERT_FOLDING
         + RESHAPE_SINKING
         + ROWS_OF_PRODUCTS

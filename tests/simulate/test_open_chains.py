@@ -12,6 +12,7 @@ import torch
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.ir.build import bind
+from ladder.ir.starts import with_open_starts
 from ladder.lower.chain import emit_chain
 from ladder.lower.chain.symbols import size_names
 from ladder.movement.choose import ranked
@@ -152,3 +153,41 @@ def test_open_chains_on_cpus() -> None:
             for got, want in zip(outputs, exact if isinstance(exact, tuple) else (exact,), strict=True):
                 bound = BOUNDS["float32"] * max(1.0, float(np.abs(want).max()))
                 np.testing.assert_allclose(got.double().numpy(), want, atol=bound)
+
+
+STARTS = ((1, (0, 1, 5, 7)), (2, (0, 4, 8, 32)), (2, (0, 1, 31, 32)))
+"""An axis along which steps read, and where: in multiples of a vector or not, the last place included."""
+
+
+@pytest.mark.parametrize("ttype", ["float16", "float32"])
+@pytest.mark.parametrize(("axis", "starts"), STARTS)
+def test_steps_share_a_kernel(axis: int, starts: tuple[int, ...], ttype: str) -> None:
+    """Chains that differ in where a slice begins become one, which takes the place as a number."""
+    steps = [_step(axis, start, ttype) for start in starts]
+    opened = with_open_starts(steps, [0] * len(steps))
+    (shared,) = {graph for graph, _ in opened}
+    function = emit_chain(shared, get_device("cuda/sm_90a"), "chain")
+    rng, dtype = np.random.default_rng(0), DTYPES[ttype]
+    for graph, (_, numbers) in zip(steps, opened, strict=True):
+        assert bind(shared, dict(zip(size_names(shared), numbers, strict=True))) == graph
+        inputs = [rng.uniform(-1, 1, node.tile.known_shape).astype(dtype) for node in graph.inputs]
+        output = np.full(graph.tile(graph.outputs[0]).known_shape, np.nan, dtype)
+        at = len(numbers) + len(inputs)
+        result = simulate_launch(function, [*numbers, *inputs, output], outputs=(at,))
+        assert not result.findings, result.report()
+        np.testing.assert_allclose(output.astype(np.float64), evaluate(graph, inputs), atol=BOUNDS[ttype])
+
+
+def _step(axis: int, start: int, ttype: str) -> Graph:
+    """Return a step of a loop: what it reads of all steps, beside what the last one left."""
+    g = GraphBuilder("chain")
+    begin, shape = ((0, start, 0), (3, 1, 64)) if axis == 1 else ((0, 0, start), (3, 1, 32))
+    part = g.add("slice", g.input("x", ttype, (3, 8, 64)), begin=begin, shape=shape)
+    rows = g.add("reshape", part, shape=(3, shape[2]))
+    return g.finish(g.add("tanh", g.add("concat", rows, g.input("h", ttype, (3, 64)), axis=1)))
+
+
+def test_few_steps_keep_their_numbers() -> None:
+    """Below `SHARING` distinct chains, and where an axis is of open extent, nothing is opened."""
+    two = [_step(1, 0, "float32"), _step(1, 7, "float32"), _step(1, 7, "float32")]
+    assert with_open_starts(two, [0] * 3) == [(graph, ()) for graph in two]

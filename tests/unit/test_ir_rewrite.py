@@ -14,6 +14,7 @@ from ladder.ir import (
     parse,
     verify,
 )
+from ladder.ir.build import bind
 from ladder.rewrite import Pass, Rule, pattern, rewrite, rewriting, run_passes
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
@@ -22,6 +23,7 @@ from ladder.rewrite.identities import (
     MATMUL_RECOGNITION,
     NEUTRAL_FOLDING,
 )
+from ladder.rewrite.join_rules import JOIN_FOLDING
 from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING
 from tile_types.errors import VerificationError
 
@@ -229,3 +231,59 @@ def test_channels_stay_last(name):
     found, wanted = evaluate(result, given), evaluate(graph, given)
     assert found.shape == wanted.shape
     assert np.allclose(found, wanted)
+
+
+@pytest.mark.parametrize("order", [range(5), reversed(range(5)), (3, 0, 3, 4, 1, 2)])
+def test_what_a_loop_writes_part_by_part_is_one_join(order):
+    """``out[:, t] = h`` for all t is a join of what was written last at each place."""
+    g = GraphBuilder("filled")
+    whole = g.input("start", "float32", (2, 5, 3))
+    for number, at in enumerate(order):
+        part = g.input(f"h{number}", "float32", (2, 1, 3))
+        sides = [
+            g.add("slice", whole, begin=(0, begin, 0), shape=(2, count, 3))
+            for begin, count in ((0, at), (at + 1, 4 - at))
+        ]
+        whole = g.add("concat", sides[0], part, sides[1], axis=1)
+    graph = g.finish(whole)
+    result = rewrite(graph, LAYOUT_FOLDING + JOIN_FOLDING)
+    assert operators(result).count("concat") == 1
+    assert "slice" not in operators(result)
+    given = operands(graph)
+    np.testing.assert_array_equal(evaluate(result, given), evaluate(graph, given))
+
+
+@pytest.mark.parametrize(
+    ("begin", "count", "step", "axis", "left"),
+    [
+        (0, 3, 1, 1, []),
+        (1, 2, 1, 1, ["slice"]),
+        (3, 2, 2, 1, ["slice"]),
+        (6, 1, 1, 1, ["slice"]),
+        (2, 2, 1, 1, ["concat", "slice"]),
+        (0, 2, 3, 1, ["concat", "slice"]),
+        (1, 3, 2, 0, ["concat", "slice"]),
+    ],
+)
+def test_slices_of_joins(begin, count, step, axis, left):
+    """A slice that lies within one operand of a join is one of that operand; others stay."""
+    g = GraphBuilder("sliced")
+    whole = g.add("concat", g.input("a", "float32", (8, 3)), g.input("b", "float32", (8, 4)), axis=1)
+    shape, place, steps = [8, 7], [0, 0], [1, 1]
+    shape[axis], place[axis], steps[axis] = count, begin, step
+    graph = g.finish(g.add("slice", whole, begin=tuple(place), shape=tuple(shape), step=tuple(steps)))
+    result = rewrite(graph, LAYOUT_FOLDING + JOIN_FOLDING)
+    assert operators(result)[2:] == left
+    given = operands(graph)
+    np.testing.assert_array_equal(evaluate(result, given), evaluate(graph, given))
+
+
+def test_slices_of_slices_are_one():
+    g = GraphBuilder("twice")
+    x = g.input("x", "float32", (20, "n"))
+    inner = g.add("slice", x, begin=(3, 1), shape=(5, "n - 1"), step=(3, 1))
+    graph = g.finish(g.add("slice", inner, begin=(1, 2), shape=(2, "n - 3"), step=(2, 1)))
+    result = rewrite(graph, JOIN_FOLDING)
+    assert operators(result) == ["input", "slice"]
+    x = np.arange(140, dtype=np.float32).reshape(20, 7)
+    np.testing.assert_array_equal(evaluate(bind(result, {"n": 7}), [x]), evaluate(bind(graph, {"n": 7}), [x]))
