@@ -219,6 +219,15 @@ def kernels_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def one_schedule(kernels_of_the_run: Path) -> Iterator[None]:
+    """Build one kernel for a product, whatever M; tests/numeric/test_cpu_gemm.py goes through schedules."""
+    from one_schedule import plans_of_one_schedule
+
+    with plans_of_one_schedule(kernels_of_the_run / "one schedule"):
+        yield
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Return ``check(file name, text)``: compares with tests/golden/<file name>, or writes it."""

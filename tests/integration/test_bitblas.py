@@ -11,6 +11,8 @@ from ladder.integrations.bitblas.config import ELEMENTS
 from ladder.integrations.bitblas.layouts import Layout, interleaving, tile_order
 from tile_types.errors import LadderError
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 N, K, GROUP = 32, 128, 32
 
 

@@ -10,6 +10,8 @@ import ladder
 from ladder.api.calibration import Moments, calibrated, observe
 from tile_types.quantized import QuantizedTensor
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 K, N = 96, 24
 
 

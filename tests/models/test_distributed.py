@@ -18,8 +18,8 @@ from ladder.integrations.distributed import only_own, own_experts, shard_experts
 from tile_types.errors import UnknownNameError
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
-PATHS = [str(WORKER.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-"""Where processes find the package `benchmarks`, which is not installed."""
+PATHS = [*map(str, WORKER.parents[1:3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+"""Where processes find `one_schedule`, and the package `benchmarks`, which is not installed."""
 RANKS = 2
 SPLITS = {"not awaited"}
 """Programs whose graph breaks at the collective."""

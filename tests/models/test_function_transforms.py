@@ -14,6 +14,8 @@ from torch.autograd import forward_ad
 import ladder
 from tile_types.errors import LadderError
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 
 @pytest.fixture(scope="module", params=[None, "int8"])
 def layer(request: pytest.FixtureRequest) -> nn.Module:

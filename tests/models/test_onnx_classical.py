@@ -17,6 +17,8 @@ from ladder.runtime.onnx_ops import trees as trees_in_torch
 from ladder.runtime.onnx_ops.evaluate import operation_of
 from ladder.runtime.onnx_ops.table import TABLE
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 ML = "ai.onnx.ml"
 
 

@@ -19,6 +19,8 @@ from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_torch import packed
 from tile_types.errors import LadderError, ShapeError
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 RANDOM = np.random.default_rng(5)
 
 

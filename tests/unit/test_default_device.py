@@ -15,6 +15,8 @@ from ladder.runtime.packed import PackedWeight, pack
 from targets import get_device, host_cpu
 from tile_types import get_type
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 OPTIONS = [
     ("int4", {"group_size": 32}),
     ("uint4", {"group_size": 32, "zero": "integer"}),

@@ -26,6 +26,8 @@ from tile_types import Metadata, QuantizedTensor, TType, library
 from tile_types.errors import ArtifactError, CheckpointError, TypeValuesError
 from tile_types.identity import own_values, own_values_named
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 HERE = (-1.0, -0.5, 0.0, 2.0)
 OTHERS = (-1.0, -0.5, 0.0, 4.0)
 NAME = "of_two_minds"
