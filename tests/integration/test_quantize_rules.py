@@ -8,6 +8,8 @@ from torch import nn
 
 import ladder
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 
 def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval()

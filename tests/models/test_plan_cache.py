@@ -286,6 +286,7 @@ MODELS: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("one_schedule")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_read_back_equal(name: str) -> None:
     make, arguments = MODELS[name]

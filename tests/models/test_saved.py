@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ from test_models import IDS, MASK, PHOTO, built, error
 from torch import Tensor, nn
 
 import ladder
-from ladder import knobs
 from ladder.ir.build import GraphBuilder
 from ladder.ir.graph import Graph
 from ladder.partition.subgraphs import Subgraph
@@ -27,13 +26,9 @@ from ladder.runtime.model import saved
 from ladder.runtime.model.saved import save_model
 from tile_types.errors import ArtifactError
 
+pytestmark = pytest.mark.usefixtures("one_schedule")
+
 ROOT = Path(ladder.__file__).parents[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(kernels_of_the_run: Path) -> Iterator[None]:
-    with knobs.override(cache_dir=kernels_of_the_run):
-        yield
 
 
 LOADED = """

@@ -18,7 +18,7 @@ STRUCTURES = dict(structures())
 EXTENTS = ({}, {"Mt": 1, "Sl": 3, "St": 1}, {"Sg": 3, "St": 1, "Et": 3}, {"Mt": 3, "Dt": 3, "St": 1})
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_kind_is_accepted_for_all_extents(name):
     structure, gqa = STRUCTURES[name], get_program("gqa")
