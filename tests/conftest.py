@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -15,118 +16,123 @@ from tile_types import library
 
 GOLDEN = Path(__file__).parent / "golden"
 
-DAYS: Mapping[str, int] = {
-    "capture/test_capture_beside_compile.py": 2,
-    "capture/test_capture_branches.py": 4,
-    "capture/test_capture_compiled.py": 8,
-    "capture/test_capture_expected.py": 4,
-    "capture/test_capture_nested.py": 4,
-    "capture/test_capture_objects.py": 4,
-    "capture/test_capture_programs.py": 14,
-    "capture/test_capture_shapes.py": 4,
-    "capture/test_guard_parts.py": 2,
-    "capture/test_standing_tensors.py": 4,
-    "formats/test_damage.py": 4,
-    "formats/test_use.py": 14,
-    "integration/test_api.py": 10,
-    "integration/test_batch_invariance.py": 10,
-    "integration/test_cli.py": 14,
-    "integration/test_experts.py": 8,
-    "integration/test_first_run.py": 8,
-    "integration/test_forks.py": 8,
-    "integration/test_rocm_compile.py": 14,
-    "integration/test_spills.py": 8,
-    "integration/test_superopt_cli.py": 8,
-    "integration/test_torch_ops.py": 10,
-    "models/test_attention_parts.py": 14,
-    "models/test_calibration.py": 3,
-    "models/test_chain_elements.py": 4,
-    "models/test_convolution_layouts.py": 10,
-    "models/test_cpu_chains.py": 14,
-    "models/test_dynamo_programs.py": 4,
-    "models/test_failing.py": 4,
-    "models/test_faults.py": 4,
-    "models/test_float_contract.py": 14,
-    "models/test_folding.py": 4,
-    "models/test_gpu_chains.py": 10,
-    "models/test_kept_views.py": 2,
-    "models/test_models.py": 10,
-    "models/test_numbers.py": 2,
-    "models/test_onnx.py": 10,
-    "models/test_onnx_codes.py": 4,
-    "models/test_onnx_graphs.py": 4,
-    "models/test_onnx_sizes.py": 4,
-    "models/test_onnx_torch.py": 8,
-    "models/test_onnx_transposed.py": 2,
-    "models/test_open_sizes.py": 10,
-    "models/test_open_slices.py": 10,
-    "models/test_operand_strides.py": 4,
-    "models/test_opinfo.py": 14,
-    "models/test_plan_cache.py": 8,
-    "models/test_plans.py": 8,
-    "models/test_quantized_convolutions.py": 2,
-    "models/test_real_parts.py": 4,
-    "models/test_recurrent.py": 4,
-    "models/test_report.py": 4,
-    "models/test_row_products.py": 6,
-    "models/test_running_statistics.py": 2,
-    "models/test_saved.py": 10,
-    "models/test_stacked_experts.py": 8,
-    "models/test_transformers_formats.py": 8,
-    "models/test_transformers_loading.py": 4,
-    "models/test_upsampling.py": 14,
-    "models/test_view_programs.py": 8,
-    "models/test_written_weights.py": 3,
-    "numeric/test_cpu_gemm.py": 10,
-    "numeric/test_ir_scalars.py": 2,
-    "numeric/test_tile_programs.py": 4,
-    "property/test_special_values.py": 10,
-    "simulate/test_amd_attention.py": 14,
-    "simulate/test_amd_experts.py": 4,
-    "simulate/test_amd_mutants.py": 4,
-    "simulate/test_amd_scaled.py": 4,
-    "simulate/test_attention.py": 4,
-    "simulate/test_blocks.py": 14,
-    "simulate/test_bounds.py": 4,
-    "simulate/test_convolution.py": 4,
-    "simulate/test_decoders.py": 4,
-    "simulate/test_expert_kernels.py": 4,
-    "simulate/test_found_graphs.py": 14,
-    "simulate/test_found_plans.py": 8,
-    "simulate/test_gated.py": 10,
-    "simulate/test_machine_code.py": 4,
-    "simulate/test_mutants.py": 14,
-    "simulate/test_open_chains.py": 3,
-    "simulate/test_passes.py": 8,
-    "simulate/test_pipelines.py": 14,
-    "simulate/test_prologue.py": 4,
-    "simulate/test_random_chains.py": 2,
-    "simulate/test_scaled.py": 14,
-    "simulate/test_sweep.py": 14,
-    "simulate/test_tcgen05.py": 10,
-    "unit/test_benchmark_peers.py": 8,
-    "unit/test_chain_latency.py": 2,
-    "unit/test_cost_model.py": 3,
-    "unit/test_cuda_decode.py": 8,
-    "unit/test_expert_plans.py": 4,
-    "unit/test_gemv_launch.py": 2,
-    "unit/test_layouts.py": 4,
-    "unit/test_policy.py": 14,
-    "unit/test_rocm_byte_table.py": 6,
-    "unit/test_search.py": 4,
-    "unit/test_shipped_graphs.py": 3,
-    "unit/test_spilling.py": 4,
-    "unit/test_superopt_attention.py": 8,
-    "unit/test_superopt_computers.py": 6,
-    "unit/test_superopt_generator.py": 14,
-    "unit/test_superopt_shrink.py": 4,
-    "unit/test_superopt_verifier.py": 14,
-    "unit/test_superoptimize.py": 10,
-    "unit/test_tuning.py": 6,
-    "unit/test_user_decoders.py": 10,
-    "unit/test_wgmma8_units.py": 4,
-}
-"""Files of costly tests -> days, 14 at most, in which each of their cases that is not `daily` runs."""
+TURNS = 13
+"""Days in which each costly case runs once; a prime, so that what a case chooses by the day meets them all."""
+
+COSTLY = frozenset(
+    {
+        "capture/test_capture_beside_compile.py",
+        "capture/test_capture_branches.py",
+        "capture/test_capture_compiled.py",
+        "capture/test_capture_expected.py",
+        "capture/test_capture_nested.py",
+        "capture/test_capture_objects.py",
+        "capture/test_capture_programs.py",
+        "capture/test_capture_shapes.py",
+        "capture/test_guard_parts.py",
+        "capture/test_standing_tensors.py",
+        "formats/test_damage.py",
+        "formats/test_use.py",
+        "integration/test_api.py",
+        "integration/test_batch_invariance.py",
+        "integration/test_cli.py",
+        "integration/test_experts.py",
+        "integration/test_first_run.py",
+        "integration/test_forks.py",
+        "integration/test_rocm_compile.py",
+        "integration/test_spills.py",
+        "integration/test_superopt_cli.py",
+        "integration/test_torch_ops.py",
+        "models/test_attention_parts.py",
+        "models/test_calibration.py",
+        "models/test_chain_elements.py",
+        "models/test_convolution_layouts.py",
+        "models/test_cpu_chains.py",
+        "models/test_dynamo_programs.py",
+        "models/test_failing.py",
+        "models/test_faults.py",
+        "models/test_float_contract.py",
+        "models/test_folding.py",
+        "models/test_gpu_chains.py",
+        "models/test_kept_views.py",
+        "models/test_models.py",
+        "models/test_numbers.py",
+        "models/test_onnx.py",
+        "models/test_onnx_codes.py",
+        "models/test_onnx_graphs.py",
+        "models/test_onnx_sizes.py",
+        "models/test_onnx_torch.py",
+        "models/test_onnx_transposed.py",
+        "models/test_open_sizes.py",
+        "models/test_open_slices.py",
+        "models/test_operand_strides.py",
+        "models/test_opinfo.py",
+        "models/test_plan_cache.py",
+        "models/test_plans.py",
+        "models/test_quantized_convolutions.py",
+        "models/test_real_parts.py",
+        "models/test_recurrent.py",
+        "models/test_report.py",
+        "models/test_row_products.py",
+        "models/test_running_statistics.py",
+        "models/test_saved.py",
+        "models/test_stacked_experts.py",
+        "models/test_transformers_formats.py",
+        "models/test_transformers_loading.py",
+        "models/test_upsampling.py",
+        "models/test_view_programs.py",
+        "models/test_written_weights.py",
+        "numeric/test_cpu_gemm.py",
+        "numeric/test_ir_scalars.py",
+        "numeric/test_tile_programs.py",
+        "property/test_special_values.py",
+        "simulate/test_amd_attention.py",
+        "simulate/test_amd_experts.py",
+        "simulate/test_amd_mutants.py",
+        "simulate/test_amd_scaled.py",
+        "simulate/test_attention.py",
+        "simulate/test_blocks.py",
+        "simulate/test_bounds.py",
+        "simulate/test_convolution.py",
+        "simulate/test_decoders.py",
+        "simulate/test_expert_kernels.py",
+        "simulate/test_found_graphs.py",
+        "simulate/test_found_plans.py",
+        "simulate/test_gated.py",
+        "simulate/test_machine_code.py",
+        "simulate/test_mutants.py",
+        "simulate/test_open_chains.py",
+        "simulate/test_passes.py",
+        "simulate/test_pipelines.py",
+        "simulate/test_prologue.py",
+        "simulate/test_random_chains.py",
+        "simulate/test_scaled.py",
+        "simulate/test_sweep.py",
+        "simulate/test_tcgen05.py",
+        "unit/test_benchmark_peers.py",
+        "unit/test_chain_latency.py",
+        "unit/test_cost_model.py",
+        "unit/test_cuda_decode.py",
+        "unit/test_expert_plans.py",
+        "unit/test_gemv_launch.py",
+        "unit/test_layouts.py",
+        "unit/test_policy.py",
+        "unit/test_rocm_byte_table.py",
+        "unit/test_search.py",
+        "unit/test_shipped_graphs.py",
+        "unit/test_spilling.py",
+        "unit/test_superopt_attention.py",
+        "unit/test_superopt_computers.py",
+        "unit/test_superopt_generator.py",
+        "unit/test_superopt_shrink.py",
+        "unit/test_superopt_verifier.py",
+        "unit/test_superoptimize.py",
+        "unit/test_tuning.py",
+        "unit/test_user_decoders.py",
+        "unit/test_wgmma8_units.py",
+    }
+)
+"""Files of which all cases are costly; elsewhere tests are marked."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -143,9 +149,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are collected: what that makes stays
     config.addinivalue_line(
         "markers",
-        "daily(count, among, together): run so many cases of a test, or of the tests that name the same "
-        "group, others every day; tests that name the same `together` share a costly fixture and count "
-        "as one case; --long runs them all",
+        "costly(together): cases take turns day by day; those that name the same `together` share a costly "
+        "fixture and count as one case; --long runs them all",
     )
 
 
@@ -166,34 +171,27 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of `daily` tests that are those of other days; what is asked for by name runs."""
+    """Leave out the costly cases that are those of other days; what is asked for by name runs."""
     if config.getoption("--long") or any("::" in name for name in config.args):
         return
-    cases: dict[str, dict[str, list[pytest.Item]]] = {}
+    files: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        if marker := item.get_closest_marker("daily"):
-            group = marker.kwargs.get("among", item.nodeid.partition("[")[0])
-            case = marker.kwargs.get("together", item.nodeid)
-            cases.setdefault(group, {}).setdefault(case, []).append(item)
-        elif (file := _file_of(item)) in DAYS:
-            cases.setdefault(file, {})[item.nodeid] = [item]
-    left = {item for those in cases.values() for item in _of_other_days(list(those.values()))}
+        file = item.nodeid.partition("::")[0].removeprefix("tests/")
+        marker = item.get_closest_marker("costly")
+        if marker or file in COSTLY:
+            case = marker.kwargs.get("together", item.nodeid) if marker else item.nodeid
+            files.setdefault(file, {}).setdefault(case, []).append(item)
+    left = {item for file, cases in files.items() for item in _of_other_days(file, list(cases.values()))}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
 
-def _file_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0].removeprefix("tests/")
-
-
-def _of_other_days(cases: list[list[pytest.Item]]) -> list[pytest.Item]:
-    first = cases[0][0]
-    if marker := first.get_closest_marker("daily"):
-        days = -(-len(cases) // marker.args[0])
-    else:
-        days = DAYS[_file_of(first)]
-    today = int(os.environ["LADDER_TEST_DAY"]) % days
-    return [item for at, case in enumerate(cases) if at % days != today for item in case]
+def _of_other_days(file: str, cases: list[list[pytest.Item]]) -> Iterator[pytest.Item]:
+    """Yield what does not run today; files begin with another case each, which spreads the cost over days."""
+    today = int(os.environ["LADDER_TEST_DAY"]) + crc32(file.encode())
+    for at, case in enumerate(cases):
+        if at % TURNS != today % TURNS:
+            yield from case
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -58,7 +58,6 @@ ALWAYS = (
 """One of each kind of which plans have once been wrong."""
 
 
-@pytest.mark.daily(11)
 @pytest.mark.parametrize("name", ALWAYS)
 def test_kinds_that_were_wrong(name):
     assert mismatches([name]) == {}

@@ -50,7 +50,6 @@ ONCE = [(name, 1) for home in (*FIRST, *LATER, *LIBRARIES, *ADVERSARIAL) for nam
 THRICE = [(name, 3) for name in PROGRAMS if name not in CHANGING]
 
 
-@pytest.mark.daily(200)
 @pytest.mark.parametrize(("name", "repeat"), [*ONCE, *THRICE])
 def test_same_as_without_capture(name, repeat):
     expected, found, _ = captured_run(PROGRAMS[name], repeat)

@@ -146,7 +146,7 @@ def test_matrices_are_unpacked_some_rows_at_a_time(name: str, monkeypatch: pytes
     assert torch.equal(ladder.load_checkpoint(file)["layer.weight"].dequantize(), whole)
 
 
-@pytest.mark.daily(2, among="plans of single models")
+@pytest.mark.costly
 def test_plans_gather_columns(tmp_path: Path) -> None:
     """A compiled model with a layer whose columns are in an order of their own."""
     file = Path(__file__).parent / "files" / "gptq_desc_act.safetensors"

@@ -65,7 +65,6 @@ MULTIPLIED = {
 }
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("file", MULTIPLIED)
 def test_linear_multiplies_by_the_dequantized_values(file: str, tmp_path: Path) -> None:
     checkpoint = opened(file, tmp_path)

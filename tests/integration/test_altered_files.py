@@ -13,7 +13,7 @@ SLOW = 20.0
 """Seconds for one file where tests run side by side; the long run takes `altered_files.SECONDS`."""
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["ladder", "onnx"])
 def test_a_sample_of_altered_files(kind: str, tmp_path: Path) -> None:
     counts, faults = altered_files.survey(kind, 25, DAY, tmp_path, SLOW)

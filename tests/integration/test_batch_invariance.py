@@ -29,7 +29,6 @@ def products_of_each_count(multiply: Any, x: Any) -> list[Any]:
     return [*(multiply(x[:rows]) for rows in ROWS), multiply(x.flip(0)).flip(0)]
 
 
-@pytest.mark.daily(1, among="bits of rows")
 @pytest.mark.parametrize(
     ("weight", "activation"),
     [("int4", "bfloat16"), ("nf4", "float32"), ("int4", "int8"), ("fp6_e3m2", "float16")],
@@ -44,7 +43,6 @@ def test_rows_keep_their_bits_on_this_cpu(weight: str, activation: str) -> None:
         assert torch.equal(found, whole[: len(found)])
 
 
-@pytest.mark.daily(1, among="bits of rows")
 def test_a_model_passes_it_on() -> None:
     layers = torch.nn.Linear(96, 128), torch.nn.SiLU(), torch.nn.Linear(128, 64)
     model = ladder.quantize_(
@@ -59,7 +57,6 @@ def test_a_model_passes_it_on() -> None:
     assert not fast.refused
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("weight", "activation", "device"),
     [

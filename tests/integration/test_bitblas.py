@@ -55,7 +55,7 @@ def test_stored_weights_read_back(name: str, tiles: int, fast: bool | None) -> N
         assert torch.equal(op.quantized(form).dequantize().to(torch.float16), values.to(torch.float16))
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mode", ["original", "rescale", "quantized"])
 def test_zeros(mode: str, bias: bool) -> None:
@@ -83,7 +83,7 @@ def test_zeros(mode: str, bias: bool) -> None:
     assert close(op(x, op.transform_weight(codes), scale, zeros, *vectors), expected)
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("activation", "weight", "output"),
     [
@@ -106,7 +106,7 @@ def test_types(activation: str, weight: str, output: str) -> None:
     assert close(y, x.double() @ values.double().T)
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("activation", "weight"), [("int8", "int8"), ("int8", "uint4"), ("int4", "int4"), ("uint4", "int2")]
 )
@@ -131,7 +131,7 @@ def test_sums_of_integers_are_exact(activation: str, weight: str) -> None:
     assert torch.equal(y.long(), x.long() @ values.T)
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_layouts_of_operands(layout: str) -> None:
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_tiles_are_what_tensor_cores_hold(columns: int, quarter: int) -> None:
             assert torch.equal(order[lane, matrix], expected)
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 def test_layers_of_gptq() -> None:
     torch.manual_seed(0)
     codes, points = torch.randint(0, 16, (K, N)), torch.randint(1, 17, (K // GROUP, N))
@@ -201,7 +201,7 @@ def test_layers_of_gptq() -> None:
         layer.repack_from_gptq(source)
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 def test_a_changed_weight_is_packed_again() -> None:
     op = bitblas.Matmul(config(W_dtype="uint4", with_scaling=True))
     x, stored = torch.ones(1, K).half(), op.transform_weight(torch.ones(N, K))
@@ -237,7 +237,7 @@ def test_a_weight_takes_its_place_in_tiles_once() -> None:
     assert Layout(32, 64, 8, None, 3, 32).shape == [2, 2, 16, 32]
 
 
-@pytest.mark.daily(3, among="costly products of BitBLAS")
+@pytest.mark.costly
 def test_source_and_latency() -> None:
     op = bitblas.Matmul(config(W_dtype="uint4", with_scaling=True, group_size=GROUP))
     assert ("__global__" if torch.cuda.is_available() else "prim_func") in op.get_source()

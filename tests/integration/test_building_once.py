@@ -30,7 +30,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.daily(1, among="processes that build at once")
+@pytest.mark.costly
 def test_one_process_builds_and_the_others_wait(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()

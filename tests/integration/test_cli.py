@@ -178,7 +178,6 @@ def test_gemm_on_this_cpu_is_exact_and_timed(ladder: Command) -> None:
     assert report["not_run"] is None
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -213,7 +212,6 @@ def test_failed_check_is_code_1(ladder: Command, monkeypatch: pytest.MonkeyPatch
     assert "exceeds" in done.err
 
 
-@pytest.mark.daily(1, among="commands as processes")
 @needs_nvcc
 @needs_no_gpu
 def test_gemm_for_an_absent_gpu_simulates_and_says_what_it_could_not_run(ladder: Command) -> None:
@@ -234,7 +232,6 @@ def test_gemm_for_an_absent_gpu_simulates_and_says_what_it_could_not_run(ladder:
     assert report["bound_by"] in report["predicted_parts_us"]
 
 
-@pytest.mark.daily(1, among="commands as processes")
 def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
     report = ladder("gemm", "--target", "rocm/gfx942", "-m", "3", "-n", "96", "-k", "160", "--json").json
     assert report["passed"]
@@ -248,7 +245,6 @@ def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
     assert report["predicted_us"] > 0
 
 
-@pytest.mark.daily(1, among="commands for absent GPUs")
 def test_gemm_of_experts_for_amd(ladder: Command) -> None:
     small = ("--target", "rocm/gfx942", "--experts", "4", "-m", "2", "-n", "96", "-k", "160", "--json")
     report = ladder("gemm", *small).json
@@ -259,7 +255,6 @@ def test_gemm_of_experts_for_amd(ladder: Command) -> None:
     assert ladder("gemm", "--experts", "4").code == USAGE  # no CPU kernel takes several at once
 
 
-@pytest.mark.daily(1, among="commands for absent GPUs")
 def test_gemm_for_amd_checks_what_quantises_tokens(ladder: Command) -> None:
     small = ("--target", "rocm/gfx942", "--activation", "int8", "-n", "96", "-k", "160", "--json")
     report = ladder("gemm", *small, "-m", "3").json
@@ -272,7 +267,6 @@ def test_gemm_for_amd_checks_what_quantises_tokens(ladder: Command) -> None:
     assert nothing["vgpr"] > 0
 
 
-@pytest.mark.daily(1, among="commands for absent GPUs")
 @needs_nvcc
 @needs_no_gpu
 def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> None:
@@ -281,7 +275,6 @@ def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> 
     assert "mma" not in report
 
 
-@pytest.mark.daily(1, among="commands for absent GPUs")
 @needs_nvcc
 @needs_no_gpu
 def test_faults_that_the_simulator_finds_fail_the_command(
@@ -325,7 +318,6 @@ def test_explain_stages_of_a_gpu_kernel(ladder: Command, stage: str, text: str) 
     assert text in done.out
 
 
-@pytest.mark.daily(1, among="commands as processes")
 def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
     done = ladder("explain", "--target", "cuda/sm_90a", "--json")
     assert done.json["target"] == "cuda/sm_90a"
@@ -347,7 +339,6 @@ def test_explain_shows_what_was_measured_on_this_product(target: str, measured: 
     assert ("measured" in operator.lower(target).explain()) == measured
 
 
-@pytest.mark.daily(1, among="commands for absent GPUs")
 @needs_nvcc
 def test_explain_shows_what_the_code_takes(ladder: Command) -> None:
     done = ladder("explain", *GPU, "--json")
@@ -433,7 +424,6 @@ def test_doctor_knows_which_pythons_were_run(version, works, monkeypatch) -> Non
     assert found.works == works
 
 
-@pytest.mark.daily(1, among="commands as processes")
 def test_doctor_is_content_where_the_main_job_runs(ladder: Command) -> None:
     done = ladder("doctor", "--json")
     assert done.code == OK, done.out
@@ -464,7 +454,6 @@ def test_doctor_reports_a_program_that_does_not_run(tmp_path: Path, monkeypatch:
     assert doctor.examine(tool).status == "broken"
 
 
-@pytest.mark.daily(1, among="commands as processes")
 def test_output_may_be_closed_early() -> None:
     command = f"'{sys.executable}' -c 'from ladder.cli import main; main()' types | head -1"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -507,7 +496,6 @@ def test_tuning_without_a_gpu_says_how_to_prepare_it(ladder: Command, tmp_path: 
     assert "no trials" in ladder("tune", "--measure", str(tmp_path)).err
 
 
-@pytest.mark.daily(1, among="commands as processes")
 @needs_nvcc
 @pytest.mark.slow
 def test_trials_are_compiled_where_there_is_no_gpu(ladder: Command, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ print("ok")
 """
 
 
-@pytest.mark.daily(1, among="processes that start")
+@pytest.mark.costly
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not place threads")
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
 def test_workers_keep_off_the_callers_core() -> None:

@@ -40,7 +40,6 @@ def relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
     return float((y.double()[owned] - exact[owned]).norm() / exact[owned].norm())
 
 
-@pytest.mark.daily(1, among="grouped products on a CPU")
 @pytest.mark.parametrize("offsets", [[0, 2, 2, 7], [0, 0, 0, 7], [0, 7, 7, 7], [1, 3, 4, 6]])
 def test_tokens_of_experts_follow_each_other(offsets: list[int]) -> None:
     matrices = weights()
@@ -50,7 +49,6 @@ def test_tokens_of_experts_follow_each_other(offsets: list[int]) -> None:
     assert relative_error(y, reference(x, matrices, offsets, bias)) <= 5e-4
 
 
-@pytest.mark.daily(1, among="grouped products on a CPU")
 def test_counted_slots() -> None:
     matrices = weights()
     op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32", masked=True)
@@ -63,7 +61,6 @@ def test_counted_slots() -> None:
             assert relative_error(y[e, :count], exact) <= 5e-4
 
 
-@pytest.mark.daily(1, among="grouped products on a CPU")
 def test_tokens_are_quantized_on_the_fly() -> None:
     matrices = weights()
     op = ladder.GroupedMatmul(E, N, K, "int4", "int8", group_size=24)

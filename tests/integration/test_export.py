@@ -66,7 +66,7 @@ WARM = """
 """
 
 
-@pytest.mark.daily(1, among="processes that start")
+@pytest.mark.costly
 def test_first_call_with_a_warm_cache_is_fast_and_needs_no_compiler(shared_cache: Path) -> None:
     op = ladder.Matmul(N, K, "int4")
     op(torch.ones(1, K).half(), op.pack(ladder.quantize(torch.ones(N, K), "int4")))
@@ -105,7 +105,7 @@ def run(code: str, *arguments: Path, **environment: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.daily(1, among="processes that start")
+@pytest.mark.costly
 def test_runs_without_compiler_and_without_importing_tvm(tmp_path: Path) -> None:
     op, _, packed, path = exported(tmp_path / "op.ladder")
     x = torch.randn(5, K).half()
@@ -115,7 +115,7 @@ def test_runs_without_compiler_and_without_importing_tvm(tmp_path: Path) -> None
     assert torch.equal(torch.load(tmp_path / "y.pt"), op(x, packed, torch.zeros(N).half()))
 
 
-@pytest.mark.daily(1, among="processes that start")
+@pytest.mark.costly
 def test_runtime_folder_can_be_a_bare_copy(tmp_path: Path) -> None:
     from ladder.installation import find_library, tvm_version
 
@@ -129,7 +129,7 @@ def test_runtime_folder_can_be_a_bare_copy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.daily(1, among="processes that start")
+@pytest.mark.costly
 def test_missing_runtime_library_is_one_readable_error(tmp_path: Path) -> None:
     _, _, _, path = exported(tmp_path / "op.ladder")
     (tmp_path / "empty").mkdir()

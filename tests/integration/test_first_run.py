@@ -77,7 +77,6 @@ def test_first_run_writes_what_every_kernel_gave(
     assert len(clean.launches) == 3 * 2
 
 
-@pytest.mark.daily(2, among="launches of AMD kernels")
 def test_gemm_runs_on_the_gpu(clean: Stub) -> None:
     words = ["gemm", "--target", TARGET, "--weight", "nf4", "-m", "5", "-n", "40", "-k", "96"]
     done = CliRunner().invoke(app, [*words, "--group-size", "32", "--bias", "--json"])

@@ -54,7 +54,6 @@ def in_child(body: Callable[[], object]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-@pytest.mark.daily(1, among="ends of processes")
 def test_a_forked_child_computes() -> None:
     op, packed, x = product()
     y = op(x, packed)
@@ -91,7 +90,6 @@ ENDS = {"sys.exit(3)": 3, "raise ValueError": 1, "pass": 0, "raise SystemExit('n
 """How a child leaves -> its exit status."""
 
 
-@pytest.mark.daily(1, among="ends of processes")
 @pytest.mark.parametrize(("leave", "threads"), [(leave, 2 + 3 * at) for at, leave in enumerate(ENDS)])
 def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str, threads: int) -> None:
     """Whatever TVM's pool does at exit; workers sleep a millisecond after the last kernel."""
@@ -124,7 +122,6 @@ def leaves() -> None:
     sys.exit(5)
 
 
-@pytest.mark.daily(1, among="ends of processes")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_processes_have_the_exit_status_that_they_leave_with(method: str) -> None:
     computed()
@@ -160,7 +157,6 @@ def test_a_child_builds_kernels_while_another_thread_of_the_parent_held_locks(tm
     assert status == 0
 
 
-@pytest.mark.daily(1, among="ends of processes")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_processes_of_every_method_compute(method: str) -> None:
     expected = computed()

@@ -127,7 +127,7 @@ def read_back(schedule: Any) -> Any:
     return parse_schedule(str(schedule))
 
 
-@pytest.mark.daily(2)
+@pytest.mark.costly
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_field_decides(name: str) -> None:
     """What is printed is read back; with another value of a field there is another kernel, or none."""

@@ -13,7 +13,7 @@ from targets import get_device
 H200 = get_device("cuda/sm_90a")
 
 
-@pytest.mark.daily(3)
+@pytest.mark.costly
 @pytest.mark.parametrize("weight", ["uint1", "int3", "int4", "nf4", "int8"])
 @pytest.mark.parametrize("activation", ["float16", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize(("n", "k", "group"), [(8192, 8192, 128), (67, 1031, 16), (67, 1031, 0)])

@@ -16,7 +16,7 @@ from tile_types.errors import ConversionError
 GEOMETRIES = {"gemv": gemv_geometry.GemvGeometry, "mma": mma_geometry.MmaGeometry}
 
 
-@pytest.mark.daily(4)
+@pytest.mark.costly
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89"])
 @pytest.mark.parametrize("weight", ["uint1", "int3", "nf4", "int8"])
 @pytest.mark.parametrize(("group", "zero"), [(128, "none"), (16, "integer"), (0, "none")])

@@ -43,7 +43,6 @@ def _compiled(arch: str, gemm: Gemm, schedule: GpuSchedule, folder: Path) -> tup
     return built.sources["asm"], dict(report)
 
 
-@pytest.mark.daily(6)
 @pytest.mark.parametrize(("arch", "weight", "activation", "pipeline", "instruction"), KERNELS)
 def test_kernels_compile(
     arch: str, weight: str, activation: str, pipeline: str, instruction: str, tmp_path: Path
@@ -86,7 +85,6 @@ def _main_loop(assembly: str) -> list[str]:
     raise AssertionError("no loop with a barrier")
 
 
-@pytest.mark.daily(4)
 @pytest.mark.parametrize(("arch", "gemm", "m"), LARGE)
 def test_what_the_policy_chooses_keeps_loads_in_flight(arch: str, gemm: Gemm, m: int, tmp_path: Path) -> None:
     schedule = rank(gemm, get_device(f"rocm/{arch}"), m)[0].schedule

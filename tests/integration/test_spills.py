@@ -31,7 +31,6 @@ def _check(target: str, every: int, first: int) -> None:
     assert not [str(outcome) for outcome in outcomes if outcome.spilled]
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_sample_of_the_shipped_kernels_does_not_spill(target: str) -> None:
     every = SAMPLES[target.partition("/")[0]]
@@ -42,7 +41,6 @@ SHORT = (128, 320)
 """N and K of a layer that is not cut along K."""
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("target", ["rocm/gfx942", "rocm/gfx950"])
 def test_short_layers_do_not_spill(target: str) -> None:
     gemm = gemm_for(*SHORT, "uint4", "float16", group_size=32, zero="float")
@@ -51,7 +49,6 @@ def test_short_layers_do_not_spill(target: str) -> None:
     assert not compiled(Shipped(gemm, target, str(best))).spilled
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ WAYS: dict[str, Callable[[torch.nn.Module], Any]] = {
 }
 
 
-@pytest.mark.daily(2)
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [AsksForItsType, TakesValues])
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_hold_it_whole(layer: ladder.Linear, kind: Any, way: str) -> None:

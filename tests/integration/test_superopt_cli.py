@@ -14,7 +14,6 @@ from ladder.cli.app import FAILED, OK, USAGE, run
 SMALL = ["superopt", "--program", "lora", "--operators", "4", "--jobs", "1", "--trials", "0"]
 
 
-@pytest.mark.daily(1, among="ladder superopt")
 def test_json(capsys):
     assert run([*SMALL, "--json", "--seed", "1"]) == OK
     report = json.loads(capsys.readouterr().out)
@@ -26,7 +25,6 @@ def test_json(capsys):
     assert all(graph["certificate"]["verdict"] == "equal" for graph in report["graphs"])
 
 
-@pytest.mark.daily(1, among="ladder superopt")
 def test_table_and_page(capsys, tmp_path):
     page = tmp_path / "page.html"
     assert run([*SMALL, "--show", str(page), "--sizes", "K=512,N=1024"]) == OK
@@ -34,7 +32,6 @@ def test_table_and_page(capsys, tmp_path):
     assert "<svg" in page.read_text()
 
 
-@pytest.mark.daily(1, among="ladder superopt")
 def test_quantized_weights_are_decoded_in_the_block(capsys):
     """Packed tiles are loaded, and decoded after; each tile holds whole groups."""
     arguments = ["superopt", "--program", "rmsnorm_matmul", "--weight", "int4", "--trials", "0", "--json"]
@@ -47,7 +44,6 @@ def test_quantized_weights_are_decoded_in_the_block(capsys):
     assert "transpose_b=true" in graph
 
 
-@pytest.mark.daily(1, among="ladder superopt")
 def test_reuse(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
     arguments = [*SMALL, "--json", "--seed", "1", "--reuse"]
@@ -68,7 +64,6 @@ def test_reuse(capsys, tmp_path, monkeypatch):
     assert again["seconds"] != reports[0]["seconds"]
 
 
-@pytest.mark.daily(1, among="ladder superopt")
 def test_ablation(capsys):
     arguments = [
         "superopt",
@@ -120,7 +115,6 @@ def test_kernels_of_this_cpu_run(capsys, tmp_path, monkeypatch):
         assert kernel["error"] <= 1e-3
 
 
-@pytest.mark.daily(1, among="ladder superopt")
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx942"])
 def test_kernels_of_another_gpu_are_simulated(capsys, tmp_path, monkeypatch, target):

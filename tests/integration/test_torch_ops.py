@@ -102,7 +102,6 @@ def test_one_graph_for_every_m_in_a_model() -> None:
     assert len(backend.graphs) == 1
 
 
-@pytest.mark.daily(1, among="programs in other compilers")
 @pytest.mark.slow
 def test_inductor_runs_it() -> None:
     """Beside one kernel of Inductor's own, whose compiler it need not ask for vector extensions."""

@@ -109,7 +109,6 @@ class Net(nn.Module):
         return self.second(self.first(x).relu()) * scale
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "batches", [[EXAMPLES], [(EXAMPLES, 2.0)], [{"x": EXAMPLES[:300]}, [EXAMPLES[300:]]]]
 )

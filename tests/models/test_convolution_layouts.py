@@ -108,7 +108,6 @@ class Pools(nn.Module):
         return y, y.relu().mean((2, 3))
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("channels", [3, 16, 50])
 def test_pools_run_column_beside_column(channels: int) -> None:
     torch.manual_seed(0)

@@ -32,7 +32,7 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.daily(2, among="convolutions")
+@pytest.mark.costly
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_modules_convolve(case: str) -> None:
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 }
 
 
-@pytest.mark.daily(2, among="convolutions")
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NETS)
 def test_nets_run_on_kernels_of_ours(name: str) -> None:
     """Products, windows, stencils and what lies between: nothing is left to torch, nothing is reordered."""
@@ -116,7 +116,7 @@ def graph_of(model: nn.Module, x: torch.Tensor) -> Any:
     return found[0]
 
 
-@pytest.mark.daily(2, among="convolutions")
+@pytest.mark.costly
 def test_chains_between_convolutions_on_the_simulator() -> None:
     device = get_device("cuda/sm_90a")
     model = ladder.quantize_(built(Mixed).half(), "int8", group_size=32, convolutions=True)

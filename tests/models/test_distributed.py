@@ -48,7 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, kernels_of_the_run: Path) ->
     return run_in_a_group(tmp_path_factory.mktemp("group"), "everything", kernels_of_the_run / "one schedule")
 
 
-@pytest.mark.daily(1, among="groups of processes", together="what a group finds")
+@pytest.mark.costly(together="what a group finds")
 def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]]) -> None:
     for rank in found:
         results = rank["llama"]
@@ -59,7 +59,7 @@ def test_a_sharded_llama_computes_what_the_whole_does(found: list[dict[str, Any]
         assert results["share"] < 0.53  # of the whole layer's bytes; scales are padded
 
 
-@pytest.mark.daily(1, among="groups of processes", together="what a group finds")
+@pytest.mark.costly(together="what a group finds")
 def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, Any]]) -> None:
     for rank in found:
         results = rank["llama"]
@@ -68,7 +68,7 @@ def test_its_plan_is_one_graph_with_collectives_as_steps(found: list[dict[str, A
         assert results["plan"].count("all_gather") == 2
 
 
-@pytest.mark.daily(1, among="groups of processes")
+@pytest.mark.costly
 @pytest.mark.parametrize("part", ["loaded", "stored"])
 def test_transformers_cuts_models_while_it_loads_them(
     part: str, tmp_path: Path, kernels_of_the_run: Path
@@ -82,14 +82,14 @@ def test_transformers_cuts_models_while_it_loads_them(
             torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.daily(1, among="groups of processes", together="what a group finds")
+@pytest.mark.costly(together="what a group finds")
 def test_layers_take_and_give_every_layout(found: list[dict[str, Any]]) -> None:
     for rank in found:
         for name, (given, wanted) in rank["layouts"].items():
             torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-5, msg=name)
 
 
-@pytest.mark.daily(1, among="groups of processes", together="what a group finds")
+@pytest.mark.costly(together="what a group finds")
 def test_collectives_of_eager_programs_are_captured(found: list[dict[str, Any]]) -> None:
     for rank in found:
         for name, (compiled, eager, explained) in rank["programs"].items():
@@ -97,7 +97,7 @@ def test_collectives_of_eager_programs_are_captured(found: list[dict[str, Any]])
             assert ("whole" in explained.splitlines()[0]) == (name not in SPLITS), explained
 
 
-@pytest.mark.daily(1, among="groups of processes")
+@pytest.mark.costly
 @pytest.mark.parametrize("by", ["experts", "rows", "columns"])
 def test_experts_are_cut_by_expert_and_within(by: str) -> None:
     """Devices' results add up to, or are joined to, those of all experts on one device."""
@@ -157,7 +157,7 @@ def in_the_background() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@pytest.mark.daily(1, among="groups of processes")
+@pytest.mark.costly
 @pytest.mark.parametrize("how", ENDS)
 def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_path: Path) -> None:
     """The group's own timeout is 30 minutes; the test's is what these need to start."""
@@ -176,7 +176,7 @@ def test_when_a_process_fails_the_other_says_so_within_seconds(how: str, tmp_pat
     assert message in said[0]
 
 
-@pytest.mark.daily(1, among="groups of processes")
+@pytest.mark.costly
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     """As it says: by torchrun, in two processes."""
     page = Path(ladder.__file__).with_name("integrations") / "README.md"

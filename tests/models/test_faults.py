@@ -201,7 +201,6 @@ def test_parts_that_need_each_other_are_no_plan() -> None:
         ordered(graph, [replace(first, inputs=last.outputs), replace(last, inputs=first.outputs)])
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_random_numbers_are_those_of_the_program(dynamic: bool) -> None:
     """Draws keep their order, also what nobody reads, and parts that could be fused across one."""

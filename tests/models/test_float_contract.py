@@ -114,7 +114,6 @@ def test_numbers_beyond_the_largest(dtype: torch.dtype) -> None:
     assert not compiled.refused
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
     """All programs at once, but for one with a number that float16 lacks."""
@@ -128,7 +127,6 @@ def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
     assert_equal(twice(ladder.compile(program, precise=True), x, y), program(x, y))
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_precise_rounds_numbers_where_eager_does(dtype: torch.dtype) -> None:
     """Its kernels for CPUs round those of sums and exponents to 16 bits, and of products not."""
@@ -264,7 +262,6 @@ def test_integers_with_constants(name: str) -> None:
     assert_equal(twice(ladder.compile(WITH_CONSTANTS[name]), x), WITH_CONSTANTS[name](x))
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["int32", "int64"])
 def test_integers_wrap_around(name: str) -> None:
     """Also where a comparison with an operand would say that they cannot."""
@@ -332,7 +329,6 @@ CASTS = tuple(
 )
 
 
-@pytest.mark.daily(2, among="plans of single models")
 def test_casts() -> None:
     """From each type to each: to integers what they hold, to booleans NaN as well."""
     finite = torch.tensor([0.0, -0.0, 1.0, 1.9, 2.5, 100.0, 127.0, 0.5, 3.0, 255.5, 77.0, 1e-40])
@@ -358,7 +354,6 @@ def test_extents_zero_and_one(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, equal_nan=True)
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_reductions_alone(dtype: torch.dtype) -> None:
     """Each is a kernel of its own, whose result is rounded right after it."""

@@ -40,7 +40,7 @@ MAPPED: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.daily(4)
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("way", MAPPED)
 def test_a_quantized_layer_gives_its_values(way: str, layer: nn.Module) -> None:
@@ -71,7 +71,7 @@ DIFFERENTIATED: dict[str, Callable[[Callable[..., Any], torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.daily(4)
+@pytest.mark.costly
 @pytest.mark.parametrize("way", DIFFERENTIATED)
 def test_a_quantized_layer_refuses_derivatives(way: str, layer: nn.Module) -> None:
     with pytest.raises(LadderError, match="have no gradient"):
@@ -83,7 +83,7 @@ def curve(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x) * 2 + x.sin()
 
 
-@pytest.mark.daily(2)
+@pytest.mark.costly
 @pytest.mark.parametrize("way", DIFFERENTIATED)
 def test_a_compiled_function_has_its_derivatives_also_after_plans_served_calls(way: str) -> None:
     fast, x = ladder.compile(curve), rows()

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: Any) -> Path:
     return path
 
 
-@pytest.mark.daily(1, among="whole models of transformers")
+@pytest.mark.costly
 def test_text_is_that_of_eager(folder: Path) -> None:
     texts = []
     for compiled in (True, False):

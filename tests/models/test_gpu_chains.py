@@ -135,7 +135,6 @@ def test_rows_shorter_than_a_team(target: str) -> None:
         assert np.allclose(y, np.diag((x / x.sum()).reshape(-1)), atol=1e-3)
 
 
-@pytest.mark.daily(8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100"])
 def test_simulated_on_amd(case: str, target: str) -> None:
@@ -212,7 +211,6 @@ def test_measured_programs(name: str) -> None:
     check_program(name, "cuda/sm_90a", 4)
 
 
-@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_measured_programs_on_amd(name: str) -> None:
     """All of them in all mappings were right, on gfx90a, gfx942 and gfx1100."""

@@ -69,7 +69,6 @@ def compiled(model: nn.Module, *arguments: object) -> Compiled:
     return fast
 
 
-@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_one_graph_and_right(name: str) -> None:
     make, arguments = MODELS[name]
@@ -91,7 +90,6 @@ def test_half_precision() -> None:
         assert error(fast(IDS), exact) < 1.1 * error(model(IDS), exact)
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("options", [{"group_size": 32}, {"weight": "int8", "activation": "int8"}])
 def test_quantized_models(options: dict[str, object]) -> None:
     model = ladder.quantize(built(lambda: zoo.Llama(layers=1)), **options)
@@ -104,7 +102,6 @@ def test_quantized_models(options: dict[str, object]) -> None:
     assert sum("silu" in step.executor for step in fast.models[0].plan.steps) == 1
 
 
-@pytest.mark.daily(2, among="models that grow")
 def test_decoding_with_a_growing_cache() -> None:
     model = built(zoo.GPT2)
     with torch.no_grad():
@@ -177,7 +174,6 @@ def test_torch_compile_takes_the_backend() -> None:
     assert len(compiler.built) == before + 1
 
 
-@pytest.mark.daily(2, among="models that grow")
 def test_a_symbolic_batch() -> None:
     """One plan, several batch sizes: the sizes are read off the arguments."""
     from ladder.frontend.torch_fx import import_fx

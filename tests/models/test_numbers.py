@@ -71,7 +71,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.daily(7)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_of_torch(name: str) -> None:
     function, given = CASES[name]

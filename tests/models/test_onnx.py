@@ -53,7 +53,6 @@ def product(rows: int = 3, k: int = 64, n: int = 32, **annotations: object) -> o
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-@pytest.mark.daily(4, among="models of ONNX")
 @pytest.mark.parametrize("name", ["vit", "shufflenet", "conformer", "gpt2"])
 def test_models_of_torchs_exporter(name: str, tmp_path: Path) -> None:
     """The result is the model's, and what is written with tTypes is the same graph."""
@@ -74,7 +73,6 @@ def test_the_standards_own_reference() -> None:
     assert error(found, [torch.from_numpy(value) for value in expected]) < BOUND
 
 
-@pytest.mark.daily(4, among="models of ONNX")
 @pytest.mark.parametrize("opset", [13])
 def test_opsets(opset: int) -> None:
     make, arguments = MODELS["resnet"]
@@ -90,7 +88,6 @@ SYMBOLIC = {
 }
 
 
-@pytest.mark.daily(4, among="models of ONNX")
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_symbolic_sizes(name: str) -> None:
     """One plan for several batches and lengths."""
@@ -108,7 +105,6 @@ def test_symbolic_sizes(name: str) -> None:
             fast(IDS, MASK[:1])
 
 
-@pytest.mark.daily(4, among="models of ONNX")
 @pytest.mark.parametrize(
     ("annotations", "bound"),
     [

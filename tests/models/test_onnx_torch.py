@@ -39,7 +39,6 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
 
 
-@pytest.mark.daily(1, among="programs in other compilers")
 def test_a_sample_of_the_backend_suite(without_kernels: None) -> None:
     found = [onnx_suite.outcome(case) for case in random.Random(19).sample(onnx_suite.cases(), SAMPLE)]
     assert [row for row in found if row["result"] != "right" and not row["aside"]] == []

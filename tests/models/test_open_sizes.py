@@ -49,7 +49,6 @@ def mlp() -> nn.Module:
     return seeded(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16)))
 
 
-@pytest.mark.daily(2, among="models that grow")
 def test_batches() -> None:
     """The second size makes the plan that serves the others; 1 and 0 mean something of their own."""
     check_batches(mlp())
@@ -71,7 +70,6 @@ def check_batches(model: Any) -> None:
     assert not fast.refused
 
 
-@pytest.mark.daily(2, among="models that grow")
 def test_batches_and_lengths() -> None:
     model = seeded(zoo.Bert(layers=1))
     fast = ladder.compile(model)
@@ -84,7 +82,6 @@ def test_batches_and_lengths() -> None:
         fast(ids, mask[:1, :3])
 
 
-@pytest.mark.daily(2, among="models that grow")
 def test_growing_caches_and_prompts() -> None:
     """Keys and values are joined by ``torch.cat``, as transformers' DynamicCache does."""
     model = seeded(zoo.Llama(layers=2))
@@ -139,7 +136,6 @@ PROGRAMS: tuple[Callable[[Tensor], Any], ...] = (tail, counted, joined, parted)
 SIZES = ((3, 4), (5, 6), (4, 8), (7, 5), (2, 9), (12, 4), (33, 40), (1, 5), (6, 1))
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs(program: Callable[[Tensor], Any]) -> None:
     fast = ladder.compile(program)

@@ -112,7 +112,6 @@ def is_refused_or_empty(call: Callable[[], torch.Tensor]) -> bool:
         return True
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_that_do_not_fit_are_refused(name: str) -> None:
     """At each width, open or known: torch's result, or where it has none an error of ours, or no elements."""

@@ -84,7 +84,6 @@ def result(fast: Any, x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.daily(1, among="processes that build at once")
 def test_equal_layers_cost_one_schedule_each_and_a_second_start_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts are those of calls: whatever the number of layers, and none but look-ups the second time."""
     seen, x = {}, torch.randn(2, 64)
@@ -147,7 +146,6 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.daily(1, among="processes that build at once")
 def test_two_processes_at_once(one_cache: Path) -> None:
     exec(CHILD, {})  # the kernel is there then
     shutil.rmtree(one_cache / "models")

@@ -74,7 +74,6 @@ def error(result: Any, expected: Any) -> float:
     return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("weight", ["", "int4", "int8"])
 def test_weights_lie_side_by_side(bias: bool, weight: str) -> None:

@@ -93,7 +93,7 @@ def test_each_class_is_there() -> None:
         assert hasattr(__import__(module, fromlist=[name]), name)
 
 
-@pytest.mark.daily(2, among="whole models of transformers")
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", MODELS)
 def test_loaded_quantized_and_saved(kind: str, tmp_path: Path) -> None:
     plain = random_model(kind)
@@ -170,7 +170,7 @@ def test_group_sizes_are_whole_numbers(group_size: Any) -> None:
         ladder.quantize(torch.randn(8, 64), "int4", group_size=group_size)
 
 
-@pytest.mark.daily(1, among="whole models of transformers")
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", MODELS)
 def test_quantized_in_place_and_compiled(kind: str) -> None:
     plain = random_model(kind)

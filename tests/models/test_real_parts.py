@@ -76,7 +76,6 @@ def test_rows_put_where_a_chain_says() -> None:
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("size", [0.5, 2.0])
 def test_open_products_of_batches(size: float) -> None:
     """``baddbmm`` of open sizes, as positions are added in attention."""

@@ -126,7 +126,6 @@ def test_a_device_that_is_not_here(folder: Path) -> None:
     assert "Nothing was measured" in " ".join(checked(report).text)
 
 
-@pytest.mark.daily(2, among="plans of single models")
 def test_a_function_and_the_file_that_it_exports(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     report = run_report("python:programs:make")

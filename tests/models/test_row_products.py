@@ -109,7 +109,6 @@ def test_matrices_that_change_in_each_call_are_multiplied_by_torch() -> None:
         x = torch.randn(5, 8)
 
 
-@pytest.mark.daily(2, among="plans of single models")
 @needs_vectors
 def test_points_of_images_with_what_follows() -> None:
     torch.manual_seed(0)
@@ -203,7 +202,6 @@ def test_elements_err_by_what_they_read(large: float) -> None:
     assert ((found.double() - exact).abs() <= 1e-4 * reach).all()
 
 
-@pytest.mark.daily(2, among="plans of single models")
 @needs_vectors
 def test_windows_of_images_of_open_sizes() -> None:
     torch.manual_seed(0)

@@ -82,7 +82,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_run_without_source_and_compiler(name: str, tmp_path: Path) -> None:
     make, arguments = MODELS[name]

@@ -50,7 +50,6 @@ def dequantized(model: Any, plain: Any) -> Any:
     return other
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_experts_of_a_model_are_quantized_in_place(name: str) -> None:
     plain = random_model(name)

@@ -96,7 +96,6 @@ def layers(model: Any) -> list[Any]:
 CASES = [(name, weight) for name in ARCHITECTURES for weight in TYPES]
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize(("name", "weight"), CASES)
 def test_loaded_quantized_and_saved(name: str, weight: str, tmp_path: Path) -> None:
     wanted = linears(plain(name, tmp_path / "plain"))
@@ -137,7 +136,6 @@ def rewrite(
     (target / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("form", STORED)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
 def test_formats_of_other_tools(name: str, form: str, tmp_path: Path) -> None:
@@ -165,7 +163,6 @@ GENERATED = [
 ]
 
 
-@pytest.mark.daily(1, among="whole models of transformers")
 @pytest.mark.parametrize(("name", "form"), GENERATED)
 def test_ladder_generate(name: str, form: str, tmp_path: Path) -> None:
     """The command, its model compiled: its text is that of the dequantized weights, run by torch."""

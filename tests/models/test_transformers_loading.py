@@ -325,7 +325,6 @@ def store(folder: Path, target: Path, form: str) -> None:
     (target / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("form", STORED)
 def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
     store(folder, tmp_path / "stored", form)

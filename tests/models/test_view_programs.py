@@ -27,7 +27,6 @@ OPEN = range(20_000, 20_012)
 COMPILED = range(30_000, 30_016)
 
 
-@pytest.mark.daily(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     interpret_chains(monkeypatch)
@@ -47,7 +46,6 @@ def test_programs_of_open_sizes(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     check_open(draw(seed))
 
 
-@pytest.mark.daily(2, among="plans of single models")
 def test_compiled_programs() -> None:
     """Through LLVM."""
     programs = [draw(seed) for seed in COMPILED]

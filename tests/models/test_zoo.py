@@ -19,14 +19,14 @@ GRAPHS_ONLY = [
 ]
 
 
-@pytest.mark.daily(4)
+@pytest.mark.costly
 @pytest.mark.parametrize("name", GRAPHS_ONLY)
 def test_one_graph(name: str) -> None:
     row = run(name, graphs_only=True, rounds=1)
     assert (row["outcome"], row["right"]) == ("whole", True), row
 
 
-@pytest.mark.daily(1, among="whole models of transformers")
+@pytest.mark.costly
 def test_plan() -> None:
     row = run("hf/qwen2", graphs_only=False, rounds=1, steps=40, generate=True)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
@@ -47,7 +47,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.daily(2)
+@pytest.mark.costly
 @pytest.mark.parametrize("way", WAYS)
 def test_generate(way: str) -> None:
     model: Any
@@ -73,7 +73,7 @@ def test_every_model(name: str, long_test: None) -> None:
     assert run(name, graphs_only=False, rounds=1)["right"]
 
 
-@pytest.mark.daily(1, among="whole models of transformers")
+@pytest.mark.costly
 def test_both_ways() -> None:
     """A gate behind attention takes its result as a view, which torch's own strides allow."""
     row = run("hf/afmoe", graphs_only=False, both=True, rounds=1)

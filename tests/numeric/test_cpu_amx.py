@@ -88,7 +88,7 @@ def schedule_for(gemm, tokens: int) -> TransformList:
 
 
 @pytest.mark.skipif("avx512bw" not in HOST.features, reason="LLVM splits no 16 halves without AVX-512")
-@pytest.mark.daily(4)
+@pytest.mark.costly
 @pytest.mark.parametrize(("weight", "activation", "group", "zero"), CASES)
 def test_loop_nest_with_emulated_tiles(weight, activation, group, zero, monkeypatch) -> None:
     monkeypatch.setattr(amx, "Instructions", EmulatedTiles)

@@ -33,7 +33,6 @@ def cores(device, gemm):
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
-@pytest.mark.daily(11)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("activation", ["bfloat16", "int8"])
 def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
@@ -43,7 +42,6 @@ def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
         assert relative_error(case, entry, 3) <= bound
 
 
-@pytest.mark.daily(11)
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_every_weight_type_without_vector_extensions(weight: str) -> None:
     case = problem(weight, "float32", N, K, GROUP)
@@ -51,7 +49,6 @@ def test_every_weight_type_without_vector_extensions(weight: str) -> None:
     assert relative_error(case, entry, 3) <= BOUNDS["float32"]
 
 
-@pytest.mark.daily(4)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("zero", ["none", "integer", "float"])
 def test_every_activation_zero_point_and_output(activation: str, zero: str) -> None:
@@ -73,7 +70,6 @@ def test_every_kind_of_group(group: int, activation: str) -> None:
         assert relative_error(case, entry, 2) <= bound
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("activation", ["bfloat16", "float16", "int8"])
 def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> None:
     case = problem("int4", activation, 300, 521, 128)

@@ -147,7 +147,7 @@ def summed(call: list[Any]) -> Any:
     return total.astype(call[0].dtype)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @CASES
 def test_every_rank_has_the_sum_in_the_order_of_ranks(dtype: str, ranks: int, tmp_path: Path) -> None:
     """Calls of changing sizes follow each other through the same memory; the number of calls begins anew."""
@@ -164,7 +164,7 @@ def test_every_rank_has_the_sum_in_the_order_of_ranks(dtype: str, ranks: int, tm
                 assert y.tobytes() == results[0].tobytes()
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @CASES
 def test_an_input_at_an_odd_address_is_read(dtype: str, ranks: int, tmp_path: Path) -> None:
     rooms = [np.arange(21).astype(NUMPY[dtype]) * NUMPY[dtype](rank + 1) for rank in range(ranks)]
@@ -173,7 +173,7 @@ def test_an_input_at_an_odd_address_is_read(dtype: str, ranks: int, tmp_path: Pa
         np.testing.assert_array_equal(y.astype(np.float32), np.arange(1, 21) * sum(range(1, ranks + 1)))
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @CASES
 def test_who_is_told_to_stop_waits_no_longer(dtype: str, ranks: int, tmp_path: Path) -> None:
     """The other GPUs never send: without being told, the kernel would wait."""

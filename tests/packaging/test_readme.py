@@ -60,13 +60,13 @@ def test_links_lead_somewhere() -> None:
             assert (ROOT / folder / link).exists(), f"{folder}: {link}"
 
 
-@pytest.mark.daily(2, among="examples of pages")
+@pytest.mark.costly
 @pytest.mark.parametrize("folder", [folder for folder in BLOCKS if blocks("cpu", folder)])
 def test_examples_run_on_the_cpu(folder: str) -> None:
     run_blocks(*blocks("cpu", folder))
 
 
-@pytest.mark.daily(2, among="examples of pages")
+@pytest.mark.costly
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not on PATH; see `ladder doctor`")
 def test_new_type_compiles_for_a_gpu() -> None:
     (new_type,) = (code for code in blocks("cpu") if "register_type" in code)

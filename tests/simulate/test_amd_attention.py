@@ -82,13 +82,11 @@ def test_simulated(case: str) -> None:
         check(case, arch)
 
 
-@pytest.mark.daily(6)
 @pytest.mark.parametrize(("case", "arch"), list(product(CASES, ARCHITECTURES)))
 def test_after_tvms_passes(case: str, arch: str) -> None:
     check(case, arch, stage="passed")
 
 
-@pytest.mark.daily(4)
 @pytest.mark.parametrize(("case", "arch"), list(product(CASES, ARCHITECTURES)))
 def test_machine_code(case: str, arch: str) -> None:
     check(case, arch, stage="code")
@@ -156,7 +154,6 @@ def test_many_small_weights_count(arch: str) -> None:
     assert error < BOUNDS["float16"]
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("arch", "size", "stored", "ttype", "tokens"),
     [

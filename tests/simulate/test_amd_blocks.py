@@ -79,14 +79,14 @@ def check_packed(weight: str, kt: int, schedule: BlockSchedule, arch: str, **opt
     assert error <= BOUND["float16"]
 
 
-@pytest.mark.daily(5)
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "arch"), list(product(CASES, ARCHITECTURES)))
 def test_simulated(name: str, arch: str) -> None:
     make, schedule = CASES[name]
     check(make(), schedule, arch)
 
 
-@pytest.mark.daily(12)
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "arch"), list(product(CASES, ARCHITECTURES)))
 def test_machine_code(name: str, arch: str) -> None:
     make, schedule = CASES[name]
@@ -94,7 +94,7 @@ def test_machine_code(name: str, arch: str) -> None:
         check(make(), schedule, arch, stage="code")
 
 
-@pytest.mark.daily(8)
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "arch"), list(product(WEIGHTS, ARCHITECTURES)))
 def test_packed_weights(name: str, arch: str) -> None:
     for schedule in PACKED:
@@ -102,14 +102,14 @@ def test_packed_weights(name: str, arch: str) -> None:
             check_packed(*WEIGHTS[name], schedule, arch)
 
 
-@pytest.mark.daily(12)
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "arch"), list(product(WEIGHTS, ARCHITECTURES)))
 def test_machine_code_of_packed_weights(name: str, arch: str) -> None:
     with expected(name, arch):
         check_packed(*WEIGHTS[name], PACKED[0], arch, stage="code")
 
 
-@pytest.mark.daily(3)
+@pytest.mark.costly
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_bfloat16(arch: str) -> None:
     case = graphs.rmsnorm_matmul(4, 128, 64, 32, 32, dtype="bfloat16")

@@ -70,7 +70,7 @@ def simulated(part: Subgraph, arrays: list[Any], device: TileDevice) -> list[Any
     return results
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942"])
 def test_a_decoder_layer(target: str) -> None:
     device, given = get_device(target), operands()

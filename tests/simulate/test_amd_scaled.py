@@ -73,7 +73,6 @@ def test_simulated(case: str) -> None:
     assert error < BOUNDS[CASES[case][4]]
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("case", CASES)
 def test_machine_code(case: str) -> None:
     result, error = run(case, stage="code")
@@ -81,7 +80,6 @@ def test_machine_code(case: str) -> None:
     assert error < BOUNDS[CASES[case][4]]
 
 
-@pytest.mark.daily(12)
 @pytest.mark.parametrize("stage", ["emitted", "code"])
 @pytest.mark.parametrize("case", ["one of each", "K ends within a span", "stored as vectors", "far ahead"])
 @pytest.mark.parametrize("types", PAIRS, ids=" x ".join)
@@ -97,7 +95,6 @@ WIDTHS = list(product(("mxfp8_e5m2", "mxfp6_e2m3", "mxfp4"), repeat=2))
 SCHEDULES = [(types, one) for types in WIDTHS for one in schedules(ScaledGemm(64, 64, *types), GPU)]
 
 
-@pytest.mark.daily(36)
 @pytest.mark.parametrize(("types", "schedule"), SCHEDULES, ids=str)
 def test_no_schedule_spills(types: tuple[str, str], schedule: Schedule) -> None:
     form = ScaledGemm(8448, 7168, *types, "bfloat16", True)

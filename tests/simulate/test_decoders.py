@@ -12,7 +12,6 @@ from problems import SimulatedKernel
 from targets import get_device
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("core", CORES)
 def test_generated_decoders_equal_the_proven_ones(core: str, placement: str) -> None:

@@ -50,7 +50,7 @@ def decoded(gemm: Gemm, problem: Problem) -> np.ndarray:
     return ttype.values()[packed_layout(ttype, gemm.activation).unpack(words, gemm.n, gemm.k).numpy()]
 
 
-@pytest.mark.daily(2)
+@pytest.mark.costly
 @pytest.mark.parametrize("weight", EXPONENTS)
 @pytest.mark.parametrize("activation", ["float16", "bfloat16"])
 def test_elements_are_as_exact_as_stated(weight: str, activation: str) -> None:
@@ -69,7 +69,7 @@ def test_elements_are_as_exact_as_stated(weight: str, activation: str) -> None:
     assert (errors <= split + 2.0**-22 * np.abs(exact) @ values.T).all()
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_shows(value: float) -> None:
     problem = Problem(INT2, 2)

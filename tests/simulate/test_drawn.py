@@ -62,7 +62,7 @@ def check_seed(target: str, seed: int, part: slice = slice(None)) -> None:
         check(drawn, order)
 
 
-@pytest.mark.daily(1, among="schedules that are drawn")
+@pytest.mark.costly
 @pytest.mark.parametrize("target", COUNTS)
 def test_drawn_schedules(target: str) -> None:
     """Every third draw of a seed, others every day."""
@@ -76,7 +76,7 @@ def test_many_drawn_schedules(target: str, seed: int, long_test: None) -> None:
     check_seed(target, seed)
 
 
-@pytest.mark.daily(1, among="schedules that are drawn")
+@pytest.mark.costly
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
 def test_draws_reach_every_extent(target: str) -> None:
     allowed = {

@@ -135,7 +135,6 @@ WALKS: dict[str, tuple[Gemm, dict[str, int], tuple[tuple[int, ...], ...], int]] 
 """Problem, fields of the schedule, rows of experts, and rows of a slot if they lie in slots."""
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("case", WALKS)
 def test_blocks_that_walk_over_tiles_of_all_experts(case: str) -> None:
     problem, fields, sizes, slot = WALKS[case]
@@ -146,7 +145,6 @@ def test_blocks_that_walk_over_tiles_of_all_experts(case: str) -> None:
         assert GroupedProblem(problem, counts, slot).run(kernel) <= BOUNDS[problem.activation]
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("case", [case for case in CASES if "bias" in case or "scales" in case])
 def test_counted_slots(case: str) -> None:
     arch, problem, schedule, _ = CASES[case]
@@ -155,7 +153,6 @@ def test_counted_slots(case: str) -> None:
         assert GroupedProblem(problem, counts, slot).run(kernel) <= BOUNDS[problem.activation]
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("offsets", [(2, 9, 9, 30), (-4, 3, 99, 120), (5, 2, 0, 4)])
 def test_offsets_that_do_not_cover_x_stay_within_it(offsets: tuple[int, ...]) -> None:
     small = gemm(k=64)

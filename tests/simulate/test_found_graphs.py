@@ -15,7 +15,6 @@ from ladder.simulate import simulate_launch
 from targets import get_device, host_cpu
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("target", ["cuda/sm_80", "cuda/sm_90a", "cpu"])
 @pytest.mark.parametrize("name", FOUND)
 def test_everything_found_is_lowered(name: str, target: str) -> None:
@@ -25,7 +24,6 @@ def test_everything_found_is_lowered(name: str, target: str) -> None:
             lowered(body, device)
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_everything_found_is_right_on_the_simulator(name: str) -> None:
     for graph in graphs_of(name, random.Random(f"{name} simulated")):

@@ -128,7 +128,6 @@ CASES = [
 ]
 
 
-@pytest.mark.daily(2, among="plans with found graphs")
 @pytest.mark.parametrize(("make", "name", "tokens", "weight"), CASES)
 def test_found_kernels_of_plans_are_right_on_the_simulator(
     make: type[nn.Module],
@@ -188,7 +187,6 @@ def test_models_of_open_sizes_stay_as_they_are(slow_parts: None, monkeypatch: py
     assert "found" not in fast.plan()
 
 
-@pytest.mark.daily(2, among="plans with found graphs")
 def test_weights_with_arrays_that_no_block_graph_reads_stay_as_they_are(
     slow_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +208,6 @@ def test_values_that_others_read_are_kept(slow_parts: None, monkeypatch: pytest.
     assert "found" not in [part.kind for part in prepared.parts]
 
 
-@pytest.mark.daily(2, among="plans with found graphs")
 @pytest.mark.parametrize("weight", ["", "int4"])
 def test_plans_run_saved_and_loaded_ones_too(
     weight: str, slow_parts: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -230,7 +227,6 @@ def test_plans_run_saved_and_loaded_ones_too(
         assert torch.equal(loaded(x), y)
 
 
-@pytest.mark.daily(2, among="plans with found graphs")
 def test_a_search_finds_what_is_not_shipped_and_keeps_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -84,7 +84,6 @@ def gated(y: Any, name: str, last: bool) -> Any:
         return (applied.astype(np.float32) * other.astype(np.float32)).astype(y.dtype)
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", CASES)
 def test_halves_meet(name: str) -> None:
     problem, schedule, m = CASES[name]
@@ -151,7 +150,6 @@ PATTERNS: dict[str, tuple[Any, tuple[str, bool] | None]] = {
 }
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_gates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, wanted = PATTERNS[name]

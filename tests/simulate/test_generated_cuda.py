@@ -87,7 +87,7 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-@pytest.mark.daily(2)
+@pytest.mark.costly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, emitted: list[Any]) -> None:
     FAMILIES[family]()

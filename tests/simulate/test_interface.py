@@ -25,7 +25,7 @@ def _operator(**fields: object) -> ladder.Matmul:
     return ladder.Matmul(N=130, K=200, weight="int4", group_size=64, target="cuda/sm_90a", **fields)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @pytest.mark.parametrize("m", [1, 33])
 def test_an_operator(weight: ladder.QuantizedTensor, m: int) -> None:
     op, x = _operator(), torch.randn(m, 200).half()

@@ -92,7 +92,6 @@ VECTORS = ("gfx950", "nf4", "bfloat16", "bfloat16", 5, MFMA)
 """Its rows of results are stored as vectors, with a bias of bfloat16."""
 
 
-@pytest.mark.daily(4, among="machine code of products")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, machine_code: None) -> None:
     check_product(*PRODUCTS[name], 83, 264)
@@ -139,13 +138,11 @@ def check_product(
     assert result.counts["s_barrier"]
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("arch", ARCHITECTURES + RADEON)
 def test_chains(arch: str, machine_code: None) -> None:
     chains.check((ARCHITECTURES + RADEON).index(arch) + 4, f"rocm/{arch}")
 
 
-@pytest.mark.daily(4, among="machine code of products")
 @pytest.mark.parametrize("name", ["counts of fp8", "offsets of few tokens"])
 def test_experts(name: str, machine_code: None) -> None:
     result, _ = experts.simulated(name)

@@ -41,7 +41,7 @@ def results(name: str, schedule: GpuSchedule, m: int) -> np.ndarray[Any, Any]:
     return y
 
 
-@pytest.mark.daily(3)
+@pytest.mark.costly
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("blocks", DEALT)
 def test_rows_keep_their_bits(name: str, blocks: str) -> None:

@@ -57,7 +57,6 @@ def _chosen(name: str, arch: str, m: int) -> Any:
     return emit(problem, device, plan.entries[plan.index(m)][1], "chosen")
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("m", TOKENS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_chosen_schedules(name: str, m: int) -> None:
@@ -220,7 +219,6 @@ WGMMA = {
 }
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     ("name", "order"), [*product(WGMMA, ORDERS[::3]), *zip(WGMMA, ORDERS[1:] * 2, strict=False)]
 )
@@ -241,7 +239,6 @@ def _wgmma(name: str) -> Any:
     return emit(problem, device, wgmma(**fields), "simulated")
 
 
-@pytest.mark.daily(5)
 @pytest.mark.parametrize("case", CASES)
 def test_cases(case: str) -> None:
     arch, problem, schedule, sizes = CASES[case]
@@ -282,7 +279,6 @@ def test_configurations_agree_with_the_gpu(index: int) -> None:
     _agrees(load()[index])
 
 
-@pytest.mark.daily(5)
 @pytest.mark.parametrize("index", [i for i in range(50) if i % 10])
 def test_all_configurations_agree_with_the_gpu(index: int) -> None:
     _agrees(load()[index])
@@ -308,7 +304,6 @@ WIDENED = {
 }  # fmt: skip
 
 
-@pytest.mark.daily(1)
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("name", WIDENED)
 def test_widened_operands(name: str, cluster: int) -> None:

@@ -101,7 +101,6 @@ def apart(
     return [made[name] for name in graph.outputs if name != value], y
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", CASES)
 def test_as_apart(name: str) -> None:
     problem, schedule, rows, layer = CASES[name]
@@ -218,7 +217,6 @@ NORMS: dict[str, tuple[Any, bool, torch.dtype, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", NORMS)
 def test_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, bias, kind, rows = NORMS[name]

@@ -43,7 +43,7 @@ ROUNDING = np.sqrt(3 / 8 / np.log(2) / 12)
 """Error of one rounding, relative to a number, in epsilons: root mean square over numbers of all sizes."""
 
 
-@pytest.mark.daily(3)
+@pytest.mark.costly
 @pytest.mark.parametrize("weight", ["uint2", "uint4"])
 @pytest.mark.parametrize(
     ("target", "activation"),

@@ -122,7 +122,6 @@ CASES = {
 """M, N, K, schedule, order of warps."""
 
 
-@pytest.mark.daily(10)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(kind: str, name: str) -> None:
@@ -162,7 +161,6 @@ def test_every_scale_lies_where_the_isa_says(rows: int, groups: int) -> None:
         assert not flat[~seen].any()
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("side", ["weight", "activation"])
 @pytest.mark.parametrize(
@@ -245,7 +243,6 @@ def test_what_is_not_finite_makes_its_row_nan(kind: str, bad: float) -> None:
     np.testing.assert_allclose(y[[0, 2]], 100, rtol=1e-6)
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("output", ["bfloat16", "float16"])
 def test_users_simulate(kind: str, output: str) -> None:
@@ -494,7 +491,6 @@ def test_kernels_without_bugs(name: str) -> None:
     assert error <= 1e-6
 
 
-@pytest.mark.daily(8)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]

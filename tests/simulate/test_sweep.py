@@ -100,7 +100,6 @@ def _rotating(index: int) -> int:
     return TOKENS[(index + int(os.environ[DAY])) % len(TOKENS)]
 
 
-@pytest.mark.daily(16)
 @pytest.mark.parametrize(
     ("target", "activation", "weight", "m"), [(*pair, _rotating(i)) for i, pair in enumerate(PAIRS)]
 )

@@ -167,7 +167,6 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
 """Problem, schedule, M, and order of warps; remainders in every dimension."""
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(name: str) -> None:
     problem, schedule, m, order = CASES[name]
@@ -471,7 +470,6 @@ def test_kernels_without_bugs(name: str) -> None:
     assert error <= bound_of(problem)
 
 
-@pytest.mark.daily(12)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]

@@ -22,7 +22,7 @@ CASES = [
 ]
 
 
-@pytest.mark.daily(3)
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "core", "zero", "arch", "m"), CASES)
 def test_chosen_schedules_of_a_users_type(name: str, core: str, zero: str, arch: str, m: int) -> None:
     weight, device = user_type(name).name, get_device(f"cuda/{arch}")

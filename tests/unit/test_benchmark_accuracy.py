@@ -52,7 +52,7 @@ def test_every_type_can_be_asked_for() -> None:
         assert error < weight.norm()
 
 
-@pytest.mark.daily(1, among="benchmarks in small")
+@pytest.mark.costly
 def test_a_tiny_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,7 +93,6 @@ def test_bars_name_contenders_and_points_that_exist() -> None:
             assert bar.measure in bars.MEASURES
 
 
-@pytest.mark.daily(1, among="benchmarks in small")
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_ladder_has_a_schedule_for_everything(name: str) -> None:
     case = CASES[name]

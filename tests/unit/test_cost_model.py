@@ -112,7 +112,6 @@ def test_fp8_blocks_that_follow_one_another_cost_more_than_a_grid_that_stays(
     assert one <= 1.01
 
 
-@pytest.mark.daily(3)
 @pytest.mark.parametrize("weight", ["uint1", "int3", "nf4", "int8", "float16"])
 @pytest.mark.parametrize(("n", "k"), [(1511, 2003), (4096, 14336)])
 def test_time_grows_with_tokens(weight: str, n: int, k: int) -> None:

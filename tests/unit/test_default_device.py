@@ -76,7 +76,7 @@ def clipped(model: torch.nn.Module, x: torch.Tensor) -> torch.nn.Module:
     return ladder.quantize_(model, "nf4", group_size=32)
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @pytest.mark.parametrize("quantize", [calibrated, clipped])
 def test_models_are_quantized_and_run_where_they_are(
     quantize: Callable[[torch.nn.Module, torch.Tensor], torch.nn.Module],

@@ -23,7 +23,7 @@ GEMMS = [
 ]
 
 
-@pytest.mark.daily(1)
+@pytest.mark.costly
 @pytest.mark.parametrize("gemm", GEMMS, ids=lambda gemm: f"{gemm.weight} {gemm.activation} {gemm.zero}")
 @pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_90a"])
 def test_legal_schedules_have_a_geometry(gemm: Gemm, name: str) -> None:

@@ -53,7 +53,6 @@ def test_everything_is_shipped() -> None:
     assert all(entry.found for entry in entries().values())
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize(("name", "weights"), ENTRIES)
 def test_what_is_shipped_is_proved_again(name: str, weights: str) -> None:
     """By its own seed, and for other numbers and sizes by a new one."""

@@ -18,7 +18,6 @@ STRUCTURES = dict(structures())
 EXTENTS = ({}, {"Mt": 1, "Sl": 3, "St": 1}, {"Sg": 3, "St": 1, "Et": 3}, {"Mt": 3, "Dt": 3, "St": 1})
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_kind_is_accepted_for_all_extents(name):
     structure, gqa = STRUCTURES[name], get_program("gqa")
@@ -31,7 +30,6 @@ def test_every_kind_is_accepted_for_all_extents(name):
         assert agree_at_once(one.first, one.second, seed=3), extents
 
 
-@pytest.mark.daily(1, among="proofs of many programs")
 def test_near_misses_are_rejected():
     """No certificate for any; where float64 differs, one evaluation in a field shows it."""
     seen: Counter[str] = Counter()
@@ -49,7 +47,6 @@ def test_near_misses_are_rejected():
     assert len(KINDS) == 9
 
 
-@pytest.mark.daily(3, among="searches")
 def test_missing_rescales_are_rejected_for_all_extents():
     """Sums of several steps, each relative to its own maximum, added as they are."""
     gqa = get_program("gqa")

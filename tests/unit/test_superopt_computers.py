@@ -25,7 +25,6 @@ from ladder.superopt.verifier.values import holds
 TRUE = list(true_rewritings())
 
 
-@pytest.mark.daily(1, among="proofs of many programs")
 @pytest.mark.parametrize("family", [conversions, functions, integers, domains])
 def test_near_misses_of_computers_are_rejected(family):
     accepted = [pair.name for pair in family() if verify_equal(pair.first, pair.second).equal]

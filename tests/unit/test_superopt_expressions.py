@@ -104,7 +104,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@pytest.mark.daily(1, among="proofs of many programs")
+@pytest.mark.costly
 @settings(max_examples=60, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["add", "mul", "div", "under", "exp", "silu", "sum"]))
 def test_every_context_makes_a_subexpression(part, other, context):

@@ -62,7 +62,6 @@ def path(body: Graph, value: str) -> list[str]:
     return rest if node.operator == "convert" else [node.operator, *rest]
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_everything_found_is_valid_and_proved(reports, name):
     report = reports[name]
@@ -80,7 +79,6 @@ def test_everything_found_is_valid_and_proved(reports, name):
         ]
 
 
-@pytest.mark.daily(1, among="searches")
 def test_rmsnorm_divides_after_the_matmul(reports):
     """Load, one loop over K with two accumulators, then one division: no second pass over X."""
     bodies = [block_of(found.plain) for found in reports["rmsnorm_matmul"].found]
@@ -115,7 +113,6 @@ def is_online_softmax(body: Graph) -> bool:
     return scores.operator == "reduce_max" and shifted.inputs == (scores.inputs[0], top)
 
 
-@pytest.mark.daily(1, among="searches")
 def test_gqa_is_flash_attention():
     """One kernel: the keys are a loop, no score leaves the block, sums are rescaled by a running maximum."""
     report = search(get_program("gqa").resized(**Reports.DECODE), Limits(split=False, proofs=2), seed=1)
@@ -139,7 +136,6 @@ def test_gqa_is_flash_attention():
     assert found.certificate.equal
 
 
-@pytest.mark.daily(1, among="searches")
 def test_gqa_is_flash_decoding(reports):
     """Blocks share the keys; each leaves sums and its maximum, a second kernel rescales and divides."""
     found = next(f for f in reports["gqa"].found if f.structure.mapping.loops == ("S",))
@@ -155,14 +151,12 @@ def test_gqa_is_flash_decoding(reports):
     assert found is not reports["gqa"].found[0] or found.structure.mapping.split == "S"
 
 
-@pytest.mark.daily(1, among="searches")
 def test_pages_draw_both_block_graphs(reports):
     text = page(reports["gqa"], limit=1)
     for part in ("gqa_block", "gqa_combine", "grid Hg=2, Sg=", "kind=rescale", "states explored"):
         assert part in text
 
 
-@pytest.mark.daily(1, among="searches")
 def test_attention_without_its_maximum_overflows(reports):
     """The same steps without the running maximum: equal, and rejected by the floating-point test."""
     found = reports["gqa"].found[0]
@@ -176,7 +170,6 @@ def test_attention_without_its_maximum_overflows(reports):
     assert not check_stability(bare, program.graph()).stable
 
 
-@pytest.mark.daily(1, among="searches")
 def test_qknorm_attention_is_one_pass(reports):
     """Both norms, the products and softmax in one block graph; the norms divide scores, or operands."""
     for found in reports["qknorm_attention"].found:
@@ -197,7 +190,6 @@ def test_ntrans_is_one_kernel(reports):
     assert [node.tile.shape[0] for node in body.nodes if node.operator == "load"] == [1, 1, 1]
 
 
-@pytest.mark.daily(1, among="searches")
 def test_split_sums_are_combined_by_a_second_kernel():
     """RMSNorm and matmul with K shared by blocks: two partial results."""
     limits = Limits(8, proofs=4, workers=1)
@@ -214,7 +206,6 @@ def test_split_sums_are_combined_by_a_second_kernel():
         assert np.allclose(evaluate(instantiate(structure, program, factors), inputs), expected, rtol=1e-9)
 
 
-@pytest.mark.daily(1, among="searches")
 def test_gated_mlp_has_both_products_in_one_block(reports):
     body = block_of(reports["gated_mlp"].found[0].plain)
     products = [node for node in body.nodes if node.operator == "matmul"]
@@ -242,7 +233,6 @@ def test_lora_merges_the_weights_too(reports):
     assert ["matmul", "add", "matmul"] in structures  # X · (W + A·B)
 
 
-@pytest.mark.daily(1, among="searches")
 @pytest.mark.parametrize("name", ["rmsnorm_matmul", "lora"])
 def test_found_graphs_compute_the_program(reports, name):
     """At sizes with several blocks and steps, in float64."""
@@ -273,7 +263,6 @@ def test_steps_are_in_canonical_order_and_graphs_distinct(reports):
             assert list(structure.steps) == sorted(structure.steps)
 
 
-@pytest.mark.daily(1, among="searches")
 def test_pruning_saves_twenty_times_the_states():
     """At fewer operators here; benchmarks/README.md has the measured figures for 8."""
     for row in ablation(get_program("gated_mlp"), ONE, [6]):
@@ -281,7 +270,6 @@ def test_pruning_saves_twenty_times_the_states():
         assert row.verified > 0
 
 
-@pytest.mark.daily(1, among="searches")
 def test_without_pruning_the_same_graphs_are_found():
     """A space small enough to search in full: the pruner drops nothing that leads to an equal graph."""
     limits = replace(ONE, operators=3)
@@ -292,7 +280,6 @@ def test_without_pruning_the_same_graphs_are_found():
     assert full.counts.states > pruned.counts.states
 
 
-@pytest.mark.daily(1, among="searches")
 def test_two_processes_find_the_same_in_the_same_order():
     limits = replace(ONE, operators=5)
     one = search(get_program("lora"), limits, seed=1)
@@ -301,7 +288,6 @@ def test_two_processes_find_the_same_in_the_same_order():
     assert one.counts == two.counts
 
 
-@pytest.mark.daily(1, among="searches")
 def test_a_search_goes_on_from_its_checkpoint(tmp_path):
     path_ = tmp_path / "search.json"
     program, limits = get_program("lora"), replace(ONE, operators=4)
@@ -319,7 +305,6 @@ def test_a_search_goes_on_from_its_checkpoint(tmp_path):
     assert search(program, replace(limits, operators=2), checkpoint=path_).complete
 
 
-@pytest.mark.daily(1, among="searches")
 def test_budgets():
     program = get_program("rmsnorm_matmul")
     late = search(program, replace(ONE, seconds=0.0))
@@ -404,7 +389,6 @@ def test_fused_graphs_compute_what_plain_ones_do(reports):
         assert fuse_threads(plain) != plain
 
 
-@pytest.mark.daily(1, among="searches")
 def test_kernels_before_the_block():
     """X · A as a kernel of its own, then one product of concatenations."""
     report = search(get_program("lora"), replace(ONE, operators=3, kernels=2), seed=1)
@@ -433,7 +417,6 @@ def grouped(n, sizes) -> Graph:
     return g.finish(g.add("reduce_sum", g.add("matmul", x, decoded), axis=0))
 
 
-@pytest.mark.daily(1, among="searches")
 def test_scales_move_across_the_product():
     """Codes are multiplied as they are, and a group's sum scaled: less work, and exact products."""
     program = Program("grouped", grouped, {"G": 32, "B": 16, "I": 128, "N": 1024})
@@ -448,7 +431,6 @@ def test_scales_move_across_the_product():
     assert body.producer(body.producer(product.inputs[1]).inputs[0]).tile.ttype.name == "int4"
 
 
-@pytest.mark.daily(1, among="searches")
 def test_loops_of_two_dimensions():
     """Groups and rows of a group in one loop: two accumulated sums are one."""
     program = Program("grouped", grouped, {"G": 32, "B": 16, "I": 128, "N": 1024})

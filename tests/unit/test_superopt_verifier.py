@@ -27,7 +27,6 @@ EQUAL = list(equal_pairs())
 X = {"x": (2, 2)}
 
 
-@pytest.mark.daily(2)
 @pytest.mark.parametrize("start", range(5))
 def test_equal_pairs_are_accepted(start):
     for pair in EQUAL[start::5]:
@@ -206,7 +205,6 @@ def of_itself(graph):
     return verify_equal(graph, graph)
 
 
-@pytest.mark.daily(20)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_row_of_the_table_has_forms_or_is_refused(name):
     graph = bind(EXAMPLES[name], {"M": 32})
@@ -301,7 +299,6 @@ def test_quantized_inputs_are_free_variables():
     assert verify_equal(dequantized(False), dequantized(True)).equal
 
 
-@pytest.mark.daily(1, among="proofs of many programs")
 def test_random_programs():
     """2000 random sparse unequal pairs: none accepted; the bound per pair is 2**-64."""
     pairs = random_pairs(2_000, seed=0)
@@ -319,7 +316,6 @@ def test_a_million_random_programs():
     assert accepted == 0
 
 
-@pytest.mark.daily(1, among="proofs of many programs")
 def test_the_bound_holds_in_a_field_small_enough_to_measure():
     """Accepted draws over Z_p x Z_q with p = 2039, q = 1019 against (K(K-1)d + Kd)/q + 2d/p."""
     rate, bound, draws = measured_false_accepts(pairs=400, draws=50, p=2039, seed=3)

@@ -468,7 +468,6 @@ def test_ties_of_the_model_go_to_more_threads() -> None:
     assert first.lowering.schedules[0].row_warps == 16
 
 
-@pytest.mark.daily(3, among="searches")
 def test_loops_of_two_dimensions_are_lowered(cache: None) -> None:
     """A sum over a batch of products: batch and rows in one loop, on the CPU and on the simulator."""
     function = lambda x, w: (x @ w).sum(0, keepdim=True)  # noqa: E731

@@ -165,7 +165,7 @@ def test_the_stub_has_what_tvms_runtime_names() -> None:
     assert named <= set(toolchain.DRIVER_SYMBOLS)
 
 
-@pytest.mark.daily(1, among="processes that start")
+@pytest.mark.costly
 @needs_nvcc
 def test_machine_code_is_made_although_tvm_was_imported_first(tmp_path: Path) -> None:
     """Without a driver TVM would silently keep source text, to be compiled when it is loaded."""
