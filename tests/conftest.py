@@ -17,7 +17,7 @@ from tile_types import library
 GOLDEN = Path(__file__).parent / "golden"
 
 TURNS = 13
-"""Days in which each costly case runs once; a prime, so that what a case chooses by the day meets them all."""
+"""Days in which each costly case runs once; a prime, so that what cases choose by the day meets all."""
 
 COSTLY = frozenset(
     {
