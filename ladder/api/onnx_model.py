@@ -64,7 +64,8 @@ class OnnxModel:
         self._built: dict[torch.device, WholeModel | StagedModel] = {}
         self._special: dict[torch.device, Sequence[Specialized]] = {}
         """Device -> what makes models for shapes of calls, if there are several stages for all shapes."""
-        self._file = None if self.staged.single else kept(file, source)
+        stated = all(map(is_stated, self.staged.inputs.values()))
+        self._file = None if stated or self.staged.single else kept(file, source)
         self._precise = precise
 
     @property
@@ -300,6 +301,12 @@ def wanted_of(info: Any) -> Wanted:
     known = shape is not None and all(extent is not None for extent in shape)
     fits = tuple(extent for extent in shape or () if extent is not None) if known else None
     return Wanted(kind, int(info.tensor_type.elem_type), fits)
+
+
+def is_stated(info: Any) -> bool:
+    """Tell whether an input is a tensor whose extents are all known."""
+    shape = wanted_of(info).shape
+    return shape is not None and all(isinstance(extent, int) for extent in shape)
 
 
 def build_imported(imported: Imported, where: torch.device) -> WholeModel:

@@ -39,10 +39,13 @@ def _spread(call: Call, at: int) -> str | None:
 
 
 def _codes(call: Call, ratio: str, zero: str | None, target: str) -> str:
-    """Round, move by the zero point, and clamp."""
+    """Round, move by the zero point, and clamp; NaN becomes the smallest code."""
+    low, high = LIMITS[target]
     whole = ATEN["round.default"](call.im, FLOAT, ratio)
     whole = whole if zero is None else ATEN["add.Tensor"](call.im, FLOAT, whole, zero)
-    return call.im.cast(ATEN["clamp.default"](call.im, FLOAT, whole, *LIMITS[target]), target)
+    above = ATEN["ge.Scalar"](call.im, "bool", whole, low)
+    most = ATEN["clamp.default"](call.im, FLOAT, whole, None, high)
+    return call.im.cast(ATEN["where.self"](call.im, FLOAT, above, most, low), target)
 
 
 def _quantized(call: Call) -> Any:

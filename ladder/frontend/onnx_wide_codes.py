@@ -32,7 +32,7 @@ BYTES = frozenset({TensorProto.UINT8, TensorProto.INT8})
 WIDE = frozenset({TensorProto.UINT16, TensorProto.INT16, TensorProto.UINT4, TensorProto.INT4})
 """Codes that float32 holds and plans do not have."""
 
-STEPS = ("wide", "ratio", "whole", "moved", "codes")
+STEPS = ("wide", "ratio", "whole", "moved", "above", "most", "codes")
 """Values on the way to codes, by the ends of their names."""
 
 Stored = Mapping[str, Any]
@@ -119,17 +119,19 @@ def _numbers(graph: Any, node: Any, stored: Stored) -> tuple[str, str]:
 
 
 def _to_codes(graph: Any, node: Any, stored: Stored) -> list[Any]:
-    """Return nodes that round, move by the zero point, and clamp."""
+    """Return nodes that round, move by the zero point, and clamp; NaN becomes the smallest code."""
     scale, zero = _numbers(graph, node, stored)
     info = ml_dtypes.iinfo(tensor_dtype_to_np_dtype(_code(node, stored)))
-    ends = [_number(graph, node, what, end) for what, end in (("min", info.min), ("max", info.max))]
-    wide, ratio, whole, moved, codes = (f"{node.output[0]}:{step}" for step in STEPS)
+    low, high = (_number(graph, node, what, end) for what, end in (("min", info.min), ("max", info.max)))
+    wide, ratio, whole, moved, above, most, codes = (f"{node.output[0]}:{step}" for step in STEPS)
     return [
         make_node("Cast", [node.input[0]], [wide], to=TensorProto.FLOAT),
         make_node("Div", [wide, scale], [ratio], name=node.name),
         make_node("Round", [ratio], [whole]),
         make_node("Add", [whole, zero], [moved]),
-        make_node("Clip", [moved, *ends], [codes]),
+        make_node("GreaterOrEqual", [moved, low], [above]),
+        make_node("Min", [moved, high], [most]),
+        make_node("Where", [above, most, low], [codes]),
     ]
 
 

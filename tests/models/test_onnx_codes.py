@@ -158,7 +158,7 @@ def model_of(text: str, opset: int = 19, **stored: Any) -> onnx.ModelProto:
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_codes_and_back(dtype: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ties, ends of the range, infinities and -0, with one scale and with one per channel."""
+    """Ties, ends of the range, infinities, NaN and -0, with one scale and with one per channel."""
     if not kernels:
         monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
     low = int(np.iinfo(dtype).min)
@@ -169,11 +169,9 @@ def test_codes_and_back(dtype: Any, kernels: bool, monkeypatch: pytest.MonkeyPat
         u=np.array([low, low + 255, low + 128], dtype),
     )  # fmt: skip
     steps = np.arange(-400, 400, dtype=np.float32) * np.float32(0.05)
-    x = np.concatenate([steps, [np.inf, -np.inf, -0.0, 1e30]]).astype(np.float32)
+    x = np.concatenate([steps, [np.inf, -np.inf, np.nan, -0.0, 1e30]]).astype(np.float32)
     given = np.stack([x, x * 5, x * 3], 1)
-    inside = np.clip(
-        given, -1e6, 1e6
-    )  # the reference passes through int32, which has no more; the text saturates
+    inside = np.nan_to_num(given, nan=-1e6).clip(-1e6, 1e6)  # the reference passes through int32
     wanted = ReferenceEvaluator(model).run(None, {"x": inside})
     for found, array in zip(ladder.compile(model)(torch.from_numpy(given)), wanted, strict=True):
         np.testing.assert_array_equal(found.numpy(), array)
@@ -191,9 +189,9 @@ def test_codes_that_plans_do_not_have(dtype: str, monkeypatch: pytest.MonkeyPatc
         opset=21, s=np.float32(0.1), t=np.array([3], np.float32), z=np.array(int(info.min) + 5).astype(kind),
     )  # fmt: skip
     steps = np.arange(-70, 71, dtype=np.float32).reshape(-1, 3) * np.float32(0.05)
-    x = np.concatenate([steps, [[5e3, -5e3, -0.0], [1e4, -1e4, 0.1]]]).astype(np.float32)
+    x = np.concatenate([steps, [[5e3, -5e3, -0.0], [1e4, -1e4, -1e4]]]).astype(np.float32)
     wanted = ReferenceEvaluator(model).run(None, {"x": x})
-    x[-1, :2] = np.inf, -np.inf  # the reference passes through int32
+    x[-1] = np.inf, -np.inf, np.nan  # the reference passes through int32
     theirs = onnx.ModelProto.FromString(model.SerializeToString())
     for node in theirs.graph.node:
         node.domain = "com.microsoft"

@@ -133,6 +133,19 @@ def test_branches_are_models() -> None:
     assert [None not in stage._made.values() for stage in stages] == [True]
 
 
+def test_no_plans_for_shapes_that_the_file_states() -> None:
+    """Calls bring no further shapes then: a model of several stages is imported once."""
+    model = branching()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
+    fast, x = ladder.compile(model), inputs(5)[0]
+    torch.testing.assert_close(fast(x, torch.tensor(True)), -torch.relu(x @ torch.from_numpy(WEIGHT)))
+    assert len(fast.staged.stages) > 1
+    assert not fast.plan().count("inputs [")
+    assert fast._file is None
+    with pytest.raises(ladder.ShapeError):
+        fast(x[:3], torch.tensor(True))
+
+
 def test_what_is_no_program_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="takes a function, a module or an ONNX model, not int"):
         ladder.compile(3)  # type: ignore[call-overload]

@@ -296,6 +296,19 @@ def test_rules_take_the_defaults_that_the_standard_states() -> None:
     np.testing.assert_allclose(found[0, ..., 1].numpy(), wanted.imag, rtol=1e-4, atol=1e-5)
 
 
+def test_transforms_in_16_bits() -> None:
+    """They are computed in float32 and rounded: torch has none."""
+    window, x = floats(8), torch.randn(1, 16)
+    text = """g (float[1, 16] x) => (y, z) { c = Cast <to = 10> (x)  y = STFT(c, h, w)
+        u = Unsqueeze(c, last)  z = DFT <axis = 1> (u) }"""
+    stored = {"h": np.int64(4), "last": np.array([2])}
+    half = ladder.compile(model_of(text, **stored, w=window.astype(np.float16)))(x)
+    wide = ladder.compile(model_of(text.replace("10", "1"), **stored, w=window))(x)
+    for narrow, wanted in zip(half, wide, strict=True):
+        assert narrow.dtype == torch.float16
+        torch.testing.assert_close(narrow.float(), wanted, rtol=1e-2, atol=2e-2)
+
+
 def test_softmax_of_old_versions_takes_all_axes_from_one_on() -> None:
     x = torch.randn(2, 3, 4)
     found = ladder.compile(model_of("g (float[2, 3, 4] x) => (y) { y = Softmax <axis: int = 1> (x) }", 11))(x)

@@ -44,9 +44,10 @@ class PlanStage:
 
     def run(self, values: dict[str, Any]) -> None:
         """Compute results from values of the call."""
-        found = self.plan(*(values[name] for name in self.reads))
+        found = self.plan(*[values[name] for name in self.reads])
         results = (found,) if len(self.writes) == 1 else found
-        values.update(zip(self.writes, results, strict=True))
+        for name, value in zip(self.writes, results, strict=True):
+            values[name] = value
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class IfStage(TorchStage):
         taken = bool(values[self.node.reads[0]])
         handed = self.handed[taken]
         if handed is not None:
-            values.update([(made, values[name]) for made, name in zip(self.writes, handed, strict=True)])
+            for made, name in zip(self.writes, handed, strict=True):
+                values[made] = values[name]
             return
         special = self.special[taken]
         given = [values[name] for name in special.names]
@@ -141,8 +143,9 @@ class StagedModel:
         Raises ShapeError, DTypeError if an argument does not fit; the message names it.
         Raises LadderError if a node cannot be computed of what is there; the message names it.
         """
-        given = by_name(self.names, arguments, named)
-        return self.of({name: given_value(value) for name, value in given.items()})
+        if arguments or named.keys() != self.inputs.keys():
+            named = by_name(self.names, arguments, named)
+        return self.of({name: given_value(value) for name, value in named.items()})
 
     def of(self, given: Mapping[str, Any]) -> Any:
         """Run, as a call does, with values by name."""
@@ -176,7 +179,7 @@ class StagedModel:
         return set()
 
     def _check(self, values: Mapping[str, Any]) -> None:
-        seen = tuple(_form(values[name]) for name in self.names)
+        seen = tuple([_form(values[name]) for name in self.names])
         if seen in self._fitting:
             return
         require_wanted(self.inputs, values)

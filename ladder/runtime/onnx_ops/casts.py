@@ -161,10 +161,13 @@ def _range(code: int) -> tuple[int, int]:
 
 
 def saturated(value: Any, code: int, zero: Any = None) -> Any:
-    """Round to the nearest whole number, add a zero point, and clamp to an integer type, in place."""
+    """Round to the nearest whole number, add a zero point, and clamp to an integer type, in place.
+
+    NaN becomes the type's smallest number.
+    """
     low, high = _range(code)
     whole = value.round_()
-    whole = (whole if zero is None else whole.add_(zero)).clamp_(low, high)
+    whole = (whole if zero is None else whole.add_(zero)).nan_to_num_(nan=low).clamp_(low, high)
     return whole.to(DTYPES[code]) if high <= 255 and code in DTYPES else cast(whole.to(torch.int64), code)
 
 

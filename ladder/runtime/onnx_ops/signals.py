@@ -54,6 +54,18 @@ def _stft(op: Operation, x: Any, step: Any, window: Any = None, length: Any = No
     return torch.view_as_real(found)
 
 
+def _wider(run: Run) -> Run:
+    """Return a transform that computes in float32 what torch does not transform in 16 bits."""
+
+    def wide(op: Operation, x: Any, *others: Any) -> Any:
+        if x.element_size() > 2:
+            return run(op, x, *others)
+        operands = [y.float() if y is not None and y.is_floating_point() else y for y in (x, *others)]
+        return run(op, *operands).to(x.dtype)
+
+    return wide
+
+
 def _windowed(coefficients: tuple[float, ...]) -> Run:
     """Return the row of a window that is a sum of cosines."""
 
@@ -169,8 +181,8 @@ def _dropout(op: Operation, x: Any, ratio: Any = None, training: Any = None) -> 
 
 
 SIGNALS: Mapping[str, Run] = {
-    "DFT": _dft,
-    "STFT": _stft,
+    "DFT": _wider(_dft),
+    "STFT": _wider(_stft),
     "BlackmanWindow": _windowed((0.42, -0.5, 0.08)),
     "HannWindow": _windowed((0.5, -0.5)),
     "HammingWindow": _windowed((25 / 46, -21 / 46)),
