@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,23 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 30
 """Bytes of blocks that a kernel takes at a time: it counts in 32 bits."""
+
+LARGE = 1 << 22
+"""Bytes of an array from which on it lies in huge pages, where the system has them: to give a new array its
+memory in small pages takes longer than to fill it."""
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return an array that was not written."""
+    import torch
+
+    result = torch.empty(shape, dtype=dtype)
+    if result.nbytes >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        first = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        count = (result.data_ptr() + result.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise = ctypes.CDLL(None).madvise  # advice: nothing is lost where the system has no such pages
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(count), mmap.MADV_HUGEPAGE)
+    return result
 
 
 def taken_apart(
@@ -37,7 +56,7 @@ def taken_apart(
     rows, blocks, nbytes = octets.shape
     dense = is_dense(form.bits)
     units = storage_extent(blocks * form.elements, form.bits)
-    codes = torch.empty(rows, units, dtype=torch.uint8 if dense else torch.uint32)
+    codes = empty(rows, units, dtype=torch.uint8 if dense else torch.uint32)
     numbers = [_room(part, rows, blocks) for part in form.numbers]
     kernel = native.described("stored_blocks", name, form)
     given = [torch.from_numpy(table) for table in tables]
@@ -53,15 +72,15 @@ def _room(part: Any, rows: int, blocks: int) -> torch.Tensor:
     import torch
 
     if isinstance(part, Factors):
-        return torch.empty(rows, blocks * len(part.integers))
-    return torch.empty(rows, blocks * part.count, dtype=torch.uint8)
+        return empty(rows, blocks * len(part.integers), dtype=torch.float32)
+    return empty(rows, blocks * part.count, dtype=torch.uint8)
 
 
 def transposed_words(words: torch.Tensor, flip: int = 0) -> torch.Tensor:
     """Transpose int32 ``[R, C]`` into memory of its own, and invert the bits of ``flip``, as int32."""
     import torch
 
-    result = torch.empty(words.shape[1], words.shape[0], dtype=torch.int32)
+    result = empty(words.shape[1], words.shape[0], dtype=torch.int32)
     native.entry("repack", "transposed_words")(_number(flip), words.contiguous(), result)
     return result
 
@@ -78,7 +97,7 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0)
     import torch
 
     rows, columns = words.shape
-    result = torch.empty(8 * columns, rows // 8, dtype=torch.int32)
+    result = empty(8 * columns, rows // 8, dtype=torch.int32)
     kernel = native.entry("repack", "transposed_nibbles")
     kernel(_number(flip), torch.tensor(order, dtype=torch.int32), words.contiguous(), result)
     return result

@@ -178,7 +178,7 @@ def test_blocks_are_taken_apart_some_rows_at_a_time(monkeypatch: pytest.MonkeyPa
     assert torch.equal(checkpoint["q6_k"].codes(), whole.codes())
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(64, 128), (1, 1), (70, 33), (16, 200), (257, 8)])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 128), (1, 1), (70, 33), (16, 200), (257, 8), (144, 1024)])
 def test_transposed_words_and_nibbles(rows: int, columns: int) -> None:
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (8 * rows, columns), dtype=torch.int32)
     assert torch.equal(transposed_words(words, 0x1234), words.t() ^ 0x1234)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
@@ -15,7 +17,7 @@ Expr = Any
 LANES = 16
 """Words that are read or written at a time: a line of the cache."""
 
-WIDE, LINE = 64, 32
+WIDE = 64
 """Words of a row that are transposed at a time: several lines, which memory gives faster than one."""
 
 NIBBLES = EIGHT = 8
@@ -31,17 +33,16 @@ def emit_transposed_words(name: str) -> Any:
         rows, columns = b.symbol("R"), b.symbol("C")
         flip = b.tensor("flip", (1,), "int32", align=4)
         words = b.tensor("words", (rows, columns), "int32", align=4)
-        out = b.tensor("out", (columns, rows), "int32", align=4)
-        with v.parallel(_tiles(columns, WIDE)) as panel, b.loop(_tiles(rows, WIDE)) as step:
+        out = b.tensor("out", (columns, rows), "int32", align=64)
+        with _panels(columns) as panel, b.loop(_tiles(rows, WIDE)) as step:
             first, column = b.bind(step * WIDE), b.bind(panel * WIDE)
             tile = v.scratch(WIDE * WIDE, "int32")
             with b.loop(WIDE) as line, b.loop(WIDE // LANES) as part:
                 _read_line(tile, line * WIDE + part * LANES, words, first + line, column + part * LANES)
-            with b.loop(WIDE // EIGHT) as part, b.loop(WIDE // EIGHT) as line:
-                start = line * EIGHT * WIDE + part * EIGHT
-                square = [tile[v.lanes(start + at * WIDE, EIGHT)] for at in range(EIGHT)]
-                for at, values in enumerate(_transposed(square)):
-                    _write_line(out, column + part * EIGHT + at, first + line * EIGHT, values, flip[0])
+            with b.loop(WIDE // EIGHT) as part, b.loop(WIDE // LANES) as line:
+                start = line * LANES * WIDE + part * EIGHT
+                for at, values in enumerate(_columns(tile, start)):
+                    _write_line(out, column + part * EIGHT + at, first + line * LANES, values, flip[0])
     return result.func
 
 
@@ -54,24 +55,30 @@ def emit_transposed_nibbles(name: str) -> Any:
         rows, columns, steps, outputs = (b.symbol(s) for s in ("K", "C", "S", "N"))
         flip, order = (b.tensor(s, (n,), "int32", align=4) for s, n in (("flip", 1), ("order", NIBBLES)))
         words = b.tensor("words", (rows, columns), "int32", align=4)
-        out = b.tensor("out", (outputs, steps), "int32", align=4)
-        with v.parallel(_tiles(columns, LINE)) as panel, b.loop(_tiles(steps, LANES)) as step:
-            first, column = b.bind(step * LANES), b.bind(panel * LINE)
-            tile = v.scratch(NIBBLES * LANES * LINE, "int32")
-            with b.loop(LANES) as inner, b.loop(LINE // LANES) as part:
+        out = b.tensor("out", (outputs, steps), "int32", align=64)
+        with _panels(columns) as panel, b.loop(_tiles(steps, LANES)) as step:
+            first, column = b.bind(step * LANES), b.bind(panel * WIDE)
+            tile = v.scratch(NIBBLES * LANES * WIDE, "int32")
+            with b.loop(LANES) as inner, b.loop(WIDE // LANES) as part:
                 line = v.scratch(NIBBLES * LANES, "int32")
                 for word in range(NIBBLES):
                     row = (first + inner) * NIBBLES + word
                     _read_line(line, word * LANES, words, row, column + part * LANES)
                 for word, value in enumerate(_exchanged(line)):
-                    b.store(tile, value, v.lanes((word * LANES + inner) * LINE + part * LANES, LANES))
-            with b.loop(NIBBLES) as word, b.loop(LINE // EIGHT) as part, b.loop(LANES // EIGHT) as line:
-                start = word * LANES * LINE + line * EIGHT * LINE + part * EIGHT
-                square = [tile[v.lanes(start + at * LINE, EIGHT)] for at in range(EIGHT)]
-                for at, values in enumerate(_transposed(square)):
+                    b.store(tile, value, v.lanes((word * LANES + inner) * WIDE + part * LANES, LANES))
+            with b.loop(NIBBLES) as word, b.loop(WIDE // EIGHT) as part:
+                start = word * LANES * WIDE + part * EIGHT
+                for at, values in enumerate(_columns(tile, start)):
                     output = (column + part * EIGHT + at) * NIBBLES + order[word]
-                    _write_line(out, output, first + line * EIGHT, values, flip[0])
+                    _write_line(out, output, first, values, flip[0])
     return result.func
+
+
+@contextmanager
+def _panels(columns: Expr) -> Iterator[Expr]:
+    """Emit a loop over groups of columns, in which lines of memory may be written past the caches."""
+    with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(columns, WIDE)) as panel:
+        yield panel
 
 
 def _tiles(extent: Expr, size: int) -> Expr:
@@ -92,6 +99,16 @@ def _read_line(tile: Any, place: Expr, words: Any, row: Expr, column: Expr) -> N
     b.either(tirx.all(row < rows, column + LANES <= columns), whole, part)
 
 
+def _columns(tile: Any, start: Expr) -> Iterator[Expr]:
+    """Give eight columns of some lines of a tile, from one place on."""
+    squares = [
+        _transposed([tile[v.lanes(start + (line + at) * WIDE, EIGHT)] for at in range(EIGHT)])
+        for line in range(0, LANES, EIGHT)
+    ]
+    for parts in zip(*squares, strict=True):
+        yield tirx.Shuffle(list(parts), list(range(LANES)))
+
+
 def _transposed(square: list[Expr]) -> list[Expr]:
     """Transpose eight vectors of eight words, by rounds of shuffles of two."""
     found = [b.bind(line) for line in square]
@@ -108,20 +125,25 @@ def _transposed(square: list[Expr]) -> list[Expr]:
 
 
 def _write_line(out: Any, row: Expr, column: Expr, values: Expr, flip: Expr) -> None:
-    """Write eight words of a row, as many as fit."""
+    """Write some words of a row, as many as fit; past the caches where they are a line of memory."""
     rows, columns = out.shape
-    changed = b.bind(values ^ v.splat(flip, EIGHT))
+    changed = b.bind(values ^ v.splat(flip, LANES))
+
+    def whole() -> None:
+        b.store(out, changed, row, v.lanes(column, LANES))
 
     def part() -> None:
-        line = v.scratch(EIGHT, "int32")
-        b.store(line, changed, v.lanes(0, EIGHT))
+        line = v.scratch(LANES, "int32")
+        b.store(line, changed, v.lanes(0, LANES))
         with b.when(row < rows), b.loop(tirx.max(columns - column, 0)) as at:
             b.store(out, line[at], row, column + at)
 
-    def whole() -> None:
-        b.store(out, changed, row, v.lanes(column, EIGHT))
-
-    b.either(tirx.all(row < rows, column + EIGHT <= columns), whole, part)
+    fits = tirx.all(row < rows, column + LANES <= columns)
+    b.either(
+        tirx.all(fits, columns % LANES == 0),
+        lambda: v.stream(out.ptr_to([row, column]), changed),
+        lambda: b.either(fits, whole, part),
+    )
 
 
 def _exchanged(line: Any) -> list[Expr]:

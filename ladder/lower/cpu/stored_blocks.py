@@ -44,7 +44,7 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
         codes = b.tensor("codes", (rows, units), "uint8" if dense else "uint32", align=1 if dense else 4)
         numbers = [_number_tensor(part, at, rows, blocks) for at, part in enumerate(form.numbers)]
         with v.parallel(rows) as row, b.loop(_ceil(blocks, chunk)) as step:
-            room = None if dense else v.scratch(chunk * form.elements + EIGHT, "uint8")
+            room = None if dense else v.scratch(chunk * form.elements + EIGHT * per, "uint8")
             count = b.bind(tirx.min(chunk, blocks - step * chunk))
             with b.loop(count) as inner:
                 block = b.bind(step * chunk + inner)
@@ -155,24 +155,48 @@ def _pack_bytes(values: Expr, bits: int, codes: Any, row: Expr, first: Expr) -> 
 
 
 def _pack_words(bits: int, room: Any, count: Expr, codes: Any, row: Expr, start: Expr) -> None:
-    """Pack codes into words, as many as fit each; what is missing of the last is 0."""
+    """Pack codes into words, as many as fit each, eight words at a time; what is missing of the last is 0."""
     per = 32 // bits
-    with b.loop(EIGHT) as at:
-        b.store(room, T.uint8(0), count + at)
-    with b.loop(_ceil(count, per)) as word:
-        total = _merged(T.reinterpret("uint64", room[v.lanes(word * per, EIGHT)]), bits, min(per, EIGHT))
+    for at in range(0, EIGHT * per, EIGHT):
+        b.store(room, v.constant(0, "uint8", EIGHT), v.lanes(count + at, EIGHT))
+    words = b.bind(_ceil(count, per))
+    with b.loop(_ceil(words, EIGHT)) as step:
+        first = b.bind(step * EIGHT)
+        places = [b.bind((first + at) * per) for at in range(EIGHT)]
+        octets = [T.reinterpret("uint64", room[v.lanes(place, EIGHT)]) for place in places]
+        total = _merged(_side_by_side(octets), bits, min(per, EIGHT))
         for at in range(EIGHT, per):
-            total = total | T.shift_left(T.Cast("uint32", room[word * per + at]), T.uint32(at * bits))
-        b.store(codes, total, row, start + word)
+            more = _side_by_side([T.Cast("uint32", room[place + at]) for place in places])
+            total = total | v.shifted(more, -at * bits, "uint32", EIGHT)
+        _store_words(codes, b.bind(total), row, start + first, words - first)
+
+
+def _side_by_side(values: list[Expr]) -> Expr:
+    return tirx.Shuffle(values, list(range(len(values))))
+
+
+def _store_words(codes: Any, words: Expr, row: Expr, first: Expr, count: Expr) -> None:
+    """Store eight words, as many as count."""
+
+    def part() -> None:
+        line = v.scratch(EIGHT, "uint32")
+        b.store(line, words, v.lanes(0, EIGHT))
+        with b.loop(count) as at:
+            b.store(codes, line[at], row, first + at)
+
+    b.either(count >= EIGHT, lambda: b.store(codes, words, row, v.lanes(first, EIGHT)), part)
 
 
 def _merged(codes: Expr, bits: int, count: int) -> Expr:
-    """Return the first of eight codes, a byte each, without the gaps: uint32; by pairs, fours, eights."""
-    found = codes & T.uint64((1 << 8 * count) - 1) if count < EIGHT else codes
+    """Return the first codes, bytes of eight uint64, without gaps as uint32; by pairs, fours, eights."""
+
+    def masked(value: Expr, mask: int) -> Expr:
+        return v.masked(value, mask, "uint64", EIGHT)
+
+    found = masked(codes, (1 << 8 * count) - 1) if count < EIGHT else codes
     for held in (1, 2, 4):
         room, low = 16 * held, (1 << held * bits) - 1
         lower = sum(low << first for first in range(0, 64, room))
-        gap = 8 * held - held * bits
-        moved = T.shift_right(found, T.uint64(gap)) & T.uint64(lower << held * bits)
-        found = b.bind((found & T.uint64(lower)) | moved)
-    return T.Cast("uint32", found)
+        moved = v.shifted(found, 8 * held - held * bits, "uint64", EIGHT)
+        found = b.bind(masked(found, lower) | masked(moved, lower << held * bits))
+    return T.Cast(f"uint32x{EIGHT}", found)

@@ -123,6 +123,17 @@ PAIR_HELPERS = "\n".join(
 knows such that more sums are open at a time than there are registers."""
 
 
+STREAM = "ladder_stream"
+
+STREAM_HELPER = f"""
+define internal i32 @{STREAM}(ptr %place, <16 x i32> %words) alwaysinline {{
+  store <16 x i32> %words, ptr %place, align 64, !nontemporal !{{i32 1}}
+  ret i32 0
+}}
+"""
+"""A store past the caches: a line that is written whole is not read from memory first."""
+
+
 STACK = 1 << 18
 """Most bytes of an array on the stack: a thread has 8 MB of it at most, and a kernel several arrays."""
 
@@ -250,6 +261,11 @@ def prefetch(address: Expr) -> None:
     """Bring a line that is read soon into the second-level cache; an address beyond the array is harmless."""
     read, second_level, data = T.int32(0), T.int32(2), T.int32(1)
     I.evaluate(T.call_llvm_intrin("void", "llvm.prefetch", address, read, second_level, data))
+
+
+def stream(address: Expr, words: Expr) -> None:
+    """Write a whole line of memory, int32x16, that nobody reads soon; needs `STREAM_HELPER`."""
+    I.evaluate(T.call_extern("int32", STREAM, address, words))
 
 
 def fma(a: Expr, b: Expr, c: Expr, count: int = 16) -> Expr:
