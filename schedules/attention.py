@@ -57,8 +57,11 @@ class AttentionSchedule(Schedule):
 
 
 LAUNCH, BLOCK, JOIN, TURN = 1.0e-6, 1.2e-6, 0.8e-6, 0.65e-6
-"""Seconds: of a launch, of a block beside its turns, of joining a cluster's sums, and of a fragment in a turn
-beside its bytes. Fitted to runs on an H200."""
+"""Seconds: of a launch, of a block beside its turns, of joining a cluster's sums, and of a turn's first
+fragment beside its bytes. Fitted to runs on an H200."""
+
+AS_LONG = 128
+"""Elements of a head of which a turn's second fragment takes as long as its first."""
 
 CROWD = 0.67
 """How much longer a block's beginning and end take per further block on its multiprocessor."""
@@ -78,6 +81,9 @@ USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85, 16: 0.5}
 REGISTERS, OF_CODES = 40, 35
 """Registers of a thread beside its operands and sums; more where it decodes."""
 
+ALONE = 16
+"""Fragments in flight from which on a block leaves no registers to another on its multiprocessor."""
+
 LIBRARY, LIBRARY_MASK, LIBRARY_MASK_FEW = 6.7e-6, 0.8e-6, 5.0e-6
 """Seconds that torch's attention takes beside moving keys and values, and more with a mask: it has another
 kernel then for few tokens, and positions become a mask first."""
@@ -88,7 +94,7 @@ LIBRARY_FEW = 16
 LIBRARY_STREAM, LIBRARY_RATE = 0.97, 0.75
 """Fractions of sustained bandwidth, and of the sustained rate of cores, that torch's attention reaches."""
 
-WAYS = ((8, 1), (4, 2), (4, 1))
+WAYS = ((8, 1), (8, 2), (4, 2), (4, 1))
 """Warps of a block and fragments at a time that are considered."""
 
 
@@ -166,6 +172,8 @@ def registers(form: Attention, plan: AttentionSchedule) -> int:
 
 def resident(form: Attention, device: TileDevice, plan: AttentionSchedule) -> int:
     """Return the blocks that a multiprocessor holds."""
+    if plan.warps * plan.fragments >= ALONE:
+        return 1
     by_registers = device.registers_per_unit // (registers(form, plan) * plan.threads)
     return max(1, min(by_registers, device.max_threads_per_unit // plan.threads))
 
@@ -185,7 +193,8 @@ def predict(
     together = min(held, ceil(min(blocks, units * held) / units) if plan.cluster == 1 else blocks)
     nbytes = plan.warps * plan.fragments * FRAGMENT * 2 * form.size * form.stored_bytes
     turns = ceil(keys / (FRAGMENT * plan.fragments * plan.warps * plan.cluster))
-    turn = TURN * plan.fragments + together * nbytes / (bandwidth * UNIT_SHARE)
+    fragments = 1 + (plan.fragments - 1) * form.size / AS_LONG
+    turn = TURN * fragments + together * nbytes / (bandwidth * UNIT_SHARE)
     moved = blocks * turns * nbytes
     streamed = max(moved / tiles, moved / L2_SHARE) / bandwidth
     block = BLOCK * (1 + CROWD * (together - 1))
