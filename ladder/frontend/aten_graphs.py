@@ -13,7 +13,7 @@ import torch._dispatch.python
 import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.frontend.selection import topk
+from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.model.program import ImportRefused
@@ -263,8 +263,11 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
         if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
     }
     norms = {op: partial(declared_batch_norm, op, more) for op, more in BATCH_NORMS.items()}
-    return {**kept, **norms, torch.ops.aten.topk.default: topk}
+    return {**kept, **norms, **CHOICES}
 
+
+CHOICES = {torch.ops.aten.topk.default: topk, torch.ops.aten.argmax.default: argmax}
+"""Operators that choose among a row's elements -> what they consist of."""
 
 BATCH_NORMS = {
     torch.ops.aten.native_batch_norm.default: 0,

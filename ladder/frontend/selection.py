@@ -1,17 +1,23 @@
-"""``torch.topk`` of short rows in comparisons, which join the chains around them on a GPU.
+"""``torch.topk`` of short rows and ``torch.argmax`` of long ones in comparisons, which are chains on a GPU.
 
 A library's kernel selects and then sorts, in launches of their own; the router of a mixture of experts asks
-for a few of at most some hundred scores.
+for a few of at most some hundred scores. Its argmax gives a row to one block, however long the row is; who
+decodes greedily asks for the largest of a vocabulary's logits.
 """
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 import torch
 
 PAIRS = 1 << 20
 """How many pairs are compared at most: those of 16 rows of 256 scores, which DeepSeek-V3's routers have."""
+
+
+FEW, LONG, PARTS = 16, 4096, 64
+"""Rows whose largest elements are found by parts at most, elements of a row at least, and parts at least."""
 
 
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -30,6 +36,42 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     rows = x.movedim(dim, -1)
     values, indices = chosen(rows, places(rows, largest), k)
     return values.movedim(-1, dim), indices.movedim(-1, dim)
+
+
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return where the largest element along an axis is, found among those of the parts of a row.
+
+    NaN counts as the largest; of equal ones the first.
+
+    Returns: NotImplemented, on which torch's operator stays (or raises, of bool), on CPUs, for many or short
+        rows, for those that do not divide into parts, and for open extents.
+    """
+    known = all(isinstance(extent, int) for extent in x.shape)
+    if x.device.type == "cpu" or x.dtype is torch.bool or not (known and x.dim()):
+        return NotImplemented
+    rows = x.flatten() if dim is None else x.movedim(dim, -1)
+    extent = rows.shape[-1]
+    if extent < LONG or not 0 < x.numel() <= FEW * extent:
+        return NotImplemented
+    width = next((each for each in range(isqrt(extent), extent // PARTS + 1) if extent % each == 0), 0)
+    if not width:
+        return NotImplemented
+    parts = rows.unflatten(-1, (-1, width))
+    largest = parts.amax(-1)
+    at = torch.arange(extent, dtype=torch.int32, device=x.device).view(-1, width)
+    first = first_largest(parts, largest, at)
+    found = first_largest(largest, largest.amax(-1), first).long()
+    if not keepdim:
+        return found
+    return found.reshape([1] * x.dim()) if dim is None else found.unsqueeze(dim)
+
+
+def first_largest(rows: Any, largest: Any, at: Any) -> Any:
+    """Return the least of ``at`` where ``rows[..., n]`` is its largest element or NaN."""
+    here = rows == largest.unsqueeze(-1)
+    if rows.is_floating_point():
+        here = here | (rows != rows)
+    return torch.where(here, at, torch.iinfo(at.dtype).max).amin(-1)
 
 
 def places(rows: Any, largest: bool = False) -> Any:

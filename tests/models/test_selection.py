@@ -1,4 +1,4 @@
-"""The k largest of short rows in comparisons, against ``torch.topk``; kernels for GPUs on the simulator."""
+"""The largest of rows in comparisons, against torch's operators; kernels for GPUs on the simulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ladder.frontend.selection import PAIRS, chosen, places, topk
+from ladder.frontend import selection
+from ladder.frontend.selection import PAIRS, argmax, chosen, first_largest, places, topk
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.movement.choose import ranked
@@ -57,12 +58,47 @@ def test_what_stays_a_call_of_torch() -> None:
     for x, k in ((elsewhere, 9), (elsewhere, 0), (elsewhere.new_empty(1, 1 + int(PAIRS**0.5)), 1)):
         assert topk(x, k) is NotImplemented
     assert topk(elsewhere.new_empty(()), 1) is NotImplemented
+    assert argmax(torch.randn(1, 8192)) is NotImplemented
+    for shape in ((), (1, 8), (400, 8192), (0, 8192), (1, 8191)):  # scalars, short, many, none, a prime
+        assert argmax(elsewhere.new_empty(shape), -1 if shape else None) is NotImplemented
+
+
+LONG = {
+    "random": torch.randn(2, 96),
+    "ties": torch.tensor([[1.0, 5, 2] * 32]),
+    "equal": torch.zeros(1, 96),
+    "NaN": torch.tensor([[INF, 0, 7] * 20 + [NAN, INF, NAN] * 12]),
+    "-inf": torch.full((1, 96), -INF),
+    "half": torch.randn(3, 96).bfloat16(),
+    "integers": torch.randint(-9, 9, (2, 96)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_largest_of_a_long_row_is_the_first(name: str) -> None:
+    x = LONG[name]
+    parts, at = x.unflatten(-1, (-1, 12)), torch.arange(96, dtype=torch.int32).view(-1, 12)
+    largest = parts.amax(-1)
+    found = first_largest(largest, largest.amax(-1), first_largest(parts, largest, at))
+    assert torch.equal(found.long(), x.argmax(-1))
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("dim", [None, 0, -1])
+def test_shapes_of_where_the_largest_is(
+    dim: int | None, keepdim: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "FEW", 1 << 20)
+    x = torch.empty(8192, 4096, device="meta")
+    found, wanted = argmax(x, dim, keepdim), x.argmax(dim, keepdim)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
 
 
 PARTS = {
     "places": lambda x, y: places(x + y, largest=True).float(),
     "values": lambda x, y: chosen(x, y.floor().long(), 2)[0],
     "indices": lambda x, y: chosen(x, y.floor().long(), 2)[1].float(),
+    "largest": lambda x, y: first_largest(x, x.amax(-1), torch.arange(16, dtype=torch.int32)).float(),
 }
 """Chains of two inputs; places may be any numbers."""
 
