@@ -101,6 +101,9 @@ MCPU = (
 )
 """LLVM processor by features, most demanding first; `ATTRIBUTES` add what it leaves out."""
 
+ABSENT = {"znver4": ("-sse4a",)}
+"""LLVM processor -> what it has and others of the same features lack: LLVM shuffles bytes by AMD's SSE4a."""
+
 
 def mcpu_for(features: frozenset[str]) -> str:
     """Return the LLVM processor name whose features are all present."""
@@ -128,13 +131,14 @@ def cpu_device(
     features: As in /proc/cpuinfo.
     cores, clock: Number of cores and their clock in Hz.
     """
-    arm = "asimd" in features
+    arm, mcpu = "asimd" in features, mcpu_for(features)
     vector = 16 if arm else 64 if "avx512f" in features else 32
     bandwidth = min(BANDWIDTH_PER_CORE * cores, MAX_BANDWIDTH)
     target: dict[str, object] = {
         "kind": "llvm",
-        "mcpu": mcpu_for(features),
-        "mattr": tuple(f"+{ATTRIBUTES[x]}" for x in sorted(features) if x in ATTRIBUTES),
+        "mcpu": mcpu,
+        "mattr": tuple(f"+{ATTRIBUTES[x]}" for x in sorted(features) if x in ATTRIBUTES)
+        + ABSENT.get(mcpu, ()),
         "num-cores": cores,
     }
     if arm:

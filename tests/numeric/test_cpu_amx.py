@@ -104,6 +104,15 @@ def test_loop_nest_with_emulated_tiles(weight, activation, group, zero, monkeypa
             assert relative_error(case, module[name], m) <= bound
 
 
+def test_instructions_of_one_vendor_are_left_out(monkeypatch) -> None:
+    """LLVM knows the features of this device as those of a processor of AMD, which others lack in part."""
+    monkeypatch.setattr(amx, "Instructions", EmulatedTiles)
+    case = problem("int4", "int8", 45, 700, 128)
+    entry = emit(case.gemm, AMX, schedule_for(case.gemm, 16), "entry")
+    module = compile_module({"entry": entry}, get_device("cpu/avx512_bf16"))
+    assert not {"extrq", "insertq"} & set(module.mod.inspect_source("asm").split())
+
+
 @pytest.mark.parametrize(("activation", "instruction"), [("bfloat16", "tdpbf16ps"), ("int8", "tdpbsud")])
 def test_amx_kernels_compile_anywhere(activation: str, instruction: str) -> None:
     case = problem("int4", activation, 64, 256, 128)
