@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ladder.runtime.operator import library
+from ladder.runtime.registered import define
 from tile_types import QuantizedTensor
 from tile_types.arrays import as_torch
 
@@ -116,9 +116,5 @@ def _shape(
     return torch.empty(json.loads(description)["metadata"]["shape"], dtype=dtype, device=device)
 
 
-library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-library.impl("dequantize", _dequantize, "CompositeExplicitAutograd")
-torch.library.register_fake("ladder::dequantize", _shape, lib=library)
-
-dequantize: Callable[..., torch.Tensor] = torch.ops.ladder.dequantize.default
+dequantize: Callable[..., torch.Tensor] = define(SCHEMA, _dequantize, _shape, ("CompositeExplicitAutograd",))
 """``dequantize(arrays, description, dtype, device)``: the registered operator."""

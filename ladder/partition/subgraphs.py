@@ -11,10 +11,13 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
-KINDS = (
-    "gemm", "prologue", "found", "rows", "chain", "attention", "recurrent", "codes", "elements",
-    "fourier", "product", "library", "view", "torch",
-)  # fmt: skip
+CALLS = ("attention", "recurrent", "codes", "elements", "fourier")
+"""Kinds of parts that are one operator by kernels of ours, for which torch has a function too."""
+
+OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", *CALLS)
+"""Kinds of parts whose kernels are ours: they write into memory that they are given."""
+
+KINDS = (*OWN_KINDS, "product", "library", "view", "torch")
 """``gemm``: a quantized product by a kernel of ours; ``prologue``: one whose kernel computes its activation
 rows, by a chain; ``found``: what kernels of a found graph compute;
 ``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a

@@ -12,7 +12,8 @@ import torch
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled, request_for, target_of
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
-from ladder.runtime.operator import library, refuse_gradient
+from ladder.runtime.operator import refuse_gradient
+from ladder.runtime.registered import define, library
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
 
@@ -134,10 +135,6 @@ def _shape(
     return x.new_empty(output_shape(gemm, x.shape), dtype=torch_dtype(gemm.output))
 
 
-library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-library.impl("convolve", convolve, "CUDA")
-torch.library.register_fake("ladder::convolve", _shape, lib=library)
-torch.library.register_autograd("ladder::convolve", refuse_gradient, lib=library)
-
-registered: Callable[..., torch.Tensor] = torch.ops.ladder.convolve.default
+registered: Callable[..., torch.Tensor] = define(SCHEMA, convolve, _shape, ("CUDA",))
 """``convolve(x, weight, bias, residual, request)``: the registered operator."""
+torch.library.register_autograd("ladder::convolve", refuse_gradient, lib=library)

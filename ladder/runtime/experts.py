@@ -17,8 +17,9 @@ import torch
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT, require_alike, require_beside
-from ladder.runtime.operator import library, refuse_gradient
+from ladder.runtime.operator import refuse_gradient
 from ladder.runtime.packed import PackedWeight, pack
+from ladder.runtime.registered import define, library
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
 
@@ -205,11 +206,6 @@ def _shape(
     return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
 
 
-library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-for place in ("CPU", "CUDA"):
-    library.impl("grouped_matmul", multiply, place)
-torch.library.register_fake("ladder::grouped_matmul", _shape, lib=library)
-torch.library.register_autograd("ladder::grouped_matmul", refuse_gradient, lib=library)
-
-grouped_matmul: Callable[..., torch.Tensor] = torch.ops.ladder.grouped_matmul.default
+grouped_matmul: Callable[..., torch.Tensor] = define(SCHEMA, multiply, _shape)
 """``grouped_matmul(x, weight, ranges, bias, token_scale, expected, request)``: the registered operator."""
+torch.library.register_autograd("ladder::grouped_matmul", refuse_gradient, lib=library)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ladder.runtime.registered import define
+
 _NAMES = (
     *("index", "gather", "scatter", "embedding", "take", "put", "one_hot", "nll_loss", "ctc", "nonzero"),
     *("cholesky", "linalg", "lu_", "inverse", "geqrf", "multinomial", "bernoulli", "poisson", "binomial"),
@@ -39,10 +41,6 @@ def _never_raises(value: Any) -> bool:
     return value.is_floating_point() or value.is_complex() or value.device.type != "cpu"
 
 
-_Library: Any = torch.library.Library  # its methods have no types
-library = _Library("ladder", "FRAGMENT")
-
-
 def _check_factors(info: torch.Tensor, name: str, is_matrix: bool) -> torch.Tensor:
     """Raise what ``torch.linalg`` raises where LAPACK says that a matrix cannot be decomposed."""
     torch.ops.aten._linalg_check_errors(info, name, is_matrix=is_matrix)
@@ -59,14 +57,9 @@ def _nothing(checked: torch.Tensor, *_: Any) -> torch.Tensor:
     return checked.new_empty(0, dtype=torch.float32)
 
 
-for kernel, schema in {
-    _check_factors: "check_factors(Tensor info, str name, bool is_matrix) -> Tensor",
-    _check_truth: "check_truth(Tensor truth, str message='') -> Tensor",
-}.items():
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    defined = schema.partition("(")[0]
-    library.impl(defined, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"ladder::{defined}", _nothing, lib=library)
+_CHECKED = ("CompositeExplicitAutograd",)
+define("check_factors(Tensor info, str name, bool is_matrix) -> Tensor", _check_factors, _nothing, _CHECKED)
+define("check_truth(Tensor truth, str message='') -> Tensor", _check_truth, _nothing, _CHECKED)
 
 
 @cache

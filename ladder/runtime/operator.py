@@ -23,6 +23,7 @@ from ladder.runtime import failing  # noqa: F401  registers what checks values
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import refuse_sparse
 from ladder.runtime.library import load_foreign_interface
+from ladder.runtime.registered import define, library
 from ladder.runtime.tokens import quantize_by_kernel
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, LadderError, ShapeError
@@ -47,21 +48,6 @@ UPSAMPLE_SCHEMA = (
     "upsample(Tensor x, SymInt[] sizes, str name, bool? aligned=None, float[]? scales=None) -> Tensor"
 )
 """One node for every operator of ATen that upsamples; torch would take some of them apart."""
-
-_Library: Any = torch.library.Library  # its methods have no types
-
-library = _Library("ladder", "DEF")
-for schema in (
-    f"matmul{ARGUMENTS}",
-    f"matmul_without_gradient{ARGUMENTS}",
-    QUANTIZE_SCHEMA,
-    ATTENTION_SCHEMA,
-    LAID_OUT_SCHEMA,
-    BERNOULLI_SCHEMA,
-    UPSAMPLE_SCHEMA,
-):
-    random = (torch.Tag.nondeterministic_seeded,) if schema is BERNOULLI_SCHEMA else ()
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *random))
 
 
 def _run(
@@ -169,16 +155,19 @@ def _rows_like(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.
     return codes, x.new_empty((*x.shape[:-1], *groups), dtype=torch.float32)
 
 
-for place in ("CPU", "CUDA"):
-    library.impl("quantize_tokens", quantize_by_kernel, place)
-torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
+_quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = define(
+    QUANTIZE_SCHEMA, quantize_by_kernel, _rows_like
+)
 torch.library.register_vmap("ladder::quantize_tokens", _rows_quantized_together, lib=library)
 torch.library.register_autograd("ladder::quantize_tokens", refuse_gradient, lib=library)
 
-for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_autograd)):
-    library.impl(name, kernel, "CPU")
-    library.impl(name, kernel, "CUDA")
-    torch.library.register_fake(f"ladder::{name}", _shape, lib=library)
+matmul: Callable[..., torch.Tensor] = define(f"matmul{ARGUMENTS}", _run, _shape)
+"""``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
+
+_refusing: Callable[..., torch.Tensor] = define(
+    f"matmul_without_gradient{ARGUMENTS}", _run_below_autograd, _shape
+)
+for name in ("matmul", "matmul_without_gradient"):
     torch.library.register_vmap(f"ladder::{name}", _rows_together, lib=library)
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
@@ -212,9 +201,7 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **o
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-for place in ("CPU", "CUDA"):
-    library.impl("attention", attend, place)
-torch.library.register_fake("ladder::attention", _attended, lib=library)
+define(ATTENTION_SCHEMA, attend, _attended)
 
 
 def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -246,19 +233,14 @@ def upsample(
     return found
 
 
-for name, own_kernel, fake in (
-    ("laid_out", laid_out, _laid_out),
-    ("bernoulli", bernoulli, bernoulli),
-    ("upsample", upsample, upsample),
-):
-    library.impl(name, own_kernel, "CPU")
-    library.impl(name, own_kernel, "CUDA")
-    torch.library.register_fake(f"ladder::{name}", fake, lib=library)
-
-matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
-"""``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
-
-_refusing: Callable[..., torch.Tensor] = torch.ops.ladder.matmul_without_gradient.default
+define(LAID_OUT_SCHEMA, laid_out, _laid_out)
+define(
+    BERNOULLI_SCHEMA,
+    bernoulli,
+    bernoulli,
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
+)
+define(UPSAMPLE_SCHEMA, upsample, upsample)
 
 
 def is_captured() -> bool:
@@ -276,9 +258,6 @@ def dispatch(
     """Call the registered operator, so that torch's dispatch modes see the call; see the module."""
     learns = isinstance(x, torch.Tensor) and wants_gradient(x, bias, token_scale)
     return (_refusing if learns else matmul)(x, weight, bias, token_scale, request)
-
-
-_quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default
 
 
 def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ladder.runtime.operator import library
+from ladder.runtime.registered import define
 
 CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions of torch that compute recurrent layers."""
@@ -53,11 +53,8 @@ def _results(
     return [x.new_empty((*x.shape[:-1], wide)), *(state.new_empty(state.shape) for state in states)]
 
 
-for defined, tags in (("recurrent", ()), ("recurrent_dropout", (torch.Tag.nondeterministic_seeded,))):
-    library.define(f"{defined}{ARGUMENTS}", tags=tags)
-    for place in ("CPU", "CUDA"):
-        library.impl(defined, recurrent, place)
-    torch.library.register_fake(f"ladder::{defined}", _results, lib=library)
+define(f"recurrent{ARGUMENTS}", recurrent, _results, tags=())
+define(f"recurrent_dropout{ARGUMENTS}", recurrent, _results, tags=(torch.Tag.nondeterministic_seeded,))
 
 
 def _whole(name: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ladder import faults
 from ladder.ir.extents import product
 from ladder.partition.convolutions import plain_problem
+from ladder.partition.subgraphs import CALLS
 from ladder.runtime.build import Job, Kernel, all_built, attempt
 from ladder.runtime.compile import (
     ANY_M,
@@ -65,10 +66,6 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "prologue": prologue_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
-
-
-CALLS = ("attention", "recurrent", "codes", "elements", "fourier")
-"""Kinds of parts that are one operator, for which torch has a function too."""
 
 
 @dataclass(frozen=True)

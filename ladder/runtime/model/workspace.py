@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ladder.partition.subgraphs import OWN_KINDS
 from ladder.runtime.allocate import allocator
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.library import product_takes_out
@@ -16,20 +17,6 @@ from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
 from tile_types.arrays import torch_dtype
-
-OWN_KINDS = (
-    "gemm",
-    "prologue",
-    "found",
-    "rows",
-    "chain",
-    "attention",
-    "recurrent",
-    "codes",
-    "elements",
-    "fourier",
-)
-"""Kinds of parts whose kernels are ours: they write into memory that they are given."""
 
 Slots = list[Any]
 Bound = Callable[[Slots], None]
