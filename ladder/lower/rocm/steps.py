@@ -13,6 +13,7 @@ RDNA4 ISA, section 7.12; LLVM's tests of the intrinsics).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -319,34 +320,21 @@ STEPS: tuple[WaveStep, ...] = (
 """Best first for each activation type."""
 
 
-def _wide(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
-    """Return issues whose results are 16 sums each instead of four."""
-    return tuple(
+def _widened(step: WaveStep) -> WideStep:
+    """Return the step of MFMA 32x32: of half as many columns of K, with 16 sums where the other has four."""
+    name = re.sub(r"16x16x(\d+)", lambda extents: f"32x32x{int(extents[1]) // 2}", step.spelling)
+    issues = tuple(
         Issue(issue.a, issue.b, tuple(range(4 * first, 4 * first + 16)))
-        for issue in issues
+        for issue in step.issues
         for first in issue.accumulators[:1]
     )
-
-
-def _mfma32(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WideStep:
-    issues = _wide(other.pop("issues", PAIRS))
     return WideStep(
-        activation, (0, 0), name if is_of_words(name) else MFMA + name, issues, lanes=WIDE_MAP,
-        columns=WIDE_COLUMNS, feature=feature, operand=operand, **other,
+        step.activation, (0, 0), name, issues, WIDE_MAP, step.carrier, columns=WIDE_COLUMNS,
+        feature=step.feature, operand=step.operand, steps=step.steps,
     )  # fmt: skip
 
 
-WIDE_STEPS: tuple[WideStep, ...] = (
-    _mfma32("float16", "f32.32x32x16.f16", "float16x8", "mfma.k64", issues=QUADS, steps=2),
-    _mfma32("float16", "f32.32x32x8f16", "float16x4"),
-    _mfma32("bfloat16", "ladder_mfma_f32_32x32x16_bf16", "int32x4", "mfma.k64", issues=QUADS, steps=2),
-    _mfma32("bfloat16", "f32.32x32x8bf16.1k", "int16x4"),
-    _mfma32("int8", "i32.32x32x32.i8", "int32x4", "mfma.k64", carrier="uint32", issues=QUADS, steps=2),
-    _mfma32("int8", "i32.32x32x16.i8", "int64", "mfma.i8.k32", carrier="uint32"),
-    _mfma32("int8", "i32.32x32x8i8", "int32", carrier="uint32", issues=SINGLES),
-    _mfma32("fp8_e4m3", "f32.32x32x16.{w}.fp8", "int64", "mfma.fp8"),
-    _mfma32("fp8_e5m2", "f32.32x32x16.{w}.bf8", "int64", "mfma.fp8"),
-)
+WIDE_STEPS: tuple[WideStep, ...] = tuple(map(_widened, STEPS))
 """The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 x 32."""
 
 
