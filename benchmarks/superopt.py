@@ -118,6 +118,12 @@ def _gqa(q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(q @ k, -1) @ v
 
 
+def _layer_norm(x: Any) -> Any:
+    import torch.nn.functional as F
+
+    return F.layer_norm(x, (x.shape[-1],))
+
+
 def _column_norm(k: Any) -> Any:
     import torch
 
@@ -138,6 +144,7 @@ def _geglu(x: Any, gate: Any, up: Any) -> Any:
 
 PROGRAMS: Mapping[str, Callable[..., Any]] = {
     "rmsnorm_matmul": lambda x, w: _norm(x) @ w,
+    "layer_norm_matmul": lambda x, w: _layer_norm(x) @ w,
     "gated_mlp": _gated,
     "geglu": _geglu,
     "lora": lambda x, w, a, c: x @ w + (x @ a) @ c,
@@ -170,6 +177,7 @@ def points() -> dict[str, Point]:
     found = {
         "rmsnorm_matmul b=1": _rows("rmsnorm_matmul", 2, 4096, 6144, 1.25),
         "rmsnorm_matmul b=8": _rows("rmsnorm_matmul", 16, 4096, 6144, 1.25),
+        "layer_norm_matmul b=1": _rows("layer_norm_matmul", 2, 4096, 6144, 1.0),
         "gated_mlp b=1": _rows("gated_mlp", 8, 4096, 4096, 1.35),
         "gated_mlp b=8": _rows("gated_mlp", 64, 4096, 4096, 1.35),
         "geglu b=1": _rows("geglu", 8, 4096, 4096, 1.0),

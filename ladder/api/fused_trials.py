@@ -38,7 +38,7 @@ in the last place, of float32 what sums of thousands add up to."""
 REPEATS = 7
 """Timings of which the median is taken."""
 
-COLD_BYTES, MOST_COPIES = 200 << 20, 24
+COLD_BYTES, MOST_COPIES = 200 << 20, 128
 """On a GPU calls take turns with copies of the inputs that L2 cannot hold together, up to so many."""
 
 

@@ -56,6 +56,7 @@ class Trial:
     predicted: Seconds by the model.
     measured: Seconds on this machine, if it was timed.
     error: Relative Frobenius error against float64 on the inputs given, if it ran.
+    slowest: Number of the kernel that takes longest by the model.
     """
 
     lowering: Lowering
@@ -64,6 +65,7 @@ class Trial:
     predicted: float
     measured: float | None = None
     error: float | None = None
+    slowest: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return what a report shows."""
@@ -114,7 +116,20 @@ def candidates_of(
         raise ScheduleError(
             f"no verified graph of {program.name} can be lowered to {device.name}: {reasons[-1]}"
         )
-    return [trial for _, trial in sorted(found, key=lambda pair: pair[0])[: count + SPARE]]
+    return _various([trial for _, trial in sorted(found, key=lambda pair: pair[0])])[: count + SPARE]
+
+
+def _various(trials: Sequence[Trial]) -> list[Trial]:
+    """Return trials with those last that hardly differ from one before.
+
+    They have its tiles, the schedule of its slowest kernel, and its predicted time.
+    """
+    first: dict[object, Trial] = {}
+    for trial in trials:
+        slowest = trial.lowering.schedules[trial.slowest]
+        first.setdefault((*sorted(trial.factors.items()), slowest, _class_of(trial.predicted)), trial)
+    chosen = set(map(id, first.values()))
+    return [*first.values(), *(trial for trial in trials if id(trial) not in chosen)]
 
 
 @dataclass(frozen=True)
@@ -144,8 +159,10 @@ class Choice:
             for estimates in itertools.product(*per_block):
                 plans = tuple(estimate.schedule for estimate in estimates)
                 lowering = Lowering(graph, plans, self.constants)
-                seconds = sum(e.seconds for e in estimates) + FOLLOWING_SECONDS * (len(plans) - 1)
-                trials.append(Trial(lowering, self.found, self.factors, seconds))
+                each = [estimate.seconds for estimate in estimates]
+                seconds = sum(each) + FOLLOWING_SECONDS * (len(plans) - 1)
+                slowest = each.index(max(each))
+                trials.append(Trial(lowering, self.found, self.factors, seconds, slowest=slowest))
             return sorted(trials, key=self.order) or _why_not(graph, self.device)
         except LadderError as error:
             return str(error)
@@ -217,7 +234,7 @@ def variants(best: Trial, known: Sequence[Trial], device: TileDevice, count: int
         for near in neighbours(body, device, plans[number], constants_of(node, lowering.constants)):
             changed = (*plans[:number], near.schedule, *plans[number + 1 :])
             if changed not in tried:
-                found.append((near.seconds, replace(lowering, schedules=changed)))
+                found.append((best.predicted + near.seconds, replace(lowering, schedules=changed)))
     fastest = sorted(found, key=lambda pair: pair[0])[:count]
     return [
         replace(best, lowering=other, predicted=seconds, measured=None, error=None)

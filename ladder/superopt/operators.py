@@ -99,14 +99,24 @@ def _softmax(t: Tracer, x: Traced, dim: int, **rest: Any) -> Traced:
 def _rms_norm(
     t: Tracer, x: Traced, shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Traced:
+    return _normalized(t, x, shape, weight, None, t.epsilon if eps is None else eps)
+
+
+def _layer_norm(
+    t: Tracer, x: Traced, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    *rest: Any,
+) -> Traced:  # fmt: skip
+    return _normalized(t, t.elementwise("sub", x, _mean(t, x, -1, True)), shape, weight, bias, eps)
+
+
+def _normalized(t: Tracer, x: Traced, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Traced:
+    """Divide rows by their root mean square, scale and shift them."""
     if len(shape) != 1:
-        raise ConversionError("rms_norm is taken along the last axis")
+        raise ConversionError("norms are taken along the last axis")
     mean = _mean(t, _power(t, x, 2), -1, True)
-    eps = t.epsilon if eps is None else eps
-    if eps:
-        mean = t.elementwise("add", mean, eps)
-    y = t.elementwise("div", x, t.elementwise("sqrt", mean))
-    return y if weight is None else t.elementwise("mul", y, weight)
+    y = t.elementwise("div", x, t.elementwise("sqrt", t.elementwise("add", mean, eps) if eps else mean))
+    y = y if weight is None else t.elementwise("mul", y, weight)
+    return y if bias is None else t.elementwise("add", y, bias)
 
 
 def _gelu(t: Tracer, x: Traced, approximate: str = "none") -> Traced:
@@ -137,7 +147,7 @@ OPERATORS: Mapping[str, Callable[..., Traced]] = {
     "exp": _unary("exp"), "sqrt": _unary("sqrt"), "rsqrt": _inverse_root, "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"), "tanh": _unary("tanh"), "neg": _unary("neg"), "relu": _unary("relu"),
     "sum": _reduction("reduce_sum"), "amax": _reduction("reduce_max"), "mean": _mean, "softmax": _softmax,
-    "rms_norm": _rms_norm, "gelu": _gelu, "linear": _linear,
+    "rms_norm": _rms_norm, "layer_norm": _layer_norm, "gelu": _gelu, "linear": _linear,
     "transpose": _transpose, "t": _transpose, "getattr": _attribute, "float": _unchanged, "half": _unchanged,
     "to": _unchanged, "type_as": _unchanged, "contiguous": _unchanged,
 }  # fmt: skip

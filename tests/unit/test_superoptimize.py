@@ -15,11 +15,12 @@ from benchmarks import superopt_graphs as graphs
 from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
-from ladder.lower.blocks.analysis import gemm_of
+from ladder.lower.blocks.analysis import BlockProgram, gemm_of
 from ladder.lower.blocks.candidates import legal_schedules, neighbours, ranked
+from ladder.lower.blocks.model import predicted
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
-from ladder.runtime.trials import candidates_of
+from ladder.runtime.trials import Trial, candidates_of
 from ladder.simulate.fused import simulate_fused
 from ladder.superopt.generator import Database, Limits, Program, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
@@ -207,6 +208,11 @@ def test_neighbours_of_a_schedule_are_legal_and_others() -> None:
     assert replace(plan, groups=1, stages=6) in schedules
     assert plan not in schedules
     assert len(schedules) == len(near)
+    program = BlockProgram.of(block)
+    own = predicted(program, get_device("cuda/sm_90a"), plan, True)
+    for estimate in near:
+        all_of_it = predicted(program, get_device("cuda/sm_90a"), estimate.schedule, True)
+        assert estimate.seconds == pytest.approx(all_of_it - own)
     assert neighbours(block, get_device("cpu/avx2"), BlockSchedule()) == []
 
 
@@ -466,6 +472,20 @@ def test_ties_of_the_model_go_to_more_threads() -> None:
     first = candidates_of(report, get_device("cuda/sm_90a"), 1)[0]
     assert first.factors["Bg"] == 64
     assert first.lowering.schedules[0].row_warps == 16
+
+
+def test_kernels_that_hardly_differ_come_last() -> None:
+    """The first of many trials differ in tiles or schedule, not in how their sums are ordered alone."""
+    program = get_program("rmsnorm_matmul").resized(B=16, K=2048, N=256)
+    report = search(program, replace(QUICK, operators=8, proofs=6), seed=0)
+    trials = candidates_of(report, get_device("cuda/sm_90a"), 64)
+
+    def known(trial: Trial) -> tuple[Any, ...]:
+        return (*sorted(trial.factors.items()), trial.lowering.schedules[trial.slowest])
+
+    several = [len({known(trial) for trial in trials[:count]}) for count in (8, len(trials))]
+    assert several[0] >= 6
+    assert several[1] < len(trials)
 
 
 def test_loops_of_two_dimensions_are_lowered(cache: None) -> None:

@@ -123,17 +123,19 @@ def neighbours(
 ) -> list[Ranked]:
     """Return legal schedules that differ from one in one choice, fastest first by the model; of a GPU.
 
-    What the model does not tell apart is varied, too, such as how early the next kernel starts.
+    Their seconds are what they take more than that one. What the model does not tell apart is varied, too,
+    such as how early the next kernel starts.
     """
     program = BlockProgram.of(block)
     if not device.is_gpu:
         return []
     constant = _constant(block, constants)
+    own = predicted(program, device, schedule, constant)
     found = {}
     for change in _changes(schedule):
         geo = _legal(program, device, replace(schedule, **change))
         if geo is not None and geo.schedule != schedule:
-            found[geo.schedule] = Estimate(geo, FITTED).seconds(geo.schedule.release, constant)
+            found[geo.schedule] = Estimate(geo, FITTED).seconds(geo.schedule.release, constant) - own
     return sorted((Ranked(time, plan) for plan, time in found.items()), key=lambda estimate: estimate.seconds)
 
 
@@ -148,4 +150,5 @@ def _changes(plan: BlockSchedule) -> Iterator[dict[str, Any]]:
             wider = {"groups": plan.groups // more, "stages": plan.stages * more}
             yield from (wider, {**wider, "column_warps": plan.column_warps * more})
     yield from ({"column_warps": count} for count in (1, 2, 4))
+    yield from ({"row_warps": count} for count in (1, 2, 4, 8))
     yield from ({"cluster": count} for count in (1, 2, 4))

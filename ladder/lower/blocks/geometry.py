@@ -74,7 +74,7 @@ class BlockGeometry:
         for node in self.program.loads:
             kind = node.tile.ttype
             require(
-                kind.name in HALVES or (kind.name == "float32" if self.direct else kind.is_block),
+                kind.name in HALVES or (kind.name == "float32" if self.to_registers(node) else kind.is_block),
                 f"%{node.name} is {kind.name}: products take tiles of 16-bit and quantized types, other"
                 " operators those of 16 and 32 bits",
             )
@@ -240,7 +240,7 @@ class BlockGeometry:
         """The layout of every loaded tile, chosen together."""
         candidates: list[Candidate] = []
         found: dict[str, TileLayout | PackedLayout] = {}
-        for node in () if self.direct else self.program.loads:
+        for node in self.shared_loads:
             rows, columns = self.program.shape(node.name)
             if node.tile.ttype.is_block:
                 found[node.name] = self._packed(node, rows, columns)
@@ -267,6 +267,15 @@ class BlockGeometry:
     def is_looped(self, node: Node) -> bool:
         """Whether a tile changes from step to step."""
         return self.program.stages[node.name] == LOOP
+
+    def to_registers(self, node: Node) -> bool:
+        """Whether threads load a tile into registers: without products, or a column before the loop."""
+        return self.direct or (self.program.shape(node.name)[1] == 1 and not self.is_looped(node))
+
+    @cached_property
+    def shared_loads(self) -> list[Node]:
+        """Loads of tiles that are copied into shared memory."""
+        return [node for node in self.program.loads if not self.to_registers(node)]
 
     @cached_property
     def spills(self) -> Mapping[str, TileLayout]:
@@ -346,7 +355,7 @@ class BlockGeometry:
 
     @cached_property
     def _staged(self) -> list[str]:
-        names = [n.name for n in self.program.loads if self.is_looped(n) and not self.direct]
+        names = [node.name for node in self.shared_loads if self.is_looped(node)]
         return sorted(names, key=lambda name: not isinstance(self.layouts[name], TileLayout))
 
     def _padded_bytes(self, name: str) -> int:
@@ -412,7 +421,7 @@ class BlockGeometry:
             ]
             sums += self.program.accumulators
             return {f"row sums {node.name}": Lifetime(4 * plan.warps, 0, 2) for node in sums}
-        for node in self.program.loads:
+        for node in self.shared_loads:
             if not self.is_looped(node):
                 last = max((self._last_use(user) for user in self.program.users[node.name]), default=0)
                 found[node.name] = Lifetime(self.layouts[node.name].bytes, 0, last)

@@ -1,4 +1,4 @@
-"""Tiles of graphs without products: threads load them from device memory into registers."""
+"""Tiles that threads load from device memory into registers: of graphs without products, and columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Expr = Any
 
 
 class GlobalTile(Value):
-    """A tile of a graph without products, whose columns are too few for `GlobalRow`."""
+    """A tile whose columns are too few for `GlobalRow`."""
 
     def __init__(self, context: BlockContext, node: Node, shape: Shape, dtype: str) -> None:
         super().__init__(context, node.name, shape, dtype)

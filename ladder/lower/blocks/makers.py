@@ -20,7 +20,7 @@ from tile_types.errors import ScheduleError
 
 def _load(context: BlockContext, node: Node, operands: Any, attributes: Any) -> v.Value:
     geo, shared, name = context.geo, context.shared, node.name
-    if geo.direct:
+    if geo.to_registers(node):
         kind = GlobalRow if geo.flat else GlobalTile
         return kind(context, node, context.program.shape(name), node.tile.ttype.name)
     looped = geo.is_looped(node)

@@ -55,7 +55,7 @@ class Pipeline:
         self.through_registers = geo.shape.through_registers
         self.held: list[HeldCopy] = []
         """Copies of the next step's tiles that are in registers."""
-        loads = () if geo.direct else geo.program.loads
+        loads = geo.shared_loads
         self.loop_copies = [_copy_of(context, node, maps) for node in loads if geo.is_looped(node)]
         self.block_copies = [_copy_of(context, node, maps) for node in loads if not geo.is_looped(node)]
         self.filled = self.schedule.stages - 1 if geo.stage_offsets else 0

@@ -12,7 +12,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import numbers_of
-from ladder.superopt.generator.emitter import Emitter, Shift
+from ladder.superopt.generator.emitter import ACCUMULATOR, Emitter, Shift
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.space import replayed
 from ladder.superopt.generator.structure import FINAL, UNIT_AXIS, WHOLE, GraphStep, Mapping, Prefix, Structure
@@ -42,8 +42,8 @@ def instantiate(
     Notes
     -----
     Matrix products take operands of the inputs' type and accumulate in float32; everything else is
-    computed in float32, and what blocks leave for each other is float32; the result is stored in the
-    program's type.
+    computed in float32, and so are the sums, whole or in parts, that kernels leave for each other; the
+    result is stored in the program's type.
 
     Raises
     ------
@@ -101,7 +101,8 @@ class _Builder:
             kernels.values[number] = g.input(node.name, self.types.get(node.name, node.tile.ttype), shape)
         for number, step in enumerate(prefix.steps, len(inputs)):
             kernels.add(number, step)
-            kernels.values[number] = kernels.cast(kernels.values[number], self.ttype)
+            sums = any(operator == "reduce_sum" for operator, _ in step.links)
+            kernels.values[number] = kernels.cast(kernels.values[number], ACCUMULATOR if sums else self.ttype)
         operands = [kernels.values[i] for i in prefix.operands]
         if self.mapping.split is None:
             return g.finish(*g.nest(self._whole(g, operands, softmax_axis), *operands, name="Y"))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
+from ladder.superopt.generator.centred import REMOVED, centred
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import (
     at_factors,
@@ -81,11 +82,14 @@ def search(
     """
     require_searchable(program.symbolic)
     limits, began = limits or Limits(), time.monotonic()
-    tasks = list(tasks_of(program, limits))
+    whole, inner, within = centred(program), program, limits
+    if whole is not None:
+        inner, within = whole.program, replace(limits, operators=max(1, limits.operators - REMOVED))
+    tasks = list(tasks_of(inner, within))
     done = _read_checkpoint(checkpoint, program, limits)
     deadline = None if limits.seconds is None else time.time() + limits.seconds
     left = {number: task for number, task in enumerate(tasks) if number not in done}
-    parts = _run(program, limits, left, deadline)
+    parts = _run(inner, within, left, deadline)
     for number, outcome in _told(parts, len(tasks), f"{program.name}: {{}} of {{}} parts", step, len(done)):
         done[number] = outcome
         _write_checkpoint(checkpoint, program, limits, done)
@@ -94,6 +98,7 @@ def search(
     for outcome in outcomes:
         counts.add(outcome.counts)
     structures = [structure for outcome in outcomes for structure in outcome.structures]
+    structures = structures if whole is None else list(map(whole.completed, structures))
     structures, dearer = _cheapest(structures, program, limits, counts)
     each = Fraction(DELTA) / max(1, len(structures))
     results = _finished(structures, program, limits, each, seed or 0, deadline)

@@ -152,8 +152,11 @@ class Structure:
 
     def with_constants(self, constants: Any) -> Structure:
         """Return the structure with other numbers to scale with: old -> new, as for another size."""
-        steps = (step.with_links(tuple(_rescaled(step.links, constants))) for step in self.steps)
-        return replace(self, steps=tuple(steps))
+        before, steps = (
+            tuple(step.with_links(tuple(_rescaled(step.links, constants))) for step in part)
+            for part in (self.prefix.steps, self.steps)
+        )
+        return replace(self, prefix=replace(self.prefix, steps=before), steps=steps)
 
     def stages(self) -> list[str]:
         """Return the stage of every value: operands, then steps."""

@@ -14,7 +14,10 @@ from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.superopt.verifier.values import Conversions
+from ladder.superopt.verifier.whole import whole
 from tile_types.errors import VerificationError
+from tile_types.library import get_type
+from tile_types.tile import Tile
 
 Prove = Callable[[Graph, Graph, Fraction, int], bool]
 """``(first, second, delta, number)``: whether programs without functions are equal; proofs are numbered."""
@@ -85,11 +88,26 @@ class _Abstraction:
         for number, node in enumerate(graph.nodes):
             inputs = tuple(renamed.get(value, value) for value in node.inputs)
             known = replace(node, inputs=inputs)
-            if get_operator(node.operator).lax_class({}) in FUNCTIONS or id(node) in unknown:
+            if id(node) in unknown:
                 renamed[node.name] = self._value(side, known, number)
+            elif get_operator(node.operator).lax_class({}) in FUNCTIONS:
+                real = self._as_real(side, known, [graph.tile(value) for value in node.inputs], conversions)
+                renamed[node.name] = value = self._value(side, real, number)
+                if real.tile != node.tile:
+                    self.nodes[side].append(_conversion(node.name, value, node.tile))
+                    del renamed[node.name]
             else:
                 self.nodes[side].append(known)
         return [renamed.get(output, output) for output in graph.outputs]
+
+    def _as_real(self, side: int, node: Node, tiles: Sequence[Tile], conversions: Conversions) -> Node:
+        """Return a function with operands and result in one type wherever theirs stand for real numbers."""
+        inputs = list(node.inputs)
+        for number, (value, tile) in enumerate(zip(node.inputs, tiles, strict=True)):
+            if _real(tile, conversions) != tile:
+                inputs[number] = f"{node.name}_{number}"
+                self.nodes[side].append(_conversion(inputs[number], value, _real(tile, conversions)))
+        return replace(node, inputs=tuple(inputs), tiles=(_real(node.tile, conversions),))
 
     def _value(self, side: int, node: Node, number: int) -> str:
         """Return the input that stands for a function's value: that of equal operands, or a new one."""
@@ -117,6 +135,16 @@ class _Abstraction:
         return prune(Graph("abstracted", "kernel", (*inputs, *more, *rest), tuple(outputs)))
 
 
+def _conversion(name: str, value: str, tile: Tile) -> Node:
+    return Node(name, "convert", (value,), get_operator("convert").stored({"type": tile.ttype.name}), (tile,))
+
+
+def _real(tile: Tile, conversions: Conversions) -> Tile:
+    """Return a tile in the program's first floating-point type, if its own is as fine."""
+    real = conversions.is_real(tile.ttype.name) and conversions.precision
+    return replace(tile, ttype=get_type(conversions.precision[0])) if real else tile
+
+
 def _alike(a: Node, b: Node) -> bool:
     return (a.operator, a.attributes, len(a.inputs), a.tile.ttype) == (
         b.operator, b.attributes, len(b.inputs), b.tile.ttype,
@@ -128,14 +156,12 @@ def abstracted(first: Graph, second: Graph, prove: Prove, delta: Fraction) -> tu
 
     prove: Proves programs without functions equal.
     delta: Bound on the error of all these proofs together.
-    Returns: The programs, with the same inputs; None if one has block graphs, no functions, or too many.
+    Returns: The programs, with the same inputs; None if one has block graphs that no whole tensors stand for,
+        no functions, or too many.
     """
-    graphs = (first, second)
-    if any(node.body is not None for graph in graphs for node in graph.nodes):
-        return None
     found = _Abstraction(prove, delta)
     try:
-        outputs = [found.add(side, expanded(graph)) for side, graph in enumerate(graphs)]
+        outputs = [found.add(side, expanded(whole(graph))) for side, graph in enumerate((first, second))]
     except VerificationError:
         return None
     return (found.graph(0, outputs[0]), found.graph(1, outputs[1])) if found.values else None

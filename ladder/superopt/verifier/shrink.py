@@ -39,9 +39,10 @@ over the same symbols, of which extents 1 and 2 are tested.
 
 Programs are tried in four ways: with all functions unknown, where silu, for one, is a product of its operand
 and a variable rather than a fraction with a denominator of its own; with exponentials and roots interpreted;
-with roots that are products of others; and, for programs that are no block graphs, with functions replaced by
-inputs wherever their operands were proved equal at all extents (`congruence`), so that what stands under a
-function may be any sum. Of products of roots, the operands compared are products of up to three.
+with roots that are products of others; and, for programs of which `whole` tensors have the values, with
+functions replaced by inputs wherever their operands were proved equal at all extents (`congruence`), so that
+what stands under a function may be any sum. Of products of roots, the operands compared are products of up to
+three.
 """
 
 from __future__ import annotations

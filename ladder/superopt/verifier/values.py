@@ -164,6 +164,10 @@ class Conversions:
         found.walk(graph, [_given(node) for node in graph.inputs])
         return found
 
+    def is_real(self, name: str) -> bool:
+        """Whether a type is as fine as those of operands and results: it then stands for real numbers."""
+        return bool(_significand(name)) and all(holds(name, own) for own in self.precision)
+
     def walk(self, graph: Graph, operands: Sequence[Range]) -> list[Range]:
         """Examine a graph; returns the ranges of its outputs."""
         values: dict[str, Range] = dict(zip((node.name for node in graph.inputs), operands, strict=True))
@@ -187,7 +191,7 @@ class Conversions:
         found = self._computed(node, arguments)
         if found is not None and holds_integers(name, found):
             return found
-        coarse = _significand(name) and not all(holds(name, finer) for finer in self.precision)
+        coarse = _significand(name) and not self.is_real(name)
         if coarse and node.operator not in (*KEPT, "constant", "elements", "metadata"):
             self.rounded[id(node)] = f"round to {name}"
         return None
