@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -209,7 +210,8 @@ def require_pure(
     """
     for node in module.graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        in_place = what in IN_PLACE or (what.endswith("_") and not what.endswith("__"))
+        method = what.endswith("_") and not what.endswith("__") and not iskeyword(what[:-1])
+        in_place = what in IN_PLACE or method
         if node.op in ("call_function", "call_method") and (in_place or node.kwargs.get("out") is not None):
             raise ConversionError(f"{name}: {what} writes in place; only functions without effects are taken")
     for number, (before, now) in enumerate(zip(given, after, strict=True)):

@@ -33,7 +33,7 @@ ROUNDS = 2
 MOST_WORKERS = 16
 """Processes that search, at most: as many as there are cores."""
 
-SECONDS = 600.0
+SECONDS = 60.0
 """Time budget of a search unless the limits say another."""
 
 

@@ -27,7 +27,7 @@ TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
 STRUCTURES = 4
 """Verified graphs, cheapest first, that are lowered; the next ones only if none of these can be."""
 
-TILINGS = 12
+TILINGS = 20
 """Choices of tiles, best first with a few schedules, of which all schedules are considered."""
 
 WORTHWHILE = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
 from typing import ClassVar
 
 import numpy as np
@@ -521,3 +522,12 @@ def test_the_page_draws_everything(reports):
     assert "states explored" in text
     assert "concat" in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_time_is_left_to_prove_what_a_search_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for name in ("_run", "_finished"):
+        keep = lambda *given: iter(ends.append(given[-1]) or ())  # noqa: E731
+        monkeypatch.setattr(import_module("ladder.superopt.generator.search"), name, keep)
+    search(get_program("lora"), Limits(seconds=100.0))
+    assert ends[1] - ends[0] == pytest.approx(30, abs=1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import ladder
 from benchmarks import superopt_graphs as graphs
+from ladder.api.superopt_calls import require_pure
 from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
@@ -427,6 +428,12 @@ def test_effects_are_refused_and_examples_stay(message: str) -> None:
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])
     assert x._version == 0
+
+
+def test_operators_named_after_keywords_write_nothing() -> None:
+    inputs = [draw(16, 16), draw(16, 16)]
+    found = recorded(lambda x, w: torch.where((x > 0) & (w > 0), x, w), inputs)
+    require_pure(found.name, found.module, inputs, inputs)
 
 
 def test_types_are_computed_as_asked(cache: None) -> None:

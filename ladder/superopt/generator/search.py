@@ -59,6 +59,10 @@ SMALL = 2
 """Extent of every factor in the test of each candidate."""
 
 
+SEARCHING = 0.7
+"""Share of the time that is for the search, the rest for proofs of what it found."""
+
+
 T = TypeVar("T")
 Progress = Callable[[str, float | None], None]
 
@@ -87,9 +91,11 @@ def search(
         inner, within = whole.program, replace(limits, operators=max(1, limits.operators - REMOVED))
     tasks = list(tasks_of(inner, within))
     done = _read_checkpoint(checkpoint, program, limits)
-    deadline = None if limits.seconds is None else time.time() + limits.seconds
+    searched, deadline = (
+        limits.seconds and time.time() + share * limits.seconds for share in (SEARCHING, 1.0)
+    )
     left = {number: task for number, task in enumerate(tasks) if number not in done}
-    parts = _run(inner, within, left, deadline)
+    parts = _run(inner, within, left, searched)
     for number, outcome in _told(parts, len(tasks), f"{program.name}: {{}} of {{}} parts", step, len(done)):
         done[number] = outcome
         _write_checkpoint(checkpoint, program, limits, done)
