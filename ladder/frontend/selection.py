@@ -51,7 +51,7 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         return NotImplemented
     rows = x.flatten() if dim is None else x.movedim(dim, -1)
     extent = rows.shape[-1]
-    if extent < LONG or not 0 < x.numel() <= FEW * extent:
+    if not LONG <= extent <= torch.iinfo(torch.int32).max or not 0 < x.numel() <= FEW * extent:
         return NotImplemented
     width = next((each for each in range(isqrt(extent), extent // PARTS + 1) if extent % each == 0), 0)
     if not width:
