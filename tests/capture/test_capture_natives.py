@@ -53,6 +53,11 @@ def defaults_of_signature(x):
 
 
 @followed
+def tensors_of_ranges(x):
+    return torch.tensor(range(1, 4)) + x.sum(), x[range(2)], x.new_tensor(range(len(x)))
+
+
+@followed
 def read_only_mapping(x):
     own = types.MappingProxyType({"a": x, "b": 2})
     total = own["a"] * len(own) + NAMES.get("scale", 0) + NAMES["scale"]

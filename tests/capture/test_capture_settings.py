@@ -80,6 +80,15 @@ def _watched_for_nan(x: Any) -> Any:
     return y
 
 
+def _deterministic(x: Any) -> Any:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    y = functional.silu(x) * (2 if torch.is_deterministic_algorithms_warn_only_enabled() else 3)
+    filled = torch.empty(3)
+    torch.use_deterministic_algorithms(mode=before)
+    return y, filled, x * 2, torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def _fails_between(x: Any) -> Any:
     torch.backends.cuda.enable_math_sdp(False)
     y = x.flatten()[(x.flatten()[0] > 0).long() * 100_000]
@@ -88,7 +97,7 @@ def _fails_between(x: Any) -> Any:
 
 
 PROGRAMS = (_one_backend, _in_order, _in_layers, _flags_of_library, _left_otherwise, _turned, _precision)
-PROGRAMS += (_watched_for_nan, _only_written, _under_autocast)
+PROGRAMS += (_watched_for_nan, _only_written, _under_autocast, _deterministic)
 COMPILED = (_one_backend, _in_layers, _left_otherwise, _only_written)
 
 
@@ -124,7 +133,7 @@ def _compare(program: Callable[..., Any], fast: Captured) -> None:
         if isinstance(wanted, type):
             assert result is wanted
         else:
-            torch.testing.assert_close(result, wanted)
+            torch.testing.assert_close(result, wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -75,6 +75,8 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
     if type(value) is dict:
         vm.heap.touch(value, 1)
         return {key: argument(vm, item, inputs) for key, item in value.items()}
+    if type(value) is range:
+        return list(value)
     if type(value) is slice:
         return mapped(value, lambda part: argument(vm, part, inputs))
     if is_a(value, np.generic):

@@ -113,7 +113,7 @@ def _state_read(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     found = function(*given, **kwargs)
     if "autocast" in function.__name__:
         vm.heap.guard.meet_autocast()
-    if (function, given) in vm.trace.settings:
+    if (settings.PARTS.get(function, function), given) in vm.trace.settings:
         return _told(vm, found)
     if function not in tensors.STATE_GUARDED:
         known = is_constant(given) and (is_constant(found) or is_plain(found))
@@ -141,6 +141,14 @@ def _switch_setting(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         _state_read(vm, *setting, {})
         vm.trace.settings[setting] = settings.is_now(setting)
     return tensor_operator(vm, function, args, {})
+
+
+def _switch_determinism(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``use_deterministic_algorithms``, which writes two settings at once."""
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    state = given.arguments["mode"], given.arguments["warn_only"]
+    return _switch_setting(vm, settings.set_deterministic_algorithms, (state,), {})
 
 
 def _call_partial(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -334,5 +342,6 @@ ANNOTATIONS: tuple[tuple[Any, Call], ...] = (
     (tensors.PYTHON_OPERATORS, _python_operator),
     (tensors.STATE_READS, _state_read),
     (_COMPILING, _compiling),
+    ({torch.use_deterministic_algorithms}, _switch_determinism),
 )
 """Python functions that are not interpreted, and how they are called."""

@@ -31,15 +31,35 @@ _PAIRS = (
     ("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit"),
 )
 
+
+def deterministic_algorithms() -> tuple[bool, bool]:
+    """Return whether only deterministic algorithms are used, and whether others only warn."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def set_deterministic_algorithms(state: tuple[bool, bool]) -> None:
+    """Write what `deterministic_algorithms` gives."""
+    torch.use_deterministic_algorithms(state[0], warn_only=state[1])
+
+
 READS: dict[Any, Callable[..., Any]] = {
-    getattr(torch._C, write): getattr(torch._C, read)
-    for write, read in _PAIRS
-    if hasattr(torch._C, write) and hasattr(torch._C, read)
+    set_deterministic_algorithms: deterministic_algorithms,
+    **{
+        getattr(torch._C, write): getattr(torch._C, read)
+        for write, read in _PAIRS
+        if hasattr(torch._C, write) and hasattr(torch._C, read)
+    },
 }
 """What writes a setting -> what reads it; a write takes what the read takes, and the value."""
 
 WRITES: dict[Any, Callable[..., Any]] = {read: write for write, read in READS.items()}
 """What reads a setting -> what writes it."""
+
+PARTS = {torch.is_deterministic_algorithms_warn_only_enabled: deterministic_algorithms}
+"""What reads a part of a setting -> what reads all of it."""
 
 
 UNTOLD = object()
