@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from benchmarks import zoo_every
 from benchmarks.zoo import HF, AsIs, made, run
 from benchmarks.zoo_speed import OURS
 from ladder.capture import capture
@@ -79,3 +81,24 @@ def test_both_ways() -> None:
     row = run("hf/afmoe", graphs_only=False, both=True, rounds=1)
     assert (row["outcome"], row["right"], row["refused"]) == ("whole", True, []), row
     assert row["dynamo"]["right"], row
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["whisper", "qwen2_vl", "deepseek_v3"])
+def test_a_model_that_no_list_names(name: str) -> None:
+    row = run(name, graphs_only=True, rounds=0, make=zoo_every.made)
+    assert (row["outcome"], row["right"]) == ("whole", True), row
+
+
+@pytest.mark.costly
+def test_rows_of_models_that_no_list_names(tmp_path: Path) -> None:
+    options = {"eager": True, "device": "cpu"}
+
+    def verdicts(seconds: float) -> dict[str, str]:
+        names = ["llama", "edgetam_video"]
+        rows = [*zoo_every.rows_of(names, options, tmp_path, jobs=2, limit=200.0, seconds=seconds)]
+        assert all("inference_session" in row["error"] for row in rows if row["outcome"] == "not made")
+        return {row["name"]: zoo_every.verdict(row) for row in rows}
+
+    assert verdicts(200.0) == {"hf/llama": "made", "hf/edgetam_video": "not made"}
+    assert verdicts(0.0) == dict.fromkeys(("hf/llama", "hf/edgetam_video"), "not begun")
