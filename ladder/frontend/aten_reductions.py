@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row, wide_of
@@ -33,6 +34,18 @@ def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fal
         return im.arithmetic("neg", [value], out)
 
     return turned(im.reduce("reduce_max", turned(x), _axes(im, x, axes), keep))
+
+
+def _norm(
+    im: Importer, out: str, x: str, order: float = 2, axes: Any = None, keep: bool = False, **_: Any
+) -> Any:
+    """Return the norm of order 2, 1 or infinity; other orders are calls."""
+    wide, chosen = wide_of(out), _axes(im, x, axes)
+    if order not in (1, 2, math.inf) or not out.startswith(("float", "bfloat")):
+        return None
+    parts = im.g.add("square" if order == 2 else "abs", im.cast(x, wide))
+    found = im.reduce("reduce_max" if order == math.inf else "reduce_sum", parts, chosen, keep)
+    return im.cast(im.g.add("sqrt", found) if order == 2 else found, out)
 
 
 def _axes(im: Importer, x: str, axes: Any) -> list[int]:
@@ -79,6 +92,7 @@ REDUCTIONS: dict[str, Row] = {
     "mean.dim": _averaged,
     "amax.default": _largest,
     "amin.default": _smallest,
+    "linalg_vector_norm.default": _norm,
     "var.correction": _moments(),
     "std.correction": _moments(root=True),
     "var_mean.correction": _moments(both=True),

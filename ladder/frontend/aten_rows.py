@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ladder.frontend.aten_functions import FUNCTIONS
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
@@ -456,6 +457,7 @@ ROWS: dict[str, Row] = {
     "repeat.default": _repeated,
     "slice_scatter.default": _put_slice,
     "select_scatter.default": _put_one,
+    **FUNCTIONS,
     **REDUCTIONS,
 }  # fmt: skip
 """Name and overload -> row."""

@@ -1,0 +1,79 @@
+"""Functions of one number that are made of several operators: as near to float64 as torch, in our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ladder
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "expm1": torch.expm1,
+    "log1p": torch.log1p,
+    "elu": lambda x: F.elu(x, 0.7),
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 1.3),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "logsigmoid": F.logsigmoid,
+    "isnan": torch.isnan,
+    "trunc": torch.trunc,
+    "frac": torch.frac,
+}
+
+UNITS = {torch.float32: 6, torch.float16: 1, torch.bfloat16: 1}
+"""Units in the last place, of the type, by which results may differ from float64's, beside torch's own."""
+
+
+def numbers(dtype: torch.dtype) -> torch.Tensor:
+    """Return values of all magnitudes, whole ones, and such that are no numbers."""
+    near = torch.linspace(-3, 3, 3001, dtype=torch.float64)
+    far = torch.logspace(-6, 2.2, 400, dtype=torch.float64)
+    special = torch.tensor([0.0, -0.0, 1, -1, 2, -2, torch.nan, torch.inf, -torch.inf, 20, 88, -88])
+    return torch.cat((near, far, -far, special)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str, dtype: torch.dtype) -> None:
+    function, x = FUNCTIONS[name], numbers(dtype)
+    fast = ladder.compile(lambda x: function(x))
+    found, expected, exact = fast(x), function(x), function(x.double())
+    assert all(step.part.kind in ("chain", "view") for step in fast.models[0].plan.steps)
+    assert found.dtype == expected.dtype
+    if not found.is_floating_point():
+        assert torch.equal(found, expected)
+        return
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+    finite = exact.isfinite() & expected.isfinite()
+    assert torch.equal(found.signbit()[finite & (exact == 0)], expected.signbit()[finite & (exact == 0)])
+    unit = torch.finfo(dtype).eps * exact.abs().clamp(min=torch.finfo(dtype).tiny)
+    allowed = UNITS[dtype] * unit + (expected.double() - exact).abs()
+    worst = ((found.double() - exact).abs() - allowed)[finite]
+    assert worst.max() <= 0, f"at {x[finite][worst.argmax()].item()}"
+
+
+@pytest.mark.parametrize("name", ["expm1", "log1p", "elu"])
+def test_functions_of_float64_are_calls(name: str) -> None:
+    """Polynomials to the precision of float32 are none for float64."""
+    function, x = FUNCTIONS[name], numbers(torch.float64)
+    fast = ladder.compile(lambda x: function(x))
+    assert torch.equal(fast(x).nan_to_num(7), function(x).nan_to_num(7))
+    assert f"aten.{name}.default has no kernel of ours" in fast.plan()
+
+
+@pytest.mark.parametrize("order", [1, 2, torch.inf])
+@pytest.mark.parametrize("axes", [None, 1, (0, 2)])
+def test_norms(order: float, axes: int | tuple[int, ...] | None) -> None:
+    """Of magnitudes that may be no numbers."""
+    x = torch.randn(3, 5, 40)
+    x[0, 0, 0], x[1, 1, 1] = torch.nan, -torch.inf
+    program = lambda x: torch.linalg.vector_norm(x, order, axes, keepdim=True)  # noqa: E731
+    fast = ladder.compile(program)
+    torch.testing.assert_close(fast(x), program(x), equal_nan=True)
+    assert "linalg_vector_norm" not in fast.plan()
