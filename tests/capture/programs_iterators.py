@@ -202,3 +202,36 @@ def tuples_of_operators_made_and_walked():
         return made, found, [part.sum() for part in Parts(x, x * 3)]
 
     return calls(fn, *[lambda: (normal(3, 2),)] * 3)
+
+
+@program
+def filled_by_generators_that_read_them():
+    class Doubled(list):
+        def __init__(s, x):
+            super().__init__(x + len(s) for _ in range(2))
+            s += (s[-1] * 2 for _ in range(2))
+
+    def until_full(parts):
+        for _ in range(3):
+            yield parts[-1] * 2 + len(parts)
+        raise ValueError("full")
+
+    def fn(x, kept):
+        parts, ends, seen = [x, x + 1], collections.deque([x], maxlen=3), {1}
+        parts.extend(part * 2 for part in (parts[-1] for _ in range(3)))
+        parts[1:2] = (parts[-1] + len(parts) for _ in range(2))
+        ends.extendleft(ends[0] + len(ends) for _ in range(4))
+        named = collections.OrderedDict(a=x)
+        named.update(((str(len(named)), named["a"] * len(named)) for _ in range(2)), b=x)
+        named |= ((str(len(named)), x) for _ in range(2))
+        seen.update(map(lambda n: n + len(seen), (3, 4, 5)))
+        counted = collections.Counter(a=1)
+        counted.update(str(len(counted)) for _ in range(2))
+        kept.extend(filter(lambda n: n not in kept, [1, 2, 2, 3]))
+        try:
+            parts += until_full(parts)
+        except ValueError:
+            parts.append(x - 1)
+        return parts, list(ends), named, sorted(seen), counted, Doubled(x)
+
+    return calls(fn, *[lambda: (normal(3), [0])] * 2, lambda: (normal(4), [2]))

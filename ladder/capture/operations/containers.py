@@ -13,9 +13,9 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.moving import moved
-from ladder.capture.operations.objects import OVERRIDES, check_not_overridden, perform, settled
+from ladder.capture.operations.objects import OVERRIDES, check_not_overridden, perform, pinned_part, settled
 from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator, replay
-from ladder.capture.python import natives
+from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_key, is_plain
 from ladder.capture.values.tensors import is_plain_tensor
@@ -51,14 +51,32 @@ def container_method(
         if quick is not NULL:
             return quick
     rest, kwargs = vm.plain_given(rest, kwargs)
-    if name in natives.CONSUMING:
-        rest = tuple(vm.plain(drained(vm, item)) if is_hidden(vm, item) else item for item in rest)
+    if any(is_hidden(vm, item) for item in rest) and _takes_items(name, rest):
+        return _with_items(vm, function, owner, name, rest, kwargs)
     if base in (dict, OrderedDict, defaultdict) and name in ("__getitem__", "__contains__"):
         quick = dict_read(vm, owner, name, rest)
         if quick is not NULL:
             return quick
     given = (method, (owner, *rest), kwargs)
     return recorded(vm, _known_method, (method, owner, name, rest, kwargs), given)
+
+
+def _takes_items(name: str, rest: tuple[Any, ...]) -> bool:
+    return name in natives.CONSUMING or (name == "__setitem__" and is_a(rest[0], slice))
+
+
+def _with_items(
+    vm: Interpreter, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a method that takes all that iterators of this segment have."""
+    method = descriptor_of(function)
+    if name == "__init__" and method.__objclass__ in natives.FILLS:
+        container_method(vm, function, owner, name, ((), *rest[1:]), kwargs)
+        method, rest, kwargs = natives.FILLS[method.__objclass__], rest[:1], {}
+    if method in natives.STEPWISE:
+        return vm.call_function(pinned_part(vm, polyfills.item_by_item), (method, owner, *rest), kwargs)
+    rest = tuple(drained(vm, item) if is_hidden(vm, item) else item for item in rest)
+    return container_method(vm, function, owner, name, rest, kwargs)
 
 
 def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:

@@ -15,14 +15,14 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
 from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
-from ladder.capture.operations.moving import item_at, joined
-from ladder.capture.operations.objects import perform, seen_through, settled, tuple_item
-from ladder.capture.operations.replay import admit, is_fixed, replay
+from ladder.capture.operations.moving import JOINS, item_at, joined
+from ladder.capture.operations.objects import perform, pinned_part, seen_through, settled, tuple_item
+from ladder.capture.operations.replay import admit, is_fixed, is_hidden, replay
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
 from ladder.capture.operations.user_operators import COMPARE, user_binary, user_unary
-from ladder.capture.python import natives
+from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.symbols import BINARY, IN_PLACE, UNARY
 from ladder.capture.values.kinds import is_a, is_constant, is_key, is_plain
@@ -75,7 +75,15 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
     known = (*_CONTAINERS, int, str)
     if is_a(left, known) and is_a(right, known):
         return _container_binary(vm, symbol, function, left, right)
-    return user_binary(vm, symbol, left, right)
+    method = JOINS.get(type(left), {}).get(symbol) if is_hidden(vm, right) else None
+    return user_binary(vm, symbol, left, right) if method is None else _filled(vm, left, method, right)
+
+
+def _filled(vm: Interpreter, owner: Any, method: Any, items: Any) -> Any:
+    """Return a container after ``+=`` or ``|=`` with an iterator of this segment."""
+    with vm.barrier():
+        vm.call_function(pinned_part(vm, polyfills.item_by_item), (method, owner, items), {})
+    return owner
 
 
 def _not_in_place(symbol: str, function: Any) -> Any:

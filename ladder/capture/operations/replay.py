@@ -76,12 +76,10 @@ def replay(
     if opened is not NULL:
         return opened
     args, kwargs = vm.plain_given(args, kwargs)
-    if function is zip:
-        args = tuple(iterated(vm, item, function) for item in args)
-    elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
-        several = function in (min, max) and len(args) > 1  # these compare their arguments
-        args = args if several or not args else (iterated(vm, args[0], function), *args[1:])
+    args = _iterated_args(vm, function, args)
     hidden = any(is_hidden(vm, item) for item in args)
+    if hidden and function in natives.CHANGES and _consumes(function):
+        return vm.call_function(pinned_part(vm, polyfills.item_by_item), (function, *args), kwargs)
     if _consumes(function):
         kinds = natives.ITERATORS if looking else frozenset()
         args = tuple(
@@ -101,6 +99,16 @@ def replay(
     # What iterators had is in `args` by now: the call must not be made with the iterators again.
     call = (function, args, kwargs)
     return recorded(vm, _replayed, (*call, looking, hidden and function in LAZY), call)
+
+
+def _iterated_args(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a native with what it iterates over as `iterated` gives it."""
+    if function is zip:
+        return tuple(iterated(vm, item, function) for item in args)
+    if function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
+        several = function in (min, max) and len(args) > 1  # these compare their arguments
+        return args if several or not args else (iterated(vm, args[0], function), *args[1:])
+    return args
 
 
 def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:

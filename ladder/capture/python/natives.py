@@ -169,6 +169,18 @@ CONSUMING = frozenset(
 )
 """Methods of containers that take all that an iterator has."""
 
+FILLS: dict[type, Any] = {
+    list: list.extend,
+    deque: deque.extend,
+    set: set.update,
+    dict: dict.update,
+    OrderedDict: OrderedDict.update,
+}
+"""Type of a container -> its method that puts in all that an iterator has."""
+
+STEPWISE = frozenset({*FILLS.values(), deque.extendleft, set.difference_update})
+"""Methods that change their owner before they take the next item."""
+
 CONSUMERS: frozenset[Any] = frozenset(
     {list, tuple, dict, set, frozenset, deque, OrderedDict, sorted, sum, min, max, any, all, bytes}
     | {heapq.nlargest, heapq.nsmallest, collections._count_elements}  # type: ignore[attr-defined]

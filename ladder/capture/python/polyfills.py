@@ -423,6 +423,15 @@ def stream(iterator: Iterator[Any], /) -> Iterator[Any]:
         yield item
 
 
+def item_by_item(method: Any, owner: Any, /, *sources: Iterable[Any], **named: Any) -> None:
+    """Stand for a method that changes its owner while it takes items: what gives them sees each change."""
+    for source in sources:
+        for item in source:
+            method(owner, (item,))
+    if named:
+        method(owner, **named)
+
+
 def reversed_(sequence: Any, /) -> Iterator[Any]:
     """Stand for `reversed` of an object with ``__len__`` and ``__getitem__``."""
     return _backwards(sequence, len(sequence))
