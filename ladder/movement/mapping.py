@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Graph
 from ladder.partition.rows import REDUCTIONS, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent
@@ -69,6 +69,12 @@ TILE_BYTES = 100 << 10
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
+LARGE_WINDOW = 1024
+"""The same, of windows of which there are `MANY`."""
+
+MANY = 132 * 512
+"""Rows that keep a GPU busy by a thread each."""
+
 LONGEST = 1024
 """Threads that share a row at most."""
 
@@ -92,18 +98,23 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     rows = loop_axes(graph, graph.outputs)
     if rows is None:
         raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
-    reductions = [node for node in graph.nodes if node.operator in REDUCTIONS]
-    extents = [_reduced(graph, node) for node in reductions]
+    extents = reduced_extents(graph)
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
-    if not reductions or (numbers and isinstance(total, int) and total <= WINDOW):
-        return _tiles(graph) if tiles else list(VECTORS)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
+    if not extents or (numbers and isinstance(total, int) and total <= _alone(graph, count)):
+        return _tiles(graph) if tiles else list(VECTORS)
     columns = held_columns(graph, rows)
     if columns is None:
         return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents, wave))]
     width = _width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
+
+
+def _alone(graph: Graph, count: Extent) -> int:
+    """Return the elements up to which one thread reduces a row alone; windows side by side share lines."""
+    windows = any(node.operator == "map" for node in graph.nodes)
+    return LARGE_WINDOW if windows and isinstance(count, int) and count >= MANY else WINDOW
 
 
 def _tiles(graph: Graph) -> list[Mapping]:
@@ -163,9 +174,14 @@ def held_columns(graph: Graph, rows: int) -> int | None:
     return known[0] if len(known) == len(lengths) == 1 else None
 
 
-def _reduced(graph: Graph, node: Node) -> Extent:
-    shape = graph.tile(node.inputs[0]).shape
-    return shape[int(node_attributes(node)["axis"]) % len(shape)]
+def reduced_extents(graph: Graph) -> list[Extent]:
+    """Return the extents of the axes that a chain reduces."""
+    found = []
+    for node in graph.nodes:
+        if node.operator in REDUCTIONS:
+            shape = graph.tile(node.inputs[0]).shape
+            found.append(shape[int(node_attributes(node)["axis"]) % len(shape)])
+    return found
 
 
 def held_width(graph: Graph) -> int:

@@ -18,7 +18,7 @@ from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
 from ladder.movement.machines import machine_of
-from ladder.movement.mapping import Mapping
+from ladder.movement.mapping import Mapping, mappings
 from ladder.rewrite import simplify
 from ladder.simulate import SimulationResult, simulate_launch
 from ladder.simulate.operator import FAMILIES
@@ -80,6 +80,32 @@ def pool(width: int, ttype: str) -> Graph:
     sizes = (("h", 3), ("w", width // 2), ("r", 3), ("s", 3))
     windows = g.add("map", x, spec="n c 2*h+r 2*w+s -> n c h w r s", sizes=sizes)
     return g.finish(g.add("reduce_max", g.add("reduce_max", windows, axis=5, keep=False), axis=4, keep=False))
+
+
+def large_windows(shape: tuple[int, ...], spec: str) -> Graph:
+    """Return sums over windows of 9 by 9, side by side, along two axes."""
+    g = GraphBuilder("chain")
+    sizes = (("h", 2), ("w", 4), ("r", 9), ("s", 9))
+    x = g.add("map", g.input("x", "float32", shape), spec=spec, sizes=sizes)
+    rank = len(g.tile(x).shape)
+    for axis in (rank - 1, rank - 2):
+        x = g.add("reduce_sum", x, axis=axis, keep=False)
+    return g.finish(x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [((2, 18, 36), "n 9*h+r 9*w+s -> n h w r s"), ((18, 36, 8), "9*h+r 9*w+s c -> h w c r s")],
+)
+def test_large_windows_by_a_thread_each(
+    shape: tuple[int, ...], spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are many; few are shared by lanes. In both orders of channels."""
+    graph = large_windows(shape, spec)
+    assert all(candidate.lanes > 1 for candidate in mappings(graph))
+    monkeypatch.setattr("ladder.movement.mapping.MANY", 1)
+    assert all(candidate.lanes == 1 for candidate in mappings(graph))
+    check(graph, np.float32, Mapping())
 
 
 CASES = {

@@ -16,22 +16,23 @@ from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.vectors import WIDE, Vectors
-from ladder.partition.rows import REDUCTIONS
+from ladder.movement.mapping import MANY, WINDOW, reduced_extents
 
 Expr = Any
 
-LEAST_THREADS = 132 * 512
-"""Threads below which vectors are shorter: each multiprocessor has work for a quarter of its own."""
-
 
 def window_width(graph: Graph, value: str) -> int:
-    """Return how many neighbouring channels a thread takes of a result of reductions."""
-    shape = graph.tile(value).shape
-    if not any(node.operator in REDUCTIONS for node in graph.nodes) or not isinstance(shape[-1], int):
+    """Return how many neighbouring channels a thread takes of a result of reductions, which it unrolls.
+
+    Vectors are shorter where they would leave multiprocessors with less than a quarter of their threads.
+    """
+    shape, elements = graph.tile(value).shape, product(reduced_extents(graph))
+    unrolled = isinstance(elements, int) and 1 < elements <= WINDOW
+    if not unrolled or not isinstance(shape[-1], int):
         return 1
     width = WIDE // BYTES.get(stored_type(graph.tile(value).ttype.name), WIDE)
     count = product(shape)
-    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < LEAST_THREADS)):
+    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < MANY)):
         width //= 2
     return width
 
