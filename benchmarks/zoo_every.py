@@ -269,7 +269,7 @@ def outcome(name: str, options: dict[str, Any], output: Path) -> None:
             asked = {key: options[key] for key in ("graphs_only", "both")}
             row["outcome"] = "raised"
             row.update(run(f"hf/{name}", rounds=0, make=make, **asked))
-            if row["splits"] or not row["right"]:
+            if row["outcome"] != "whole" or not row["right"]:
                 row["fullgraph"] = by_fullgraph(*make(name))
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:1500]
@@ -337,8 +337,8 @@ def verdict(row: dict[str, Any]) -> str:
         return "wrong by torch.compile"
     if row["refused"]:
         return "refused"
-    if row["outcome"] == "whole":
-        return "one graph"
+    if row["outcome"] != "split":
+        return "one graph" if row["outcome"] == "whole" else "not captured"
     return "splits" if row.get("fullgraph") else "splits where torch does not"
 
 
