@@ -115,6 +115,8 @@ def _filled(draw: Any, info: Any, shape: list[int], size: int, scale: float) -> 
         return np.asarray(draw.standard_normal(shape) * scale).astype(dtype)
     if "len" in name:
         return np.full(shape, size, dtype)
+    if "mask" in name:
+        return np.broadcast_to(np.arange(shape[-1]) <= shape[-1] // 2, shape).astype(dtype)
     if name == "sr":
         return np.full(shape, 16000, dtype)
     return np.asarray(draw.integers(0, 2 if dtype.kind == "b" else 5, shape)).astype(dtype)

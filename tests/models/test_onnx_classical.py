@@ -232,3 +232,45 @@ def test_forests_by_kernels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trees_in_torch._listed(operation_of(node, {ML: 3}), "target").mode == mode
     monkeypatch.setattr(trees_in_torch.Forest, "mode", None)
     assert all(map(torch.equal, found, computed()))
+
+
+ARITHMETIC = {
+    "Scaler": {"offset": [0.5, -1.0, 2.0], "scale": [2.0, 0.25, -1.0]},
+    "Scaler of one": {"offset": [0.5], "scale": [3.0]},
+    "Binarizer": {"threshold": 0.25},
+    "Imputer": {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": float("nan")},
+    "Imputer of a number": {"imputed_value_floats": [7.0], "replaced_value_float": 0.25},
+    "Normalizer by sums": {"norm": "L1"},
+    "Normalizer by lengths": {"norm": "L2"},
+    "Normalizer by maxima": {"norm": "MAX"},
+    "LinearRegressor": {
+        "coefficients": [0.5, -1.0, 2.0, 0.0, 3.0, 1.0],
+        "intercepts": [0.25, -2.0],
+        "targets": 2,
+        "post_transform": "NONE",
+    },
+}
+"""Operator -> attributes of a node."""
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_on_floats(name: str) -> None:
+    """Rows with numbers on the borders, zeros, and missing ones; but for maxima it joins what follows."""
+    node = helper.make_node(name.split()[0], ["x"], ["m"], domain=ML, **ARITHMETIC[name])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = model_of([node, helper.make_node("Neg", ["m"], ["y"])], [out])
+    x = torch.tensor([[0.25, -0.5, 3.0], [0.0, 0.0, 0.0], [float("nan"), 1.0, 0.25], [1e-38, 2.0, -7.0]])
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    fast = ladder.compile(model)
+    torch.testing.assert_close(fast(x), torch.from_numpy(wanted), equal_nan=True)
+    assert len(fast.staged.stages) == (3 if "maxima" in name else 1)
+
+
+def test_arithmetic_on_other_types_stays() -> None:
+    """A row of float64 is moved and scaled in float64, then rounded."""
+    node = helper.make_node("Scaler", ["x"], ["y"], domain=ML, offset=[1e8], scale=[1.0])
+    x, y = (helper.make_tensor_value_info(n, t, ["n", 1]) for n, t in (("x", 11), ("y", 1)))
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML, 3)]
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=9)
+    found = ladder.compile(model)(torch.tensor([[1e8 + 0.25]], dtype=torch.float64))
+    assert found.tolist() == [[0.25]]

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.parser
 import onnx.reference
 import pytest
 import torch
 
 import ladder
+from benchmarks.onnx_suite import without_kernels
+from ladder.runtime.model import build
 from ladder.runtime.model.staged import IfStage, StagedModel
 
 MODELS = {
@@ -208,3 +212,21 @@ def test_axes_that_kernels_read_backward(operator: str) -> None:
     fast = ladder.compile(model)
     torch.testing.assert_close(fast(x), torch.from_numpy(expected), rtol=0, atol=0, equal_nan=True)
     assert operator not in fast.plan()
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
+@pytest.mark.parametrize("ttype", ["int8", "int32", "int64", "float"])
+def test_extremes_of_nothing(ttype: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the least and the greatest number of the type, or infinities."""
+    if not kernels:
+        monkeypatch.setattr(build, "build_kernels", without_kernels)
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]> g ({ttype}[n, 3] x) => (a, b) {{
+        zero = Constant <value_ints = [0]> ()  a = ReduceMax <keepdims = 0> (x, zero)
+        b = ReduceMin <keepdims = 0> (x, zero) }}"""
+    )
+    dtype = np.dtype("float32" if ttype == "float" else ttype)
+    ends = (-np.inf, np.inf) if ttype == "float" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    fast = ladder.compile(model)
+    for found, end in zip(fast(torch.from_numpy(np.zeros((0, 3), dtype))), ends, strict=True):
+        np.testing.assert_array_equal(found.numpy(), np.full(3, end, dtype))

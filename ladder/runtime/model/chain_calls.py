@@ -91,7 +91,13 @@ def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequen
     arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in given]
     found = evaluate(graph, arrays)
     for value, result in zip(found if isinstance(found, tuple) else (found,), results, strict=True):
-        result.copy_(torch.from_numpy(np.array(value)))
+        array = torch.from_numpy(np.array(value))
+        result.copy_(array)
+        if array.is_floating_point() and not result.is_floating_point() and result.dtype != torch.bool:
+            ends = torch.iinfo(result.dtype)  # the extremes of nothing are infinite there
+            result.masked_fill_(array == -float("inf"), ends.min).masked_fill_(
+                array == float("inf"), ends.max
+            )
 
 
 def _rows_to_check(

@@ -116,7 +116,8 @@ def _largest(node: Node, now: CallSizes, where: torch.device) -> Run:
 
     def run(x: torch.Tensor) -> torch.Tensor:
         if not x.numel():  # torch has no largest of no elements
-            return torch.full(shape(), -float("inf"), dtype=dtype, device=where)
+            least = -float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+            return torch.full(shape(), least, dtype=dtype, device=where)
         return x.amax(given["axis"], keepdim=given["keep"]).to(dtype)
 
     return run
