@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +100,14 @@ def test_steps_of_open_batches() -> None:
             x = torch.randn(count, STEPS, 8)
             torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
     assert any(step.sizes and step.starts for step in fast.models[-1].plan.steps)
+
+
+def test_steps_of_a_saved_model(tmp_path: Path) -> None:
+    """What is read back gives its kernels the same starts."""
+    model, x = Stacked().eval(), special(STEPS)
+    loaded = ladder.load(ladder.compile(model).export(tmp_path / "steps.ladder", x))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_many_parts_are_joined_by_torch() -> None:

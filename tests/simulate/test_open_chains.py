@@ -188,6 +188,6 @@ def _step(axis: int, start: int, ttype: str) -> Graph:
 
 
 def test_few_steps_keep_their_numbers() -> None:
-    """Below `SHARING` distinct chains, and where an axis is of open extent, nothing is opened."""
+    """Below `SHARING` distinct chains nothing is opened."""
     two = [_step(1, 0, "float32"), _step(1, 7, "float32"), _step(1, 7, "float32")]
     assert with_open_starts(two, [0] * 3) == [(graph, ()) for graph in two]
