@@ -92,6 +92,7 @@ FP8: dict[str, float] = {
     "CUT_OUTPUT_SECONDS": 2.0e-10,
     "PART_SECONDS": 1.0e-10,
     "L2_KEPT": 0.4,
+    "L2_SHARE": 1.4,
 }
 """wgmma: the same where both operands are fp8 as they are.
 
@@ -99,5 +100,7 @@ Fitted to 381 kernels at 53 points of seven shapes of no tuning row on an H100 (
 ``benchmarks/results/h100_fp8_choices_2026-11-26.json``): the first choice among those timed takes 1.039 times
 the fastest (geometric mean; 1.064 with the constants of other 8-bit operands). `TURNOVER_SECONDS` is read
 off pairs of a plain and a persistent grid there that are alike in all else: the plain one takes as long where
-each multiprocessor has one block, and about 2 µs longer for each further one.
+each multiprocessor has one block, and about 2 µs longer for each further one. `L2_SHARE` is fitted to these
+runs and 464 at 35 further points (``benchmarks/results/h100_fp8_why_2026-11-27.json``): what either half of
+the shapes asks for (1.33, 1.65) serves the other half better than 1.
 """

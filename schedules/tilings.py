@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from math import gcd
 
 from ladder.ir.gemm import Gemm
@@ -52,6 +52,9 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "dot32": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
+
+FEW_ROWS = 64
+"""Activation rows of a tile of fp8 x fp8 beyond which the deepest ring was measured to pay."""
 
 GRID = ("split_k", "persistent", "cluster", "stream_k")
 """How wgmma's blocks share tiles: what fits one block of no such grid fits none."""
@@ -202,7 +205,8 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
 
     Those of `DEPTHS`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
-    take room from other blocks. Shallower ones replace them for the smallest step of K alone:
+    take room from other blocks. Tiles of many rows of fp8 x fp8, whose stages are long and few, are ranked
+    at the deepest too. Shallower ones replace them for the smallest step of K alone:
     a longer step with so few buffers was never measured.
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
@@ -221,6 +225,10 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
             break
     if found:
         yield found
+        plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+        if schedule.pipeline == "wgmma" and plain and schedule.tile_m > FEW_ROWS:
+            deeper = (replace(found, stages=s) for s in RULES["wgmma"].stages[::-1] if s > found.stages)
+            yield from islice((deep for deep in deeper if is_legal(gemm, device, deep)), 1)
     elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))

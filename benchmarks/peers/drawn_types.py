@@ -45,6 +45,7 @@ VALUES: dict[str, list[float]] = {
     "drawn_table5": random_values(5, 20261128),
     "drawn_table6": random_values(6, 20261129),
     "drawn_posit7": posit_values(7),
+    "drawn_table8": random_values(8, 20261130),
 }
 """Name of a type -> its values by code; the width is the last digit of the name."""
 

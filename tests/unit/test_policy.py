@@ -293,6 +293,16 @@ def test_many_tokens_find_a_schedule_where_registers_hold_no_large_tile(
     assert schedule.tile_m < 128
 
 
+def test_the_deepest_ring_of_fp8_is_ranked_too() -> None:
+    """Where five buffers fit, four that cover DRAM's latency are not all that competes."""
+    depths = {}
+    for weight in ("fp8_e4m3", "int4"):
+        gemm = Gemm(13824, 5120, weight, "fp8_e4m3", group_size=5120 if weight == "fp8_e4m3" else 128)
+        whole = [s for s in tilings(gemm, H200, "wgmma", 176) if s.split_k == 1]
+        depths[weight] = {s.stages for s in whole if (s.tile_m, s.tile_n, s.tile_k) == (176, 128, 128)}
+    assert depths == {"fp8_e4m3": {4, 5}, "int4": {4}}
+
+
 def test_tiles_of_48_rows_are_sought() -> None:
     """An H100 takes 1.06 to 1.15 times as long by tiles of 64 (int4, four shapes that nobody tuned)."""
     plan = make_plan(Gemm(37888, 3584, "int4", group_size=128), get_device("cuda/sm_90a"), TuningDatabase())
