@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from operator import is_
@@ -35,6 +34,9 @@ log = logging.getLogger("ladder.snapshot")
 SOURCE = Path(__file__).with_name("snapshot.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
+PLACED = ("/bin/sh", "-c", 'made=$0 draft=$1; shift; "$@" && mv -f "$draft" "$made"')
+"""Runs a compiler, and gives the library its name: also where the program ends before, for the next one."""
+
 FEW = 16
 """Tensors, and objects, below which calls of torch and Python take no longer."""
 
@@ -91,19 +93,12 @@ def _compile(path: Path) -> None:
         raise FileNotFoundError("there is no C++ compiler")
     home = Path(torch.__file__).parent
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        built = Path(scratch) / path.name
-        headers = (f"-I{home / 'include'}", f"-I{sysconfig.get_path('include')}")
-        libraries = (
-            f"-L{home / 'lib'}",
-            "-lc10",
-            "-ltorch_cpu",
-            "-ltorch_python",
-            f"-Wl,-rpath,{home / 'lib'}",
-        )
-        command = [compiler, *OPTIONS, *headers, str(SOURCE), "-o", str(built), *libraries]
-        subprocess.run(command, check=True, capture_output=True)
-        built.replace(path)  # atomic: another process may compile it too
+    draft = path.with_suffix(f".{os.getpid()}")
+    headers = (f"-I{home / 'include'}", f"-I{sysconfig.get_path('include')}")
+    libraries = (f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", f"-Wl,-rpath,{home / 'lib'}")
+    command = [*PLACED, str(path), str(draft), compiler, *OPTIONS, *headers, str(SOURCE), "-o", str(draft)]
+    quiet = subprocess.DEVNULL  # pipes would end with this process
+    subprocess.run([*command, *libraries], check=True, start_new_session=True, stdout=quiet, stderr=quiet)
 
 
 def _loaded(path: Path) -> ctypes.PyDLL:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -322,3 +327,21 @@ def test_a_compiled_model_sees_that_it_was_moved() -> None:
             fast(x)
         model.to("meta")
         assert fast(x.to("meta")).device.type == "meta"
+
+
+def test_a_program_that_ends_early_leaves_the_pass_to_the_next(tmp_path: Path) -> None:
+    compiler, started = tmp_path / "slow", tmp_path / "started"
+    steps = f"touch {started}", "sleep 3", 'while [ "$1" != -o ]; do shift; done', 'echo built > "$2"'
+    compiler.write_text("\n".join(("#!/bin/sh", *steps, "")))
+    compiler.chmod(0o700)
+    code = (
+        "import os, sys, time\nfrom ladder.runtime.snapshot import NATIVE\nNATIVE.begin()\n"
+        "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.01)\n"
+    )
+    environment = {**os.environ, "CXX": str(compiler), "LADDER_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", code, str(started)], env=environment, check=True, timeout=120)
+    begun, made = time.monotonic(), tmp_path / "cache" / "native"
+    while not list(made.glob("*.so")):
+        assert time.monotonic() < begun + 60
+        time.sleep(0.1)
+    assert [path.read_text() for path in made.iterdir()] == ["built\n"]
