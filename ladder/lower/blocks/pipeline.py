@@ -202,23 +202,22 @@ class Pipeline:
         self._wait_groups(0)
 
     def _fetch_next(self, iteration: Expr) -> None:
-        """Let the group read this step's tiles, and load those of the next one into registers."""
+        """Let the group read this step's tiles, and load those of the next one into registers.
+
+        In the last step its own again: LLVM moves products past a branch, away from where their operands are
+        made, which then take more registers than there are. So nothing is conditional here.
+        """
         self.context.sync_group()
-        self.next = b.bind(iteration + 1)
+        step = b.keep(self.threads.own_step(T.min(iteration + 1, self.threads.iterations - 1)))
         self.held = [HeldCopy(copy) for copy in self.loop_copies]
-        with self._if_iteration(self.next), self.context.point.nested():
-            step = b.keep(self.threads.own_step(self.next))
-            for held in self.held:
-                held.fetch(step)
+        for held in self.held:
+            held.fetch(step)
 
     def leave_step(self, ring: Ring) -> None:
-        """Store what was loaded in registers for the next step over the tiles of the step before."""
-        if not self.held:
-            return
-        with self._if_iteration(self.next), self.context.point.nested():
-            at = b.bind(self.context.dialect.address(self._slot_byte(ring.ahead.value)))
-            for held in self.held:
-                held.put(at)
+        """Store what was loaded in registers over the tiles of the step before."""
+        at = b.bind(self.context.dialect.address(self._slot_byte(ring.ahead.value))) if self.held else 0
+        for held in self.held:
+            held.put(at)
 
     def refill(self, ring: Ring, iteration: Expr) -> None:
         """Copy a later iteration's tiles over the last iteration's, once the whole group has done that."""
