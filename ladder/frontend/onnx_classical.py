@@ -106,6 +106,10 @@ ROWS: Mapping[str, Callable[[str, Mapping[str, Any]], Steps]] = {
 """Operator -> the steps that it stands for."""
 
 
+NEEDED: Mapping[str, str] = {"Imputer": "imputed_value_floats", "LinearRegressor": "coefficients"}
+"""Operator -> the attribute without which it has no row."""
+
+
 def with_arithmetic(model: Any) -> Any:
     """Return a model in which such nodes are arithmetic; the same object where it has none."""
     concerned = any(node.domain == DOMAIN and node.op_type in ROWS for node in model.graph.node)
@@ -134,9 +138,10 @@ def with_arithmetic(model: Any) -> Any:
 
 def _is_plain(name: str, given: Mapping[str, Any]) -> bool:
     """Tell whether a node on float32 has a row and is of a form that the row writes."""
-    if given.get("norm") == b"MAX" or given.get("post_transform", b"NONE") != b"NONE":
-        return False
-    return name in ROWS and (name != "Imputer" or "imputed_value_floats" in given)
+    if name == "Normalizer":
+        return given.get("norm", b"MAX") != b"MAX"
+    plain = given.get("post_transform", b"NONE") == b"NONE"
+    return name in ROWS and plain and (name not in NEEDED or NEEDED[name] in given)
 
 
 def _makes_floats(name: str, given: Mapping[str, Any], first: bool) -> bool:
@@ -148,7 +153,9 @@ def _written(graph: Any, node: Any, given: Mapping[str, Any]) -> Iterator[Any]:
     steps = list(ROWS[node.op_type](node.input[0], given))
     results = [f"{node.output[0]}:{at}" for at in range(len(steps) - 1)] + [node.output[0]]
     for at, (operator, operands, attributes) in enumerate(steps):
-        names = [_name(graph, f"{results[at]}:{place}", x, results[:at]) for place, x in enumerate(operands)]
+        names = [
+            _name(graph, f"{results[at]}:operand{place}", x, results[:at]) for place, x in enumerate(operands)
+        ]
         yield make_node(operator, names, [results[at]], name=node.name, **attributes)
 
 
