@@ -139,7 +139,7 @@ def with_arithmetic(model: Any) -> Any:
 def _is_plain(name: str, given: Mapping[str, Any]) -> bool:
     """Tell whether a node on float32 has a row and is of a form that the row writes."""
     if name == "Normalizer":
-        return given.get("norm", b"MAX") != b"MAX"
+        return given.get("norm") in (b"L1", b"L2")
     plain = given.get("post_transform", b"NONE") == b"NONE"
     return name in ROWS and plain and (name not in NEEDED or NEEDED[name] in given)
 
