@@ -220,6 +220,7 @@ def _module_item(vm: Interpreter, module: types.ModuleType, name: str) -> Any:
     if hasattr(types.ModuleType, name):
         raise CaptureError(f"{path} is of all modules")
     if "__getattr__" not in names:
+        vm.heap.absent(node, "__getattr__", f"'__getattr__' not in {node.var}", f"{path}, by __getattr__")
         return getattr(module, name)  # raises the AttributeError of modules
     return vm.call(_module_item(vm, module, "__getattr__"), (name,), {})
 
