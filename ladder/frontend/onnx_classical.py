@@ -25,33 +25,10 @@ OLDEST = 13
 SMALLEST = 1e-30
 """What rows are divided by at least."""
 
-KEPT = frozenset(
-    (
-        *(
-            "Add",
-            "Concat",
-            "Div",
-            "Flatten",
-            "Gather",
-            "Gemm",
-            "Identity",
-            "MatMul",
-            "Mul",
-            "Relu",
-            "Reshape",
-        ),
-        *(
-            "Slice",
-            "Squeeze",
-            "Sub",
-            "Transpose",
-            "Unsqueeze",
-            "ArrayFeatureExtractor",
-            "Binarizer",
-            "Imputer",
-        ),
-    )
-)
+KEPT = frozenset({
+    "Add", "ArrayFeatureExtractor", "Binarizer", "Concat", "Div", "Flatten", "Gather", "Gemm", "Identity",
+    "Imputer", "MatMul", "Mul", "Relu", "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+})  # fmt: skip
 """Operators whose result is of the type of their first operand."""
 
 FLOATS = frozenset(
