@@ -72,3 +72,33 @@ def checkpoints_where_nothing_is_recorded():
         return y, z, kept is x, checkpoint.checkpoint_sequential(layer, 2, x, use_reentrant=False)
 
     return calls(fn, normals(3, 4), lambda: (normal(3, 4, seed=1),))
+
+
+@program
+def registries_of_subclasses():
+    class Backend:
+        pass
+
+    class First(Backend):
+        scale = 2
+
+    class Second(First):
+        scale = 3
+
+    known, later = {}, []
+
+    def fn(x):
+        kinds, left = [], Backend.__subclasses__()
+        while left:
+            kind = left.pop()
+            left += kind.__subclasses__()
+            kinds.append(kind)
+        largest = max(kinds, key=lambda kind: kind.scale)
+        if largest not in known:
+            known[largest] = largest()
+        return x * known[largest].scale, len(kinds), Second.__subclasses__()
+
+    def more():
+        later.append(type("Third", (Backend,), {"scale": 7}))
+
+    return steps(fn, None, None, more, None, observe=lambda: [kind.__name__ for kind in known])

@@ -194,3 +194,27 @@ def test_what_is_allowed_in_graphs_is_one_operator_of_these_extents(opaque: Any)
         assert torch.equal(fast(x, other), program(x, other))
     assert (fast.outcome, fast.calls["eager"]) == ("whole", 0), fast.explain()
     assert {node.target for graph in fast.graphs for node in graph.graph.nodes} >= {opaque}
+
+
+def test_what_torch_allows_of_einops_is_followed() -> None:
+    """Some releases of torch allow it in graphs as one operator, but ``pack`` gives shapes, too."""
+
+    def pack(tensors: list[Tensor]) -> tuple[Tensor, list[torch.Size]]:
+        return torch.cat([x.flatten() for x in tensors]), [x.shape for x in tensors]
+
+    torch.compiler.allow_in_graph(pack)
+    pack.__module__ = "einops.packing"
+    try:
+
+        def program(x: Tensor) -> Tensor:
+            packed, shapes = pack([x.sin(), x.cos()])
+            return packed[: shapes[0].numel()].reshape(shapes[1])
+
+        fast = capture(program)
+        for number in (2, 3, 2):
+            x = torch.randn(number, 3)
+            assert torch.equal(fast(x), program(x))
+        assert (fast.outcome, fast.calls["eager"]) == ("whole", 0), fast.explain()
+        assert pack not in {node.target for graph in fast.graphs for node in graph.graph.nodes}
+    finally:
+        torch._dynamo.reset()

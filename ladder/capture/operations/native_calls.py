@@ -67,7 +67,7 @@ _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: poly
 _TENSOR_TYPE = type(torch.FloatTensor)
 _MADE_EMPTY = (object, dict, list, set, OrderedDict, defaultdict, deque, types.SimpleNamespace, property)
 """Classes whose ``__new__`` makes an empty object of the class that it is given."""
-_OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
+_OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__", "__subclasses__")
 
 
 def _outlives(vm: Interpreter, target: Any) -> bool:
@@ -336,6 +336,8 @@ def _held(vm: Interpreter, function: Any, owner: Any, name: str) -> Any:
 def _of_class(
     vm: Interpreter, function: Any, owner: type, name: str, args: Any, kwargs: dict[str, Any]
 ) -> Any:
+    if name == "__subclasses__":
+        return _subclasses(vm, owner)
     if name != "__new__":
         return function(*map(vm.unlifted, args), **kwargs)  # of which only the type matters
     if not args or not is_a(args[0], type):
@@ -343,6 +345,14 @@ def _of_class(
     if owner is object and len(args) > 1:
         raise CaptureError("object.__new__ with arguments")
     return allocate(vm, owner, function, args[0], args[1:])
+
+
+def _subclasses(vm: Interpreter, owner: type) -> Any:
+    """Return the classes that inherit from one directly; the guard finds the same."""
+    found, of = tuple(type.__subclasses__(owner)), vm.heap.constant(type.__subclasses__)
+    text = f"(*{of}({vm.heap.constant(owner)}),) == {vm.heap.constant(found)}"
+    vm.heap.guard.check(text, f"the subclasses of {owner.__qualname__}")
+    return vm.call(list, (pinned_part(vm, found),), {})
 
 
 def _is_tensor_method(function: Any) -> bool:
