@@ -349,8 +349,9 @@ def _of_class(
 
 def _subclasses(vm: Interpreter, owner: type) -> Any:
     """Return the classes that inherit from one directly; the guard finds the same."""
-    found, of = tuple(type.__subclasses__(owner)), vm.heap.constant(type.__subclasses__)
-    text = f"(*{of}({vm.heap.constant(owner)}),) == {vm.heap.constant(found)}"
+    found: tuple[type, ...] = tuple(type.__subclasses__(owner))
+    of, known = vm.heap.constant(type.__subclasses__), vm.heap.constant(found)
+    text = f"(*{of}({vm.heap.constant(owner)}),) == {known}"
     vm.heap.guard.check(text, f"the subclasses of {owner.__qualname__}")
     return vm.call(list, (pinned_part(vm, found),), {})
 
