@@ -184,12 +184,18 @@ def multiply(a: Any, b: Any) -> Any:
 
 
 def unsigned(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return an operator of unsigned integers for signed ones: in C those wrap around, these must not."""
+    """Return an operator of unsigned integers for signed ones: in C those wrap around, these must not.
+
+    What is known of both is computed here: TVM refuses an unsigned number below 0.
+    """
 
     def applied(a: Any, b: Any) -> Any:
         dtype = str(a.ty.dtype)
         if dtype not in ("int32", "int64"):
             return _applied(function, a, b)
+        if type(a).__name__ == type(b).__name__ == "IntImm":
+            half = 1 << (int(dtype[3:]) - 1)
+            return _tirx().const((function(int(a), int(b)) + half) % (2 * half) - half, dtype)
         bits = (reinterpreted(f"u{dtype}", x) for x in (a, b))
         return reinterpreted(dtype, function(*bits))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import subprocess
 import sys
 
@@ -17,7 +19,7 @@ from ladder.ir.finite import Field, Residues
 from ladder.ir.interpret import abstract_expressions, finite_domain, lax_classes
 from ladder.ir.operator import LAX_CLASSES, ROLES
 from ladder.ir.ops import OPERATORS, get_operator, unary_operators
-from ladder.ir.scalars import reinterpreted
+from ladder.ir.scalars import reinterpreted, unsigned
 from ladder.superopt.verifier.values import COMPOSED
 from tile_types.errors import DTypeError, LadderError, ShapeError, UnknownNameError, VerificationError
 
@@ -263,3 +265,17 @@ def test_addresses_in_another_type_have_no_bits_to_compute() -> None:
     address = ir.PointerType(ir.PrimType("float16"))
     call = ir.Call(ir.Op.get("tirx.reinterpret"), [tirx.Var("words", "uint64")], ret_ty=address)
     assert _bits_if_known(call) is call
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul])
+def test_known_integers_wrap_around(function, dtype: str) -> None:
+    """Also 0 less a number, which TVM does not compute of unsigned ones."""
+    from tvm import tirx
+
+    kind, ends = getattr(np, dtype), np.iinfo(dtype)
+    numbers = [0, 1, -1, 7, int(ends.min), int(ends.max)]
+    for a, b in itertools.product(numbers, numbers):
+        found = unsigned(function)(tirx.IntImm(dtype, a), tirx.IntImm(dtype, b))
+        with np.errstate(over="ignore"):
+            assert (int(found), str(found.ty.dtype)) == (int(function(kind(a), kind(b))), dtype)

@@ -36,14 +36,18 @@ PAYS = 4
 BEHIND = 1.25
 """How many times as long as the host a device works that is behind: it waits for no launch."""
 
+LAUNCH = 50e-6
+"""Seconds that a step takes the host at most: in what is longer it waited, for memory or another process."""
+
 OF_HOST, OF_DEVICE = 0.5, 0.05
 """Share of a call's time that copies may take: of one that waits for launches, and of one that does not."""
 
 
 class Stopwatch:
-    """Times what is done within on a device: what launching it takes the host, and all of it the device."""
+    """Times some steps on a device: what launching them takes the host, and all of them the device."""
 
-    def __init__(self, where: torch.device) -> None:
+    def __init__(self, where: torch.device, steps: int) -> None:
+        self._longest = steps * LAUNCH
         self._stream = torch.cuda.current_stream(where)
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -55,7 +59,7 @@ class Stopwatch:
         self._host = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._host = time.perf_counter() - self._host
+        self._host = min(time.perf_counter() - self._host, self._longest)
         self._end.record(self._stream)
 
     def allows(self, copied: int) -> bool:
@@ -125,7 +129,7 @@ class Replay:
         ]
 
     def _timed(self, values: Sequence[Any]) -> list[Any]:
-        self.stopwatch = Stopwatch(self.owner.where)
+        self.stopwatch = Stopwatch(self.owner.where, len(self.owner.plan.steps))
         with self.stopwatch:
             given = self.step_by_step(values)
         self.given = sum(given[at].nbytes for at in self.owner.wanted - self.owner.written.keys())
