@@ -106,7 +106,7 @@ def _columns(tile: Any, start: Expr) -> Iterator[Expr]:
         for line in range(0, LANES, EIGHT)
     ]
     for parts in zip(*squares, strict=True):
-        yield tirx.Shuffle(list(parts), list(range(LANES)))
+        yield v.joined(parts, EIGHT)
 
 
 def _transposed(square: list[Expr]) -> list[Expr]:
@@ -133,10 +133,8 @@ def _write_line(out: Any, row: Expr, column: Expr, values: Expr, flip: Expr) -> 
         b.store(out, changed, row, v.lanes(column, LANES))
 
     def part() -> None:
-        line = v.scratch(LANES, "int32")
-        b.store(line, changed, v.lanes(0, LANES))
-        with b.when(row < rows), b.loop(tirx.max(columns - column, 0)) as at:
-            b.store(out, line[at], row, column + at)
+        with b.when(row < rows):
+            v.store_first(out, changed, row, column, LANES, tirx.max(columns - column, 0))
 
     fits = tirx.all(row < rows, column + LANES <= columns)
     b.either(

@@ -164,27 +164,20 @@ def _pack_words(bits: int, room: Any, count: Expr, codes: Any, row: Expr, start:
         first = b.bind(step * EIGHT)
         places = [b.bind((first + at) * per) for at in range(EIGHT)]
         octets = [T.reinterpret("uint64", room[v.lanes(place, EIGHT)]) for place in places]
-        total = _merged(_side_by_side(octets), bits, min(per, EIGHT))
+        total = _merged(v.joined(octets), bits, min(per, EIGHT))
         for at in range(EIGHT, per):
-            more = _side_by_side([T.Cast("uint32", room[place + at]) for place in places])
+            more = v.joined([T.Cast("uint32", room[place + at]) for place in places])
             total = total | v.shifted(more, -at * bits, "uint32", EIGHT)
         _store_words(codes, b.bind(total), row, start + first, words - first)
 
 
-def _side_by_side(values: list[Expr]) -> Expr:
-    return tirx.Shuffle(values, list(range(len(values))))
-
-
 def _store_words(codes: Any, words: Expr, row: Expr, first: Expr, count: Expr) -> None:
     """Store eight words, as many as count."""
-
-    def part() -> None:
-        line = v.scratch(EIGHT, "uint32")
-        b.store(line, words, v.lanes(0, EIGHT))
-        with b.loop(count) as at:
-            b.store(codes, line[at], row, first + at)
-
-    b.either(count >= EIGHT, lambda: b.store(codes, words, row, v.lanes(first, EIGHT)), part)
+    b.either(
+        count >= EIGHT,
+        lambda: b.store(codes, words, row, v.lanes(first, EIGHT)),
+        lambda: v.store_first(codes, words, row, first, EIGHT, count),
+    )
 
 
 def _merged(codes: Expr, bits: int, count: int) -> Expr:

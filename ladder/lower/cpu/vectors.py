@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.lower import builder as b
 from tile_types import TirOps, get_type
 
 Expr = Any
@@ -182,8 +183,20 @@ def constant(value: float, dtype: str, count: int = 16) -> Expr:
 
 def table(values: Iterable[int], dtype: str) -> Expr:
     """Return a constant vector."""
-    scalars = [tirx.const(int(value), dtype) for value in values]
-    return tirx.Shuffle(scalars, [tirx.const(i, "int32") for i in range(len(scalars))])
+    return joined([tirx.const(int(value), dtype) for value in values])
+
+
+def joined(parts: Sequence[Expr], count: int = 1) -> Expr:
+    """Return one vector of scalars, or of vectors of ``count`` elements, side by side."""
+    return tirx.Shuffle(list(parts), list(range(count * len(parts))))
+
+
+def store_first(out: Any, values: Expr, row: Expr, column: Expr, width: int, count: Expr) -> None:
+    """Store the first ``count`` of the ``width`` elements of a vector into a row."""
+    line = scratch(width, str(out.dtype))
+    b.store(line, values, lanes(0, width))
+    with b.loop(count) as at:
+        b.store(out, line[at], row, column + at)
 
 
 def as_type(value: Expr, dtype: str) -> Expr:

@@ -27,7 +27,7 @@ from ladder.runtime.compile import (
 )
 from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
-from ladder.runtime.model.chains import chain_job, chains_of
+from ladder.runtime.model.chains import chain_job, shared_chains
 from ladder.runtime.model.codes import codes_jobs
 from ladder.runtime.model.elements import elements_job
 from ladder.runtime.model.executable import Executable
@@ -171,7 +171,7 @@ def build_kernels(
     """
     reasons: dict[int, str] = {}
     wanted: dict[int, list[Job]] = {}
-    chains = chains_of(parts)
+    chains = shared_chains(parts)
     for number, part in enumerate(parts):
         if part.kind in JOBS and not is_empty(part):
             try:

@@ -33,7 +33,7 @@ def canonical_chain(graph: Graph) -> Graph:
     return with_plain_names(plain)
 
 
-def chains_of(parts: Sequence[Subgraph]) -> dict[int, tuple[Graph, tuple[int, ...]]]:
+def shared_chains(parts: Sequence[Subgraph]) -> dict[int, tuple[Graph, tuple[int, ...]]]:
     """Return number of a chain among the parts -> what its kernel computes, and the starts that it is given.
 
     A kernel takes the sizes of the chain first, then where its slices begin, as far as chains differ in that.

@@ -13,7 +13,7 @@ from ladder.ir.graph import Graph
 from ladder.lower.chain.symbols import size_names
 from ladder.partition import Subgraph
 from ladder.partition.scatter import written
-from ladder.runtime.model.chains import chains_of
+from ladder.runtime.model.chains import shared_chains
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
@@ -31,7 +31,7 @@ class PlanStep:
     entry: For quantized products the text of the request for their kernels, for others of ours their names.
     constant: Whether it reads nothing that changes from call to call.
     sizes: Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
-    starts: Of a chain, what its kernel takes after these: see `ladder.runtime.model.chains.chains_of`.
+    starts: Of a chain, what its kernel takes after these: see `ladder.runtime.model.chains.shared_chains`.
     """
 
     part: Subgraph
@@ -87,7 +87,7 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
     family: ``"cpu"`` or ``"cuda"``.
     """
     constant: set[str] = set()
-    starts = {number: own for number, (_, own) in chains_of(parts).items()}
+    starts = {number: own for number, (_, own) in shared_chains(parts).items()}
     steps = []
     for number, part in enumerate(parts):
         names = size_names(part.graph)
