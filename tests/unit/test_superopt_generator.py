@@ -21,11 +21,11 @@ from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import axes_of, symbolic_program
 from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.search import tasks_of
-from ladder.superopt.generator.space import LEAST_TILE
+from ladder.superopt.generator.space import LEAST_TILE, chained, tile_of
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.show import page
 from ladder.superopt.verifier import check_stability, verify_equal
-from tile_types.errors import ScheduleError, UnknownNameError
+from tile_types.errors import ScheduleError, ShapeError, UnknownNameError
 
 ONE = Limits(workers=1)
 
@@ -388,6 +388,14 @@ def test_fused_graphs_compute_what_plain_ones_do(reports):
         plain = instantiate(found.structure, program, factors)
         assert np.array_equal(evaluate(fuse_threads(plain), inputs), evaluate(plain, inputs))
         assert fuse_threads(plain) != plain
+
+
+def test_chains_that_sum_rows_take_no_vectors():
+    """A long program with a vector as scale has values of one axis, too."""
+    links = (("square", ()), ("reduce_sum", (("axis", 1),)), ("sqrt", ()))
+    assert chained(links, tile_of((16, 64)), "x")[0] == (16, 1)
+    with pytest.raises(ShapeError):
+        chained(links, tile_of((64,)), "x")
 
 
 def test_kernels_before_the_block():

@@ -370,9 +370,9 @@ def chained(links: Links, tile: Tile, argument: Any) -> tuple[tuple[Extent, ...]
     """Return the shape of a chain's result, and its expression: one function, named by what it sums over."""
     head = ""
     for operator, given in links:
-        extent = tile.shape[dict(given)["axis"]] if operator == "reduce_sum" else ""  # type: ignore[index]
+        before, tile = tile, tile_of(_linked(operator, dict(given), [tile], [None], {})[0])
+        extent = before.shape[dict(given)["axis"]] if operator == "reduce_sum" else ""  # type: ignore[index]
         head = f"{head} {operator} {extent}".strip()
-        tile = tile_of(_linked(operator, dict(given), [tile], [None], {})[0])
     return tile.shape, (head, argument)
 
 
