@@ -42,7 +42,10 @@ from ladder.api.compiler import Compiler
 from ladder.capture.values.aliasing import aliasing_of, version_of
 from ladder.runtime.model import build
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "complex64")
+}
 USUAL = ("float32", "float16")
 OUTCOMES = ("right", "refused", "wrong", "crashed")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,6 +32,9 @@ INSTEAD = ("torch",)
 GROUP = 32
 """Elements of a group of quantized weights."""
 
+FINE = 2e-5
+"""Seconds of a clock's steps, at most, by which calls of a millisecond are timed."""
+
 SETTLING = 40
 """Calls after which nothing is recorded any more."""
 
@@ -46,11 +50,11 @@ def beside(eager: Callable[..., Any], fast: Callable[..., Any], inputs: Inputs, 
 def least_ms(calls: Sequence[Callable[[], Any]], rounds: int, *, on_gpu: bool) -> list[float]:
     """Return the least milliseconds of each call; they alternate.
 
-    On a CPU with one thread the time is what the process was given, which other processes do not lengthen.
+    On a CPU with one thread the time is the process's own (`own_time`).
     On a GPU a call lasts until the device has nothing left to do.
     """
     alone = torch.get_num_threads() == 1 and not on_gpu
-    clock = time.process_time if alone else time.perf_counter
+    clock = own_time() if alone else time.perf_counter
     settled: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
@@ -61,6 +65,19 @@ def least_ms(calls: Sequence[Callable[[], Any]], rounds: int, *, on_gpu: bool) -
             settled()
             best[at] = min(best[at], 1e3 * (clock() - start))
     return best
+
+
+@functools.cache
+def own_time() -> Callable[[], float]:
+    """Return the clock of what the process was given, which other processes do not lengthen.
+
+    Returns: `time.perf_counter` where that clock moves in steps of more than `FINE` seconds, as on hosts that
+        count by ticks.
+    """
+    start = time.process_time()
+    while (now := time.process_time()) == start:
+        pass
+    return time.process_time if now - start <= FINE else time.perf_counter
 
 
 def microseconds_by_kind(fast: Any, inputs: Inputs, rounds: int = 5) -> dict[str, float]:

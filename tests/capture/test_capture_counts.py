@@ -126,6 +126,77 @@ def test_they_are_so_in_plans():
     assert not any("no tensor" in reason for reason in fast.refused)
 
 
+def asserted(x, lengths):
+    assert lengths.max().item() <= x.shape[1]
+    return torch.relu(x) + lengths.float().mean()
+
+
+def refused(x, lengths):
+    if int(lengths.max()) > 100:
+        raise ValueError("too long")
+    return x * 2
+
+
+def scaled(x, lengths):
+    most = x.abs().max().item()
+    return x / max(most, 1e-5), most, float(lengths.sum()) / 2
+
+
+def sized_by_number(x, lengths):
+    longest = lengths.max().item()
+    return x[:, :longest] * 2, torch.zeros(longest, 2), {"longest": longest, "next": longest + 1}
+
+
+def read_before_a_change(x, lengths):
+    total = lengths.sum().item()
+    lengths.add_(1)
+    return x * total, lengths * 2
+
+
+NUMBERS = (asserted, refused, scaled, sized_by_number, read_before_a_change)
+
+
+@pytest.mark.parametrize("way", [capture, ladder.compile])
+@pytest.mark.parametrize("program", NUMBERS, ids=lambda program: program.__name__)
+def test_numbers_that_change_are_numbers_of_one_graph(program, way):
+    captured = way(program)
+    for number in range(8):
+        torch.manual_seed(number)
+        x, lengths = torch.randn(3, 9), torch.randint(1, 9, (3,))
+        mine, its = lengths.clone(), lengths.clone()
+        found, expected = captured(x, mine), program(x, its)
+        assert (alike if way is capture else close)(found, expected)
+        assert torch.equal(mine, its)
+    assert captured.outcome == "whole"
+    assert captured.calls["recorded"] <= 6  # the first values of each number are assumed
+    assert not captured.calls["eager"]
+    if program is refused:
+        with pytest.raises(ValueError, match="too long"):
+            captured(x, lengths + 200)
+
+
+def close(found, expected):
+    if isinstance(expected, torch.Tensor):
+        return found.shape == expected.shape and torch.allclose(found, expected)
+    if isinstance(expected, tuple):
+        return all(close(*pair) for pair in zip(found, expected, strict=True))
+    return type(found) is type(expected) and found == expected
+
+
+def looped(x, lengths):
+    for _ in range(lengths.max().item()):
+        x = x * 1.5
+    return x
+
+
+def test_numbers_that_decide_how_the_program_goes_on_break_the_graph():
+    captured = capture(looped)
+    for number in range(4 * MOST_COUNTS):
+        x, lengths = torch.ones(3), torch.tensor([1 + number % 7])
+        assert torch.equal(captured(x, lengths), looped(x, lengths))
+    assert captured.outcome == "split"
+
+
 def none_or_some(x, mask):
     y = x[mask]
     if y.numel() == 0:

@@ -16,6 +16,7 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.graph_arguments import argument, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.python.frames import NULL
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Value
 from ladder.capture.trace.undo import Effect
@@ -80,6 +81,19 @@ def _counted(vm: Interpreter, number: Any, node: torch.fx.Node, here: Any) -> Dy
     vm.trace.add(Value(var, number, node, dynamic=True))
     vm.heap.counts = vm.heap.uses_dynamic = True
     return Dynamic(number, var, counted=here)
+
+
+def number_of(vm: Interpreter, value: torch.Tensor, method: str, number: Any) -> Any:
+    """Return the `number` that a method reads from a tensor as one that the graph computes.
+
+    Returns: `NULL` where it is none, or what the program decides by it was other than assumed too often.
+    """
+    here = (*vm.here(), "decided")
+    if type(number) not in (int, float) or vm.point is None or here in vm.point.surprising:
+        return NULL
+    node = vm.trace.graph.call_method(method, (value_of(vm, value).fx,))
+    vm.trace.effects[node] = Effect(fails=None if method == "item" else node)
+    return _counted(vm, number, node, here)
 
 
 def holds_count(values: tuple[Any, ...]) -> bool:

@@ -16,7 +16,7 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node, 
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
-from ladder.capture.operations.counts import alias_is_known, gives_as_many
+from ladder.capture.operations.counts import alias_is_known, gives_as_many, number_of
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
@@ -26,6 +26,7 @@ from ladder.capture.operations.symbolic import (
     settle_extents,
     settled_for_operator,
 )
+from ladder.capture.python.frames import NULL
 from ladder.capture.python.words import words
 from ladder.capture.trace.assumptions import Assumption
 from ladder.capture.trace.trace import Value
@@ -66,8 +67,8 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         vm.trace.late = monitor.counted
         always = _fails_always(vm, function, (values, named), monitor, inputs, error)
         _failed(vm, function, *vm.plain_given(args, kwargs), error, always=always)
-    if _value_is_known(vm, function, inputs, result):
-        return result
+    if (number := _read_number(vm, function, inputs, result)) is not NULL:
+        return number
     _fix_read_numbers(vm, monitor)
     why = _must_break(vm, function, args, kwargs, result, monitor, inputs) or _meet_moved(vm, monitor)
     if monitor.mutated and torch.is_grad_enabled():
@@ -148,30 +149,33 @@ def _note_result(
         value_of(vm, tensor).constant |= known
 
 
-def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> bool:
-    """Say whether numbers read from a tensor are the same in all runs, or are assumed to be and checked.
+def _read_number(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> Any:
+    """Return numbers read from a tensor if they are the same in all runs, or assumed to be and checked.
 
-    Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
-    where that has failed before, the graph breaks instead.
+    Tensors made of numbers alone are the same. What others hold is checked when the graph has run; where
+    that has failed before, one number is the graph's, and only what the program decides by it is checked.
+    Where that has failed too, the graph breaks: the result is `NULL`.
     """
     if not tensors.is_number_or_list(result) or function in tensors.STATE_WRITES or not inputs:
-        return False
+        return NULL
     if all(value.constant for value in inputs):
-        return True
+        return result
     point, here = vm.point, vm.here()
     reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_NUMBERS
-    if not reads or point is None or here in point.surprising or bool(vm.aside) or inputs[0].dynamic:
-        return False
+    if not reads or point is None or bool(vm.aside) or inputs[0].dynamic:
+        return NULL
     if type(result) is list and (is_open(vm, inputs[0].obj) or inputs[0].obj.numel() > tensors.MOST_NUMBERS):
-        return False
+        return NULL
     branches = function is torch.Tensor.__bool__ or (type(result) is bool and point.layouts)
     if vm.store.joins and branches:
-        return False  # both of the sides are recorded
+        return NULL  # both of the sides are recorded
     copy = tensor_operator(vm, torch.clone, (inputs[0].obj,), {})
+    if here in point.surprising:
+        return number_of(vm, copy, function.__name__, result)
     assumed = Assumption(vm.heap.node(copy).var, result, here)
     decides = type(result) is bool and vm.store.joins
     vm.trace.assumed.append(assumed._replace(most=1) if decides else assumed)
-    return True
+    return result
 
 
 def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:
