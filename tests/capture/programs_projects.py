@@ -102,3 +102,35 @@ def registries_of_subclasses():
         later.append(type("Third", (Backend,), {"scale": 7}))
 
     return steps(fn, None, None, more, None, observe=lambda: [kind.__name__ for kind in known])
+
+
+@program
+def modules_compared_with_names():
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.activation = torch.nn.ReLU()
+
+        def forward(self, x):
+            named = self.activation == "linear", "relu" == self.activation, self.activation != b"relu"
+            others = [1] == self.activation, {} != self.activation, {1, 2} == self, self == (self,)
+            try:
+                self.activation < "relu"
+            except TypeError as error:
+                said = str(error)
+            return x if named[0] or others[0] else self.activation(x), named, others, said
+
+    return calls(Layer(), normals(3, 4), lambda: (normal(3, 4, seed=1),))
+
+
+@program
+def transforms_asked_about():
+    def fn(x):
+        active = torch._C._are_functorch_transforms_active
+
+        def row(item):
+            return item * 2 if active() else item * 3
+
+        return row(x), torch.vmap(row)(x), active()
+
+    return calls(fn, normals(3, 4), lambda: (normal(3, 4, seed=1),))

@@ -19,6 +19,9 @@ from ladder.capture.values.kinds import is_a
 COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 _MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
 _NUMBERS = (int, float, complex, bool)
+_COMPARED: dict[type, Any] = {kind: kind for kind in (str, bytes, list, tuple, dict)}
+_COMPARED |= dict.fromkeys((set, frozenset), (set, frozenset))
+"""Native types -> those that theirs compare with: of others they say nothing."""
 _SEQUENCES = (list, tuple, str, bytes, bytearray, range)
 _ORDER = tuple(getattr(object, f"__{name}__") for name in ("lt", "le", "gt", "ge"))
 """What classes have that do not say how their instances are ordered."""
@@ -74,12 +77,14 @@ def _attempts(vm: Interpreter, symbol: str, left: Any, right: Any) -> Iterator[A
 
 def _is_known(vm: Interpreter, attempt: Attempt) -> bool:
     """Say whether a method is code of the program, or one of CPython's without effect."""
-    _, method, owner, other = attempt
+    name, method, owner, other = attempt
     if method is object.__ne__:
         equal = vm.heap.class_attribute(type(owner), "__eq__")
         return is_a(equal, types.FunctionType) or equal is object.__eq__
     if is_a(method, types.FunctionType) or any(method is known for known in (object.__eq__, *_ORDER)):
         return True
+    if type(owner) in _COMPARED and name.strip("_") in COMPARE.values():
+        return not is_a(other, _COMPARED[type(owner)])
     return type(owner) in _NUMBERS and not is_a(other, (*_NUMBERS, np.generic))
 
 

@@ -83,7 +83,7 @@ STATE_GUARDED = frozenset(
             " _is_grad_enabled _is_inference_mode_enabled _get_autocast_dtype is_autocast_available"
             " _is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
             " _get_privateuse1_backend_name _accelerator_getAccelerator _get_deterministic_algorithms"
-            " _cuda_getDeviceCount"
+            " _cuda_getDeviceCount _are_functorch_transforms_active"
         )
         if hasattr(torch._C, name)
     }
