@@ -1,143 +1,189 @@
-"""Numeric operators of classical models (``ai.onnx.ml``) on float32, as the arithmetic that they stand for.
+"""Numeric operators of classical models (``ai.onnx.ml``), written as operators of ONNX's own.
 
-Exporters of scikit-learn put them before and behind products. Shape inference has no rule for them, so that
-a plan would end at each; as arithmetic they join the kernels around them.
+Exporters of scikit-learn put them before and behind products. As arithmetic they join the kernels around
+them; forms that no row writes are left to the standard's reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import TensorProto
-from onnx.helper import get_attribute_value, make_node
-from onnx.numpy_helper import from_array
+from onnx.helper import make_node
 
-from ladder.runtime.onnx_ops.evaluate import versions_of
+from ladder.frontend.onnx_values import Known
+from tile_types.tile import Tile
 
 DOMAIN = "ai.onnx.ml"
 
-OLDEST = 13
-"""Opset from which on the operators that are written here are those of today."""
+VERSIONS = {"": 18}
+"""Opset of the operators that the rows add."""
 
 SMALLEST = 1e-30
 """What rows are divided by at least."""
 
-KEPT = frozenset({
-    "Add", "ArrayFeatureExtractor", "Binarizer", "Concat", "Div", "Flatten", "Gather", "Gemm", "Identity",
-    "Imputer", "MatMul", "Mul", "Relu", "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
-})  # fmt: skip
-"""Operators whose result is of the type of their first operand."""
 
-FLOATS = frozenset(
-    ("FeatureVectorizer", "LinearRegressor", "Normalizer", "OneHotEncoder", "Scaler", "SVMRegressor")
-)
-"""Operators whose result is float32."""
+@dataclass
+class Expansion:
+    """A node, and the operators that are added in its place to a model that is imported.
 
-Steps = Iterator[tuple[str, list[Any], Mapping[str, Any]]]
-"""Operator, operands (of the steps before by number from -1 down, names, or arrays), and attributes."""
+    names, tiles: Of its operands.
+    given: Its attributes.
+    prefix: Of the names of new values.
+    values: The model's; stored operands join them.
+    node: Adds a node of these versions.
+    """
+
+    names: Sequence[str]
+    tiles: Sequence[Tile]
+    given: Mapping[str, Any]
+    prefix: str
+    values: dict[str, Any]
+    node: Callable[[Any, Mapping[str, int]], None]
+    count: int = 0
+
+    @property
+    def x(self) -> str:
+        """The first operand."""
+        return self.names[0]
+
+    def add(self, operator: str, *operands: str | np.ndarray, **attributes: Any) -> str:
+        """Add an operator of values by their names, and of arrays; returns the name of its result."""
+        names = [x if isinstance(x, str) else self._named(Known(np.asarray(x))) for x in operands]
+        result = self._named(None)
+        self.node(make_node(operator, names, [result], **attributes), VERSIONS)
+        return result
+
+    def _named(self, value: Known | None) -> str:
+        self.count += 1
+        name = f"{self.prefix}{self.count}"
+        if value is not None:
+            self.values[name] = value
+        return name
+
+    def floats(self, name: str, default: Any = 0.0) -> np.ndarray:
+        """Return an attribute as an array."""
+        return np.array(self.given.get(name, default), np.float32)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether results are what is computed, and no function of it."""
+        return bool(self.given.get("post_transform", b"NONE") == b"NONE")
 
 
-def _scaler(x: str, given: Mapping[str, Any]) -> Steps:
-    yield "Sub", [x, np.array(given.get("offset", 0.0), np.float32)], {}
-    yield "Mul", [-1, np.array(given.get("scale", 1.0), np.float32)], {}
+Row = Callable[[Expansion], Sequence[str] | None]
+"""Returns the names of the results; None, before it adds anything, for a form that it does not write."""
 
 
-def _binarizer(x: str, given: Mapping[str, Any]) -> Steps:
-    yield "Greater", [x, np.array(given.get("threshold", 0.0), np.float32)], {}
-    yield "Cast", [-1], {"to": TensorProto.FLOAT}
+def _scaler(call: Expansion) -> Sequence[str] | None:
+    return [call.add("Mul", call.add("Sub", call.x, call.floats("offset")), call.floats("scale", 1.0))]
 
 
-def _imputer(x: str, given: Mapping[str, Any]) -> Steps:
-    replaced = np.array(given.get("replaced_value_float", 0.0), np.float32)
-    yield ("IsNaN", [x], {}) if np.isnan(replaced) else ("Equal", [x, replaced], {})
-    yield "Where", [-1, np.array(given["imputed_value_floats"], np.float32), x], {}
+def _binarizer(call: Expansion) -> Sequence[str] | None:
+    return [call.add("Cast", call.add("Greater", call.x, call.floats("threshold")), to=TensorProto.FLOAT)]
 
 
-def _normalizer(x: str, given: Mapping[str, Any]) -> Steps:
-    squares = given["norm"] == b"L2"
-    yield ("Mul", [x, x], {}) if squares else ("Abs", [x], {})
-    yield "ReduceSum", [-1, np.array([-1])], {}
-    if squares:
-        yield "Sqrt", [-1], {}
-    yield "Max", [-1, np.array(SMALLEST, np.float32)], {}
-    yield "Div", [x, -1], {}
+def _imputer(call: Expansion) -> Sequence[str] | None:
+    if "imputed_value_floats" not in call.given:
+        return None
+    replaced = call.floats("replaced_value_float")
+    absent = call.add("IsNaN", call.x) if np.isnan(replaced) else call.add("Equal", call.x, replaced)
+    return [call.add("Where", absent, call.floats("imputed_value_floats"), call.x)]
 
 
-def _regressor(x: str, given: Mapping[str, Any]) -> Steps:
-    weight = np.array(given["coefficients"], np.float32).reshape(int(given.get("targets", 1)), -1)
-    yield "MatMul", [x, np.ascontiguousarray(weight.T)], {}
-    if "intercepts" in given:
-        yield "Add", [-1, np.array(given["intercepts"], np.float32)], {}
+def _normalizer(call: Expansion) -> Sequence[str] | None:
+    squares = call.given.get("norm") == b"L2"
+    if not squares and call.given.get("norm") != b"L1":
+        return None
+    sizes = call.add("Mul", call.x, call.x) if squares else call.add("Abs", call.x)
+    total = call.add("ReduceSum", sizes, np.array([-1]))
+    root = call.add("Sqrt", total) if squares else total
+    return [call.add("Div", call.x, call.add("Max", root, np.array(SMALLEST, np.float32)))]
 
 
-ROWS: Mapping[str, Callable[[str, Mapping[str, Any]], Steps]] = {
+def _features(call: Expansion) -> Sequence[str] | None:
+    """Take columns; a vector is one row."""
+    rank = len(call.tiles[0].shape)
+    found = call.add("Gather", call.x, call.add("Reshape", call.names[1], np.array([-1])), axis=rank - 1)
+    return [call.add("Unsqueeze", found, np.array([0])) if rank == 1 else found]
+
+
+def _linear(call: Expansion, x: str, rows: int, added: str = "intercepts") -> str:
+    """Multiply by the rows of a matrix, and add a vector if there is one."""
+    weights = call.floats("coefficients").reshape(rows, -1)
+    found = call.add("MatMul", x, np.ascontiguousarray(weights.T))
+    return call.add("Add", found, call.floats(added)[:rows]) if added in call.given else found
+
+
+def _linear_regressor(call: Expansion) -> Sequence[str] | None:
+    if "coefficients" not in call.given or not call.is_plain:
+        return None
+    return [_linear(call, call.x, int(call.given.get("targets", 1)))]
+
+
+POST = {b"NONE": "", b"LOGISTIC": "Sigmoid", b"SOFTMAX": "Softmax"}
+"""What becomes of scores -> operator; none for scores as they are."""
+
+
+def _linear_classifier(call: Expansion) -> Sequence[str] | None:
+    """Score two or more classes, each by a row of its own."""
+    labels, post = call.given.get("classlabels_ints", ()), call.given.get("post_transform", b"NONE")
+    columns = len(call.given["coefficients"]) // max(len(labels), 1)
+    if len(labels) < 2 or post not in POST or call.tiles[0].shape[1:] != (columns,):
+        return None
+    scores = _linear(call, call.x, len(labels))
+    label = call.add("Gather", np.array(labels), call.add("ArgMax", scores, axis=-1, keepdims=0))
+    return [label, call.add(POST[post], scores) if POST[post] else scores]
+
+
+def _similarities(call: Expansion, count: int) -> str:
+    """Return ``[rows, count]`` the kernel function of rows and support vectors."""
+    vectors = call.floats("support_vectors").reshape(count, -1)
+    gamma, start, degree = call.floats("kernel_params", (0.0, 0.0, 0.0))
+    kind = call.given.get("kernel_type", b"LINEAR")
+    if kind == b"RBF":
+        distance = call.add("Sub", call.add("Unsqueeze", call.x, np.array([1])), vectors)
+        squares = call.add("ReduceSum", call.add("Mul", distance, distance), np.array([-1]), keepdims=0)
+        return call.add("Exp", call.add("Mul", squares, -gamma))
+    products = call.add("MatMul", call.x, np.ascontiguousarray(vectors.T))
+    if kind == b"LINEAR":
+        return products
+    moved = call.add("Add", call.add("Mul", products, gamma), start)
+    return call.add("Tanh", moved) if kind == b"SIGMOID" else call.add("Pow", moved, degree)
+
+
+def _svm_regressor(call: Expansion) -> Sequence[str] | None:
+    """Sum over support vectors; without them, over columns."""
+    if not call.is_plain or len(call.tiles[0].shape) != 2:
+        return None
+    count = call.given.get("n_supports", 0)
+    found = _linear(call, _similarities(call, count) if count else call.x, 1, "rho")
+    if not call.given.get("one_class", 0):
+        return [found]
+    one = np.array(1, np.float32)
+    return [call.add("Where", call.add("Greater", found, 0 * one), one, -one)]
+
+
+CLASSICAL: Mapping[str, Row] = {
     "Scaler": _scaler,
     "Binarizer": _binarizer,
     "Imputer": _imputer,
     "Normalizer": _normalizer,
-    "LinearRegressor": _regressor,
+    "LinearRegressor": _linear_regressor,
+    "LinearClassifier": _linear_classifier,
+    "SVMRegressor": _svm_regressor,
+    "ArrayFeatureExtractor": _features,
 }
-"""Operator -> the steps that it stands for."""
+"""Operator on float32 -> the operators that it stands for."""
+
+ANY_TYPE = frozenset(("ArrayFeatureExtractor",))
+"""Operators whose rows are for operands of all types."""
 
 
-NEEDED: Mapping[str, str] = {"Imputer": "imputed_value_floats", "LinearRegressor": "coefficients"}
-"""Operator -> the attribute without which it has no row."""
-
-
-def with_arithmetic(model: Any) -> Any:
-    """Return a model in which such nodes are arithmetic; the same object where it has none."""
-    concerned = any(node.domain == DOMAIN and node.op_type in ROWS for node in model.graph.node)
-    if versions_of(model).get("", 0) < OLDEST or not concerned:
-        return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    graph = copy.graph
-    floats = {info.name for info in graph.input if info.type.tensor_type.elem_type == TensorProto.FLOAT}
-    floats |= {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
-    nodes: list[Any] = []
-    for node in graph.node:
-        given = {item.name: get_attribute_value(item) for item in node.attribute}
-        first = node.input[0] if node.input else ""
-        if node.domain == DOMAIN and first in floats and _is_plain(node.op_type, given):
-            nodes += _written(graph, node, given)
-        else:
-            nodes.append(node)
-        if _makes_floats(node.op_type, given, first in floats):
-            floats.update(node.output)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
-    return copy
-
-
-def _is_plain(name: str, given: Mapping[str, Any]) -> bool:
-    """Tell whether a node on float32 has a row and is of a form that the row writes."""
-    if name == "Normalizer":
-        return given.get("norm") in (b"L1", b"L2")
-    plain = given.get("post_transform", b"NONE") == b"NONE"
-    return name in ROWS and plain and (name not in NEEDED or NEEDED[name] in given)
-
-
-def _makes_floats(name: str, given: Mapping[str, Any], first: bool) -> bool:
-    return given["to"] == TensorProto.FLOAT if name == "Cast" else name in FLOATS or (first and name in KEPT)
-
-
-def _written(graph: Any, node: Any, given: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the nodes of a row; their stored operands join the graph."""
-    steps = list(ROWS[node.op_type](node.input[0], given))
-    results = [f"{node.output[0]}:{at}" for at in range(len(steps) - 1)] + [node.output[0]]
-    for at, (operator, operands, attributes) in enumerate(steps):
-        names = [
-            _name(graph, f"{results[at]}:operand{place}", x, results[:at]) for place, x in enumerate(operands)
-        ]
-        yield make_node(operator, names, [results[at]], name=node.name, **attributes)
-
-
-def _name(graph: Any, name: str, operand: Any, before: list[str]) -> str:
-    if not isinstance(operand, np.ndarray):
-        return before[operand] if isinstance(operand, int) else str(operand)
-    graph.initializer.append(from_array(operand, name))
-    return name
+def classical_row(node: Any, tiles: Sequence[Tile]) -> Row | None:
+    """Return the row of an operator of operands of these tiles; None where it has none."""
+    typed = node.op_type in ANY_TYPE or tiles[0].ttype.name == "float32"
+    return CLASSICAL.get(node.op_type) if node.domain == DOMAIN and typed else None

@@ -153,7 +153,31 @@ def _stft(
     return [signal[0], frames, length // 2 + 1 if given.get("onesided", 1) else length, 2]
 
 
+def _voted(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    """Return the shape of a number for each row and target; a vector is one row."""
+    return [*_rows(given, shapes, known, version), int(given.get("n_targets", 1))]
+
+
+def _rows(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent]:
+    return shapes[0][:1] if len(shapes[0]) == 2 else [1]
+
+
+def _scored(
+    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
+) -> Sequence[Extent] | None:
+    """Return the shape of a number for each row and class."""
+    labels = given.get("classlabels_int64s") or given.get("classlabels_strings") or ()
+    return [*_rows(given, shapes, known, version), max(len(labels), 2)]
+
+
 RULES: Mapping[str, Rule] = {
+    "ai.onnx.ml::TreeEnsembleRegressor": _voted,
+    "ai.onnx.ml::TreeEnsemble": _voted,
+    "ai.onnx.ml::TreeEnsembleClassifier": _rows,
     "Pad": _padded,
     "Resize": _resized,
     "Upsample": lambda given, shapes, known, version: _resized(given, shapes, known, 10),
@@ -186,8 +210,14 @@ RULES: Mapping[str, Rule] = {
 }
 """Operator -> rule for the shape of its first result; its type is the standard's, or its first operand's."""
 
-FURTHER: Mapping[str, Rule] = {"com.microsoft::DynamicQuantizeLSTM": _last_states}
-"""Operator -> rule for the shape of each further result, of the same type."""
+FURTHER: Mapping[str, Rule] = {
+    "com.microsoft::DynamicQuantizeLSTM": _last_states,
+    "ai.onnx.ml::TreeEnsembleClassifier": _scored,
+}
+"""Operator -> rule for the shape of each further result, of the same type but for those of `FLOATS`."""
+
+FLOATS = frozenset(("ai.onnx.ml::TreeEnsembleRegressor", "ai.onnx.ml::TreeEnsembleClassifier"))
+"""Operators whose results are float32, where the standard's rules say no other type."""
 
 TYPED_BY: Mapping[str, Sequence[int]] = {
     "com.microsoft::MatMulIntegerToFloat": (2,),
@@ -222,14 +252,16 @@ def completed(
     plain = [[extent for extent in shape or () if extent is not None] for shape in shapes]
     typed = next(at for at in TYPED_BY.get(key, (0,)) if at < len(infos) and infos[at] is not None)
     stated = result.get(node.output[0])
-    code = (stated.tensor_type.elem_type if stated is not None else 0) or infos[typed].tensor_type.elem_type
+    usual_code = onnx.TensorProto.FLOAT if key in FLOATS else infos[typed].tensor_type.elem_type
+    code = (stated.tensor_type.elem_type if stated is not None else 0) or usual_code
     further = FURTHER.get(key)
     shape = rule(given, plain, known, version)
     if shape is not None:
         result[node.output[0]] = tensor_info(code, shape)
     other = None if further is None else further(given, plain, known, version)
     if other is not None:
-        result |= {name: tensor_info(code, other) for name in node.output[1:] if name}
+        of = onnx.TensorProto.FLOAT if key in FLOATS else code
+        result |= {name: tensor_info(of, other) for name in node.output[1:] if name}
     return result
 
 

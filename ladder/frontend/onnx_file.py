@@ -13,7 +13,6 @@ import onnx
 import onnx.defs
 
 from ladder.frontend.onnx_check import check_model, check_size, external_bytes
-from ladder.frontend.onnx_classical import with_arithmetic
 from ladder.frontend.onnx_dialects import restated
 from ladder.frontend.onnx_local import inlined
 from ladder.frontend.onnx_loops import with_lean_loops
@@ -102,7 +101,7 @@ def _checked(file: OnnxFile) -> OnnxFile:
     file = OnnxFile(restated(file.model), file.folder, file.title)
     check_model(file.model, file.title)
     lean = with_lean_loops(with_windows(file.model))
-    return OnnxFile(with_arithmetic(with_float_codes(lean)), file.folder, file.title)
+    return OnnxFile(with_float_codes(lean), file.folder, file.title)
 
 
 def _check_versions(title: str, versions: Mapping[str, int]) -> None:

@@ -22,6 +22,8 @@ from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_branches import BranchedStage, branches
 from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
+from ladder.frontend.onnx_classical import DOMAIN as CLASSICAL_DOMAIN
+from ladder.frontend.onnx_classical import Expansion, classical_row
 from ladder.frontend.onnx_extents import completed, vector_like
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, VALUES, OnnxFile, open_onnx
 from ladder.frontend.onnx_flow import Flow, LateOfPiece
@@ -235,7 +237,11 @@ class Walk:
         found, why = self._by_row(node, given, inputs, row, versions)
         if found is not None:
             return found
-        return self._taken_apart(node, versions, inputs) or self._by_torch(node, given, inputs, versions, why)
+        return (
+            self._written(node, given, inputs)
+            or self._taken_apart(node, versions, inputs)
+            or self._by_torch(node, given, inputs, versions, why)
+        )
 
     def _entered(self, inputs: Sequence[Value | Late | None]) -> list[Value | None]:
         return [self.tensor(value) if isinstance(value, Late) else value for value in inputs]
@@ -338,6 +344,18 @@ class Walk:
         for inner in renamed(graph.node, names, prefix):
             self.node(inner, versions)
         return tuple(self.value(names.get(info.name, info.name)) for info in graph.output)
+
+    def _written(
+        self, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | Late | None]
+    ) -> tuple[Value | Late, ...] | None:
+        """Add the operators that a numeric operator of a classical model stands for."""
+        if node.domain != CLASSICAL_DOMAIN or not all(map(_is_ours, inputs)):
+            return None
+        tiles = [self._tile(self._info(value)) for value in inputs if value is not None]
+        plain = [tile for tile in tiles if tile is not None]
+        row = classical_row(node, plain) if 0 < len(plain) == len(inputs) else None
+        found = row and row(Expansion(node.input, plain, given, self._prefix(node), self.values, self.node))
+        return tuple(map(self.value, found)) if found else None
 
     def _taken_apart(
         self, node: Any, versions: Mapping[str, int], inputs: Sequence[Value | Late | None]

@@ -59,8 +59,8 @@ SINCE_7 = frozenset(
             "InstanceNormalization",
         ),
         *("BatchNormalization", "IsNaN", "IsInf", "Squeeze", "Unsqueeze", "Slice", "Split", "Clip", "Pad"),
-        *("Softmax", "LogSoftmax"),
-        *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "Dropout"),
+        *("Softmax", "LogSoftmax", "Dropout"),
+        *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "ReduceProd"),
         *(
             "HardSigmoid",
             "HardSwish",

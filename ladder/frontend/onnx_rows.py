@@ -368,6 +368,25 @@ def _reduced(name: str) -> Row:
     return row
 
 
+MOST_FACTORS = 8
+"""How many numbers a product of an axis is written out for."""
+
+
+def _multiplied(call: Call) -> Any:
+    """Multiply the few numbers of one axis; of other axes torch takes the product."""
+    axes, x, shape = call.ints(1, "axes"), call.tensor(0), call.shape(0)
+    if axes is None or len(axes) != 1 or "float" not in call.out:
+        return None
+    axis = axes[0] % len(shape)
+    extent = shape[axis]
+    if not isinstance(extent, int) or not 1 <= extent <= MOST_FACTORS:
+        return None
+    parts = [call.im.take_axis(x, axis, at, 1) for at in range(extent)]
+    found = reduce(lambda a, b: call.im.arithmetic("mul", [a, b], call.out), parts)
+    kept = [1] if call.given.get("keepdims", 1) else []
+    return call.im.reshape(found, [*shape[:axis], *kept, *shape[axis + 1 :]])
+
+
 def _square_sum(call: Call) -> Any:
     im, axes = call.im, call.ints(1, "axes")
     squares = im.g.add("square", im.cast(call.tensor(0), "float32"))
@@ -442,6 +461,7 @@ REDUCTIONS: dict[str, Row] = {
     "ReduceSum": _reduced("sum.dim_IntList"),
     "ReduceMean": _reduced("mean.dim"),
     "ReduceMax": _reduced("amax.default"),
+    "ReduceProd": _multiplied,
     "ReduceMin": _reduced("amin.default"),
     "ReduceSumSquare": lambda call: call.im.cast(_square_sum(call), call.out),
     "ReduceL2": _length,

@@ -50,7 +50,7 @@ def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return uint8 codes of a float32 tensor by its range, scale and zero point."""
     codes = torch.empty(x.shape, dtype=torch.uint8)
     scale, zero = torch.empty(1), torch.empty(1, dtype=torch.uint8)
-    entry("rounding")(x.detach().reshape(-1), codes.view(-1), scale, zero)
+    entry("rounding")(x.detach().contiguous().view(-1), codes.view(-1), scale, zero)
     return codes, scale.view(()), zero.view(())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,19 @@ ARITHMETIC = {
         "targets": 2,
         "post_transform": "NONE",
     },
-}
+    **{
+        f"SVMRegressor of {kind}": {
+            "kernel_type": kind, "kernel_params": [0.5, 0.25, 3.0], "n_supports": 2, "rho": [0.125],
+            "support_vectors": [0.5, -1.0, 2.0, 0.0, 3.0, 1.0], "coefficients": [1.5, -0.5],
+            "post_transform": "NONE", "one_class": int(kind == "LINEAR"),
+        }
+        for kind in ("LINEAR", "POLY", "RBF", "SIGMOID")
+    },
+    "SVMRegressor of columns": {
+        "kernel_type": "LINEAR", "n_supports": 0, "rho": [0.125], "coefficients": [1.5, -0.5, 1.0],
+        "post_transform": "NONE",
+    },
+}  # fmt: skip
 """Operator -> attributes of a node."""
 
 
@@ -264,6 +277,45 @@ def test_arithmetic_on_floats(name: str) -> None:
     fast = ladder.compile(model)
     torch.testing.assert_close(fast(x), torch.from_numpy(wanted), equal_nan=True)
     assert len(fast.staged.stages) == (3 if "maxima" in name else 1)
+
+
+@pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_classes_by_products(post: str) -> None:
+    """Scores, and the labels of the greatest, in one plan with the columns that are chosen before."""
+    nodes = [
+        helper.make_node("ArrayFeatureExtractor", ["x", "columns"], ["chosen"], domain=ML),
+        helper.make_node(
+            "LinearClassifier", ["chosen"], ["label", "scores"], domain=ML, post_transform=post,
+            coefficients=[0.5, -1.0, 2.0, 0.25, 1.0, 3.0], intercepts=[0.125, -1.0, 0.5],
+            classlabels_ints=[7, -1, 3],
+        ),
+    ]  # fmt: skip
+    model = model_of(nodes, [helper.make_empty_tensor_value_info(name) for name in ("label", "scores")])
+    model.graph.initializer.append(numpy_helper.from_array(np.array([[2, 0]]), "columns"))
+    fast, x = ladder.compile(model), torch.randn(9, 3)
+    wanted = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    assert len(fast.staged.stages) == 1
+    for found, right in zip(fast(x), wanted, strict=True):
+        torch.testing.assert_close(found, torch.from_numpy(right))
+
+
+def test_columns_of_a_vector_are_a_row() -> None:
+    node = helper.make_node("ArrayFeatureExtractor", ["labels", "at"], ["y"], domain=ML)
+    at, y = (helper.make_tensor_value_info(name, 7, ["n"] if name == "at" else None) for name in ("at", "y"))
+    graph = helper.make_graph([node], "g", [at], [y], [numpy_helper.from_array(np.arange(5, 9), "labels")])
+    opsets = [helper.make_opsetid("", 9), helper.make_opsetid(ML, 1)]
+    found = ladder.compile(helper.make_model(graph, opset_imports=opsets))(torch.tensor([3, 0, 0]))
+    assert found.tolist() == [[8, 5, 5]]
+
+
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures need a package that may not be there: the error says which."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    node = helper.make_node("ImageDecoder", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.UINT8, None) for name in ("x", "y"))
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y]))
+    with pytest.raises(ladder.LadderError, match=r"ImageDecoder .*Pillow must be installed"):
+        ladder.compile(model)(torch.zeros(9, dtype=torch.uint8))
 
 
 def test_arithmetic_on_other_types_stays() -> None:

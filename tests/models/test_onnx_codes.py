@@ -231,6 +231,13 @@ def test_codes_of_a_product_in_another_shape(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(ladder.compile(model)(torch.from_numpy(x)).numpy(), wanted, atol=0.0201)
 
 
+@pytest.mark.skipif(not byte_products.has_kernels(), reason="this processor has no AVX2")
+def test_rounding_of_what_does_not_lie_together() -> None:
+    x = torch.randn(1, 1, 7, 2)[..., 0]
+    for found, wanted in zip(byte_products.rounded(x), byte_products.rounded(x.clone()), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def _of_codes(name: str, given: dict[str, Any], *operands: Any) -> torch.Tensor:
     return TABLE[f"com.microsoft::{name}"](Operation(f"com.microsoft::{name}", 1, given), *operands)
 

@@ -147,6 +147,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "ReduceMean of all": ("ReduceMean", [X], {"keepdims": 0}),
     "ReduceMean of none": ("ReduceMean", [X], {"noop_with_empty_axes": 1}),
     "ReduceMax": ("ReduceMax", [X, ints(2)], {}),
+    "ReduceProd": ("ReduceProd", [X, ints(-1)], {"keepdims": 0}),
     "ReduceMin": ("ReduceMin", [X, ints(0)], {}),
     "ReduceSumSquare": ("ReduceSumSquare", [X, ints(1)], {}),
     "ReduceL2": ("ReduceL2", [X, ints(-1)], {}),

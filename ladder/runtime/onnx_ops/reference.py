@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import array_of, value_of
+from tile_types.errors import MissingToolError
 
 NAMES = (
     *("TfIdfVectorizer", "ImageDecoder", "StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch"),
@@ -33,19 +34,30 @@ NAMES = (
 
 
 def _evaluated(op: Operation, *operands: Any) -> Any:
-    """Compute one node by the reference."""
-    domain, _, name = op.name.rpartition("::")
+    """Compute one node by the reference.
+
+    Raises MissingToolError if it needs a package that is not installed.
+    """
     names = [f"i{at}" if value is not None else "" for at, value in enumerate(operands)]
+    feeds = {name: array_of(value) for name, value in zip(names, operands, strict=True) if name}
+    try:
+        found = op.once(lambda: _evaluator(op, names)).run(None, feeds)
+    except ImportError as error:
+        raise MissingToolError(f"{op.name} needs a further package: {error}") from error
+    return tuple(value_of(np.asarray(value)) for value in found)
+
+
+def _evaluator(op: Operation, names: Sequence[str]) -> Any:
+    """Return the reference's evaluator of a model of one node."""
+    domain, _, name = op.name.rpartition("::")
     given = {key: _attribute(key, value) for key, value in op.given.items()}
     results = [f"o{at}" for at in range(op.count)]
     node = onnx.helper.make_node(name, names, results, domain=domain, **given)
-    infos = [onnx.helper.make_tensor_value_info(name, 0, None) for name in names if name]
-    outputs = [onnx.helper.make_tensor_value_info(name, 0, None) for name in results]
-    graph = onnx.helper.make_graph([node], "one", infos, outputs)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(domain, op.version)])
-    feeds = {name: array_of(value) for name, value in zip(names, operands, strict=True) if name}
-    found = ReferenceEvaluator(model).run(None, feeds)
-    return tuple(value_of(np.asarray(value)) for value in found)
+    sides = [[onnx.helper.make_tensor_value_info(n, 0, None) for n in side if n] for side in (names, results)]
+    graph = onnx.helper.make_graph([node], "one", *sides)
+    return ReferenceEvaluator(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(domain, op.version)])
+    )
 
 
 def _attribute(key: str, value: Any) -> Any:

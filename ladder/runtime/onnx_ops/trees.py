@@ -7,7 +7,7 @@ Where the standard is vague (two classes of which one has votes), scores are tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -134,14 +134,14 @@ class Forest:
         return torch.stack(parts, 1), self.roots.int(), self.targets.int(), self.weights
 
     def _by_kernel(self, x: torch.Tensor, mode: str, count: int) -> torch.Tensor:
-        out = torch.empty(len(x), count + 1)
+        out = torch.empty(x.shape[0], count + 1)
         native.entry("forests", "forest", mode)(x.contiguous(), *self.nodes, out)
         return out
 
     def scores(self, x: torch.Tensor, count: int, how: str) -> torch.Tensor:
         """Return ``[rows, targets]`` what the leaves' votes come to."""
         sums = how in ("SUM", "AVERAGE") and x.dtype == torch.float32 and x.device.type == "cpu"
-        mode = self.mode if sums and len(x) and self.columns <= x.shape[1] else None
+        mode = self.mode if sums and x.shape[0] and self.columns <= x.shape[1] else None
         if mode is not None:
             found = self._by_kernel(x, mode, count)[:, :count]
             return found / len(self.roots) if how == "AVERAGE" else found
@@ -321,12 +321,14 @@ class Settled(NamedTuple):
     """What follows from the attributes of a node: trees, results per row, what all begin with, their votes.
 
     voted: The results that some leaf votes for.
+    labels: Of classes, numbers or an array of text; where one of two is stated, the other is 0 or empty.
     """
 
     forest: Forest
     results: int
     base: torch.Tensor
     voted: frozenset[int]
+    labels: torch.Tensor | np.ndarray
 
 
 def _settled(op: Operation, of: str) -> Settled:
@@ -334,13 +336,16 @@ def _settled(op: Operation, of: str) -> Settled:
 
     def made() -> Settled:
         base = torch.from_numpy(_numbers(op, "base_values").copy())
-        return Settled(_listed(op, of), _targets(op), base, frozenset(op.get(f"{of}_ids")))
+        names = list(op.get("classlabels_strings") or op.get("classlabels_int64s") or ())
+        names = [type(names[0])(), *names] if len(names) == 1 else names
+        labels = np.array(names, object) if names and isinstance(names[0], str) else torch.tensor(names)
+        return Settled(_listed(op, of), _targets(op), base, frozenset(op.get(f"{of}_ids")), labels)
 
     return op.once(made)  # type: ignore[no-any-return]
 
 
 def _regressed(op: Operation, x: Any) -> torch.Tensor:
-    forest, count, base, _ = _settled(op, "target")
+    forest, count, base, *_ = _settled(op, "target")
     scores = forest.scores(_features(x), count, op.get("aggregate_function", "SUM"))
     if len(base):
         scores = scores + base
@@ -355,20 +360,16 @@ def _ensembled(op: Operation, x: Any) -> torch.Tensor:
 
 def _classified(op: Operation, x: Any) -> tuple[Any, torch.Tensor]:
     """Return labels and scores."""
-    labels: Sequence[Any] = op.get("classlabels_strings") or op.get("classlabels_int64s")
-    forest, count, base, voted = _settled(op, "class")
+    forest, count, base, voted, labels = _settled(op, "class")
     scores = forest.scores(_features(x), count, "SUM")
     post = op.get("post_transform", "NONE")
     if len(labels) <= 2 and len(voted) == 1:
         first = scores[:, min(voted)] + (base[-1] if len(base) else 0)
         chosen, scores = _one_voted(first, forest.is_positive, post)
-        labels = labels if len(labels) == 2 else (type(labels[0])(), labels[0])
     else:
         scores = scores + base if len(base) else scores
         chosen, scores = scores.argmax(-1), POST[post](scores)
-    if isinstance(labels[0], str):
-        return np.array(labels, object)[chosen.numpy()], scores.float()
-    return torch.tensor(labels)[chosen], scores.float()
+    return labels[chosen.numpy() if isinstance(labels, np.ndarray) else chosen], scores.float()
 
 
 def _one_voted(score: torch.Tensor, positive: bool, post: str) -> tuple[torch.Tensor, torch.Tensor]:
