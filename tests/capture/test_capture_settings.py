@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -246,14 +247,54 @@ def _fails_without_versions(x: Any) -> Any:
     return y * x, y.requires_grad_()
 
 
-@pytest.mark.parametrize("program", [_without_versions, _all_without_versions, _fails_without_versions])
-def test_inference_mode_ends_a_graph_where_it_begins_and_ends(program: Any) -> None:
-    fast = ladder.compile(program)
+def _inside_only(x: Any) -> Any:
+    y = x + 1
+    with torch.inference_mode():
+        z = y * 2
+        with torch.inference_mode(mode=False):
+            w = y + torch.is_grad_enabled()
+    return z + w, x[:1]
+
+
+def _left_by_an_error(x: Any) -> Any:
+    try:
+        with torch.inference_mode():
+            x.detach().mul_(2)
+            raise KeyError
+    except KeyError:
+        return (x + torch.is_inference_mode_enabled(),)
+
+
+def _broken_inside(x: Any) -> Any:
+    with torch.inference_mode():
+        y = x * 2
+        os.getpid()
+        z = y + 1
+    return (z + 0,)
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        (_all_without_versions, "whole"),
+        (_inside_only, "whole"),
+        (_left_by_an_error, "whole"),
+        (_broken_inside, "split"),
+        (_without_versions, "split"),
+        (_fails_without_versions, "split"),
+    ],
+)
+@pytest.mark.parametrize("way", [capture, ladder.compile])
+def test_graphs_run_in_the_mode_of_what_they_make(program: Any, outcome: str, way: Any) -> None:
+    fast = way(program)
     for number in range(3):
-        x = torch.full((4,), number - 1.0, requires_grad=program is _fails_without_versions)
-        assert _kinds(fast, x) == _kinds(program, x)
-    splits = [record.split for record in fast.records if record.split]
-    assert len([why for why in splits if why.endswith(("__enter__", "__exit__"))]) == 2
+        x, its = (
+            torch.full((4,), number - 1.0, requires_grad=program is _fails_without_versions) for _ in range(2)
+        )
+        assert _kinds(fast, x) == _kinds(program, its)
+        assert torch.equal(x, its)
+    assert fast.outcome == outcome
+    assert torch.is_grad_enabled()
 
 
 def _kinds(function: Any, x: Any) -> Any:

@@ -406,3 +406,15 @@ def test_tensors_that_hold_gradients_are_left_open():
         x.grad = torch.ones(rows, 4)
         assert torch.equal(captured(x), x.view(2 * rows, -1) * 2)
     assert captured.calls == {"recorded": 2, "eager": 0}
+
+
+def test_shapes_whose_extents_are_known_are_those_of_torch():
+    def program(x):
+        rows = [*x]
+        return rows[0] * 2, x.shape, x.size()
+
+    fast = capture(program)
+    for rows in (3, 4, 5, 4):
+        _, *shapes = fast(torch.ones(rows, 2))
+        assert shapes == [(rows, 2)] * 2
+        assert {type(shape) for shape in shapes} == {torch.Size}

@@ -15,7 +15,7 @@ import torch.fx
 from ladder.capture.heap.guard_lines import check_distinct, guard_lines, tensor_lines
 from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.mock import changed_roots, live_steps
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, Unrecordable
 from ladder.capture.interpreter.endings import Ending, GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.tracebacks import RECORD
@@ -24,6 +24,7 @@ from ladder.capture.trace.assumptions import Assumed
 from ladder.capture.trace.conditionals import Unrecorded
 from ladder.capture.trace.graph_module import graph_module, show_sizes
 from ladder.capture.trace.trace import Trace, Value
+from ladder.capture.trace.undo import storages
 from ladder.capture.values.aliasing import flat, storage_of, version_of
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.saved import restore_memory, saved_memory
@@ -33,6 +34,7 @@ from ladder.capture.values.tensors import (
     random_states,
     restore_random,
     restore_state,
+    run_at,
 )
 from ladder.faults import tolerated
 
@@ -209,8 +211,26 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
     given = [f"{name}.{COPIED}" if name in heap.copied else name for name in names]
     call = f"{heap.constant(compiled)}({', '.join(_spread(heap, given))})"
+    if trace.inference:
+        call = f"{heap.constant(run_at)}({_is_inference(heap, trace, wanted)}, lambda: {call})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
     return [*_running_lines(heap, trace, kept, assumed, f"{results} = {call}"), *rebuilt], module
+
+
+def _is_inference(heap: Heap, trace: Trace, wanted: list[Value]) -> bool:
+    """Say in which mode a graph runs that enters inference mode or leaves it: that of what it makes.
+
+    Raises Unrecordable where it makes tensors of both, or writes into one of inference mode outside of it.
+    """
+    inputs = [item for _, _, item in trace.placeholders if is_a(item, torch.Tensor)]
+    given = {storage_of(item) for item in inputs if item.layout is torch.strided}
+    made = [value.obj for value in wanted if is_a(value.obj, torch.Tensor)]
+    found = {item.is_inference() for item in made if storages([item])[0] not in given}
+    if trace.changes_tensors and any(item.is_inference() for item in inputs):
+        found.add(True)
+    if len(found) > 1:
+        raise Unrecordable("tensors of inference mode and others", trace.inference)
+    return found.pop() if found else heap.guard.state[STATE.index(torch.is_inference_mode_enabled)]
 
 
 def _running_lines(

@@ -19,6 +19,7 @@ from ladder.capture.operations.attribute_stores import delete_attr, store_attr
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.function_modes import watched
+from ladder.capture.operations.modeled import enter_inference
 from ladder.capture.operations.objects import seen_through
 from ladder.capture.operations.replay import advance, is_fixed, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
@@ -266,5 +267,6 @@ BUILTINS: dict[Any, Callable[..., Any]] = {
     sys.exc_info: _exc_info,
     polyfills.identity: _identity,
     polyfills.is_plain_object: _is_plain_object,
+    torch._C._InferenceMode: enter_inference,
 }
 """Builtin -> ``do(vm, *args, **kwargs)``."""

@@ -56,7 +56,8 @@ def open_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[A
     rest = tuple(map(vm.plain, rest))
     if name in EXTENTS:
         if name == "shape" or (name == "size" and not rest):
-            return DynamicSize(_extent(vm, extent) for extent in fake.shape)
+            extents = [_extent(vm, extent) for extent in fake.shape]
+            return (DynamicSize if any(type(item) is Dynamic for item in extents) else torch.Size)(extents)
         return _extent(vm, getattr(fake, name)(*rest))
     if name not in WITHOUT_EXTENTS:
         vm.heap.fix_shapes(f"{name} is read")

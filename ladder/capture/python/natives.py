@@ -53,7 +53,7 @@ STRUCTURE: frozenset[Any] = frozenset(
     | _members(itertools, "chain islice repeat product combinations permutations zip_longest cycle count")
     | {deque, OrderedDict, collections._tuplegetter}  # type: ignore[attr-defined]
     | _members(operator, "is_ is_not length_hint itemgetter attrgetter")
-    | {weakref.ref, dict.fromkeys, types.MappingProxyType, torch._C._InferenceMode}
+    | {weakref.ref, dict.fromkeys, types.MappingProxyType}
 )
 """Natives that move references and look no further than the containers they are given."""
 

@@ -60,6 +60,7 @@ class Trace:
     impure: Whether a tensor is changed otherwise than by writing its memory.
     late: Storage -> how often it was written by what has run and is not in the graph.
     settings: Each setting of torch that is written -> what it is before the first write.
+    inference: The instruction that first enters inference mode, or leaves it; None if none does.
     """
 
     def __init__(self, shapes: Shapes) -> None:
@@ -80,6 +81,7 @@ class Trace:
         self.writes = self.impure = self.random = False
         self.asserts = self.may_fail = self.state_written = False
         self.settings: dict[Setting, Any] = {}
+        self.inference: Any = None
 
     def release(self) -> None:
         """Let go of all tensors."""

@@ -149,6 +149,17 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(autocast[-1])
 
 
+def run_at(inference: bool, run: Callable[[], Any]) -> Any:
+    """Run a graph in inference mode or out of it; gradients are recorded afterwards as the graph says."""
+    before = torch.is_grad_enabled()
+    with torch.inference_mode(inference):
+        torch._C._set_grad_enabled(before)
+        results = run()
+        after = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(after)
+    return results
+
+
 RandomStates = list[tuple[torch.Generator, torch.Tensor]]
 """Generators, each with its state."""
 
