@@ -7,12 +7,14 @@ in mode ``reduce-overhead`` (weights of 16 bits) and `ladder.compile`. Each deco
 compiled is one call of the model, the choice of the next token and the step to its position, which stay in
 the same tensors. "ms" is the time of a loop over all tokens by their number: nothing is read from the GPU, so
 Python runs ahead; "ms read" is that of a loop that reads each token; "ms replay" that of the CUDA graph of
-`ladder.compile` alone.
+`ladder.compile` alone. Where tokens part from eager's, the gap of its logits between the two choices stands
+beside the rounding step of the larger: a gap of a few steps is a tie of rounding; all later tokens differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -74,13 +76,15 @@ def model_of(name: str, device: str, dtype: torch.dtype = torch.float16, **shape
         return model.eval()
 
 
-def step_of(model: Any) -> Step:
-    """Return what decodes one token by a model, greedily."""
+def step_of(model: Any, keep: Callable[[torch.Tensor], None] | None = None) -> Step:
+    """Return what decodes one token by a model, greedily, and hands its logits to `keep`."""
 
     def step(token: torch.Tensor, position: torch.Tensor, cache: Any) -> None:
         found = model(token, past_key_values=cache, use_cache=True, cache_position=position)
         token.copy_(found.logits[:, -1:].argmax(-1))
         position.add_(1)
+        if keep is not None:
+            keep(found.logits[0, -1])
 
     return step
 
@@ -110,11 +114,11 @@ class Decoding:
 
 def decoded(work: Decoding, warm: int, tokens: int) -> dict[str, Any]:
     """Decode, and return what was chosen, seconds until warm and milliseconds per token."""
-    begun = time.perf_counter()
+    begun, chosen = time.perf_counter(), []
     for _ in range(1 + warm):
         work.step()
-    torch.cuda.synchronize()
-    ready, times, chosen = time.perf_counter() - begun, [], []
+        chosen.append(int(work.token))
+    ready, times = time.perf_counter() - begun, []
     for _ in range(tokens):
         start = time.perf_counter()
         work.step()
@@ -143,6 +147,16 @@ def ways_of(weights: str) -> dict[str, Callable[[Step], Any]]:
     return ways
 
 
+def first_difference(found: list[int], eager: list[int], logits: list[torch.Tensor]) -> dict[str, float]:
+    """Return where tokens part from eager's, the gap of its logits there, and their rounding step."""
+    at = next((at for at, (a, b) in enumerate(zip(found, eager, strict=True)) if a != b), None)
+    if at is None:
+        return {}
+    chosen, other = float(logits[at][eager[at]]), float(logits[at][found[at]])
+    step = torch.finfo(logits[at].dtype).eps * 2.0 ** math.floor(math.log2(abs(chosen)))
+    return {"at": at, "gap": chosen - other, "step": step}
+
+
 def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     """Decode with one type of weights in every way; print and return the figures."""
     layers = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
@@ -153,13 +167,15 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     prompt = torch.randint(0, 1000, (1, arguments.context), device="cuda")
     room = arguments.warm + 3 * arguments.tokens + 1
     rows: dict[str, Any] = {}
+    logits: list[torch.Tensor] = []
     for name, make in ways_of(weights).items():
         if name not in arguments.ways:
             continue
-        step: Any = make(step_of(model))
+        step: Any = make(step_of(model, logits.append if name == "eager" else None))
         found = decoded(Decoding(model, step, prompt, room), arguments.warm, arguments.tokens)
         reference = rows.get("eager", found)  # without eager, all are the same
         found["same_tokens"] = sum(a == b for a, b in zip(found["tokens"], reference["tokens"], strict=True))
+        found["parts"] = first_difference(found["tokens"], reference["tokens"], logits)
         if name == "ladder":
             found["explain"] = step.explain()
             graphs = [graph for built in step.models for graph in built.executable.recorded()]
@@ -169,9 +185,11 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
         print(
             f"{weights:8} {name:22} {found['ms']:7.3f} ms per token, {found['ms read']:7.3f} read,"
             f" {found.get('ms replay', float('nan')):7.3f} replay, ready after {found['first_s']:.1f} s,"
-            f" {found['same_tokens']}/{arguments.tokens} tokens",
+            f" {found['same_tokens']}/{len(found['tokens'])} tokens",
             flush=True,
         )
+        if found["parts"]:
+            print("tokens part at {at}: gap {gap:.4f}, rounding step {step:.4f}".format(**found["parts"]))
         print(found.get("explain", ""), flush=True)
     return rows
 
