@@ -106,7 +106,7 @@ class Chains:
         if any(self.windows_recompute(name, members) for name in members):
             return "windows would compute their elements several times"
         region, outputs = self.region(members)
-        if row_axes(region, outputs) is None:
+        if row_axes(region, outputs, again=self.units > 0) is None:
             return "rows of the two differ: one needs more of the other than a row"
         if joins_nested(region) > NESTED:
             return f"more than {NESTED} joins of joins"
@@ -268,11 +268,11 @@ def without_kernel(part: Subgraph) -> Subgraph:
     return replace(part, kind="torch", reason=reason) if reason else part
 
 
-def absorb_copies(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
+def absorb_copies(graph: Graph, parts: Sequence[Subgraph], again: bool) -> list[Subgraph]:
     """Let chains write what only copies of their results are read for in the order in which it is read.
 
     A part that reads one result of a chain and only renames its positions becomes part of that chain; the
-    result itself is stored no more unless somebody else reads it.
+    result itself is stored no more unless somebody else reads it. ``again`` as `row_axes` takes it.
     """
     found = list(parts)
     for copy in parts:
@@ -281,7 +281,7 @@ def absorb_copies(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
         maker = next((p for p in found if p.kind == "chain" and copy.inputs[0] in p.outputs), None)
         if maker is None or "put" in maker.operators:
             continue
-        if (joined := _joined(graph, found, maker, copy)) is not None:
+        if (joined := _joined(graph, found, maker, copy, again)) is not None:
             found = [joined if part is maker else part for part in found if part is not copy]
     return found
 
@@ -291,7 +291,9 @@ def _only_moves(graph: Graph, part: Subgraph) -> bool:
     return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
 
 
-def _joined(graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subgraph) -> Subgraph | None:
+def _joined(
+    graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subgraph, again: bool
+) -> Subgraph | None:
     """Return a chain with a copy of its result; None if the two are no loop over rows."""
     (value,) = copy.inputs
     others = [part for part in parts if part is not copy]
@@ -299,6 +301,6 @@ def _joined(graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subg
     outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
     members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
     region = extract(graph, members, outputs, "chain")
-    if len(members) > LONGEST or row_axes(region, outputs) is None:
+    if len(members) > LONGEST or row_axes(region, outputs, again) is None:
         return None
     return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

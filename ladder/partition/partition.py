@@ -61,7 +61,7 @@ def partition(
     for node in library:
         parts.append(_called(graph, node, device))
     parts = [without_kernel(part) for part in parts + _views(graph, parts, library)]
-    found = ordered(graph, absorb_copies(graph, parts))
+    found = ordered(graph, absorb_copies(graph, parts, again=units > 0))
     return fuse_horizontally(graph, found) if side_by_side else found
 
 
@@ -97,7 +97,7 @@ def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
 
 def _library(graph: Graph, node: Node) -> Subgraph:
     target = str(dict(node.attributes).get("target", node.operator))
-    reason = "" if target.startswith("ladder.") else f"{target} has no kernel of ours"
+    reason = "" if _is_ours(node) else f"{target} has no kernel of ours"
     return part_of("library", graph, node, reason)
 
 
@@ -106,21 +106,31 @@ def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Sub
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
     wanted += [value for node in library for value in node.inputs]
+    in_order = {value for node in library if _is_ours(node) for value in node.inputs}
     found: dict[str, Subgraph] = {}
     for value in wanted:
         if value in made or value in found or graph.producer(value).operator == "call":
             continue
         if engine(graph.producer(value)) == "library":
             continue
-        found.update(
-            {part.outputs[0]: part for part in _materialise(graph, value) if part.outputs[0] not in made}
-        )
+        made_here = _materialise(graph, value, value in in_order)
+        found.update({part.outputs[0]: part for part in made_here if part.outputs[0] not in made})
     return list(found.values())
 
 
-def _materialise(graph: Graph, value: str) -> list[Subgraph]:
-    """Return what makes a view or a number available: nothing but an address, or a copy."""
+def _is_ours(node: Node) -> bool:
+    """Tell whether a call is of an operator of ours, whose kernels read elements in order."""
+    return str(dict(node.attributes).get("target")).startswith("ladder.")
+
+
+def _materialise(graph: Graph, value: str, in_order: bool) -> list[Subgraph]:
+    """Return what makes a view or a number available: nothing but an address, or a copy.
+
+    in_order: Whether its elements must lie one after the other, none read at several places.
+    """
     members, source = inlined_chain(graph, value)
+    if in_order and any(graph.producer(name).operator == "broadcast" for name in members):
+        return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
     if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
         return [_part(graph, members, value, "chain", "")]
     library = engine(graph.producer(source)) in ("library", "input", "product")

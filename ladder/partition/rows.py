@@ -1,8 +1,9 @@
 """Test whether a chain is a loop over rows, the form of loop nest that chains are lowered to.
 
 A row is what one task computes alone: all its reductions, then all its results. The first ``rows`` axes of
-every result count rows, the others are its columns. A chain has that form if no reduction is computed
-more than once: each depends on row axes only, or on those and on the reductions around it.
+every result count rows, the others are its columns. A chain has that form if each reduction depends on row
+axes only, or on those and on the reductions around it, and none is computed more than once, or else so little
+(`AGAIN`, `TURNS`) that a launch costs more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ Index = tuple[Loops, ...]
 """For each axis of a value: the loops that its position depends on."""
 
 REDUCTIONS = ("reduce_sum", "reduce_max")
+
+AGAIN, TURNS = 1 << 14, 16
+"""Elements that a reduction computed more than once may read in all, and, in another, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,10 @@ def _less(a: Extent, b: Extent) -> bool:
 
 
 class _Legality:
-    """Follows index dependences from the results to every reduction."""
+    """Follows index dependences from the results to every reduction; ``again``: as `row_axes` takes it."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, again: bool) -> None:
+        self.graph, self.again = graph, again
         self.seen: set[tuple[str, Index, Around, bool]] = set()
 
     def ok(self, value: str, index: Index, around: Around, guarded: bool = False) -> bool:
@@ -85,20 +89,15 @@ class _Legality:
 
     def reduction(self, node: Node, index: Index, around: Around) -> bool:
         used: Loops = frozenset().union(*index) if index else frozenset()
-        size = product(node.tile.shape)
-        if used <= around.rows:
-            if size != around.count:
-                return False
-            outer = Around(around.rows, around.count)
-        elif used <= around.rows | around.inner:
-            if size != product([around.count, around.steps]):
-                return False
-            outer = around
-        else:
+        if not used <= around.rows | around.inner:
             return False
+        outer = Around(around.rows, around.count) if used <= around.rows else around
         operand = self.graph.tile(node.inputs[0])
         attributes = node_attributes(node)
         axis = attributes["axis"] % len(operand.shape)
+        times = product([outer.count, outer.steps])
+        if times != product(node.tile.shape) and not self.is_little(times, operand.shape[axis], outer):
+            return False
         loop = f"k{len(outer.inner)}_{node.name}"
         inner = list(index)
         if attributes["keep"]:
@@ -109,6 +108,12 @@ class _Legality:
             outer.rows, outer.count, outer.inner | {loop}, product([outer.steps, operand.shape[axis]])
         )
         return self.ok(node.inputs[0], tuple(inner), deeper)
+
+    def is_little(self, times: Extent, extent: Extent, outer: Around) -> bool:
+        """Tell whether a reduction of ``extent`` elements may be computed more often than it has results."""
+        if not self.again or not isinstance(times, int) or not isinstance(extent, int):
+            return False
+        return times * extent <= AGAIN and (not outer.inner or extent <= TURNS)
 
 
 def _guarded_axes(node: Node) -> list[int]:
@@ -146,18 +151,25 @@ def operand_index(graph: Graph, node: Node, at: int, index: Index) -> Index:
     return tuple(frozenset() if extent == 1 else index[lead + axis] for axis, extent in enumerate(shape))
 
 
-def row_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
-    """Return how many leading axes of every result count rows; None if the chain has no such form."""
+def row_axes(graph: Graph, outputs: Sequence[str], again: bool = True) -> int | None:
+    """Return how many leading axes of every result count rows; None if the chain has no such form.
+
+    again: Whether short reductions may be computed more than once.
+    """
     shapes = [graph.tile(value).shape for value in outputs]
     rank = min(map(len, shapes))
     reduces = any(node.operator in REDUCTIONS for node in graph.nodes)
     choices = [max(rank - 1, 0)] if not reduces else [*range(rank - 1, -1, -1), rank]
-    for rows in choices:
-        if len({shape[:rows] for shape in shapes}) == 1 and all(
-            _fits(graph, value, rows) for value in outputs
-        ):
-            return rows
-    return None
+    alike = [rows for rows in choices if len({shape[:rows] for shape in shapes}) == 1]
+    return next(
+        (
+            rows
+            for repeated in (False, True)[: 1 + again]
+            for rows in alike
+            if all(_fits(graph, value, rows, repeated) for value in outputs)
+        ),
+        None,
+    )
 
 
 def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
@@ -173,9 +185,9 @@ def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
     return next(rows for rows in range(most, -1, -1) if len({shape[:rows] for shape in shapes}) == 1)
 
 
-def _fits(graph: Graph, value: str, rows: int) -> bool:
+def _fits(graph: Graph, value: str, rows: int, again: bool) -> bool:
     shape = graph.tile(value).shape
     names = [frozenset() if extent == 1 else frozenset({f"o{axis}"}) for axis, extent in enumerate(shape)]
     loops: Loops = frozenset().union(*names[:rows]) if rows else frozenset()
     around = Around(loops, product(shape[:rows]))
-    return _Legality(graph).ok(value, tuple(names), around)
+    return _Legality(graph, again).ok(value, tuple(names), around)

@@ -70,7 +70,7 @@ def _is_chain(graph: Graph, members: set[str], outputs: Sequence[str], put: str)
     computed = members - {put}
     computed -= {name for name in members if graph.producer(name).operator == "put"}
     values = [graph.producer(v).inputs[2] if graph.producer(v).operator == "put" else v for v in outputs]
-    return row_axes(extract(graph, computed, values, "chain"), values) is not None
+    return row_axes(extract(graph, computed, values, "chain"), values, again=False) is not None
 
 
 def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str) -> Subgraph:

@@ -24,9 +24,10 @@ def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
 def is_inlined(graph: Graph, node: Node) -> bool:
     """Tell whether every reader computes a node for itself.
 
-    Views, numbers, and conversions to wider types or of what the model is given: storing would cost more.
+    Views, numbers, counts, and conversions to wider types or of what the model is given: storing would cost
+    more.
     """
-    if engine(node) in ("view", "leaf"):
+    if engine(node) in ("view", "leaf") or node.operator == "iota":
         return True
     if node.operator != "convert":
         return False

@@ -13,6 +13,7 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.movement.choose import ranked
 from ladder.movement.machines import machine_of
+from ladder.partition.partition import partition
 from ladder.rewrite import simplify
 from targets import get_device
 from tests.models.test_gpu_chains import check
@@ -94,7 +95,38 @@ def test_shapes_of_where_the_largest_is(
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
 
 
+def likely(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how likely each is, and its place."""
+    ratio = torch.softmax(x, -1)
+    return ratio, places(ratio, largest=True).float()
+
+
+def below_largest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return places of whole numbers, and how far they are below the row's largest: each finds it again."""
+    gap = x.floor() - x.floor().amax(-1, keepdim=True)
+    return places(gap, largest=True).float() + 64 * gap
+
+
+def sorted_weights(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return rows times numbers less their sum, in the order of the experts that they belong to."""
+    weights = x[0].floor() - x[0].floor().sum()
+    place = places(x[1].floor()) == torch.arange(3)[:, None]
+    return y.floor() * torch.where(place, weights, 0).sum(1)[:, None]
+
+
+def test_what_is_computed_again_is_little() -> None:
+    """Kernels of GPUs compute short sums once more for each row; elsewhere they are kernels of their own."""
+    for rows, kernels in ((1, 1), (3, 2)):
+        x = torch.randn(rows, 128)
+        graph = simplify(import_fx(make_fx(likely)(x), [x]).graph)
+        for device, count in ((get_device("cuda/sm_90a"), kernels), (None, 2)):
+            parts = partition(graph, device=device)
+            assert [part.kind for part in parts].count("chain") == count
+
+
 PARTS = {
+    "below the largest": below_largest,
+    "sorted weights": sorted_weights,
     "places": lambda x, y: places(x + y, largest=True).float(),
     "values": lambda x, y: chosen(x, y.floor().long(), 2)[0],
     "indices": lambda x, y: chosen(x, y.floor().long(), 2)[1].float(),
