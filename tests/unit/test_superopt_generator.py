@@ -19,9 +19,11 @@ from ladder.superopt.generator import PROGRAMS, Limits, Program, Report, get_pro
 from ladder.superopt.generator.ablation import ablation
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import axes_of, symbolic_program
+from ladder.superopt.generator.reach import distances
 from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.search import tasks_of
 from ladder.superopt.generator.space import LEAST_TILE, chained, tile_of
+from ladder.superopt.generator.structure import GraphStep
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.show import page
 from ladder.superopt.verifier import check_stability, verify_equal
@@ -310,12 +312,28 @@ def test_budgets():
     program = get_program("rmsnorm_matmul")
     late = search(program, replace(ONE, seconds=0.0))
     assert not late.complete
+    assert late.counts.states == 0
     few = search(program, replace(ONE, states=100))
     assert not few.complete
     assert few.counts.states <= 100 + len(list(tasks_of(program, ONE)))
     shared = search(program, replace(ONE, states=100, workers=2))
     assert not shared.complete
     assert shared.counts.states >= 100
+
+
+def test_closures_end_with_the_time():
+    """Of many inputs a closure takes longer than all of a search may."""
+    looks = iter([False, True])
+
+    def steps(values, top):
+        yield GraphStep((top,), "square", (top,))
+
+    assert (
+        distances(
+            [0], steps, lambda step, operands: operands[0] + 1, lambda value: value == 3, lambda: next(looks)
+        )
+        is None
+    )
 
 
 def test_memory_limits_the_space():

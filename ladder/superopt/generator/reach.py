@@ -28,13 +28,15 @@ def distances(
     steps_with: Callable[[Sequence[V], int], Iterable[GraphStep]],
     result: Callable[[GraphStep, tuple[V, ...]], V | None],
     is_goal: Callable[[V], bool],
+    is_late: Callable[[], bool],
 ) -> dict[V, int] | None:
     """Return the fewest steps from each value to a goal; values that reach none are left out.
 
     start: The operands of a block graph.
     steps_with: ``(values, top)``: the steps whose newest operand is number ``top``.
     result: ``(step, operands)``: the value that it gives, if it may.
-    Returns dict or None: None if there are too many values to say.
+    is_late: Whether the time is up.
+    Returns dict or None: None if there are too many values to say, or there is no time.
     """
     values = list(dict.fromkeys(start))
     known = {value: number for number, value in enumerate(values)}
@@ -51,7 +53,7 @@ def distances(
                 known[found] = len(values)
                 values.append(found)
             makers.setdefault(known[found], []).extend(step.operands)
-        if len(values) > MOST_VALUES or tried > MOST_STEPS:
+        if len(values) > MOST_VALUES or tried > MOST_STEPS or is_late():
             return None
         top += 1
     return {values[i]: far for i, far in _backwards(values, makers, is_goal).items()}

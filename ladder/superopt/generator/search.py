@@ -44,9 +44,6 @@ from ladder.superopt.verifier import (
 )
 from tile_types.errors import ScheduleError, ShapeError, VerificationError
 
-CHECK_EVERY = 256
-"""States between looks at the clock."""
-
 LATE = "out of time before the proof"
 
 UNLIMITED = 1 << 62
@@ -221,8 +218,15 @@ def _run(
 def search_task(
     program: Program, limits: Limits, task: Task, deadline: float | None, states: int | None
 ) -> Outcome:
-    """Search the block graphs of one task."""
+    """Search the block graphs of one task; none if it begins too late."""
+    if is_late(deadline):
+        return Outcome(Counts(), [], False)
     return Explorer(program, limits, task, deadline, states).run()
+
+
+def is_late(deadline: float | None) -> bool:
+    """Tell whether a time has passed; None never does."""
+    return deadline is not None and time.time() > deadline
 
 
 class Explorer:
@@ -259,7 +263,7 @@ class Explorer:
         """Search all of it, or until the budget ends."""
         start = self.space.start()
         if start is not None and all(self.pruner.keeps(value.expression) for value in start.values):
-            self.reach = self.space.reach(start)
+            self.reach = self.space.reach(start, lambda: is_late(self.deadline))
             if all(self._within(value, self.steps) for value in start.values):
                 self._visit(start)
         return self.outcome
@@ -293,8 +297,7 @@ class Explorer:
 
     def _spent(self) -> bool:
         counts = self.outcome.counts
-        late = self.deadline is not None and counts.states % CHECK_EVERY == 1 and time.time() > self.deadline
-        if late or (self.budget is not None and counts.states >= self.budget):
+        if is_late(self.deadline) or (self.budget is not None and counts.states >= self.budget):
             self.outcome.complete = False
         return not self.outcome.complete
 
@@ -389,7 +392,7 @@ def proved(
     seed: Of the data of the floating-point test.
     deadline: Time after which nothing is proved.
     """
-    if deadline is not None and time.time() > deadline:
+    if is_late(deadline):
         return LATE
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     certificate, extents = verify_for_all_extents(

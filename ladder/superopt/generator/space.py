@@ -289,7 +289,7 @@ class Space:
             self._results[key] = self._value(step, operands)
         return self._results[key]
 
-    def reach(self, start: Partial) -> dict[Value, int] | None:
+    def reach(self, start: Partial, is_late: Callable[[], bool]) -> dict[Value, int] | None:
         """Return how many steps each value is from a result at least; None if nothing is known."""
         if not self.pruner.enabled:
             return None
@@ -299,7 +299,7 @@ class Space:
             small = value is not None and value.cost <= self.capacity
             return value if value is not None and small and self.pruner.keeps(value.expression) else None
 
-        return distances(start.values, self._steps_with, result, self.is_result)
+        return distances(start.values, self._steps_with, result, self.is_result, is_late)
 
     def is_result(self, value: Value) -> bool:
         """Whether a value has the result's stage and shape."""
