@@ -23,6 +23,7 @@ from ladder.runtime.cores import usable_cores
 from tile_types.errors import CacheError, CompilerError
 
 if TYPE_CHECKING:
+    from ladder.ir.gemm import Gemm
     from ladder.lower.build import BuiltModule
     from targets import TileDevice
 
@@ -98,6 +99,29 @@ class Job:
     def key(self) -> str:
         """The kernel's key in the cache."""
         return cache_key(self.facts, self.identity)
+
+
+def function_job(
+    facts: Mapping[str, Any],
+    name: str,
+    device: TileDevice,
+    emit: Callable[[str], Any],
+    gemm: Gemm | None = None,
+) -> Job:
+    """Return the job of a kernel that is one function of TIR.
+
+    facts, device: As of `Job`.
+    name: Of the function.
+    emit: Makes the function of its name; imports of the compiler wait in it for TVM's lock.
+    gemm: The problem, if weights are decoded.
+    """
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(emit, name, device, folder)
+
+    return Job(facts, Identity.of(gemm, device), device, make)
 
 
 def find_or_build(jobs: Sequence[Job]) -> list[Kernel]:

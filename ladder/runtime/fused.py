@@ -7,15 +7,13 @@ import json
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.parser import parse as parse_graph
 from ladder.ir.printer import print_graph
 from ladder.lower.blocks.analysis import gemm_of
-from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, Kernel, find_or_build, function_job
 from ladder.runtime.compile import family_of, load_entry, runs_code_of, target_of
 from ladder.runtime.packed import PackedWeight, layout_of, own_order, pack
 from ladder.runtime.threads import keep_apart
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     from ladder.ir.gemm import Gemm
     from ladder.lower.blocks import BlockSchedule
-    from ladder.lower.build import BuiltModule
     from targets import TileDevice
 
 ALIGNMENT = 16
@@ -128,19 +125,12 @@ def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tup
     }
     digest = hashlib.sha256("".join(facts.values()).encode()).hexdigest()[:10]
 
-    def make(folder: Path) -> BuiltModule:
+    def emit(name: str) -> Any:
         from ladder.lower.blocks import emitter_for
-        from ladder.lower.build import build_function
 
-        emit = emitter_for(device)
-        return build_function(
-            lambda name: emit(body, device, schedule, name, constants),
-            f"ladder_fused_{digest}",
-            device,
-            folder,
-        )
+        return emitter_for(device)(body, device, schedule, name, constants)
 
-    return Job(facts, Identity.of(None, device), device, make)
+    return function_job(facts, f"ladder_fused_{digest}", device, emit)
 
 
 class Written:

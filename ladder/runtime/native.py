@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import faults
-from ladder.runtime.build import Job, find_or_build
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, find_or_build, function_job
 from ladder.runtime.compile import load_entry
 from tile_types.errors import MissingToolError
 
 if TYPE_CHECKING:
-    from ladder.lower.build import BuiltModule
     from targets import TileDevice
 
 
@@ -66,12 +63,7 @@ def native_job(device: TileDevice, module: str, kind: str, *facts: Any) -> Job:
 def _job(
     device: TileDevice, module: str, kind: str, name: str, facts: Mapping[str, Any], *arguments: Any
 ) -> Job:
-    def emitted(name: str) -> Any:
+    def emit(name: str) -> Any:
         return getattr(import_module(f"ladder.lower.cpu.{module}"), f"emit_{kind}")(*arguments, name)
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-
-        return build_function(emitted, name, device, folder)
-
-    return Job(facts, Identity.of(None, device), device, make)
+    return function_job(facts, name, device, emit)

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
-from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Kernel, find_or_build, function_job
 from ladder.runtime.compile import load_entry, target_of
 from schedules.scaled import place_scales
 from schedules.scaled_choice import AnyScaled, choose
@@ -24,7 +22,6 @@ from tile_types.packing import pack_codes
 if TYPE_CHECKING:
     import torch
 
-    from ladder.lower.build import BuiltModule
     from tile_types import QuantizedTensor
 
 
@@ -189,14 +186,13 @@ def kernel_for(form: ScaledGemm, device: TileDevice, schedule: AnyScaled) -> Ker
     shapeless = {name: value for name, value in asdict(form).items() if name not in ("n", "k")}
     name = f"ladder_scaled_{form.weight}_{form.activation}_{schedule.title}"
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import SCALED, build_function, resolve
+    def emit(name: str) -> Any:
+        from ladder.lower.build import SCALED, resolve
 
-        emit = resolve(SCALED, "target kind", device.kind)
-        return build_function(lambda symbol: emit(form, device, schedule, symbol), name, device, folder)
+        return resolve(SCALED, "target kind", device.kind)(form, device, schedule, name)
 
     facts = {"scaled": shapeless, "schedule": str(schedule)}
-    return find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]
+    return find_or_build([function_job(facts, name, device, emit)])[0]
 
 
 @cache

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
-from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Kernel, find_or_build, function_job
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.threads import keep_apart
@@ -20,7 +18,6 @@ from tile_types.errors import DTypeError
 if TYPE_CHECKING:
     import torch
 
-    from ladder.lower.build import BuiltModule
     from targets import TileDevice
 
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
@@ -175,10 +172,4 @@ def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDev
 
 def _built(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
     """Find or build the kernel that ``emit`` emits."""
-
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-
-        return build_function(emit, name, device, folder)
-
-    return find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]
+    return find_or_build([function_job(facts, name, device, emit)])[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +14,7 @@ from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import chosen, is_open, served
-from ladder.runtime.build import Job
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, function_job
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.memory import rounded_up
 from ladder.runtime.operator import attend
@@ -24,7 +22,6 @@ from schedules.attention import AnySchedule, best
 from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
-    from ladder.lower.build import BuiltModule
     from targets import TileDevice
 
 ALIGNED = ("q", "k", "v", "out")
@@ -83,18 +80,12 @@ def attention_job(graph: Graph, device: TileDevice) -> Job:
 def _job(form: Attention, schedule: AnySchedule, device: TileDevice) -> Job:
     name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
 
-    def emitted(name: str) -> Any:
-        """Emit the kernel; imports the compiler, so it waits for its turn with it."""
+    def emit(name: str) -> Any:
         from ladder.lower.build import ATTENTION, resolve
 
         return resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, name)
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-
-        return build_function(emitted, name, device, folder)
-
-    return Job({"attention": str(form), "schedule": str(schedule)}, Identity.of(None, device), device, make)
+    return function_job({"attention": str(form), "schedule": str(schedule)}, name, device, emit)
 
 
 Call = Callable[..., torch.Tensor]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.starts import with_open_starts
 from ladder.lower.chain.symbols import size_names, with_plain_names
-from ladder.runtime.build import Job
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, function_job
 
 if TYPE_CHECKING:
-    from ladder.lower.build import BuiltModule
     from ladder.movement.mapping import Mapping
     from ladder.partition import Subgraph
     from targets import TileDevice
@@ -46,14 +43,13 @@ def shared_chains(parts: Sequence[Subgraph]) -> dict[int, tuple[Graph, tuple[int
 
 def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) -> Job:
     """Return the kernel that a chain wants."""
-    graph, identity = canonical_chain(graph), Identity.of(None, device)
+    graph = canonical_chain(graph)
     facts = {"chain": print_graph(graph), "mapping": "" if mapping is None else repr(mapping)}
     name = f"ladder_chain_{hashlib.sha256(''.join(facts.values()).encode()).hexdigest()[:10]}"
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
+    def emit(name: str) -> Any:
         from ladder.lower.chain import emit_chain
 
-        return build_function(lambda name: emit_chain(graph, device, name, mapping), name, device, folder)
+        return emit_chain(graph, device, name, mapping)
 
-    return Job(facts, identity, device, make)
+    return function_job(facts, name, device, emit)

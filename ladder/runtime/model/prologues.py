@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
-from ladder.runtime.build import Job
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import ANY_M, request_for
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.entry_calls import ready
@@ -22,7 +20,6 @@ from tile_types.errors import DTypeError, ScheduleError, ShapeError
 if TYPE_CHECKING:
     from ladder.ir.gemm import Gemm
     from ladder.ir.graph import Graph
-    from ladder.lower.build import BuiltModule
     from ladder.partition import Subgraph
     from ladder.runtime.model.plan import PlanStep
     from ladder.runtime.model.workspace import Bound, Slots, Workspace
@@ -98,12 +95,7 @@ def prologue_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     facts = {"gemm": gemm.shape_free(), "prologue": found.text}
     name = f"ladder_prologue_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-
-        return build_function(lambda name: found.emit(gemm, device, name), name, device, folder)
-
-    return [Job(facts, Identity.of(gemm, device), device, make)]
+    return [function_job(facts, name, device, partial(found.emit, gemm, device), gemm)]
 
 
 def bind_prologue(memory: Workspace, step: PlanStep) -> Bound:

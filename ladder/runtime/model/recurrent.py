@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +15,7 @@ from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
 from ladder.partition.recurrent import DOT_PRODUCTS
 from ladder.partition.subgraphs import call_of
-from ladder.runtime.build import Job
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import PlanStep
@@ -27,7 +25,6 @@ from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph, Node
-    from ladder.lower.build import BuiltModule
     from targets import TileDevice
 
 LANES = 16
@@ -47,17 +44,12 @@ def recurrent_job(graph: Graph, device: TileDevice) -> Job:
     form, _ = layer_of(graph)
     name = f"ladder_recurrent_{hashlib.sha256(repr(form).encode()).hexdigest()[:10]}"
 
-    def emitted(name: str) -> Any:
+    def emit(name: str) -> Any:
         from ladder.lower.cpu.recurrent import emit_recurrent
 
         return emit_recurrent(form, known_registers(device), DOT_PRODUCTS in device.features, name)
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
-
-        return build_function(emitted, name, device, folder)
-
-    return Job({"recurrent": repr(form)}, Identity.of(None, device), device, make)
+    return function_job({"recurrent": repr(form)}, name, device, emit)
 
 
 def recurrent_jobs(graph: Graph, device: TileDevice) -> list[Job]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +12,7 @@ from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
 from ladder.lower.chain.panels import panels, with_winograd
 from ladder.lower.chain.symbols import size_names
-from ladder.runtime.build import Job
-from ladder.runtime.cache import Identity
+from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.convolutions import contract_run
@@ -24,7 +22,6 @@ from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
-    from ladder.lower.build import BuiltModule
     from ladder.runtime.model.sizes import CallSizes
     from targets import TileDevice
 
@@ -40,15 +37,12 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
         facts["products"] = "winograd"
     name = f"ladder_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
+    def emit(name: str) -> Any:
         from ladder.lower.chain import emit_rows
 
-        return build_function(
-            lambda name: emit_rows(chain, depth, windows, registers, name, winograd), name, device, folder
-        )
+        return emit_rows(chain, depth, windows, registers, name, winograd)
 
-    return Job(facts, Identity.of(None, device), device, make)
+    return function_job(facts, name, device, emit)
 
 
 def known_registers(device: TileDevice) -> Registers:
