@@ -16,7 +16,6 @@ from ladder.cli.console import FAILED, OK, USAGE
 from ladder.cli.here import cache, devices, doctor, types
 from ladder.cli.options import (
     MOST_SEED,
-    Ablation,
     Activation,
     Bias,
     Epilogue,
@@ -231,18 +230,11 @@ def superopt(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take what the same search found before; keep what this finds.")
     ] = False,
-    ablation: Ablation = False,
     as_json: Json = False,
 ) -> None:
     """Search fused block graphs for a program, prove them equal to it, build and check their kernels."""
     from ladder.cli import superopt as command
 
-    if ablation:
-        with console.progress() as step:
-            table = command.run_ablation(
-                program, operators=operators, jobs=jobs, seconds=seconds, sizes=sizes, step=step
-            )
-        return command.print_ablation(table, as_json)
     with console.progress() as step:
         report = command.run_superopt(
             program, operators=operators, kernels=most_kernels, loops=loops, seconds=seconds, jobs=jobs,

@@ -28,9 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the READMEs.")]
 Searched = Annotated[
     str,
-    typer.Option(
-        help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention, ntrans; with --ablation also all."
-    ),
+    typer.Option(help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention or ntrans."),
 ]
 Trials = Annotated[
     int,
@@ -38,13 +36,5 @@ Trials = Annotated[
         help="Kernels to build for the target, best first by a model: run and timed if it is here,"
         " else the first one is simulated.",
         min=0,
-    ),
-]
-Ablation = Annotated[
-    bool,
-    typer.Option(
-        "--ablation",
-        help="Count states with and without pruning, for 4 up to --operators; each search stops after"
-        " --seconds, that without pruning also at 21 times the states.",
     ),
 ]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Progress, print_fields, print_json, print_table
+from ladder.cli.console import Progress, print_fields, print_table
 from ladder.installation import cache_root
-from ladder.superopt.generator import PROGRAMS, Database, Limits, Program, Report, get_program, search
-from ladder.superopt.generator.ablation import Row, ablation
+from ladder.superopt.generator import Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.program import TYPE
-from ladder.superopt.generator.report import operators_of
 from ladder.superopt.verifier import rounded_up
 from tile_types.errors import LadderError, ParseError
 from tile_types.library import get_type
@@ -21,18 +18,6 @@ if TYPE_CHECKING:
     from ladder.cli.superopt_kernels import Lowering
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
-ABLATION_COLUMNS = (
-    "program",
-    "operators",
-    "verified",
-    "states",
-    "seconds",
-    "states unpruned",
-    "seconds unpruned",
-    "factor",
-)
-ALL = "all"
-"""Stands for every program in `run_ablation`."""
 
 RANKED = "graphs by bytes loaded, kernels by the device model until they are timed"
 
@@ -62,39 +47,6 @@ def with_weight(program: Program, weight: str, group: int) -> Program:
         return program
     ttype = get_type(weight)
     return program.with_weights(ttype.name if ttype.is_block else f"{weight}_g{group}")
-
-
-def run_ablation(
-    name: str, *, operators: int | None, jobs: int, seconds: float, sizes: str, step: Progress
-) -> list[Row]:
-    """Search a program, or ``all``, with and without pruning, for 4 up to ``operators`` operators."""
-    limits = Limits(workers=jobs, seconds=seconds)
-    rows: list[Row] = []
-    for each in PROGRAMS if name == ALL else (name,):
-        program = get_program(each).resized(**parse_sizes(sizes))
-        most = operators or operators_of(program)
-        rows += ablation(program, limits, range(min(4, most), most + 1), step)
-    return rows
-
-
-def print_ablation(table: list[Row], as_json: bool) -> None:
-    """Print the table of `run_ablation`."""
-    if as_json:
-        print_json({"rows": [{**asdict(row), "factor": row.factor} for row in table]})
-    else:
-        print_table(ABLATION_COLUMNS, ablation_rows(table))
-
-
-def ablation_rows(table: list[Row]) -> list[tuple[str, ...]]:
-    """Return the table as text; states without pruning are a lower bound where the search was stopped."""
-    return [
-        (
-            row.program, str(row.operators), str(row.verified), str(row.states), f"{row.seconds:.1f}",
-            f"{'' if row.finished else '> '}{row.states_without}", f"{row.seconds_without:.1f}",
-            f"{'' if row.finished else '> '}{row.factor:.1f}",
-        )
-        for row in table
-    ]  # fmt: skip
 
 
 def parse_sizes(text: str) -> dict[str, int]:

@@ -64,23 +64,6 @@ def test_reuse(capsys, tmp_path, monkeypatch):
     assert again["seconds"] != reports[0]["seconds"]
 
 
-def test_ablation(capsys):
-    arguments = [
-        "superopt",
-        "--program",
-        "gated_mlp",
-        "--operators",
-        "4",
-        "--jobs",
-        "1",
-        "--ablation",
-        "--json",
-    ]
-    assert run(arguments) == OK
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["factor"] >= 20
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
