@@ -8,13 +8,15 @@ from typing import Any
 
 import onnx
 
+from ladder import faults
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_stages import Piece
 from ladder.frontend.onnx_values import Known, type_name
+from ladder.ir.extents import show_shape
 from ladder.ir.gemm import Gemm
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DTypeError
-from tile_types.tile import Extent
+from tile_types.tile import Extent, Tile
 
 Problem = Callable[..., Gemm]
 """``(n, k, weight type, activation type, **options)`` -> the product's normal form."""
@@ -167,3 +169,26 @@ def element_type(code: int, name: str) -> str:
     except (KeyError, DTypeError) as error:
         stated = onnx.TensorProto.DataType.Name(code)
         raise ImportRefused(f"{name!r} has the type {stated}, which models of ours cannot have") from error
+
+
+def check_stated(call: str, model: str, info: Any, tile: Tile) -> None:
+    """Compare what a row gives for a value with what the file states of it; another shape is a warning.
+
+    Raises DTypeError if the type is another.
+    """
+    kind, stated = info.type.tensor_type, list(tile.shape)
+    ttype = element_type(kind.elem_type, info.name) if kind.elem_type else tile.ttype.name
+    if kind.HasField("shape"):
+        stated = [dim.dim_value if dim.HasField("dim_value") else "?" for dim in kind.shape.dim]
+    if tile.ttype.name != ttype:
+        raise DTypeError(f"{call} gives {tile.ttype}, the file states {ttype} for {info.name!r}")
+    fits = len(stated) == len(tile.shape) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int)
+        for a, b in zip(stated, tile.shape, strict=True)
+    )
+    if not fits:
+        faults.warn_once(
+            f"{model} {info.name}",
+            f"{model} states {show_shape(stated)} for {info.name!r}, {call} gives {show_shape(tile.shape)}:"
+            " what it gives is taken",
+        )

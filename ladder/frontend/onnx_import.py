@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -20,7 +19,7 @@ import onnx
 from ladder import faults
 from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_branches import BranchedStage, branches
-from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, element_type, title
+from ladder.frontend.onnx_call import Call, Invalid, Problem, Row, Value, check_stated, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_classical import DOMAIN as CLASSICAL_DOMAIN
 from ladder.frontend.onnx_classical import Expansion, classical_row
@@ -32,7 +31,7 @@ from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_til
 from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
 from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
-from ladder.frontend.onnx_sizes import Shapes, fixed_sizes
+from ladder.frontend.onnx_sizes import Shapes, SizeDecided, fixed_sizes
 from ladder.frontend.onnx_stages import (
     Imported,
     NodeStage,
@@ -43,7 +42,7 @@ from ladder.frontend.onnx_stages import (
     names_read,
 )
 from ladder.frontend.onnx_values import Known, known_extents, symbolic_value
-from ladder.ir.extents import canonical, show_shape
+from ladder.ir.extents import bind, canonical
 from ladder.ir.extents import size_names as names_in
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops.evaluate import (
@@ -58,7 +57,7 @@ from ladder.runtime.onnx_ops.evaluate import (
 from ladder.runtime.onnx_ops.signals import DRAWS
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import array_of, value_of
-from tile_types.errors import DTypeError, LadderError
+from tile_types.errors import LadderError
 from tile_types.identity import require_values
 from tile_types.tile import Extent, Tile
 
@@ -85,7 +84,12 @@ def import_stages(
     shapes: Input -> the shape that it has in every call, in place of what the file states.
     """
     with one_error(source):
-        return Walk(open_onnx(source), problem, precise, shapes or {}).imported()
+        file, decided = open_onnx(source), dict[str, int]()
+        while True:
+            try:
+                return Walk(file, problem, precise, shapes or {}, decided).imported()
+            except SizeDecided as error:
+                decided[error.name] = error.extent
 
 
 @contextmanager
@@ -104,9 +108,13 @@ class Walk:
     """Goes through a model node by node."""
 
     def __init__(
-        self, file: OnnxFile, problem: Problem, precise: bool = False, shapes: Shapes = MappingProxyType({})
+        self, file: OnnxFile, problem: Problem, precise: bool, shapes: Shapes, decided: Mapping[str, int]
     ) -> None:
         self.file, self.problem, self.precise, self.shapes = file, problem, precise, shapes
+        self.decided = decided
+        """Size that inputs show -> the only number that it can be."""
+        self.open: set[str] = set()
+        """Sizes that inputs show."""
         self.sizes: dict[str, int] = {}
         """Size that the file names -> its extent in every call."""
         self.versions: Mapping[str, int] = versions_of(file.model)
@@ -162,6 +170,7 @@ class Walk:
             self.values[info.name] = late
             return
         check_extents([e for e in tile.shape if isinstance(e, int)], f"input {info.name!r}")
+        self.open.update(names_in(tile.shape))
         self.flow.show(info.name, tile.shape)
         self.values[info.name] = self.piece.enter(info.name, tile.ttype, tile.shape, identifier(info.name))
 
@@ -171,11 +180,13 @@ class Walk:
         kind.CopyFrom(info.type)
         if kind.HasField("tensor_type"):
             for axis, dim in enumerate(kind.tensor_type.shape.dim):
-                found = self.extent(dim, f"{identifier(info.name)}_{axis}")
+                found = bind(self.extent(dim, f"{identifier(info.name)}_{axis}"), self.decided)
                 if info.name in self.shapes or dim.dim_param in self.sizes:
                     dim.dim_value = self.shapes.get(info.name, {axis: self.sizes.get(dim.dim_param)})[axis]
                 elif isinstance(found, str):
                     dim.dim_param = found
+                elif found > 0:
+                    dim.dim_value = found
         return kind
 
     def extent(self, dim: Any, otherwise: str) -> Extent:
@@ -262,6 +273,10 @@ class Walk:
             reason = f"this form of it is not supported: {_form(given)}"
         except Invalid:
             raise
+        except SizeDecided as error:
+            if error.name in self.open:
+                raise
+            found, reason = None, str(error)
         except LadderError as error:
             found, reason = None, str(error).removeprefix(f"{title(node)}: ")
         except Exception as error:
@@ -463,25 +478,8 @@ class Walk:
     def check(self, node: Any, name: str, value: Value | Late) -> None:
         """Compare what a row gives with what the file states."""
         info = self.stated.get(name)
-        if info is None or not isinstance(value, str) or not info.type.HasField("tensor_type"):
-            return
-        kind, tile = info.type.tensor_type, self.im.tile(value)
-        ttype = element_type(kind.elem_type, name) if kind.elem_type else tile.ttype.name
-        stated: list[Extent] = list(tile.shape)
-        if kind.HasField("shape"):
-            stated = [dim.dim_value if dim.HasField("dim_value") else "?" for dim in kind.shape.dim]
-        if tile.ttype.name != ttype:
-            raise DTypeError(f"{title(node)} gives {tile.ttype}, the file states {ttype} for {name!r}")
-        fits = len(stated) == len(tile.shape) and all(
-            a == b or not isinstance(a, int) or not isinstance(b, int)
-            for a, b in zip(stated, tile.shape, strict=True)
-        )
-        if not fits:
-            faults.warn_once(
-                f"{self.file.title} {name}",
-                f"{self.file.title} states {show_shape(stated)} for {name!r}, {title(node)} gives"
-                f" {show_shape(tile.shape)}: what it gives is taken",
-            )
+        if info is not None and isinstance(value, str) and info.type.HasField("tensor_type"):
+            check_stated(title(node), self.file.title, info, self.im.tile(value))
 
 
 def _is_ours(value: Value | Late | None) -> bool:

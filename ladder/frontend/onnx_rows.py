@@ -17,6 +17,7 @@ import numpy as np
 from ladder.frontend.aten_rows import ROWS as ATEN
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
 from ladder.frontend.onnx_pads import mirrored, padded
+from ladder.frontend.onnx_sizes import require_as_many
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
 from ladder.ir.shapes import broadcast_shapes
@@ -136,7 +137,9 @@ def _reshaped(call: Call) -> Any:
         given = [shape[at] if extent == 0 else extent for at, extent in enumerate(given)]
     known = [extent for extent in given if extent != -1]
     left = divided(product(shape), product(known)) if len(known) < len(given) else 0
-    return call.im.reshape(call.tensor(0), [left if extent == -1 else extent for extent in given])
+    target = [left if extent == -1 else extent for extent in given]
+    require_as_many(shape, target)
+    return call.im.reshape(call.tensor(0), target)
 
 
 def _flattened(call: Call) -> Any:
@@ -250,13 +253,16 @@ FAR = 1 << 16
 def _place(call: Call, position: Extent, extent: Extent) -> Extent:
     """Return an end of a slice, brought into the axis.
 
-    Whether a size with negative terms counts from the end is not known before the call: it must not.
+    Whether a size of terms of both signs counts from the end is not known before the call: it must not.
     """
     if isinstance(position, int):
         if position >= FAR:
             call.piece.limits.append((extent, position))
             return extent
         return larger(total([extent, position]), 0) if position < 0 else smaller(position, extent)
+    if only_adds(length := product([-1, position])):
+        call.piece.limits.append((1, length))
+        return larger(total([extent, position]), 0)
     if not only_adds(position):
         call.piece.limits.append((0, position))
     return smaller(position, extent)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ladder.ir.extents import product, quotient, size_names
+from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import ShapeError, unknown_name
+from tile_types.tile import Extent
 
 Shapes = Mapping[str, Sequence[int]]
 """Input -> its shape."""
@@ -31,3 +34,28 @@ def fixed_sizes(inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:
                 raise ShapeError(f"input {name!r} has {stated} elements along an axis, not {extent}")
     found.pop("", None)
     return found
+
+
+class SizeDecided(ImportRefused):
+    """A size that a file leaves open can only be one number for a node: the import begins again with it."""
+
+    def __init__(self, name: str, extent: int) -> None:
+        super().__init__(f"the size {name!r} can only be {extent}")
+        self.name, self.extent = name, extent
+
+
+def require_as_many(shape: Sequence[Extent], target: Sequence[Extent]) -> None:
+    """Raise SizeDecided if shapes have as many elements for one number in place of one size alone.
+
+    Exporters write the sizes of an example where a model was traced: if ``[N, B, 576]`` is made
+    ``[N, 1, 3, 192]``, ``B`` can only be 1.
+    """
+    counts, found = (product(shape), product(target)), dict[str, int]()
+    for count, other in (counts, counts[::-1]) if counts[0] != counts[1] else ():
+        for name in size_names((count,)):
+            rest = quotient(count, name)
+            extent = None if rest is None else quotient(other, rest)
+            if isinstance(extent, int) and extent > 0:
+                found[name] = extent
+    if len(found) == 1:
+        raise SizeDecided(*found.popitem())

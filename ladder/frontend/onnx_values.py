@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 
-from ladder.ir.extents import canonical, floordiv, product, quotient, total
+from ladder.ir.extents import canonical, floordiv, larger, product, quotient, smaller, total
 from tile_types.arrays import own_name
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
@@ -213,6 +214,9 @@ SYMBOLIC: Mapping[str, Callable[..., Known | None]] = {
     "Sub": _elementwise(lambda a, b: total([a, product([-1, b])])),
     "Mul": _elementwise(lambda a, b: product([a, b])),
     "Div": _elementwise(divided),
+    "Neg": _elementwise(lambda a: product([-1, a])),
+    "Max": _elementwise(lambda *extents: reduce(larger, extents)),
+    "Min": _elementwise(lambda *extents: reduce(smaller, extents)),
     "Equal": _elementwise(_same),
     "Where": _elementwise(lambda condition, yes, no: yes if condition else no),
     "Identity": lambda given, x: x,

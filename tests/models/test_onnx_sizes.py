@@ -219,3 +219,34 @@ def test_shapes_that_calls_bring_have_plans_of_their_own() -> None:
         fast(torch.zeros(1, 3, 7, 7, dtype=torch.int64))
     with pytest.raises(ladder.ShapeError):
         fast(torch.zeros(1, 4, 7, 7))
+
+
+def test_sizes_that_can_only_be_one_number() -> None:
+    """A shape of the traced example in a model of open sizes: one plan; other sizes are refused."""
+    traced = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> g (float[n, batch, 6] x, float[batch] b) => (y)
+        <int64[4] parts = {0, 1, 2, 3}, int64[1] zero = {0}, int64[1] one = {1}> {
+        s = Shape(x)  n = Slice(s, zero, one)  r = Reshape(x, parts)  t = Transpose <perm = [2, 1, 0, 3]> (r)
+        flat = Concat <axis = 0> (n, six)  f = Reshape(t, flat)  y = Add(f, b) }"""
+    )
+    traced.graph.initializer.append(onnx.numpy_helper.from_array(np.array([6]), "six"))
+    fast, x, b = ladder.compile(traced), torch.randn(5, 1, 6), torch.randn(1)
+    assert len(fast.staged.stages) == 1
+    torch.testing.assert_close(fast(x, b), x.reshape(5, 1, 2, 3).transpose(0, 2).reshape(5, 6) + b)
+    with pytest.raises(ShapeError, match="must have shape"):
+        fast(torch.randn(5, 2, 6), torch.randn(2))
+
+
+def test_slices_by_sizes_from_the_end() -> None:
+    """The last rows, as many as another input has; more than there are is all of them."""
+    last = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> g (float[n, 4] x, float[m, 4] z) => (y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] far = {1000000}> {
+        s = Shape(z)  m = Slice(s, zero, one)  begin = Neg(m)  y = Slice(x, begin, far, zero) }"""
+    )
+    fast, x = ladder.compile(last), torch.randn(5, 4)
+    assert len(fast.staged.stages) == 1
+    for rows in (1, 4, 5, 9):
+        torch.testing.assert_close(fast(x, torch.randn(rows, 4)), x[-rows:])
+    with pytest.raises(ladder.LadderError):
+        fast(x, torch.randn(0, 4))
