@@ -98,7 +98,10 @@ def main() -> None:
     deadline = time.monotonic() + arguments.seconds
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         tried = partial(row_of, options=options, deadline=deadline, folder=Path(folder), both=arguments.both)
-        rows = list(pool.map(tried, names))
+        rows = []
+        for row in pool.map(tried, names):
+            rows.append(row)
+            print(row["name"], row["outcome"], row["right"], row.get("ratio", ""), flush=True)
     versions: dict[str, str] = next((row["versions"] for row in rows if "versions" in row), {})
     lacking = {"torch_steps": torch_steps(rows)} if arguments.steps else {}
     rows = [{key: value for key, value in row.items() if key not in ("versions", "steps")} for row in rows]

@@ -44,7 +44,10 @@ MAX_PASSED = 1024
 LOOKS = 8
 """Calls in a row by a record for open sizes after which those for fixed ones are looked at again."""
 DEEPEST = 3
-"""Conditionals inside of one another at most: the number of paths doubles with each."""
+"""Conditionals of two known sides inside of one another at most: the number of paths doubles with each."""
+
+MOST_NESTED = 12
+"""Conditionals inside of one another at most, those included of which one side is known, as of checks."""
 
 
 class Signal:

@@ -177,6 +177,7 @@ def _filled(im: Importer, out: str, shape: Sequence[Extent], value: Any, **_: An
 
 def _counted(im: Importer, out: str, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
     start, end = (0, start) if end is None else (start, end)
+    start, end, step = (int(value) if isinstance(value, bool) else value for value in (start, end, step))
     if not all(isinstance(value, int | str) for value in (start, end)) or not isinstance(step, int):
         return None
     if step < 1:

@@ -281,3 +281,80 @@ def test_plans_of_both_sides():
     assert compiled.outcome == "whole"
     assert not compiled.refused
     assert len(compiled.graphs) == 1
+
+
+def checks_in_a_row(x):
+    """Like validation of arguments: checks in a row that raise."""
+    for _ in range(6):
+        x = x * 1.5
+        if not torch.isfinite(x).all():
+            raise ValueError("not finite")
+    return torch.relu(x)
+
+
+def gradients_switched_on_a_side(x):
+    """Like a lazy property of ``torch.distributions``."""
+    if torch.isnan(x).any():
+        raise ValueError("not a number")
+    with torch.enable_grad():
+        y = x * 2
+    return y + torch.is_grad_enabled()
+
+
+def categorical(x):
+    return torch.distributions.Categorical(logits=x, validate_args=True).entropy()
+
+
+@pytest.mark.parametrize("way", [capture, ladder.compile])
+@pytest.mark.parametrize("program", [checks_in_a_row, gradients_switched_on_a_side, categorical])
+def test_checks_in_a_row_are_one_graph(program, way):
+    fast = way(program)
+    for seed in range(4):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            assert torch.allclose(fast(x), program(x), rtol=1e-6)
+            assert not torch.is_grad_enabled()
+    assert fast.outcome == "whole"
+    with pytest.raises(ValueError, match=r"not |invalid"):
+        fast(torch.full((3, 8), torch.nan))
+    assert torch.equal(fast(x), program(x))
+
+
+def error_while_gradients_are_switched(x):
+    if x.sum() > 0:
+        with torch.enable_grad():
+            if x.max() > 1.5:
+                raise ValueError("too large")
+            return x + 1
+    return x
+
+
+def test_an_error_on_a_side_leaves_the_state_of_torch():
+    fast = capture(error_while_gradients_are_switched)
+    for seed in range(14):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            assert _told(fast, x) == _told(error_while_gradients_are_switched, x)
+
+
+def _told(function, x):
+    try:
+        found = function(x).tolist()
+    except ValueError as error:
+        found = str(error)
+    return found, torch.is_grad_enabled()
+
+
+def test_gradients_recorded_on_a_side_keep_a_graph_in_torch():
+    layer = torch.nn.Linear(8, 8)
+
+    def program(x):
+        if torch.isnan(x).any():
+            raise ValueError("not a number")
+        with torch.enable_grad():
+            return layer(x)
+
+    fast = ladder.compile(program)
+    for _ in range(3):
+        with torch.no_grad():
+            assert fast(torch.ones(2, 8)).requires_grad

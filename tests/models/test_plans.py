@@ -385,3 +385,13 @@ def test_what_is_added_to_a_single_row_is_its_bias() -> None:
     (built,) = fast.models
     assert [step.part.gemm.bias for step in built.plan.steps if step.part.gemm is not None] == [True]
     assert "raised" not in fast.explain()
+
+
+def test_bools_are_numbers_of_a_range() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(False, 3, True)
+
+    fast = ladder.compile(program)
+    x = torch.randn(2, 3)
+    assert torch.equal(fast(x), program(x))
+    assert not fast.refused

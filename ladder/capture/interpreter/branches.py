@@ -25,12 +25,12 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import frame_pairs
 from ladder.capture.python.frames import NULL, Frame
-from ladder.capture.records import DEEPEST
+from ladder.capture.records import MOST_NESTED
 from ladder.capture.trace.conditionals import Side, folded
 from ladder.capture.trace.trace import Apart, Value
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.settings import is_now
-from ladder.capture.values.tensors import autocast_state, torch_state
+from ladder.capture.values.tensors import autocast_state, restore_state, torch_state
 
 
 class Joined(Leaving):
@@ -101,7 +101,9 @@ def _try_fork(
     known = point.sides(tuple(plain))
     changed = {number for record in known.values() for number in record.changed}
     clones = Clones(vm.heap, [*steps_before(vm), *vm.heap.steps], graph_break.uses)
-    if paused or not point.may_join(known) or len(vm.aside) >= DEEPEST or not clones.owns(values, changed):
+    if paused or not point.may_join(known) or len(vm.aside) >= MOST_NESTED:
+        return
+    if not clones.owns(values, changed):
         return
     if len(known) == 1 and (vm.trace.changes_tensors or vm.trace.random):
         return  # a run on the side that is not known must leave no trace
@@ -142,7 +144,7 @@ def _joined(vm: Interpreter, fork: Fork, known: list[bool], condition: torch.fx.
     loops = bool(getattr(vm.store.backend, "loops", False))
     nodes = folded(vm.trace.graph, condition, sides, vm.trace.modules, loops=loops)
     holds_name, *names = [_graph_value(vm, node) for node in nodes]
-    depth = 1 + max(end.ending.depth for end in ends.values())
+    depth = max(end.ending.depth for end in ends.values()) + len(known) - 1
     ending = Ending([], {holds_name, *names}, depth, returns=True)
     for holds, end in ends.items():
         inner = end.ending
@@ -170,6 +172,9 @@ def _side(vm: Interpreter, fork: Fork, holds: bool) -> tuple[Side, Joined]:
         if _state(vm) != kept.state or any(step.keep for step in vm.heap.steps):
             raise Abandoned("a side of a branch changes more than its record says")
         return _cut(vm, kept, end)
+    except Abandoned:
+        restore_state(*kept.state[:2])
+        raise
     finally:
         _take_back(vm, kept)
 
@@ -216,7 +221,8 @@ def _cut(vm: Interpreter, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
 def _state(vm: Interpreter) -> tuple[Any, ...]:
     trace = vm.trace
     switched = [(setting, is_now(setting)) for setting in trace.settings]
-    return torch_state(), autocast_state(), trace.changes_tensors, trace.random, trace.state_written, switched
+    changes = trace.changes_tensors, trace.random, switched
+    return torch.is_grad_enabled(), autocast_state(), torch_state(), *changes
 
 
 def _set_apart(vm: Interpreter) -> _Kept:

@@ -155,7 +155,7 @@ def _note_end(
 
 def _is_unseen(trace: Trace, changed: frozenset[int] | None) -> bool:
     """Say whether a run that goes through a segment changes only roots, and cannot bring down a GPU."""
-    written = trace.changes_tensors or trace.random or trace.switches or trace.asserts
+    written = trace.changes_tensors or trace.random or trace.settings or trace.asserts
     return not written and changed is not None
 
 

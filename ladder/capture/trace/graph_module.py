@@ -88,16 +88,28 @@ def _switches_gradients(trace: Trace, graph: torch.fx.Graph, wanted: list[Value]
     """
     if any(is_a(value.obj, torch.Tensor) and value.obj.requires_grad for value in wanted):
         return "its results have gradients"
-    return switched(graph, [item for _, _, item in trace.placeholders], before)
+    sides = [part for each in trace.modules.values() for part in each.modules()]
+    inside = [node for part in sides if is_a(part, torch.fx.GraphModule) for node in part.graph.nodes]
+    return switched(graph, [item for _, _, item in trace.placeholders], before, inside)
 
 
-def switched(graph: torch.fx.Graph, examples: Iterable[Any], before: bool) -> str:
-    """Say what the nodes of a graph do to the recording of gradients of its arguments; empty if nothing."""
+def switched(
+    graph: torch.fx.Graph, examples: Iterable[Any], before: bool, inside: Iterable[torch.fx.Node] = ()
+) -> str:
+    """Say what the nodes of a graph do to the recording of gradients of its arguments; empty if nothing.
+
+    inside: Nodes of its branches and loops, which leave the recording of gradients as it was.
+    """
     if any(node.op == "call_method" and node.target in ASKING_FOR_GRADIENTS for node in graph.nodes):
         return "it says of tensors whether they have gradients"
-    written = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    written = _switches(graph.nodes)
     if written and written[-1] is not before:
         return "it leaves the recording of gradients otherwise than it was"
-    if True in written and any(is_a(item, torch.Tensor) and item.requires_grad for item in examples):
+    recorded = True in (*written, *_switches(inside))
+    if recorded and any(is_a(item, torch.Tensor) and item.requires_grad for item in examples):
         return "gradients are recorded in a part of it"
     return ""
+
+
+def _switches(nodes: Iterable[torch.fx.Node]) -> list[Any]:
+    return [node.args[0] for node in nodes if node.target is torch._C._set_grad_enabled]
