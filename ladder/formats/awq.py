@@ -49,14 +49,16 @@ def gemv_shape(layer: Layer) -> Shape:
 
 def read_gemm(layer: Layer) -> QuantizedTensor:
     """Read a layer of the gemm layout."""
+    from torch.nn.functional import pad
+
     n, k = gemm_shape(layer)
     groups, _ = layer.shape(".scales", 2)
     _require_types(layer)
     layer.require(layer.shape(".qzeros", 2) == (groups, n // 8), "qzeros do not fit scales")
     layer.require(k % 8 == 0, f"{k} inputs are no multiple of 8")
     group = group_of(layer, k, groups, layer.option("group_size", int, None))
-    packed = words_to_codes(layer.tensor(".qzeros"), BITS, n).view(groups, n // 8, 8)
-    zero = packed[:, :, [ORDER.index(output) for output in range(8)]].reshape(groups, n)
+    words = pad(layer.tensor(".qzeros"), (0, 0, 0, -groups % 8))
+    zero = words_to_codes(transposed_nibbles(words, ORDER), BITS, groups)
     fields = {"scale": layer.tensor(".scales").t().contiguous(), "columns": None, "block": (1, group)}
     form = PackedForm(n, k, BITS, groups, planar=False)
 
@@ -64,7 +66,7 @@ def read_gemm(layer: Layer) -> QuantizedTensor:
         flip = sign_bits(BITS, 32) if signed else 0
         return octets_of(transposed_nibbles(layer.tensor(".qweight"), ORDER, flip))
 
-    return symmetric_or_not(form, store, zero.t().contiguous(), None, fields)
+    return symmetric_or_not(form, store, zero, None, fields)
 
 
 def read_gemv(layer: Layer) -> QuantizedTensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, modelopt, native, torchao
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
-from ladder.formats.gguf import read_gguf
+from ladder.formats.gguf import SPLIT, read_gguf
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
 from tile_types.errors import (
@@ -165,7 +165,7 @@ class Checkpoint(Mapping[str, "Loaded"]):
         form, _ = self.layers[name]
         matrices = loaded if isinstance(loaded, tuple) else (loaded,)
         values = self._guarded(name, lambda: [_as_tool(form, matrix) for matrix in matrices])
-        result = torch.stack(values) if isinstance(loaded, tuple) else values[0]
+        result = (torch.stack(values) if len(values) > 1 else values[0]).view(self.entry(name).shape)
         return result if dtype is None else result.to(dtype)
 
     def _guarded(self, name: str, read: Callable[[], T]) -> T:
@@ -197,8 +197,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ----------
     path
         A folder with ``model.safetensors`` or one other file (and its ``config.json``), an index of shards,
-        or one file: ``.safetensors``, ``.gguf``, or ``.pt`` and ``.bin`` of tensors, which are unpickled as
-        data only.
+        or one file: ``.safetensors``, ``.gguf`` (of a split model, any of its files), or ``.pt`` and ``.bin``
+        of tensors, which are unpickled as data only.
 
     Returns
     -------
@@ -211,10 +211,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     found = Path(path)
     require(os.fspath(path) != "" and os.path.exists(found), f"there is no checkpoint at {path}")
-    if found.suffix == ".gguf":
-        file = read_gguf(found)
-        return Checkpoint(found, file.layers, file.plain, metadata=file.metadata)
-    arrays = _arrays(found)
+    file = _file_of(found) if found.is_dir() else found
+    if file.suffix == ".gguf":
+        model = read_gguf(file)
+        return Checkpoint(found, model.layers, model.plain, metadata=model.metadata)
+    arrays = _arrays(file)
     config = _config(found if found.is_dir() else found.parent)
     try:
         layers, plain = assign(arrays, config)
@@ -223,17 +224,22 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(found, layers, plain, config, arrays.metadata)
 
 
+def _file_of(folder: Path) -> Path:
+    """Return the one file, or index, that a folder's tensors are read from."""
+    if (folder / INDEX).exists():
+        return folder / INDEX
+    files = sorted(file for file in folder.iterdir() if file.suffix in ENDINGS)
+    safe = [file for file in files if file.suffix == ".safetensors"]
+    chosen = [file for file in safe if file.name == WHOLE] or safe or files
+    split = {match and (match[1], match[3]) for match in map(SPLIT.fullmatch, (each.name for each in chosen))}
+    require(len(chosen) > 0, f"{folder} holds no file of {', '.join(ENDINGS)}")
+    one = len(chosen) == 1 or (len(split) == 1 and None not in split)
+    require(one, f"{folder} holds several files and no {INDEX}; name one of them")
+    return chosen[0]
+
+
 def _arrays(path: Path) -> Arrays:
-    """Return the arrays of a file or folder."""
-    if path.is_dir():
-        if (path / INDEX).exists():
-            return read_shards(path / INDEX)
-        files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
-        safe = [file for file in files if file.suffix == ".safetensors"]
-        chosen = [file for file in safe if file.name == WHOLE] or safe or files
-        require(len(chosen) > 0, f"{path} holds no file of {', '.join(ENDINGS)}")
-        require(len(chosen) == 1, f"{path} holds several files and no {INDEX}; name one of them")
-        return _arrays(chosen[0])
+    """Return the arrays of a file."""
     if path.suffix == ".json":
         return read_shards(path)
     if path.suffix == ".safetensors":

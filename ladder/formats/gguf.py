@@ -6,6 +6,7 @@ Source: ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ DEFAULT_ALIGNMENT = 32
 PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
 PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
+
+
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+"""Name of one of the files that a model is split into: llama.cpp's, numbered from 1."""
 
 
 @dataclass
@@ -104,10 +109,37 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the headers of a GGUF file.
+    """Read the headers of a GGUF file, and of the others of a model that is split into several.
 
-    Raises CheckpointError if the file is truncated, of another version or byte order, or contradicts itself.
+    Raises CheckpointError if a file is missing, truncated, of another version or byte order, or contradicts
+        itself or the others.
     """
+    named = _read_one(path)
+    count = named.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return named
+    match = SPLIT.fullmatch(path.name)
+    if match is None or count != int(match[3]):
+        raise CheckpointError(f"{path} is one of {count!r} files of a model, and not named as these are")
+    found = GgufFile({}, {}, {})
+    for at in range(count):
+        part = path.with_name(f"{match[1]}-{at + 1:05}-of-{match[3]}.gguf")
+        file = named if part == path else _read_one(part)
+        place = file.metadata.get("split.no"), file.metadata.get("split.count")
+        require(
+            place == (at, count), f"{part} says that it is number {place[0]!r} of {place[1]!r}, from 0 on"
+        )
+        again = (file.layers.keys() | file.plain.keys()) & (found.layers.keys() | found.plain.keys())
+        require(not again, f"{part} has {sorted(again)[:1]}, as a file before it")
+        found.layers.update(file.layers)
+        found.plain.update(file.plain)
+        found = found if at else file
+    total, stated = len(found.layers) + len(found.plain), found.metadata.get("split.tensors.count")
+    require(stated in (None, total), f"{path}: its model has {stated!r} tensors, the files have {total}")
+    return found
+
+
+def _read_one(path: Path) -> GgufFile:
     cursor = Cursor(MappedFile(path))
     require(cursor.take(4) == MAGIC, f"{path} is no GGUF file")
     version = cursor.number("I")
@@ -171,14 +203,14 @@ def _placed(file: MappedFile, metadata: dict[str, Any], infos: list[_Info], star
 
 
 def shape_of(row: BlockType, layer: Layer) -> Shape:
-    """Return [N, K] in elements, or of a stack [E, N, K]; a vector is a matrix of one row."""
-    *outer, n, octets = (1, *layer.shape("")) if len(layer.shape("")) == 1 else layer.shape("")
-    return (*((math.prod(outer),) if outer else ()), n, octets // row.nbytes * row.elements)
+    """Return the extents in elements: [N, K], or of a stack [E, N, K]."""
+    *outer, octets = layer.shape("")
+    return (*outer, octets // row.nbytes * row.elements)
 
 
 def read(row: BlockType, layer: Layer) -> Loaded:
-    """Read a matrix, or a stack of them as one each."""
-    *outer, n, k = shape_of(row, layer)
+    """Read a matrix, or a stack of them as one each; a vector is a matrix of one row."""
+    *outer, n, k = (1, *shape_of(row, layer))[-max(len(layer.shape("")), 2) :]
     octets = layer.tensor("").view(-1, n, k // row.elements, row.nbytes)
     matrices = tuple(_matrix(row, one, k) for one in octets)
     return matrices if outer else matrices[0]

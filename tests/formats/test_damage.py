@@ -408,3 +408,42 @@ def test_headers_agree_with_the_safetensors_package() -> None:
             assert tensor.shape == expected.shape
             pair = (array.contiguous().reshape(-1).view(torch.uint8) for array in (tensor, expected))
             assert torch.equal(*pair)
+
+
+def split_file(folder: Path, number: int, count: int = 3, tensors: int = 3) -> Path:
+    """Write one of the files of a split GGUF model, which holds one tensor of 4 numbers."""
+    pairs = {b"split.no": number, b"split.count": count, b"split.tensors.count": tensors}
+    start = b"GGUF" + struct.pack("<IQQ", 3, 1, len(pairs))
+    start += b"".join(struct.pack(f"<Q{len(key)}sIi", len(key), key, 5, at) for key, at in pairs.items())
+    start += struct.pack("<Q2sIQIQ", 2, f"t{number}".encode(), 1, 4, 0, 0)
+    path = folder / f"m-{number + 1:05}-of-{3:05}.gguf"
+    path.write_bytes(start.ljust(-(-len(start) // 32) * 32, b"\0") + struct.pack("<4f", *[number] * 4))
+    return path
+
+
+def test_files_of_a_split_model_are_one(tmp_path: Path) -> None:
+    files = [split_file(tmp_path, number) for number in range(3)]
+    for path in (*files, tmp_path):
+        checkpoint = ladder.load_checkpoint(path)
+        assert {name: checkpoint[name].tolist() for name in checkpoint} == {
+            f"t{n}": [n] * 4 for n in range(3)
+        }
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda files: files[2].unlink(), "cannot read .*00003"),
+        (lambda files: split_file(files[0].parent, 2, count=4), "number 2 of 4"),
+        (lambda files: split_file(files[0].parent, 0, count=4), "one of 4 files"),
+        (lambda files: split_file(files[0].parent, 0, tensors=4), "has 4 tensors"),
+        (lambda files: files[2].write_bytes(files[1].read_bytes()), "number 1 of 3"),
+    ],
+)
+def test_files_of_split_models_that_do_not_fit(
+    change: Callable[[list[Path]], object], says: str, tmp_path: Path
+) -> None:
+    files = [split_file(tmp_path, number) for number in range(3)]
+    change(files)
+    with pytest.raises(ladder.CheckpointError, match=says):
+        ladder.load_checkpoint(files[0])
