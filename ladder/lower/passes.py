@@ -24,13 +24,18 @@ NARROWING = ("BF16ComputeLegalize", "NarrowDataType", "VectorizeLoop", "UnrollLo
 
 SPLITTING = (
     "CommonSubexprElim", "FP8ComputeLegalize", "VerifyMemory", "AnnotateEntryFunc", "SplitHostDevice",
+    "StmtSimplify",
 )  # fmt: skip
-"""Up to functions of the host and of the device."""
+"""Up to functions of the host and of the device.
+
+Nothing is simplified after them: ``FP8StorageLegalize`` removes what keeps TVM from simplifying floats
+(`ladder.ir.scalars.opaque`) for targets whose C or assembly has no fp8.
+"""
 
 PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize")
 """Up to functions that take and return what TVM's runtime hands over."""
 
-HOST, DEVICE = ("LowerTVMBuiltin",), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
+HOST, DEVICE = ("LowerTVMBuiltin",), ("LowerWarpMemory", "LowerIntrin")
 """After that, on each side; last come `open_quotients` and ``LowerIntrin``, on the device `known_bits`."""
 
 LEFT_TO_LLVM = ("CommonSubexprElim",)
@@ -76,7 +81,7 @@ def as_generated(function: Any, target: Any) -> tuple[Any, dict[str, Any]]:
     with wanted:
         whole = wanted.with_host(Target("llvm"))
         module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({name: function}))
-        split = _sequence((*SPLITTING, "StmtSimplify"))(_running(module))  # the last one: see DEVICE
+        split = _sequence(SPLITTING)(_running(module))
     parts = {str(variable.name_hint): part for variable, part in split.functions.items()}
     return parts.pop(name), parts
 

@@ -41,11 +41,12 @@ def exp(x: Expr, bind: Callable[[Expr], Expr]) -> Expr:
     power = bind(T.Cast("int32", whole))
     half = bind(power >> T.int32(1))
     # Masked scores are far below: processors take long over a product that underflows, and none over 0.
-    least = tirx.Select(scalars.less(x, T.float32(LEAST)), T.float32(0), _power_of_two(power - half))
-    found = bind(near * _power_of_two(half) * least)
+    least = tirx.Select(scalars.less(x, T.float32(LEAST)), T.float32(0), power_of_two(power - half))
+    found = bind(near * power_of_two(half) * least)
     overflown = tirx.Select(scalars.less(T.float32(MOST), x), T.float32(float("inf")), found)
     return tirx.Select(scalars.equal(x, x), overflown, x)
 
 
-def _power_of_two(whole: Expr) -> Expr:
+def power_of_two(whole: Expr) -> Expr:
+    """Return a normal power of two, made of its bits."""
     return T.reinterpret("float32", (whole + T.int32(127)) << T.int32(23))

@@ -23,6 +23,7 @@ from ladder.lower.chain.llvm_functions import (
     through_bfloat16,
     widened_bits,
 )
+from ladder.lower.chain.rocm_functions import cosine, power, sine
 from ladder.lower.chain.values import round_through
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import UPPER_HALVES
@@ -101,6 +102,9 @@ class RocmDialect(Dialect):
         **LLVM_FUNCTIONS,
         "mul": _product,
         "square": lambda x: _product(x, x),
+        "sin": sine,
+        "cos": cosine,
+        "pow": power,
     }
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
         "exp": _exponential,

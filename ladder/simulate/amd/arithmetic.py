@@ -314,6 +314,7 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.arithmetic.fence": lambda t, call: t.read(call.operands[0]),
     "llvm.fma": _fma,
     "tirx.fma": _fma,
+    "llvm.rint": _element_wise(np.rint),
     "llvm.maximum": _element_wise(np.maximum),
     "llvm.minimum": _element_wise(np.minimum),
 }

@@ -48,7 +48,9 @@ def subnormal(x: Array) -> Array:
 
 
 def div_scale(scaled: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
-    """V_DIV_SCALE_F32: scale an operand of a division so that no step leaves float32's range.
+    """V_DIV_SCALE_F32: scale an operand of a division so that few steps leave float32's range.
+
+    The manual's case of an inverse that is subnormal in float64 is that of no float32.
 
     Returns: The operand, and whether V_DIV_FMAS is to scale back.
     """
@@ -61,7 +63,6 @@ def div_scale(scaled: Array, denominator: Array, numerator: Array) -> tuple[Arra
         ((numerator == 0) | (denominator == 0), np.asarray(np.nan, np.float32), none),
         (ahead >= 96, np.where(is_denominator, up, scaled), ~none),
         (subnormal(denominator), up, none),
-        (subnormal(inverse) & subnormal(quotient), np.where(is_denominator, up, scaled), ~none),
         (subnormal(inverse), down, none),
         (subnormal(quotient), np.where(is_denominator, scaled, up), ~none),
         (exponent(numerator) <= 23, up, none),
@@ -80,9 +81,13 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """V_DIV_FIXUP_F32: the quotient with its sign, and the special cases of division."""
+    """V_DIV_FIXUP_F32: the quotient with its sign, and the special cases of division.
+
+    Steps of a quotient beyond float32 give NaN, which hardware makes infinite (the manual does not say so).
+    """
     ordinary = np.isfinite(denominator) & np.isfinite(numerator) & (denominator != 0) & (numerator != 0)
     sign = np.copysign(np.float32(1), numerator) * np.copysign(np.float32(1), denominator)
+    quotient = np.where(np.isnan(quotient), np.float32(np.inf), quotient)
     found: Array = np.where(ordinary, np.copysign(quotient, sign), numerator / denominator)
     return found.astype(np.float32)
 
@@ -97,6 +102,12 @@ def to_integer(dtype: type[np.signedinteger | np.unsignedinteger]) -> Function:
         return found
 
     return convert
+
+
+def product_or_zero(a: Array, b: Array) -> Array:
+    """V_MUL_LEGACY_F32: a product that is 0 where a factor is, whatever the other."""
+    found: Array = np.where((a == 0) | (b == 0), np.float32(0), a * b)
+    return found
 
 
 def larger(a: Array, b: Array) -> Array:

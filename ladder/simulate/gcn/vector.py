@@ -116,6 +116,7 @@ TABLE: dict[str, Row] = {
     "sub_f32": ("f32", FLOAT, np.subtract),
     "subrev_f32": ("f32", FLOAT, lambda a, b: b - a),
     "mul_f32": ("f32", FLOAT, np.multiply),
+    "mul_legacy_f32": ("f32", FLOAT, f.product_or_zero),
     "max_f32": ("f32", FLOAT, f.larger),
     "min_f32": ("f32", FLOAT, f.smaller),
     "maximum_f32": ("f32", FLOAT, np.maximum),
@@ -149,6 +150,10 @@ TABLE: dict[str, Row] = {
     "max_f16": ("f16", "f16 f16", f.larger),
     "min_f16": ("f16", "f16 f16", f.smaller),
     "fma_f16": ("f16", "f16 f16 f16", f.fma),
+    "rndne_f16": ("f16", "f16", np.rint),
+    "floor_f16": ("f16", "f16", np.floor),
+    "ceil_f16": ("f16", "f16", np.ceil),
+    "trunc_f16": ("f16", "f16", np.trunc),
     # conversions
     "cvt_f32_f16": ("f32", "f16", lambda x: x.astype(np.float32)),
     "cvt_f16_f32": ("f16", "f32", lambda x: x.astype(np.float16)),

@@ -1,0 +1,74 @@
+"""Every operator of floats as AMD machine code, on special values: NaN, infinities, subnormals, large angles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ladder.ir import GraphBuilder, evaluate
+from ladder.lower.chain import emit_chain
+from ladder.simulate import simulate_launch
+from ladder.simulate.operator import FAMILIES
+from targets import get_device
+
+VALUES = (
+    *(np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0**-149, 1e-40, 2.0**-126, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -0.5),
+    *(1.5, 2.5, -2.5, 3.0, -7.0, 0.1, 12.5, -80.0, 88.9, -88.0, 2.0**24 + 2, 300.7, 1e-4, 0.999, 1.001, -20.0),
+)
+ANGLES = (np.nan, np.inf, 0.0, 1e-40, 0.7853, 1.5707964, -3.1415927, 4.0, 100.0, -1000.0, 31415.926, 2e5, -4.1e6)
+
+UNARY = (
+    *("neg", "exp", "sigmoid", "tanh", "relu", "silu", "gelu", "square", "sqrt", "rsqrt", "log", "abs"),
+    *("floor", "round", "erf"),
+)
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "less", "less_equal", "equal")
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+BOUNDS = {"float32": 5e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+LEAST = 1e-37
+"""Below it results may be 0."""
+
+
+def check(target: str, ttype: str, operators: Sequence[str], *operands: np.ndarray) -> None:
+    """Compare one kernel of some operators with the interpreter, element by element."""
+    device, g = get_device(target), GraphBuilder("chain")
+    inputs = [g.input(f"x{at}", ttype, x.shape) for at, x in enumerate(operands)]
+    outputs = [g.add(operator, *inputs) for operator in operators]
+    graph = g.finish(*outputs)
+    kinds = [bool if graph.tile(value).ttype.name == "bool" else TYPES[ttype] for value in outputs]
+    results = [np.full(operands[0].shape, 77).astype(kind) for kind in kinds]
+    places = tuple(range(len(operands), len(operands) + len(results)))
+    found = simulate_launch(
+        emit_chain(graph, device, "chain"), [*operands, *results], outputs=places,
+        calls=FAMILIES[device.kind](device.arch), stage="code",
+    )  # fmt: skip
+    assert not found.findings, found.report()
+    exact: Any = evaluate(graph, list(operands))
+    for operator, got, want in zip(operators, results, exact, strict=True):
+        want = want.astype(got.dtype)
+        np.testing.assert_allclose(
+            got.astype(np.float64), want.astype(np.float64), BOUNDS[ttype], LEAST, err_msg=operator
+        )
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("ttype", TYPES)
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_operators_on_special_values(arch: str, ttype: str) -> None:
+    target, dtype = f"rocm/{arch}", TYPES[ttype]
+    with np.errstate(all="ignore"):
+        values = np.array(VALUES).astype(dtype)
+        count = len(values)
+        check(target, ttype, UNARY, values)
+        check(target, ttype, BINARY, np.repeat(values, count), np.tile(values, count))
+        check(target, ttype, ("sin", "cos"), np.array(ANGLES).astype(dtype))
+
+
+@pytest.mark.parametrize("base", [1.0001, -1.0001, 0.37, 1e-39, 7e4])
+def test_powers_are_as_near_as_products(base: float) -> None:
+    """The exponent is taken of a logarithm in two parts: results near the largest float32 have all digits."""
+    exponents = np.arange(-40, 41, dtype=np.float32) * (500 if abs(base) < 1.1 and abs(base) > 1 else 1)
+    check("rocm/gfx942", "float32", ("pow", "add"), np.full_like(exponents, base), exponents)
