@@ -66,6 +66,9 @@ def test_halves() -> None:
     assert after("s_cvt_f32_f16 s0, s1", 0, word).held[0] == bits(1)
     assert after("s_cvt_hi_f32_f16 s0, s1", 0, word).held[0] == bits(-2)
     assert after("s_cvt_f16_f32 s0, s1", 0, bits(-2)).held[0] == 0xC000
+    assert after("s_add_f16 s0, s1, 2.0", 0, word).held[0] == 0x4200
+    assert after("s_cmp_lt_f16 s0, s1", 0, word).scc == 1
+    assert after("s_cmp_o_f16 s0, s1", 0x7E00, word).scc == 0
 
 
 def test_changed_signs_are_refused() -> None:

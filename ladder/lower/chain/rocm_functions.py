@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir import scalars
+from ladder.ir.scalars import equal, kept, less
 from ladder.lower.chain.cpu_functions import power_of_two
 from ladder.lower.chain.llvm_functions import nearest
 from ladder.lower.rocm import dialect as d
@@ -48,17 +48,13 @@ WHOLE = 2.0**24
 """From here on all float32 are even numbers."""
 
 
-def _kept(x: Expr) -> Expr:
-    return scalars.kept(x)
-
-
 def _fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    return _kept(T.call_llvm_pure_intrin("float32", "llvm.fma", a, b, c))
+    return kept(T.call_llvm_pure_intrin("float32", "llvm.fma", a, b, c))
 
 
 def _if(condition: Expr, yes: Expr, no: Expr) -> Expr:
     yes, no = (T.float32(x) if isinstance(x, float) else x for x in (yes, no))
-    return _kept(tirx.Select(condition, yes, no))
+    return kept(tirx.Select(condition, yes, no))
 
 
 def _series(coefficients: Sequence[float], x: Expr) -> Expr:
@@ -69,18 +65,18 @@ def _series(coefficients: Sequence[float], x: Expr) -> Expr:
 
 
 def _turned(ahead: int, x: Expr) -> Expr:
-    """Return the sine of an angle, so many quarter turns ahead, within 2^-22 below 2^22; beyond, of an angle nearby."""
+    """Return the sine of an angle, so many quarter turns ahead, within 2^-22; from 2^22 on, of one nearby."""
     dtype = str(x.ty.dtype)
-    x = _kept(T.Cast("float32", x))
-    quarters = _kept(nearest(x * T.float32(QUARTERS)))
+    x = kept(T.Cast("float32", x))
+    quarters = kept(nearest(x * T.float32(QUARTERS)))
     rest = x
     for part in QUARTER:
         rest = _fma(quarters, T.float32(-part), rest)
     rest = _if(T.float32(1) <= T.fabs(rest), 0.0, rest)
-    square = _kept(rest * rest)
+    square = kept(rest * rest)
     sine = _fma(_series(SINE, square), square * rest, rest)
     cosine = _fma(_series(COSINE, square), square * square, _fma(square, T.float32(-0.5), T.float32(1)))
-    quadrant = _kept(_whole(quarters, T.fabs(quarters) < T.float32(WHOLE)) + T.int32(ahead))
+    quadrant = kept(_whole(quarters, T.fabs(quarters) < T.float32(WHOLE)) + T.int32(ahead))
     found = _if((quadrant & T.int32(1)) != T.int32(0), cosine, sine)
     return T.Cast(dtype, _if((quadrant & T.int32(2)) != T.int32(0), -found, found))
 
@@ -96,18 +92,18 @@ def _whole(x: Expr, condition: Expr) -> Expr:
 def power(x: Expr, y: Expr) -> Expr:
     """Return ``x ** y`` within a few units in the last place, with C's results for special values."""
     dtype = str(x.ty.dtype)
-    x, y = (_kept(T.Cast("float32", value)) for value in (x, y))
-    size, reach, inverse = _kept(T.fabs(x)), _kept(T.fabs(y)), scalars.less(y, T.float32(0))
+    x, y = (kept(T.Cast("float32", value)) for value in (x, y))
+    size, reach, inverse = kept(T.fabs(x)), kept(T.fabs(y)), less(y, T.float32(0))
     found = _exponential(y, *_logarithm(size))
     found = _if(size == T.float32(0), _if(inverse, INF, 0.0), found)
     found = _if(size == T.float32(INF), _if(inverse, 0.0, INF), found)
     found = _if(size == T.float32(1), 1.0, found)
-    count = _kept(_whole(y, reach < T.float32(WHOLE)))
+    count = kept(_whole(y, reach < T.float32(WHOLE)))
     is_whole = tirx.Or(T.Cast("float32", count) == y, T.float32(WHOLE) <= reach)
     is_odd = tirx.And(is_whole, (count & T.int32(1)) != T.int32(0))
     found = _if(tirx.And(T.reinterpret("int32", x) < T.int32(0), is_odd), -found, found)
     is_real = tirx.Or(is_whole, tirx.Or(T.float32(0) <= x, size == T.float32(INF)))
-    is_number = tirx.And(scalars.equal(x, x), scalars.equal(y, y))
+    is_number = tirx.And(equal(x, x), equal(y, y))
     found = _if(tirx.And(is_number, is_real), found, float("nan"))
     is_one = tirx.Or(y == T.float32(0), x == T.float32(1))
     return T.Cast(dtype, _if(is_one, 1.0, found))
@@ -116,33 +112,33 @@ def power(x: Expr, y: Expr) -> Expr:
 def _logarithm(size: Expr) -> tuple[Expr, Expr]:
     """Return the logarithm to base 2 of a positive number in two parts."""
     low = size < T.float32(2.0**-126)
-    bits = _kept(T.reinterpret("int32", size * _if(low, 2.0**24, 1.0)))
-    exponent = _kept((bits - T.int32(ROOT_OF_HALF)) >> T.int32(23))
-    mantissa = _kept(T.reinterpret("float32", bits - (exponent << T.int32(23))))
-    above, both = _kept(mantissa - T.float32(1)), _kept(mantissa + T.float32(1))
-    rest = _kept(mantissa - _kept(both - T.float32(1)))
-    inverse = _kept(d.intrinsic("float32", "llvm.amdgcn.rcp", both))
-    ratio = _kept(above * inverse)
-    beyond = _kept(_fma(-ratio, rest, _fma(-ratio, both, above)) * inverse)
-    square = _kept(ratio * ratio)
-    beyond = _fma(ratio, _kept(_series(LOGARITHM, square) * square), beyond)
+    bits = kept(T.reinterpret("int32", size * _if(low, 2.0**24, 1.0)))
+    exponent = kept((bits - T.int32(ROOT_OF_HALF)) >> T.int32(23))
+    mantissa = kept(T.reinterpret("float32", bits - (exponent << T.int32(23))))
+    above, both = kept(mantissa - T.float32(1)), kept(mantissa + T.float32(1))
+    rest = kept(mantissa - kept(both - T.float32(1)))
+    inverse = kept(d.intrinsic("float32", "llvm.amdgcn.rcp", both))
+    ratio = kept(above * inverse)
+    beyond = kept(_fma(-ratio, rest, _fma(-ratio, both, above)) * inverse)
+    square = kept(ratio * ratio)
+    beyond = _fma(ratio, kept(_series(LOGARITHM, square) * square), beyond)
     first, second = map(T.float32, TWO_OVER_LN2)
-    high = _kept(d.separate(ratio * first))
+    high = kept(d.separate(ratio * first))
     low_part = _fma(beyond, first, _fma(ratio, second, _fma(ratio, first, -high)))
-    whole = _kept(T.Cast("float32", exponent) - _if(low, 24.0, 0.0))
-    total = _kept(whole + high)
-    return total, _kept(_kept(high - _kept(total - whole)) + low_part)
+    whole = kept(T.Cast("float32", exponent) - _if(low, 24.0, 0.0))
+    total = kept(whole + high)
+    return total, kept(kept(high - kept(total - whole)) + low_part)
 
 
 def _exponential(y: Expr, high: Expr, low: Expr) -> Expr:
     """Return 2 to the power of y times a number in two parts."""
-    product = _kept(d.separate(y * high))
+    product = kept(d.separate(y * high))
     rest = _fma(y, low, _fma(y, high, -product))
-    near = _kept(T.fabs(product) < T.float32(FAR))
+    near = kept(T.fabs(product) < T.float32(FAR))
     bounded = _if(near, product, _if(product < T.float32(0), -FAR, FAR))
-    whole = _kept(nearest(bounded))
-    part = _kept(_kept(bounded - whole) + _if(near, rest, 0.0))
-    number = _kept(T.Cast("int32", whole))
-    half = _kept(number >> T.int32(1))
+    whole = kept(nearest(bounded))
+    part = kept(kept(bounded - whole) + _if(near, rest, 0.0))
+    number = kept(T.Cast("int32", whole))
+    half = kept(number >> T.int32(1))
     found = d.intrinsic("float32", "llvm.amdgcn.exp2", part)
-    return _kept(_kept(found * power_of_two(half)) * power_of_two(number - half))
+    return kept(kept(found * power_of_two(half)) * power_of_two(number - half))

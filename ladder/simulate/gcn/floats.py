@@ -31,6 +31,11 @@ def flush(x: Array) -> Array:
     return kept
 
 
+def flushed_sum(a: Array, b: Array, c: Array) -> Array:
+    """V_MAD_F32 and V_MAC_F32: a product and a sum, each rounded, of no subnormal numbers."""
+    return flush(flush(flush(a) * flush(b)) + flush(c))
+
+
 def special(function: Function) -> Function:
     """Return a function of float32 as the special function unit computes it."""
     return lambda x: flush(function(flush(x).astype(np.float64)).astype(np.float32))
@@ -81,15 +86,15 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """V_DIV_FIXUP_F32: the quotient with its sign, and the special cases of division.
+    """V_DIV_FIXUP_F32, _F16: the quotient with its sign, and the special cases of division.
 
-    Steps of a quotient beyond float32 give NaN, which hardware makes infinite (the manual does not say so).
+    Steps of a quotient beyond the type give NaN, which hardware makes infinite (the manual does not say so).
     """
     ordinary = np.isfinite(denominator) & np.isfinite(numerator) & (denominator != 0) & (numerator != 0)
     sign = np.copysign(np.float32(1), numerator) * np.copysign(np.float32(1), denominator)
-    quotient = np.where(np.isnan(quotient), np.float32(np.inf), quotient)
-    found: Array = np.where(ordinary, np.copysign(quotient, sign), numerator / denominator)
-    return found.astype(np.float32)
+    whole = np.where(np.isnan(quotient), np.float32(np.inf), quotient)
+    found: Array = np.where(ordinary, np.copysign(whole, sign), numerator / denominator)
+    return found.astype(quotient.dtype)
 
 
 def to_integer(dtype: type[np.signedinteger | np.unsignedinteger]) -> Function:
@@ -125,23 +130,35 @@ def median(a: Array, b: Array, c: Array) -> Array:
     return larger(smaller(a, b), smaller(larger(a, b), c))
 
 
+def _is_quiet(x: Array) -> Array:
+    """Tell whether the first bit of the mantissa is set, which makes a NaN quiet."""
+    kind = np.finfo(x.dtype)
+    found: Array = (x.view(f"u{x.dtype.itemsize}") >> (kind.nmant - 1) & 1) == 1
+    return found
+
+
+def _is_normal(x: Array) -> Array:
+    found: Array = np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).smallest_normal)
+    return found
+
+
 CLASSES: tuple[Callable[[Array], Array], ...] = (
-    lambda x: np.isnan(x) & ((x.view(np.uint32) >> np.uint32(22) & np.uint32(1)) == 0),
-    lambda x: np.isnan(x) & ((x.view(np.uint32) >> np.uint32(22) & np.uint32(1)) == 1),
+    lambda x: np.isnan(x) & ~_is_quiet(x),
+    lambda x: np.isnan(x) & _is_quiet(x),
     np.isneginf,
-    lambda x: np.isfinite(x) & (x <= -LEAST),
-    lambda x: (x < 0) & (x > -LEAST),
+    lambda x: _is_normal(x) & (x < 0),
+    lambda x: np.isfinite(x) & ~_is_normal(x) & (x < 0),
     lambda x: (x == 0) & np.signbit(x),
     lambda x: (x == 0) & ~np.signbit(x),
-    lambda x: (x > 0) & (x < LEAST),
-    lambda x: np.isfinite(x) & (x >= LEAST),
+    lambda x: np.isfinite(x) & ~_is_normal(x) & (x > 0),
+    lambda x: _is_normal(x) & (x > 0),
     np.isposinf,
 )
-"""Tests of V_CMP_CLASS_F32, one for each bit of its mask."""
+"""Tests of V_CMP_CLASS, one for each bit of its mask."""
 
 
 def is_class(x: Array, mask: Array) -> Array:
-    """V_CMP_CLASS_F32."""
+    """V_CMP_CLASS_F32 and _F16."""
     found = np.zeros(np.broadcast_shapes(x.shape, mask.shape), np.bool_)
     for bit, test in enumerate(CLASSES):
         found |= test(x) & (mask >> np.uint32(bit) & np.uint32(1)).astype(np.bool_)

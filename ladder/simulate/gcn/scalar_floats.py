@@ -1,4 +1,4 @@
-"""Scalar float32 instructions of RDNA4: arithmetic, conversions and comparisons of SGPRs.
+"""Scalar float32 and float16 instructions of RDNA4: arithmetic, conversions and comparisons of SGPRs.
 
 Semantics: RDNA4 ISA, SOP2, SOP1, SOPC and VOP3 (V_S_SQRT and others of one scalar).
 Subnormal numbers are kept, as kernels are compiled.
@@ -20,19 +20,21 @@ Number = Any
 """A float32, or integer, of numpy."""
 
 ARITHMETIC: dict[str, Callable[..., Number]] = {
-    "add_f32": lambda a, b: a + b,
-    "sub_f32": lambda a, b: a - b,
-    "mul_f32": lambda a, b: a * b,
-    "min_num_f32": smaller,
-    "max_num_f32": larger,
-    "fmamk_f32": lambda a, k, b: fma(a, k, b),
-    "fmaak_f32": fma,
-    "ceil_f32": np.ceil,
-    "floor_f32": np.floor,
-    "trunc_f32": np.trunc,
-    "rndne_f32": np.rint,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "min_num": smaller,
+    "max_num": larger,
+    "fmamk": lambda a, k, b: fma(a, k, b),
+    "fmaak": fma,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "trunc": np.trunc,
+    "rndne": np.rint,
 }
-"""Mnemonic behind ``s_`` -> float32 of float32 sources."""
+"""Mnemonic between ``s_`` and the type -> a float of floats."""
+
+FLOATS: dict[str, type] = {"f32": np.float32, "f16": np.float16}
 
 SPECIAL: dict[str, Callable[[Number], Number]] = {
     "exp_f32": special(np.exp2),
@@ -78,11 +80,17 @@ def _read(operand: Operand, dtype: type) -> Callable[[Wave], Number]:
         raise GcnError("the emulator does not know scalar floats with a changed sign")
     if operand.kind == "s":
         index = operand.index
-        return lambda w: np.uint32(w.scalar(index)).view(dtype)
+        return lambda w: _number(np.uint32(w.scalar(index)), dtype)
     if operand.kind != "literal":
         raise GcnError("a scalar instruction reads a vector register")
-    value = np.uint32(literal_bits(operand.text, "f32" if dtype is np.float32 else "u32")).view(dtype)
+    kind = next((name for name, known in FLOATS.items() if known is dtype), "u32")
+    value = _number(np.uint32(literal_bits(operand.text, kind)), dtype)
     return lambda w: value
+
+
+def _number(word: Number, dtype: type) -> Number:
+    """Return a register's bits as a number; a float16 is the lower half."""
+    return word.astype(np.uint16).view(dtype) if dtype is np.float16 else word.view(dtype)
 
 
 def _writing(
@@ -93,13 +101,13 @@ def _writing(
     def step(w: Wave) -> None:
         with np.errstate(all="ignore"):
             value = np.asarray(function(*(source(w) for source in sources)))
-        w.set_scalar(to, int(value.view(np.uint32)), 1)
+        w.set_scalar(to, int(value.view(f"u{value.dtype.itemsize}")), 1)
 
     return step
 
 
-def _compare(i: Instruction, relation: str) -> Step:
-    a, b = (_read(operand, np.float32) for operand in i.operands)
+def _compare(i: Instruction, relation: str, dtype: type) -> Step:
+    a, b = (_read(operand, dtype) for operand in i.operands)
     opposite = relation not in COMPARISONS
     test = COMPARISONS["o" if relation == "u" else relation[1:] if opposite else relation]
 
@@ -110,22 +118,21 @@ def _compare(i: Instruction, relation: str) -> Step:
 
 
 def translate(i: Instruction) -> Step | None:
-    """Return the closure of a scalar instruction of float32; None if it is none that is known."""
+    """Return the closure of a scalar instruction of floats; None if it is none that is known."""
     if i.op.startswith("v_s_"):
         function = SPECIAL.get(i.op.removeprefix("v_s_"))
         return function and _writing(i, function, [_read(i.operands[1], np.float32)])
     name = i.op.removeprefix("s_")
-    if name in ARITHMETIC:
-        return _writing(i, ARITHMETIC[name], [_read(operand, np.float32) for operand in i.operands[1:]])
-    if name == "fmac_f32":
-        return _writing(
-            i,
-            lambda a, b, to: fma(a, b, to),
-            [_read(o, np.float32) for o in (*i.operands[1:], i.operands[0])],
-        )
     if name in CONVERSIONS:
-        dtype, convert = CONVERSIONS[name]
-        return _writing(i, convert, [_read(i.operands[1], dtype)])
-    if name.startswith("cmp_") and name.endswith("_f32"):
-        return _compare(i, name.removeprefix("cmp_").removesuffix("_f32"))
-    return None
+        source, convert = CONVERSIONS[name]
+        return _writing(i, convert, [_read(i.operands[1], source)])
+    stem, _, kind = name.rpartition("_")
+    if kind not in FLOATS:
+        return None
+    dtype = FLOATS[kind]
+    if stem.startswith("cmp_"):
+        return _compare(i, stem.removeprefix("cmp_"), dtype)
+    if stem == "fmac":
+        return _writing(i, fma, [_read(operand, dtype) for operand in (*i.operands[1:], i.operands[0])])
+    function = ARITHMETIC.get(stem)
+    return function and _writing(i, function, [_read(operand, dtype) for operand in i.operands[1:]])

@@ -143,6 +143,8 @@ TABLE: dict[str, Row] = {
     "trunc_f32": ("f32", "f32", np.trunc),
     "ldexp_f32": ("f32", "f32 i32", lambda a, n: np.ldexp(a, np.clip(n, -400, 400))),
     "div_fixup_f32": ("f32", "f32 f32 f32", f.div_fixup),
+    "div_fixup_f16": ("f16", "f16 f16 f16", f.div_fixup),
+    "mad_f32": ("f32", "f32 f32 f32", f.flushed_sum),
     # float16
     "add_f16": ("f16", "f16 f16", np.add),
     "sub_f16": ("f16", "f16 f16", np.subtract),
@@ -239,7 +241,7 @@ TABLE: dict[str, Row] = {
 
 ACCUMULATING: dict[str, Row] = {
     "fmac_f32": ("f32", "f32 f32 f32", f.fma),
-    "mac_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.flush(f.flush(f.flush(a) * f.flush(b)) + f.flush(c))),
+    "mac_f32": ("f32", "f32 f32 f32", f.flushed_sum),
     "fmac_f16": ("f16", "f16 f16 f16", f.fma),
     "dot4c_i32_i8": ("u32", "u32 u32 u32", dot_integers(8, True)),
     "dot8c_i32_i4": ("u32", "u32 u32 u32", dot_integers(4, True)),
@@ -319,15 +321,15 @@ def compare(i: Instruction, name: str) -> Step:
     """``v_cmp_*``: a truth value for each lane into an SGPR pair."""
     _, relation, kind = name.split("_")
     function = f.is_class if relation == "class" else RELATIONS[relation]
-    kinds = ["f32", "u32"] if relation == "class" else [kind, kind]
+    kinds = [kind, "u32" if relation == "class" else kind]
     reads, write = sources(i, i.operands[1:], kinds), mask_result(i.operands[0])
     return lambda w: write(w, function(*(read(w) for read in reads)))
 
 
 def choose(i: Instruction, name: str) -> Step:
-    """``v_cndmask_b32``: of floats where one has a sign or is a magnitude."""
-    given = i.operands[1:3]
-    kind = "f32" if any(operand.negated or operand.absolute for operand in given) else "u32"
+    """``v_cndmask_b32``, ``_b16``: of floats where one has a sign or is a magnitude."""
+    given, bits = i.operands[1:3], name.removeprefix("cndmask_b")
+    kind = ("f" if any(operand.negated or operand.absolute for operand in given) else "u") + bits
     reads, write = sources(i, given, [kind, kind]), result(i, kind)
     mask = mask_source(i.operands[3])
     return lambda w: write(w, np.where(mask(w), reads[1](w), reads[0](w)))
@@ -409,8 +411,8 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({f"accvgpr_{what}_b32" for what in ("read", "write", "mov")},
      lambda i, name: plain(i, "mov_b32")),
     ({f"cmp_{r}_{t}" for r in RELATIONS for t in ("f32", "f16", "u32", "i32", "u16", "i16", "u64", "i64")}
-     | {"cmp_class_f32"}, compare),
-    ({"cndmask_b32"}, choose),
+     | {"cmp_class_f32", "cmp_class_f16"}, compare),
+    ({"cndmask_b32", "cndmask_b16"}, choose),
     ({f"{kind}_co_u32" for kind in ("add", "addc", "sub", "subb", "subrev", "subbrev")}, carry),
     ({"mad_u64_u32", "mad_i64_i32"}, wide_mul_add),
     ({"div_scale_f32", "div_fmas_f32"}, divide),
