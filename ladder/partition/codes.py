@@ -14,17 +14,17 @@ NEEDS = "avx2"
 
 OPERATORS: Mapping[str, bool] = {
     "onnx.DynamicQuantizeLinear": False,
-    "onnx.MatMulInteger": True,
+    "onnx.MatMulInteger": False,
     "onnx.ConvInteger": True,
 }
-"""Calls that kernels compute -> whether they multiply: libraries do where bytes have dot products."""
+"""Calls that kernels compute -> whether the library always does where bytes have dot products."""
 
 
 def codes_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
     """Return the part of a call on codes; None if no kernel of ours computes it."""
-    multiplies = OPERATORS.get(str(dict(node.attributes).get("target")))
-    if multiplies is None or device is None or device.kind != "llvm" or NEEDS not in device.features:
+    left = OPERATORS.get(str(dict(node.attributes).get("target")))
+    if left is None or device is None or device.kind != "llvm" or NEEDS not in device.features:
         return None
-    if multiplies and DOT_PRODUCTS in device.features:
+    if left and DOT_PRODUCTS in device.features:
         return None
     return part_of("codes", graph, node)

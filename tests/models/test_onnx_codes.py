@@ -231,6 +231,29 @@ def test_codes_of_a_product_in_another_shape(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(ladder.compile(model)(torch.from_numpy(x)).numpy(), wanted, atol=0.0201)
 
 
+@pytest.mark.skipif(not integers.has_dot_products(), reason="this processor has no products of bytes")
+@pytest.mark.parametrize("most", [0, 1 << 30])
+@pytest.mark.parametrize("zero", [0, 7])
+def test_products_by_the_library_and_by_kernels(
+    most: int, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal, whichever a product's size chooses: of codes as they come, and of others in another order."""
+    monkeypatch.setattr("ladder.runtime.model.codes.MOST_PRODUCTS", most)
+    weight = codes(torch.int8, 24, 40)
+    model = model_of(
+        """g (uint8[n, 24, 5] x, uint8 z) => (y, t) { c = Transpose <perm = [0, 2, 1]> (x)
+        y = MatMulInteger(c, w, z, v)  t = MatMulInteger(c, w) }""",
+        w=weight.numpy(), v=np.int8(zero),
+    )  # fmt: skip
+    fast = ladder.compile(model)
+    for rows in (1, 3, 3):
+        x = codes(torch.uint8, rows, 24, 5)
+        left = x.transpose(1, 2).long()
+        y, t = fast(x, torch.tensor(130, dtype=torch.uint8))
+        assert torch.equal(y.long(), (left - 130) @ (weight.long() - zero))
+        assert torch.equal(t.long(), left @ weight.long())
+
+
 @pytest.mark.skipif(not byte_products.has_kernels(), reason="this processor has no AVX2")
 def test_rounding_of_what_does_not_lie_together() -> None:
     x = torch.randn(1, 1, 7, 2)[..., 0]

@@ -112,7 +112,12 @@ def _dtype(memory: Workspace, value: str) -> torch.dtype:
 
 
 def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
-    from ladder.runtime.onnx_ops.integers import matrix_pairs, signed_zero
+    from ladder.runtime.onnx_ops.integers import (
+        has_dot_products,
+        matrix_pairs,
+        signed_zero,
+        takes_unsigned,
+    )
 
     a, b, a_zero, b_zero = [*read, None, None][:4]
     matrix, less = _constant(memory, b), _constant(memory, b_zero)
@@ -122,6 +127,8 @@ def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values
     if b_zero is not None and (less is None or less.numel() != 1):
         return None
     own = signed_zero(matrix, less)
+    if prod(shape) * matrix.shape[1] > MOST_PRODUCTS and has_dot_products() and takes_unsigned():
+        return None if own is not None else _by_dot_products(memory, step, matrix, str(a), a_zero)
     factor = torch.zeros(1, dtype=torch.int32) if own is None else -own.reshape(1)
     rows, right = (prod(shape[:-1]), shape[-1]), matrix_pairs(matrix)
     left = byte_products.empty_words(*rows)
@@ -129,6 +136,36 @@ def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values
     out = Operand(step.part.outputs[0], (1, rows[0], matrix.shape[1]))
     *given, result = byte_products.arguments(left, factor, right.pairs, right.at, out)
     return _in_turn(first, bind_entry(memory, entries[1], (), given, (result,)))
+
+
+MOST_PRODUCTS = 1 << 19
+"""Multiplications up to which a kernel of words is faster than the library's product of bytes."""
+
+
+def _by_dot_products(
+    memory: Workspace, step: PlanStep, matrix: torch.Tensor, a: str, zero: str | None
+) -> Bound:
+    """Return the library's product with a matrix of signed codes, less what one zero point adds."""
+    from ladder.runtime.onnx_ops.integers import signed_columns
+
+    codes, sums = signed_columns(matrix)
+    out = step.part.outputs[0]
+    left, place, target, less = (
+        memory.slot[a],
+        memory.slot[out],
+        memory.target(out),
+        memory.slot.get(zero or ""),
+    )
+
+    def call(slots: Slots) -> None:
+        found = target()
+        flat = found.view(-1, codes.shape[1])
+        torch._int_mm(slots[left].reshape(-1, codes.shape[0]), codes, out=flat)
+        if less is not None:
+            flat.sub_(sums, alpha=int(slots[less]))
+        slots[place] = found
+
+    return call
 
 
 def _convolution(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:

@@ -121,6 +121,11 @@ def _is_of_bytes(a: Any, b: Any, *zeros: Any) -> bool:
     return shapes and plain and a.dtype in BYTES and b.dtype in BYTES and a.device.type == "cpu"
 
 
+def signed_columns(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a matrix as signed codes, and their sums; of one that stays they are made once."""
+    return kept(b, "columns", _columns)  # type: ignore[no-any-return]
+
+
 def _columns(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a matrix as signed codes, and their sums along its columns."""
     codes = signed(b).contiguous()
@@ -128,7 +133,7 @@ def _columns(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _byte_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
-    codes, sums = kept(b, "columns", _columns)
+    codes, sums = signed_columns(b)
     rows = a.reshape(-1, a.shape[-1])
     if rows.dtype == torch.uint8 and not takes_unsigned():
         total = torch._int_mm(signed(rows), codes) + SIGN * sums
