@@ -20,6 +20,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "broadcast": (((1, 6),), {"shape": (4, 6)}),
     "reshape": (((4, 6),), {"shape": (8, 3)}),
     "transpose": (((4, 6, 2),), {"permutation": (2, 0, 1)}),
+    "restride": (((4, 6, 2),), {"permutation": (2, 0, 1)}),
     "concat": (((4, 6), (4, 1)), {"axis": 1}),
     "repeat": (((4, 3),), {"axis": 1, "times": 4, "extent": 10}),
     "slice": (((8, 6),), {"begin": (1, 2), "shape": (3, 4), "step": (2, 1)}),

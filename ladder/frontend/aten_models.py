@@ -138,10 +138,22 @@ def _layer_norm(
 def _group_norm(
     im: Importer, out: str, x: str, weight: Any, bias: Any, n: Any, c: Any, size: Any, groups: int, eps: float
 ) -> Any:
-    shape = im.shape(x)
-    rows = im.reshape(im.cast(x, wide_of(out)), [n, groups, product([floordiv(c, groups), size])])
-    value = im.reshape(im.normalised(rows, [2], eps), shape)
+    """Return (result, None, None): sums of each channel first, which serves every order of the axes."""
+    shape, x = im.shape(x), im.cast(x, wide_of(out))
+    grouped, count = [n, groups, floordiv(c, groups)], product([floordiv(c, groups), size])
+
+    def mean(value: str) -> str:
+        total = im.reshape(im.reduce("reduce_sum", value, range(2, len(shape)), True), grouped)
+        total = im.expand(im.reduce("reduce_sum", total, [2], True), grouped)
+        return im.apply("div", [total, count], wide_of(out))
+
+    def of_channels(value: str) -> str:
+        return im.reshape(value, [*shape[:2], *(1 for _ in shape[2:])])
+
+    centred = im.g.add("sub", x, of_channels(mean(x)))
+    spread = im.apply("add", [mean(im.g.add("square", centred)), eps], wide_of(out))
     vectors = [None if v is None else im.along(v, 1, len(shape)) for v in (weight, bias)]
+    value = im.g.add("mul", centred, of_channels(im.g.add("rsqrt", spread)))
     return im.cast(_affine(im, value, *vectors), out), None, None
 
 
@@ -163,7 +175,12 @@ def _functional_batch_norm(
     im: Importer, out: str, x: str, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
     momentum: float, epsilon: float,
 ) -> Any:  # fmt: skip
-    """Inference only: in training it also changes the running statistics."""
+    """Inference, and images by themselves: in training it also changes the running statistics."""
+    shape = im.shape(x)
+    if mean is None and shape[0] == 1:
+        channels = [None if v is None else im.along(v, 1, len(shape)) for v in (weight, bias)]
+        value = im.normalised(im.cast(x, wide_of(out)), range(2, len(shape)), epsilon)
+        return im.cast(_affine(im, value, *channels), out), None, None
     if training or mean is None:
         return None
     return _batch_norm(im, out, x, weight, bias, mean, variance, momentum, epsilon)

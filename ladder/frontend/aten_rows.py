@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ladder.frontend.aten_functions import FUNCTIONS
+from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
@@ -69,7 +70,21 @@ def _floats(operator: str) -> Row:
     return row
 
 
+VECTORS = 1 << 12
+"""Elements from which on a call of torch, for functions that it computes by vectors on CPUs, pays."""
+
 SINGLE = ("tanh", "erf")
+
+
+def _trigonometric(name: str) -> Row:
+    """Return the row of sine or cosine; of many elements on CPUs torch's own, which computes vectors."""
+
+    def row(im: Importer, out: str, x: str) -> Any:
+        count = product(im.shape(x))
+        by_torch = im.on_cpu and isinstance(count, int) and count >= VECTORS
+        return None if by_torch else im.floats(name, [x], out)
+
+    return row
 
 
 def _error_function(im: Importer, out: str, x: Any) -> Any:
@@ -404,10 +419,11 @@ ROWS: dict[str, Row] = {
     **{
         f"{name}.default": _floats(row)
         for name, row in {
-            **{name: name for name in ("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid")},
+            **{name: name for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid")},
             "silu": "silu",
         }.items()
     },
+    **{f"{name}.default": _trigonometric(name) for name in ("sin", "cos")},
     "erf.default": _error_function,
     "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
     # A view that torch negates where it is read, as of what is conjugate; kernels read memory as it is.
@@ -459,6 +475,7 @@ ROWS: dict[str, Row] = {
     "slice_scatter.default": _put_slice,
     "select_scatter.default": _put_one,
     **FUNCTIONS,
+    **MOVES,
     **REDUCTIONS,
 }  # fmt: skip
 """Name and overload -> row."""

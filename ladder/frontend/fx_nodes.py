@@ -109,6 +109,20 @@ def is_whole(value: torch.Tensor) -> bool:
     return bool(dense and not value.storage_offset() and value.untyped_storage().nbytes() == nbytes)
 
 
+def stored_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes of a tensor as they lie in memory, the outermost first; None where that has gaps."""
+    if value.is_contiguous():
+        return tuple(range(value.ndim))
+    if not torch._prims_common.is_non_overlapping_and_dense_or_false(value):
+        return None
+    return tuple(torch._prims_common.compute_elementwise_output_logical_to_physical_perm(value)[0])
+
+
+def inverse(permutation: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the permutation that takes another one back."""
+    return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
+
+
 def type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
     """Return the name of a tensor's type, and its extents.
 

@@ -29,10 +29,12 @@ from ladder.frontend.fx_nodes import (
     depends_on_strides,
     draws,
     first_result,
+    inverse,
     is_open,
     is_whole,
     shows_copy,
     size_of,
+    stored_order,
     tensors_around,
     type_and_shape,
     used_results,
@@ -108,6 +110,8 @@ class _Walk:
         self.im.few_launches = join
         self.values: dict[torch.fx.Node, Any] = {}
         self.sources: dict[str, Source] = {}
+        self.given: dict[torch.fx.Node, str] = {}
+        """Arguments whose axes lie in another order in memory -> their inputs."""
         self.held: list[Any] = []
         self.positions: dict[torch.fx.Node, int] = {}
         self.updates: list[tuple[int, Any]] = []
@@ -138,7 +142,7 @@ class _Walk:
         found: list[int | tuple[Any]] = []
         for item in results if isinstance(results, (list, tuple)) else [results]:
             if isinstance(item, torch.fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
-                found.append(place(self.values[item]))
+                found.append(place(self.result(item)))
             else:
                 found.append((self.extent(item),))
         updates = tuple((at, place(value)) for at, value in self.updates)
@@ -179,7 +183,19 @@ class _Walk:
             return None  # an array of a packed weight; any other use of it is refused
         name = self.im.g.input(node.name, *type_and_shape(value))
         self.sources[name] = source
-        return name
+        order = None if node.meta.get(PARAMETER) else stored_order(value)
+        if order is None or inverse(order) == order == tuple(range(value.ndim)):
+            return name
+        self.given[node] = name
+        return self.im.permute(self.im.g.add("restride", name, permutation=order), inverse(order))
+
+    def result(self, node: torch.fx.Node) -> str:
+        """Return a value that lies as in the program."""
+        value: str = self.values[node]
+        order = stored_order(node.meta["val"])
+        if node in self.positions or order is None:
+            return self.given.get(node, value)
+        return self.im.g.add("restride", self.im.permute(value, order), permutation=inverse(order))
 
     def function(self, node: torch.fx.Node) -> Any:
         if node.target is operator.getitem:

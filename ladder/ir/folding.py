@@ -25,7 +25,7 @@ WIDE = "float32"
 
 PURE = (
     "convert", "add", "sub", "mul", "div", "neg", "square", "sqrt", "rsqrt", "reshape", "transpose",
-    "broadcast", "constant", "reduce_sum", "pad",
+    "restride", "broadcast", "constant", "reduce_sum", "pad",
 )  # fmt: skip
 """Operators of what is computed of parameters."""
 

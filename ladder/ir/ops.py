@@ -274,6 +274,10 @@ _MOVES = (
         "transpose", shapes.transposed, arrange.transpose, {"permutation": Attribute("ints")}, engine="view"
     ),
     _move(
+        "restride", shapes.transposed, arrange.transpose, {"permutation": Attribute("ints")},
+        engine="library", doc="a transpose of memory as it lies: rules leave it, to read or leave that order",
+    ),
+    _move(
         "concat", shapes.concatenated, arrange.concat, {"axis": Attribute("int")}, arity=(1, None),
         abstract=_named("concat"),
     ),

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ladder.ir.build import draws
-from ladder.ir.extents import product
+from ladder.ir.build import draws, node_attributes
+from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
-from ladder.partition.rows import row_axes
+from ladder.ir.indexing import parse_indexing
+from ladder.partition.rows import REDUCTIONS, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_inlined
 from tile_types.tile import Extent
@@ -28,6 +29,12 @@ JOINED = 32
 
 LITTLE = 16
 """Parts in which what one chain hands to another is at most one part of what they read."""
+
+CALLED = ("sin", "cos", "log", "pow")
+"""Functions that kernels for CPUs have the C library compute, element by element."""
+
+AGAIN = 4
+"""Readers of an element from which on storing it costs less than to call such a function for each."""
 
 ELEMENTS = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
@@ -106,6 +113,10 @@ class Chains:
         if any(self.windows_recompute(name, members) for name in members):
             return "windows would compute their elements several times"
         region, outputs = self.region(members)
+        if any(sums_across(region, node) for node in region.nodes):
+            return "sums across memory are stored before they are summed on"
+        if not self.units and any(calls_again(node, _elements(region, outputs)) for node in region.nodes):
+            return "functions of few elements are stored before many read them"
         if row_axes(region, outputs, again=self.units > 0) is None:
             return "rows of the two differ: one needs more of the other than a row"
         if joins_nested(region) > NESTED:
@@ -181,7 +192,7 @@ class Chains:
     def windows_recompute(self, name: str, members: set[str]) -> bool:
         """Tell whether overlapping windows (``map``) read something computed in the same chain."""
         node = self.graph.nodes[self.position[name]]
-        if node.operator != "map":
+        if node.operator != "map" or _gathers_once(node, self.graph.tile(node.inputs[0]).shape):
             return False
         todo = [node.inputs[0]]
         while todo:
@@ -229,6 +240,38 @@ class Chains:
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)
         return Subgraph("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
+
+
+def sums_across(graph: Graph, node: Node) -> bool:
+    """Tell whether a reduction reads, through views, one along an axis that is not the last in memory."""
+    if node.operator not in REDUCTIONS:
+        return False
+    below = graph.producer(node.inputs[0])
+    while engine(below) == "view":
+        below = graph.producer(below.inputs[0])
+    if below.operator not in REDUCTIONS:
+        return False
+    read = graph.producer(below.inputs[0])
+    axis = node_attributes(below)["axis"] % len(read.tile.shape)
+    return below is not graph.producer(node.inputs[0]) and product(read.tile.shape[axis + 1 :]) != 1
+
+
+def calls_again(node: Node, elements: int) -> bool:
+    """Tell whether a function of the C library would be called for each row anew."""
+    shape = node.tile.shape
+    count = _known(product(shape)) or elements
+    return node.operator in CALLED and bool(shape) and shape[-1] != 1 and AGAIN * count <= elements
+
+
+def _elements(graph: Graph, outputs: Sequence[str]) -> int:
+    """Return the most elements of a result; 0 if all are open."""
+    return max(_known(product(graph.tile(value).shape)) for value in outputs)
+
+
+def _gathers_once(node: Node, shape: Shape) -> bool:
+    """Tell whether windows take no element twice: they only turn axes around."""
+    (axes,) = parse_indexing(node_attributes(node)["spec"]).operands
+    return node.tile.shape == shape and all(len(axis.terms) == 1 for axis in axes)
 
 
 def _rows(graph: Graph, outputs: Sequence[str]) -> int:

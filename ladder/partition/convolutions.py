@@ -104,7 +104,7 @@ def kernel_ways(
     outside = dict(zip((node.name for node in graph.inputs), region.inputs, strict=True))
     rows, ttype = product(graph.tile(graph.outputs[0]).shape[:-1]), graph.tile(form.x).ttype.name
     known = isinstance(rows, int) and ttype in HALVES and outside[form.weight] in packable
-    if device.kind != "cuda" or not known:
+    if device.kind != "cuda" or not known or not rows or form.form.rank > 2:
         return []
     gemm = Gemm(
         form.features,

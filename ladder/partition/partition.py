@@ -91,6 +91,8 @@ def _is_shared(node: Node, members: set[str], users: Users) -> bool:
 def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     if node.operator == "attention":
         return attention_part(graph, node, device)
+    if node.operator == "restride":
+        return part_of("view", graph, node)
     own = (row(graph, node, device) for row in (recurrent_part, codes_part, elements_part, fourier_part))
     return next((part for part in own if part is not None), None) or _library(graph, node)
 
@@ -107,13 +109,14 @@ def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Sub
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
     wanted += [value for node in library for value in node.inputs]
     in_order = {value for node in library if _is_ours(node) for value in node.inputs}
+    stored = {node.inputs[0] for node in library if node.operator == "restride"}
     found: dict[str, Subgraph] = {}
     for value in wanted:
         if value in made or value in found or graph.producer(value).operator == "call":
             continue
         if engine(graph.producer(value)) == "library":
             continue
-        made_here = _materialise(graph, value, value in in_order)
+        made_here = _materialise(graph, value, value in in_order, value in stored)
         found.update({part.outputs[0]: part for part in made_here if part.outputs[0] not in made})
     return list(found.values())
 
@@ -123,21 +126,22 @@ def _is_ours(node: Node) -> bool:
     return str(dict(node.attributes).get("target")).startswith("ladder.")
 
 
-def _materialise(graph: Graph, value: str, in_order: bool) -> list[Subgraph]:
+def _materialise(graph: Graph, value: str, in_order: bool, stored: bool) -> list[Subgraph]:
     """Return what makes a view or a number available: nothing but an address, or a copy.
 
     in_order: Whether its elements must lie one after the other, none read at several places.
+    stored: Whether it is a result, which is to lie in the order of its axes.
     """
     members, source = inlined_chain(graph, value)
     if in_order and any(graph.producer(name).operator == "broadcast" for name in members):
         return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
     if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
         return [_part(graph, members, value, "chain", "")]
-    library = engine(graph.producer(source)) in ("library", "input", "product")
-    if library or is_free(graph, members):
+    by_torch = ("library",) if stored else ("library", "input", "product")
+    if engine(graph.producer(source)) in by_torch or is_free(graph, members, stored):
         return [_part(graph, members, value, "view", "")]
     for cut in range(len(members) - 1, 0, -1):
-        if is_free(graph, members[cut:]):
+        if is_free(graph, members[cut:], stored):
             middle = members[cut - 1]
             copy = _part(graph, members[:cut], middle, "chain", "copied: what follows needs it in order")
             return [copy, _part(graph, members[cut:], value, "view", "")]

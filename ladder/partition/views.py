@@ -56,8 +56,8 @@ _PROBES = (61, 2003, 65537, 2097169)
 """Stand-ins for symbolic sizes where only the arrangement matters: prime, larger if extents need it."""
 
 
-def is_free(graph: Graph, members: Sequence[str]) -> bool:
-    """Tell whether views of a contiguous value need no copy."""
+def is_free(graph: Graph, members: Sequence[str], in_order: bool = False) -> bool:
+    """Tell whether views of a contiguous value need no copy, also where the last is to lie in order."""
     if not members:
         return True
     first = graph.producer(members[0])
@@ -72,7 +72,7 @@ def is_free(graph: Graph, members: Sequence[str]) -> bool:
             array = _apply(array, graph.producer(name), sizes)
     except ValueError:
         return False
-    return True
+    return not in_order or bool(array.flags.c_contiguous)
 
 
 def _probe_sizes(shapes: Sequence[Shape]) -> dict[str, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,27 +90,35 @@ def _contract(
     return match.builder.add("contract", *operands, **given)
 
 
-CHANNELS_LAST: Rules = (Rule("convolutions with channels last", pattern("contract"), _turn), *DEPTHWISE)
+def _unless(left: Callable[[Match], bool], rules: Rules) -> Rules:
+    """Return rules of convolutions without those that are left."""
+
+    def of(rule: Rule) -> Rule:
+        return replace(rule, function=lambda match: None if left(match) else rule.function(match))
+
+    return tuple(map(of, rules))
 
 
-def _unless_library(rule: Rule) -> Rule:
-    """Return a rule of convolutions that leaves those in place of which no kernel of ours makes more."""
-
-    def function(match: Match) -> str | None:
-        return None if _is_library(match) else rule.function(match)
-
-    return replace(rule, function=function)
+def _is_first(match: Match) -> bool:
+    """Tell whether the image of a convolution has channels first in memory."""
+    opened = match.builder.node(match.root.inputs[0])
+    return not is_turned(match, opened.inputs[0] if opened.operator == "reshape" else match.root.inputs[0])
 
 
 def _is_library(match: Match) -> bool:
     """Tell whether a convolution is of float32 and has channels first in memory."""
-    x = match.root.inputs[0]
-    opened = match.builder.node(x)
-    x = opened.inputs[0] if opened.operator == "reshape" else x
-    return match.builder.tile(x).ttype.name == "float32" and not is_turned(match, x)
+    return match.builder.tile(match.root.inputs[0]).ttype.name == "float32" and _is_first(match)
 
 
-OURS_LAST: Rules = tuple(map(_unless_library, CHANNELS_LAST))
+TURNED: Rules = (Rule("convolutions with channels last", pattern("contract"), _turn),)
+
+CHANNELS_LAST: Rules = TURNED + _unless(_is_first, DEPTHWISE)
+"""For CPUs: sums over windows of single channels are slow across memory."""
+
+ALONE: Rules = _unless(_is_first, TURNED + DEPTHWISE)
+"""For CPUs and programs of one convolution: no other gains by what turning its image costs."""
+
+OURS_LAST: Rules = _unless(_is_library, TURNED + DEPTHWISE)
 """For NVIDIA's GPUs: cuDNN convolves float32 images as they lie faster than anything after a copy."""
 
 

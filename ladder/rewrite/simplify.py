@@ -6,7 +6,14 @@ from ladder.ir.graph import Graph
 from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS
-from ladder.rewrite.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, OURS_LAST, STILL
+from ladder.rewrite.convolution_rules import (
+    ALONE,
+    CHANNEL_GROUPS,
+    CHANNELS_LAST,
+    FEW_CHANNELS,
+    OURS_LAST,
+    STILL,
+)
 from ladder.rewrite.function_match import FUNCTION_PATTERNS
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
@@ -18,9 +25,10 @@ from ladder.rewrite.identities import (
 from ladder.rewrite.join_rules import JOIN_FOLDING
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
 from ladder.rewrite.passes import Pass, rewriting, run_passes
+from ladder.rewrite.reduction_rules import MERGED_REDUCTIONS
 from ladder.rewrite.row_rules import ROWS_OF_PRODUCTS
 from ladder.rewrite.rules import Rules
-from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
+from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
 from schedules.attention import has_kernels, is_nvidia
 from targets import TileDevice
 
@@ -42,7 +50,12 @@ GROUPS = (rewriting("heads that share keys", GROUPED_ATTENTION),)
 
 ONE_ELEMENT = rewriting("axes of one element", STILL + LAYOUT_FOLDING)
 
-LAST = (Pass("merge equal nodes again", merge_all_but_windows),)
+LAST = (
+    ONE_ELEMENT,
+    rewriting("long reductions", MERGED_REDUCTIONS + LAYOUT_FOLDING),
+    Pass("merge equal nodes again", merge_all_but_windows),
+    Pass("libraries look at strides", as_given),
+)
 
 ATTENTION = (
     rewriting("views of its operands", LAYOUT_FOLDING),
@@ -62,8 +75,9 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     ours = has_kernels(device)
     matches = () if precise else matching(ours)
     nvidia = is_nvidia(device)
-    channels = (ordering(OURS_LAST if nvidia else CHANNELS_LAST), ONE_ELEMENT)
-    passes = (*FOLDING, *matches, *GROUPS, *channels, *LAST, *(ATTENTION if ours else ()))
+    alone = sum(node.operator == "contract" for node in graph.nodes) == 1
+    channels = ordering(OURS_LAST if nvidia else ALONE if alone else CHANNELS_LAST)
+    passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 
 

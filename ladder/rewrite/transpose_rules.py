@@ -8,10 +8,12 @@ views of chains that read them at no cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import node_attributes, prune
 from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.rewrite.rules import Match, Pattern, Rule, Rules, pattern
@@ -55,7 +57,7 @@ def _last(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _sink_elementwise(match: Match) -> str | None:
-    """``f(turned x, turned y, vector)`` -> turned ``f(x, y, vector)``."""
+    """``f(turned x, turned y, vector)`` -> turned ``f(x, y, vector)``; vectors may be one of each image."""
     root = match.root
     if not (get_operator(root.operator).elementwise or root.operator == "convert") or not root.inputs:
         return None
@@ -69,9 +71,9 @@ def _sink_elementwise(match: Match) -> str | None:
         if inner is not None and len(shape) == rank:
             operands.append(inner)
             continue
-        if sum(extent != 1 for extent in shape) > 1:
-            return None
         padded = (1,) * (rank - len(shape)) + tuple(shape)
+        if sum(extent != 1 for extent in shape) > 1 and any(extent != 1 for extent in padded[2:]):
+            return None
         operands.append(match.builder.add("reshape", value, shape=_last(padded)) if shape else value)
     attributes: dict[str, Any] = dict(root.attributes)
     return _turned(match, match.builder.add(root.operator, *operands, **attributes))
@@ -92,9 +94,9 @@ def _sink_reduction(match: Match) -> str | None:
 
 
 def _sink_box(match: Match) -> str | None:
-    """``pad(turned x)``, ``slice(turned x)`` -> turned ``pad(x)``, ``slice(x)``."""
+    """``pad``, ``slice`` or ``broadcast`` of a turned x -> what is turned of that of x."""
     inner = _inner(match, match.root.inputs[0])
-    if inner is None:
+    if inner is None or len(match.builder.tile(inner).shape) != len(match.root.tile.shape):
         return None
     given: dict[str, Any] = dict(match.root.attributes)
     for name in ("low", "high", "begin", "shape", "step"):
@@ -251,6 +253,40 @@ def _typed(match: Match, value: str, ttype: str) -> str:
     return value if same else match.builder.add("convert", value, type=ttype)
 
 
+def as_given(graph: Graph) -> Graph:
+    """Let libraries, which look at strides themselves, read arguments and leave results as they lie."""
+    left: dict[str, str] = {}
+    read: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        library = get_operator(node.operator).engine == "library" and node.operator != "restride"
+        names = left | read if library else left
+        nodes.append(replace(node, inputs=tuple(names.get(value, value) for value in node.inputs)))
+        source = _unmoved(graph, node)
+        if source is not None:
+            (read if node.operator == "transpose" else left)[node.name] = source
+    outputs = tuple(left.get(value, value) for value in graph.outputs)
+    return prune(replace(graph, nodes=tuple(nodes), outputs=outputs))
+
+
+def _unmoved(graph: Graph, node: Node) -> str | None:
+    """Return x of ``transpose(restride(x))``, and of ``restride`` where x lies so by itself; else None."""
+    if node.operator not in ("transpose", "restride"):
+        return None
+    before, order = graph.producer(node.inputs[0]), node_attributes(node)["permutation"]
+    if node.operator == "restride" and order == tuple(range(len(order))):
+        while get_operator(before.operator).engine == "view" and before.operator != "transpose":
+            before = graph.producer(before.inputs[0])
+        return None if before.operator == "transpose" else node.inputs[0]
+    if {before.operator, node.operator} != {"transpose", "restride"}:
+        return None
+    inner = node_attributes(before)["permutation"]
+    own = get_operator(graph.producer(before.inputs[0]).operator).engine != "library"
+    if any(inner[axis] != at for at, axis in enumerate(order)) or (own and node.operator == "restride"):
+        return None
+    return before.inputs[0]
+
+
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
 """Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
 
@@ -263,7 +299,7 @@ TRANSPOSE_SINKING: Rules = (
     Rule("channels last in windows", pattern("map"), _sink_windows),
     Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
     Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
-    Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
+    Rule("channels last in boxes", pattern("pad|slice|broadcast"), _sink_box),
     Rule("channels last in joins", pattern("concat"), _sink_concat),
     Rule("channels last in repeats", REPEATS, _sink_repeats),
     Rule("channels last in functions", Pattern(), _sink_elementwise),

@@ -48,6 +48,7 @@ TORCH = {
     "broadcast": lambda x: x.expand(4, 6),
     "reshape": lambda x: x.reshape(8, 3),
     "transpose": lambda x: x.permute(2, 0, 1),
+    "restride": lambda x: x.permute(2, 0, 1),
     "concat": lambda a, b: torch.cat([a, b], 1),
     "repeat": lambda x: x.repeat_interleave(4, 1)[:, :10],
     "slice": lambda x: x[1:7:2, 2:6],

@@ -372,6 +372,7 @@ def _sliced(node: Node, now: CallSizes) -> Run:
 
 VIEWS: Mapping[str, Callable[[Node, CallSizes], Run]] = {
     "transpose": _transposed,
+    "restride": _transposed,
     "reshape": _shaped("reshape"),
     "broadcast": _shaped("expand"),
     "slice": _sliced,

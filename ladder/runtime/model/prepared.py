@@ -151,7 +151,8 @@ def shown_by(graph: Graph, value: str) -> str:
     """Return the value in whose memory another one lies: itself, if it is no view."""
     while True:
         node = graph.producer(value)
-        views = engine(node) == "view" or (node.operator == "call" and _is_view(node))
+        views = engine(node) == "view" or node.operator == "restride"
+        views = views or (node.operator == "call" and _is_view(node))
         if not views:
             return value
         value = node.inputs[0]
