@@ -6,7 +6,7 @@ torch is imported only when a function runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from schedules.layouts import (
     EXPONENT_FORMS,
@@ -24,58 +24,8 @@ from tile_types.errors import ConversionError, ShapeError
 if TYPE_CHECKING:
     import torch
 
-
-class ElementLimits(Protocol):
-    """The part of an element type that scale packing needs."""
-
-    @property
-    def minimum(self) -> float:
-        """Smallest value."""
-        ...
-
-    @property
-    def maximum(self) -> float:
-        """Largest value."""
-        ...
-
-
-class ScaledCodes(Protocol):
-    """The part of a ``tile_types.QuantizedTensor`` that scale packing needs."""
-
-    @property
-    def ttype(self) -> ElementLimits:
-        """Element type."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        ...
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
-        ...
-
-    @property
-    def scale(self) -> Any:
-        """``[ceil(N/bn), ceil(K/bk)]`` or None."""
-        ...
-
-    @property
-    def zero(self) -> Any:
-        """Zero points, shaped as the scales, or None."""
-        ...
-
-    @property
-    def zero_kind(self) -> str:
-        """``none``, ``integer`` or ``float``."""
-        ...
-
-    @property
-    def tensor_scale(self) -> float | None:
-        """Factor of all values, or None."""
-        ...
+    from tile_types.quantized import QuantizedTensor
+    from tile_types.ttype import TType
 
 
 @dataclass(frozen=True)
@@ -97,7 +47,7 @@ class PackedScales:
 
 
 def normalise_scales(
-    weight: ScaledCodes, core: str, *, grouped: bool | None = None, exponents: bool = False
+    weight: QuantizedTensor, core: str, *, grouped: bool | None = None, exponents: bool = False
 ) -> PackedScales:
     """Bring the scales of a quantized matrix into the form that kernels read.
 
@@ -145,7 +95,7 @@ def normalise_scales(
 
 
 def _lowered(
-    scale: torch.Tensor, zero: torch.Tensor | None, limits: ElementLimits
+    scale: torch.Tensor, zero: torch.Tensor | None, limits: TType
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the power of two that each row gives up, and the scales without it."""
     import torch
@@ -154,7 +104,7 @@ def _lowered(
     return torch.ldexp(torch.ones_like(scale[0]), exponent), torch.ldexp(scale, -exponent)
 
 
-def _expand(array: Any, weight: ScaledCodes, group: int) -> torch.Tensor:
+def _expand(array: Any, weight: QuantizedTensor, group: int) -> torch.Tensor:
     """Repeat ``[ceil(N/bn), ceil(K/bk)]`` to float64 ``[k_groups, N]``, zero beyond K."""
     import numpy as np
     import torch
@@ -176,7 +126,7 @@ def _expand(array: Any, weight: ScaledCodes, group: int) -> torch.Tensor:
     return result
 
 
-def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: ElementLimits) -> torch.Tensor:
+def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: TType) -> torch.Tensor:
     """Return int32 ``[N]``: the power of two that each row gives up."""
     import torch
 
@@ -214,7 +164,7 @@ def _exponent_words(scale: torch.Tensor, form: Exponents, groups: int) -> torch.
     return four.view(torch.int32).squeeze(-1).view(torch.uint32)
 
 
-def _zeros(zero: torch.Tensor, weight: ScaledCodes, core: str) -> torch.Tensor:
+def _zeros(zero: torch.Tensor, weight: QuantizedTensor, core: str) -> torch.Tensor:
     """Return zero points ``[k_groups, N]`` (integer) or ``[k_groups, 2, N]`` (real) in kernel types."""
     import torch
 
@@ -234,7 +184,7 @@ def _zeros(zero: torch.Tensor, weight: ScaledCodes, core: str) -> torch.Tensor:
     return torch.stack((coarse, (zero - coarse.to(torch.float64)).to(dtype)), dim=1)
 
 
-def _coarse(zero: torch.Tensor, element: ElementLimits, eps: float) -> torch.Tensor:
+def _coarse(zero: torch.Tensor, element: TType, eps: float) -> torch.Tensor:
     """Round zero points to multiples of the least power of two that leaves differences from codes exact.
 
     What remains is small beside most differences, so its own rounding and that of its product with the scale

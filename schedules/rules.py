@@ -11,156 +11,146 @@ from schedules.schedule import GpuSchedule
 
 @dataclass(frozen=True)
 class Rule:
-    """Extents that a pipeline's skeleton supports, and the device feature it needs."""
+    """Extents that a pipeline's skeleton supports, and what it needs and can do.
+
+    feature: Of devices that have it.
+    serves: Which of `Gemm.extras` it can do.
+    tile_m to persistent: Values of these fields of a schedule to choose from, and so on.
+    raster, placement: The same; none of the first stand for any, of the second for `placement_for`'s.
+    depths: Of pipelining that were measured, where these are fewer than ``stages``.
+    """
 
     feature: str
+    serves: frozenset[str]
     tile_m: tuple[int, ...]
     tile_n: tuple[int, ...]
     tile_k: tuple[int, ...]
     stages: tuple[int, ...]
     warps: tuple[int, ...]
-    split_k: tuple[int, ...]
-    persistent: tuple[bool, ...]
+    split_k: tuple[int, ...] = (1,)
+    persistent: tuple[bool, ...] = (False,)
     cluster: tuple[int, ...] = (1,)
     stream_k: tuple[bool, ...] = (False,)
     warp_rows: tuple[int, ...] = (16,)
     pair: tuple[bool, ...] = (False,)
     raster: tuple[int, ...] = ()
-    """Widths to choose from; none: any."""
     placement: tuple[str, ...] = ()
-    """Placements to choose from; none: the one of `placement_for`."""
+    depths: tuple[int, ...] = ()
+
+
+EVERY = frozenset({"experts", "token_group", "windows", "residual", "factor"})
+"""What pipelines that store whole tiles can do."""
+
+PLACEMENTS = ("operand", "accumulator")
+
+
+def _waves(
+    feature: str,
+    tile_m: tuple[int, ...],
+    tile_n: tuple[int, ...],
+    tile_k: tuple[int, ...],
+    *,
+    warps: tuple[int, ...] = (4,),  # TVM marks AMD kernels as having at most 256 threads
+    split_k: tuple[int, ...] = (1, 2, 4),
+    warp_rows: tuple[int, ...] = (16, 32),
+    placement: tuple[str, ...] = PLACEMENTS,
+    serves: frozenset[str] = frozenset({"experts", "token_group"}),
+) -> Rule:
+    """Return the rule of a pipeline of AMD's waves."""
+    return Rule(
+        feature,
+        serves,
+        tile_m,
+        tile_n,
+        tile_k,
+        (2,),
+        warps,
+        split_k,
+        warp_rows=warp_rows,
+        placement=placement,
+    )
 
 
 def _wmma(feature: str) -> Rule:
     """Return the rule of RDNA's matrix instructions."""
-    return Rule(
-        feature,
-        (16, 32, 64, 128),
-        (64, 128, 256),
-        (64, 128),
-        (2,),
-        (4, 8),
-        (1, 2, 4, 8),
-        (False,),
-        warp_rows=(16, 32),
-        placement=("operand", "accumulator"),
-    )
+    return _waves(feature, (16, 32, 64, 128), (64, 128, 256), (64, 128), warps=(4, 8), split_k=(1, 2, 4, 8))
 
 
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
         "ldmatrix",
-        (8, 16),
-        (64,),
-        (64,),
-        (2, 3, 4, 6, 8),
-        tuple(range(1, 33)),
-        (1, 2, 3, 4, 6, 8, 16),
-        (False,),
+        frozenset({"experts", "token_group", "gate"}),
+        tile_m=(8, 16),
+        tile_n=(64,),
+        tile_k=(64,),
+        stages=(2, 3, 4, 6, 8),
+        warps=tuple(range(1, 33)),
+        split_k=(1, 2, 3, 4, 6, 8, 16),
         cluster=(1, 2),  # of four, too few fit at once: a second wave (measured on an H200)
         warp_rows=(16, 32),  # of 64, too few registers or warps are left (measured on an H200)
         raster=(8,),  # not read: a block has all activation rows
-        placement=("operand", "accumulator"),
+        placement=PLACEMENTS,
+        depths=(2, 4, 8),
     ),
     "digits": Rule(
         "cp.async",
-        (1, 2, 4, 8),
-        (64,),
-        (64,),
-        (2, 4, 8, 16),
-        tuple(range(1, 33)),
-        (1, 2, 3, 4, 6, 8, 16),
-        (False,),
+        frozenset({"gate"}),
+        tile_m=(1, 2, 4, 8),
+        tile_n=(64,),
+        tile_k=(64,),
+        stages=(2, 4, 8, 16),
+        warps=tuple(range(1, 33)),
+        split_k=(1, 2, 3, 4, 6, 8, 16),
         cluster=(1, 2),  # of four, too few fit at once (measured on an H200)
         warp_rows=(16, 32, 64),
         raster=(8,),  # not read: a block has all activation rows
         placement=("accumulator",),
+        depths=(2, 4, 8),
     ),
-    "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
+    "mma": Rule("mma", EVERY, (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8)),
     "wgmma": Rule(
         "wgmma",
-        (*range(8, 64, 8), *range(64, 257, 16)),
-        (64, 128, 192, 256),
-        (64, 128, 256),
-        (2, 3, 4, 5, 6, 7, 8),
-        (4, 8, 12, 16),
-        (1, 2, 4, 8),
-        (False, True),
-        (1, 2, 4),
-        (False, True),
+        EVERY,
+        tile_m=(*range(8, 64, 8), *range(64, 257, 16)),
+        tile_n=(64, 128, 192, 256),
+        tile_k=(64, 128, 256),
+        stages=(2, 3, 4, 5, 6, 7, 8),
+        warps=(4, 8, 12, 16),
+        split_k=(1, 2, 4, 8),
+        persistent=(False, True),
+        cluster=(1, 2, 4),
+        stream_k=(False, True),
+        depths=(4, 6, 8),
     ),
     "tcgen05": Rule(
         "tcgen05",
-        (*range(16, 65, 16), *range(96, 257, 32)),
-        (128,),
-        (64, 128, 256),
-        (2, 3, 4, 5, 6, 7, 8),
-        (4, 8),
-        (1,),
-        (False,),
-        (1, 2, 4),
+        EVERY - {"token_group"},
+        tile_m=(*range(16, 65, 16), *range(96, 257, 32)),
+        tile_n=(128,),
+        tile_k=(64, 128, 256),
+        stages=(2, 3, 4, 5, 6, 7, 8),
+        warps=(4, 8),
+        cluster=(1, 2, 4),
         pair=(False, True),
+        depths=(3, 4, 6, 8),
     ),
-    "mfma": Rule(
-        "mfma",
-        (16, 32, 64, 128, 256),
-        (64, 128, 256),
-        (64, 128),
-        (2,),
-        (4,),  # TVM marks AMD kernels as having at most 256 threads
-        (1, 2, 4),
-        (False,),
-        warp_rows=(16, 32),
-        placement=("operand", "accumulator"),
-    ),
-    "mfma32": Rule(
-        "mfma",
-        (32, 64, 128),
-        (64, 128, 256),
-        (64, 128),
-        (2,),
-        (4,),
-        (1, 2, 4),
-        (False,),
-        placement=("operand", "accumulator"),
-    ),
-    "mfma_groups": Rule(
+    "mfma": _waves("mfma", (16, 32, 64, 128, 256), (64, 128, 256), (64, 128)),
+    "mfma32": _waves("mfma", (32, 64, 128), (64, 128, 256), (64, 128), warp_rows=(16,)),
+    "mfma_groups": _waves(
         "mfma",
         (1,),
         (64,),
         (64, 128, 256, 512, 1024),
-        (2,),
-        (4,),
-        (1, 2, 4),
-        (False,),
         warp_rows=(32, 64),
         placement=("accumulator",),
+        serves=frozenset({"experts"}),
     ),
-    "dot": Rule(
-        "dot",
-        (1, 2, 4),
-        (64,),
-        (64, 128, 256, 512),
-        (2,),
-        (4,),
-        (1, 2, 4),
-        (False,),
-        warp_rows=(32, 64),
-        placement=("operand", "accumulator"),
-    ),
+    "dot": _waves("dot", (1, 2, 4), (64,), (64, 128, 256, 512), warp_rows=(32, 64)),
     "wmma": _wmma("wmma"),
     "wmma_split": _wmma("wmma.split"),
-    "dot32": Rule(
-        "dot32",
-        (1, 2, 4),
-        (64,),
-        (64, 128),  # longer stages, or 64 rows, are predicted to save 0.2 %, of four times as much code
-        (2,),
-        (4, 8),
-        (1, 2, 4, 8),
-        (False,),
-        warp_rows=(32,),
-        placement=("operand", "accumulator"),
+    # Longer stages, or 64 rows, are predicted to save 0.2 %, of four times as much code.
+    "dot32": _waves(
+        "dot32", (1, 2, 4), (64,), (64, 128), warps=(4, 8), split_k=(1, 2, 4, 8), warp_rows=(32,)
     ),
 }
 
@@ -171,24 +161,8 @@ DEALS = (2, 4, 8)
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
 """Fields of a schedule for which a rule states what is allowed."""
 
-SERVES: Mapping[str, frozenset[str]] = {
-    "gemv": frozenset({"experts", "token_group", "gate"}),
-    "digits": frozenset({"gate"}),
-    "mma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
-    "wgmma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
-    "tcgen05": frozenset({"experts", "windows", "residual", "factor"}),
-    "mfma": frozenset({"experts", "token_group"}),
-    "mfma32": frozenset({"experts", "token_group"}),
-    "mfma_groups": frozenset({"experts"}),
-    "dot": frozenset({"experts", "token_group"}),
-    "wmma": frozenset({"experts", "token_group"}),
-    "wmma_split": frozenset({"experts", "token_group"}),
-    "dot32": frozenset({"experts", "token_group"}),
-    "cpu": frozenset(),
-}
-"""Which of `Gemm.extras` each pipeline supports."""
-
 
 def serves(gemm: Gemm, pipeline: str) -> bool:
-    """Whether a pipeline can do all that the problem asks."""
-    return SERVES[pipeline].issuperset(gemm.extras)
+    """Whether a pipeline can do all that the problem asks; those of CPUs do plain products alone."""
+    served = RULES[pipeline].serves if pipeline in RULES else frozenset()
+    return served.issuperset(gemm.extras)

@@ -37,22 +37,6 @@ from targets import TileDevice
 CHANNEL_PIECES = 128
 """Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
 
-DEPTHS: Mapping[str, tuple[int, ...]] = {
-    "gemv": (2, 4, 8),
-    "digits": (2, 4, 8),
-    "mma": (2, 3, 4),
-    "wgmma": (4, 6, 8),
-    "tcgen05": (3, 4, 6, 8),
-    "mfma": (2,),
-    "mfma32": (2,),
-    "mfma_groups": (2,),
-    "dot": (2,),
-    "wmma": (2,),
-    "wmma_split": (2,),
-    "dot32": (2,),
-}
-"""Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
-
 FEW_ROWS = 64
 """Activation rows of a tile of fp8 x fp8 beyond which the deepest ring was measured to pay."""
 
@@ -116,7 +100,7 @@ def tilings(
     gemm, device: The problem and where it runs.
     pipeline: A key of `schedules.rules.RULES`.
     m: Rows of A: tiles of M beyond the next size up only add padding.
-    full: Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits of K
+    full: Every legal schedule, for tuning; by default `Rule.depths`, and of wgmma only splits of K
         that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
     column, block = _column(gemm, pipeline), of_any_n(gemm)
@@ -204,7 +188,7 @@ def _smallest_depth(gemm: Gemm, pipeline: str, tile_k: int) -> int:
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
     """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
 
-    Those of `DEPTHS`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
+    `Rule.depths`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
     take room from other blocks. Tiles of many rows of fp8 x fp8, whose stages are long and few, are ranked
     at the deepest too. Shallower ones replace them for the smallest step of K alone:
     a longer step with so few buffers was never measured.
@@ -214,7 +198,8 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     until_enough = schedule.pipeline in (*WARPGROUPS, "digits")
     used = int(schedule.pipeline in WARPGROUPS)
     found = None
-    for stages in DEPTHS[schedule.pipeline]:
+    rule = RULES[schedule.pipeline]
+    for stages in rule.depths or rule.stages:
         deep = replace(schedule, stages=stages)
         if not is_legal(gemm, device, deep):
             break

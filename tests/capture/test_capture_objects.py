@@ -172,3 +172,43 @@ def test_texts_of_tensors_are_strings_from_the_first_call_on():
         found = (text, inner[0], holder.name, holder.parts["k"], holder.parts["t"][0])
         assert found == ("3.000", "3.0 a", "3.00", "3.0", "3.0 a")
         assert {type(item) for item in found} == {str}
+
+
+class Doubled:
+    """A descriptor in Python that keeps what is set in the instance."""
+
+    def __set_name__(self, owner, name):
+        self.name = f"_{name}"
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else getattr(instance, self.name) * 2
+
+    def __set__(self, instance, value):
+        setattr(instance, self.name, value + 1)
+
+    def __delete__(self, instance):
+        delattr(instance, self.name)
+
+
+class Described:
+    value = Doubled()
+
+    def __init__(self, x):
+        self.value = x
+
+
+def test_descriptors_in_python_are_set_and_deleted_in_the_graph():
+    def program(x, kept):
+        made = Described(x)
+        kept.value = made.value
+        del made.value
+        return kept.value, vars(made)
+
+    mine, its, fast = Described(0), Described(0), capture(program)
+    for number in range(4):
+        x = torch.full((3,), float(number))
+        (found, left), (expected, its_left) = fast(x, mine), program(x, its)
+        assert torch.equal(found, expected)
+        assert torch.equal(mine._value, its._value)
+        assert left == its_left == {}
+    assert fast.outcome == "whole"

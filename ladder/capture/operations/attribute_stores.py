@@ -52,6 +52,8 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     if type(found) is property and found.fset is not None:
         call_in_statement(vm, pinned_part(vm, found.fset), (value, item))
         return
+    if _followed_descriptor(vm, found, "__set__", value, item):
+        return
     if found is _TRACEBACK and not is_external(vm, value):
         setter(value, name, item)  # where an error made here has been is no part of what is made again
         return
@@ -79,6 +81,15 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     vm.heap.change(text, targets, uses)
     if vm.heap.steps[-1].keep:
         vm.heap.steps[-1].replaced = value, name, before if is_constant(before) else NULL
+
+
+def _followed_descriptor(vm: Interpreter, found: Any, name: str, *rest: Any) -> bool:
+    """Call the method of a descriptor that is a Python function; say whether it has such a one."""
+    method = NULL if found is NULL else vm.heap.class_attribute(type(found), name)
+    if not is_a(method, types.FunctionType):
+        return False
+    call_in_statement(vm, method, (found, *rest))
+    return True
 
 
 def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:
@@ -118,6 +129,8 @@ def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
     found = vm.heap.class_attribute(type(value), name)
     if type(found) is property and found.fdel is not None:
         call_in_statement(vm, pinned_part(vm, found.fdel), (value,))
+        return
+    if _followed_descriptor(vm, found, "__delete__", value):
         return
     if found is not NULL and is_data(type(found)):
         raise CaptureError("a descriptor is deleted")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
@@ -56,18 +56,13 @@ class Normal:
         return {denominator: dict(numerator) for denominator, numerator in self.fractions}
 
 
-def _key(value: Any) -> Any:
-    return repr(value)
-
-
-@cache
-def _atom_key(atom: Atom) -> str:
-    return repr(atom)
+_key = lru_cache(maxsize=200_000)(repr)
+"""Texts of atoms, monomials with coefficients, and fractions, by which they are in order."""
 
 
 def monomial(powers: Mapping[Atom, int]) -> Monomial:
     """Return a monomial from powers, those of 0 left out."""
-    return tuple(sorted(((a, n) for a, n in powers.items() if n), key=lambda pair: _atom_key(pair[0])))
+    return tuple(sorted(((a, n) for a, n in powers.items() if n), key=lambda pair: _key(pair[0])))
 
 
 def polynomial(terms: Mapping[Monomial, int]) -> Polynomial:

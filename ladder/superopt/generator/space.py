@@ -14,6 +14,7 @@ from ladder.ir.graph import Graph, Literal, Node
 from ladder.ir.interpret import abstract_expressions
 from ladder.ir.operator import AbstractExpression, Attributes
 from ladder.ir.ops import get_operator
+from ladder.ir.shapes import broadcast_shapes
 from ladder.superopt.expressions import Normal, Pruner
 from ladder.superopt.generator.alphabet import Alphabet, chains_of, link_of, operands_of, without_maxima
 from ladder.superopt.generator.reach import distances
@@ -221,7 +222,7 @@ class Space:
         return found, dropped
 
     def _steps_of(self, operands: tuple[int, ...], values: Sequence[Value]) -> Iterator[GraphStep]:
-        """Yield the steps of one operand, or of two, without looking at shapes."""
+        """Yield the steps of one operand, or of two whose shapes can meet."""
         packed = [values[i].packed for i in operands]
         if len(operands) == 1:
             one = (operands[0],)
@@ -233,12 +234,13 @@ class Space:
             return
         top, other = operands
         alphabet, pair = self.alphabet, (top, other)
-        for name in alphabet.commutative:
-            if other != top or name != "mul" or "square" not in alphabet.unary:
-                yield GraphStep(pair, name, pair[::-1])
         orders = [pair, pair[::-1]] if other != top else []
-        for name in alphabet.ordered:
-            yield from (GraphStep(pair, name, order) for order in orders)
+        if _broadcast(values[top].tile.shape, values[other].tile.shape):
+            for name in alphabet.commutative:
+                if other != top or name != "mul" or "square" not in alphabet.unary:
+                    yield GraphStep(pair, name, pair[::-1])
+            for name in alphabet.ordered:
+                yield from (GraphStep(pair, name, order) for order in orders)
         if alphabet.matmul:
             yield from (GraphStep(pair, "matmul", order) for order in orders or [pair])
         if alphabet.transposed:
@@ -246,7 +248,7 @@ class Space:
             yield from (GraphStep(pair, "matmul", order, turned) for order in orders or [pair])
 
     def _steps_with(self, values: Sequence[Value], top: int) -> Iterator[GraphStep]:
-        """Yield all steps whose newest operand is ``top``, without looking at shapes."""
+        """Yield all steps whose newest operand is ``top``."""
         for below in self._operands_with(values, top):
             if below == ALL:
                 yield from self._concat_steps(values, top)
@@ -273,14 +275,27 @@ class Space:
             yield GraphStep(one, "combine", one)
 
     def _concat_steps(self, values: Sequence[Value], top: int) -> Iterator[GraphStep]:
-        """Yield ``concat(a, b) · concat(c, d)`` of matrices whose shapes can be: a · c + b · d."""
+        """Yield ``concat(a, b) · concat(c, d)`` of matrices whose shapes can be: a · c + b · d.
+
+        A sum occurs in no equal program if one of its products does not; one product is of ``top``.
+        """
         stage = values[top].stage
         same = [i for i in range(top + 1) if values[i].stage == stage and not values[i].packed]
-        products = [(a, c) for a, c in itertools.permutations(same, 2) if _multiply(values[a], values[c])]
+        if not any(self._occurs(pair, values) for i in same for pair in ((top, i), (i, top))):
+            return
+        products = [pair for pair in itertools.permutations(same, 2) if self._occurs(pair, values)]
         for (a, c), (b, d) in itertools.combinations(products, 2):
             four = (a, b, c, d)
             if top in four and len(set(four)) == 4:
                 yield GraphStep(tuple(sorted(four, reverse=True)), "concat_matmul", four)
+
+    def _occurs(self, pair: tuple[int, int], values: Sequence[Value]) -> bool:
+        """Whether two values are matrices whose product can occur in an equal program."""
+        a, b = (values[i] for i in pair)
+        if not _multiply(a, b):
+            return False
+        product = self._result_of(GraphStep(pair, "matmul", pair), (a, b))
+        return product is not None and self.pruner.keeps(product.expression)
 
     def _result_of(self, step: GraphStep, operands: tuple[Value, ...]) -> Value | None:
         """Return the step's result, or None if shapes forbid it."""
@@ -347,6 +362,16 @@ class Space:
         joins = 3 if self.alphabet.concat else 1
         earliest = min(STAGES.index(partial.values[i].stage) for i in partial.unused)
         return -(-(len(partial.unused) - 1) // joins) + STAGES.index(self.last) - earliest > left
+
+
+@lru_cache(maxsize=100_000)
+def _broadcast(a: tuple[Extent, ...], b: tuple[Extent, ...]) -> bool:
+    """Whether element-wise operators take values of two shapes."""
+    try:
+        broadcast_shapes([a, b])
+    except ShapeError:
+        return False
+    return True
 
 
 def _multiply(a: Value, b: Value) -> bool:
