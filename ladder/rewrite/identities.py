@@ -141,6 +141,23 @@ def _contract_to_matmul(match: Match) -> str | None:
 MATMUL_RECOGNITION: Rules = (Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),)
 
 
+def _outer_product(match: Match) -> str | None:
+    """``matmul(x[..., M, 1], y[..., 1, N])`` -> ``x * y + 0``: a sum begins with 0, so that none is -0."""
+    column, row = match.tile("column"), match.tile("row")
+    types = {tile.ttype.name for tile in (column, row, match.root.tile)}
+    if column.shape[-1] != 1 or types != {"float32"}:
+        return None
+    add, value = match.builder.add, match["row"]
+    if node_attributes(match.root)["transpose_b"]:
+        value = add("reshape", value, shape=(*row.shape[:-2], 1, row.shape[-2]))
+    return add("add", add("mul", match["column"], value), add("constant", value=0.0, type="float32"))
+
+
+OUTER_PRODUCTS: Rules = (
+    Rule("products over an axis of one element", pattern("matmul", "column", "row"), _outer_product),
+)
+
+
 def _sink_reshape(match: Match) -> str | None:
     """``f(reshape(x))`` -> ``reshape(f(x))`` for functions of one number and conversions."""
     operator = get_operator(match.root.operator)

@@ -20,6 +20,7 @@ from ladder.rewrite.identities import (
     GROUPED_ATTENTION,
     LAYOUT_FOLDING,
     NEUTRAL_FOLDING,
+    OUTER_PRODUCTS,
     RESHAPE_SINKING,
 )
 from ladder.rewrite.join_rules import JOIN_FOLDING
@@ -42,7 +43,8 @@ FOLDING = (
         + RESHAPE_SINKING
         + ROWS_OF_PRODUCTS
         + WINDOW_ORDER
-        + NEUTRAL_FOLDING,
+        + NEUTRAL_FOLDING
+        + OUTER_PRODUCTS,
     ),
 )
 

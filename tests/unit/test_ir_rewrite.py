@@ -22,6 +22,7 @@ from ladder.rewrite.identities import (
     LAYOUT_FOLDING,
     MATMUL_RECOGNITION,
     NEUTRAL_FOLDING,
+    OUTER_PRODUCTS,
 )
 from ladder.rewrite.join_rules import JOIN_FOLDING
 from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING
@@ -287,3 +288,20 @@ def test_slices_of_slices_are_one():
     assert operators(result) == ["input", "slice"]
     x = np.arange(140, dtype=np.float32).reshape(20, 7)
     np.testing.assert_array_equal(evaluate(bind(result, {"n": 7}), [x]), evaluate(bind(graph, {"n": 7}), [x]))
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "transpose_b"),
+    [((3, 1), (1, 4), False), ((3, 1), (4, 1), True), ((2, 3, 1), (4, 1), True), ((3, 1), (2, 1, 4), False)],
+)
+def test_products_over_one_element_are_of_elements(column, row, transpose_b):
+    g = GraphBuilder("outer")
+    x, y = g.input("x", "float32", column), g.input("y", "float32", row)
+    graph = g.finish(g.add("matmul", x, y, transpose_b=transpose_b, type="float32"))
+    result = rewrite(graph, OUTER_PRODUCTS)
+    assert "matmul" not in operators(result)
+    given = operands(graph)
+    given["x"].flat[:2] = 0.0, np.inf
+    found, wanted = evaluate(result, given), evaluate(graph, given)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
