@@ -98,6 +98,7 @@ def test_folders_that_cannot_be_loaded(
             ({"hidden_size": 32}, arrays, (), "has the shape"),
             ({"hidden_size": 32}, arrays, ("--weight", "none"), "transformers cannot load it"),
             ({"model_type": "nothing"}, arrays, (), "nothing"),
+            ({"hidden_size": 62}, arrays, (), "hidden size (62)"),
             ({}, arrays, ("--group-size", "4096"), "group_size"),
         )
     ):
