@@ -101,7 +101,7 @@ def kernel_ways(
 ) -> list[Way]:
     """Return the region as a product by a kernel of ours, if one computes it."""
     graph = region.graph
-    outside = dict(zip((node.name for node in graph.inputs), region.inputs, strict=True))
+    outside = region.outside
     rows, ttype = product(graph.tile(graph.outputs[0]).shape[:-1]), graph.tile(form.x).ttype.name
     known = isinstance(rows, int) and ttype in HALVES and outside[form.weight] in packable
     if device.kind != "cuda" or not known or not rows or form.form.rank > 2:

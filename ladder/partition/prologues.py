@@ -5,7 +5,7 @@ The product's kernel then computes the chain in each of its blocks, and the rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
@@ -68,7 +68,7 @@ class _Links:
         """Return the chain whose result a product multiplies, that result, and the views between them."""
         if part.kind != "gemm" or part.gemm is None or "contract" in part.operators:
             return None
-        value, views = _outside(part)[dict(part.roles)["A"]], list[Subgraph]()
+        value, views = part.by_role["A"], list[Subgraph]()
         while self._is_read_once(value) and (before := self.maker.get(value)) is not None:
             if before.kind == "chain" and id(before) not in self.taken and "put" not in before.operators:
                 return before, value, views
@@ -80,11 +80,6 @@ class _Links:
 
     def _is_read_once(self, value: str) -> bool:
         return len(self.readers.get(value, ())) == 1 and value not in self.graph.outputs
-
-
-def _outside(part: Subgraph) -> Mapping[str, str]:
-    """Return input of a part's graph -> value of the model."""
-    return dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
 
 
 def _joined(
@@ -101,8 +96,7 @@ def _joined(
     outputs = (*part.outputs, *(other for other in chain.outputs if other != value))
     region, inputs = extract(graph, members, outputs), outside_inputs(graph, members)
     names = dict(zip(inputs, (node.name for node in region.inputs), strict=True))
-    outside = _outside(part)
-    roles = {role: names[outside[name]] for role, name in part.roles if role != "A"}
+    roles = {role: names[read] for role, read in part.by_role.items() if role != "A"}
     roles |= {f"X{at}": names[read] for at, read in enumerate(chain.inputs)}
     return Subgraph(
         "prologue", region, inputs, outputs, part.reason, part.gemm, tuple(sorted(roles.items())), text

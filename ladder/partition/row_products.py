@@ -32,8 +32,7 @@ def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | No
             break
         if form is None:
             continue
-        outside = dict(zip((node.name for node in region.graph.inputs), region.inputs, strict=True))
-        if graph.producer(outside[form.matrix]).operator != "input":
+        if graph.producer(region.outside[form.matrix]).operator != "input":
             return None
         found = Subgraph("rows", region.graph, region.inputs, region.outputs)
     return found

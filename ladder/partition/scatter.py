@@ -80,14 +80,15 @@ def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str
 
 def written(part: Subgraph) -> dict[str, str]:
     """Return result -> the value of the model in whose memory it is written."""
-    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
-    return {node.name: outside[node.inputs[0]] for node in puts}
+    return {node.name: part.outside[node.inputs[0]] for node in _puts(part)}
 
 
 def numbered(part: Subgraph) -> list[tuple[str, Extent, bool]]:
     """Return the values of the model that say where rows go, how many are there, and `from_end`."""
-    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
-    places = [(node, node_attributes(node)) for node in puts]
-    return [(outside[node.inputs[1]], node.tile.shape[g["axis"]], g["from_end"]) for node, g in places]
+    places = [(node, node_attributes(node)) for node in _puts(part)]
+    return [(part.outside[node.inputs[1]], node.tile.shape[g["axis"]], g["from_end"]) for node, g in places]
+
+
+def _puts(part: Subgraph) -> list[Node]:
+    """Return what writes rows within a chain."""
+    return [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]

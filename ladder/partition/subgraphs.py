@@ -57,6 +57,16 @@ class Subgraph:
         return self.kind in ("view", "torch") or "call" in self.operators
 
     @cached_property
+    def outside(self) -> dict[str, str]:
+        """Input of its tile graph -> the value of the model that it is."""
+        return dict(zip((node.name for node in self.graph.inputs), self.inputs, strict=True))
+
+    @property
+    def by_role(self) -> dict[str, str]:
+        """Role in a gemm -> the value of the model that has it."""
+        return {role: self.outside[name] for role, name in self.roles}
+
+    @cached_property
     def operators(self) -> tuple[str, ...]:
         """Names of its operators, without numbers and inputs."""
         return tuple(

@@ -38,12 +38,9 @@ def _bind_gemm(memory: Workspace, step: PlanStep) -> Bound:
     if "contract" in step.part.operators:
         return _bind_convolution(memory, step)
     kernel = memory.owner.operator(step.entry or Request(gemm).text)
-    at = dict(step.part.roles)
-    by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
-    slots_of = {
-        role: memory.slot[by_name[name]] for role, name in at.items() if role not in ("B", "row_scale")
-    }
-    arrays = memory.packed[by_name[at["B"]]]
+    values = step.part.by_role
+    slots_of = {role: memory.slot[v] for role, v in values.items() if role not in ("B", "row_scale")}
+    arrays = memory.packed[values["B"]]
     value = step.part.outputs[0]
     place, target = memory.slot[value], memory.target(value)
     matrix = (-1, gemm.columns)
@@ -60,8 +57,7 @@ def _bind_gemm(memory: Workspace, step: PlanStep) -> Bound:
 
 def _bind_convolution(memory: Workspace, step: PlanStep) -> Bound:
     kernel = memory.owner.operator(step.entry)
-    outside = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
-    values = {role: outside[name] for role, name in step.part.roles}
+    values = step.part.by_role
     arrays = memory.packed[values.pop("B")]
     image = memory.slot[values["A"]]
     roles = ("bias", "residual", "factor")
@@ -90,7 +86,7 @@ def _bind_rows(memory: Workspace, step: PlanStep) -> Bound:
     """Multiply by the matrix in panels, as long as it is the one that was put in order; else by torch."""
     graph, entry = step.part.graph, memory.owner.kernels.get(step.entry)
     rows = Rows(graph, memory.now, memory.owner.where)
-    outside = dict(zip((node.name for node in graph.inputs), step.part.inputs, strict=True))
+    outside = step.part.outside
     weights = _panels_of(memory, rows, outside[rows.form.matrix], memory.lasting_inputs(step))
     x, matrix = (memory.slot[outside[name]] for name in (rows.form.x, rows.form.matrix))
     others = [memory.slot[outside[name]] for name in rows.form.others]

@@ -43,7 +43,7 @@ def bind_codes(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a node on codes."""
     node = call_of(step.part.graph)
     given = node_attributes(node)
-    outside = dict(zip((n.name for n in step.part.graph.inputs), step.part.inputs, strict=True))
+    outside = step.part.outside
     read: Values = [None if a is None else outside[node.inputs[a[1]]] for a in given["arguments"]]
     tiles = memory.owner.plan.tiles
     known = memory.settles(step) and all(

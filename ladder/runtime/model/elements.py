@@ -34,7 +34,7 @@ def bind_elements(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a kernel; what it tells of numbers outside of the axis is torch's error."""
     graph, plan = step.part.graph, memory.owner.plan
     node, checked = call_of(graph), by_torch(memory, step)
-    outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
+    outside = step.part.outside
     read, (made,) = [outside[value] for value in node.inputs], step.part.outputs
     if not memory.settles(step):
         return checked

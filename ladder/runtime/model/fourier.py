@@ -38,7 +38,7 @@ def turns(length: int) -> torch.Tensor:
 def bind_fourier(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call of a kernel; torch computes what it is not for, which only values tell."""
     node, (made,) = call_of(step.part.graph), step.part.outputs
-    outside = dict(zip((n.name for n in step.part.graph.inputs), step.part.inputs, strict=True))
+    outside = step.part.outside
     x, second, window = (None if v is None else outside[v] for v in (operand(node, at) for at in range(3)))
     length = length_of(step.part.graph, node)
     number = None if second is None else memory.known(second)

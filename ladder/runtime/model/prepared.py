@@ -173,8 +173,7 @@ def with_packed(program: Program, parts: Sequence[Subgraph]) -> Program:
     for part in parts:
         if part.gemm is None:
             continue
-        outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-        weight = outside[dict(part.roles)["B"]]
+        weight = part.by_role["B"]
         if sources[weight].graph is not None:
             sources[weight] = replace(sources[weight], kind="weight", gemm=part.gemm, dense=True)
     return replace(program, sources=sources)

@@ -102,8 +102,7 @@ def bind_prologue(memory: Workspace, step: PlanStep) -> Bound:
     """Return the call: the chain's inputs, its other results, what is packed, the bias, and the product."""
     part, entry = step.part, memory.owner.kernels[step.entry]
     assert part.gemm is not None
-    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-    roles = {role: outside[name] for role, name in part.roles}
+    roles = part.by_role
     numbers = range(sum(role.startswith("X") for role in roles))
     reads = [
         (memory.slot[value], memory.owner.plan.tiles[value].shape == ())

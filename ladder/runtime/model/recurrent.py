@@ -125,7 +125,7 @@ def bind_recurrent(memory: Workspace, step: PlanStep) -> Bound:
     entries = [memory.owner.kernels[name] for name in step.entry.split()]
     graph, entry, known = step.part.graph, entries[0], memory.owner.layers
     form, node = layer_of(graph)
-    outside = dict(zip((n.name for n in graph.inputs), step.part.inputs, strict=True))
+    outside = step.part.outside
     values = {role: outside[name] for role, name in operands_of(node).items()}
     pack, gates = _functions(form)
     weights = {role: values[role] for role in WEIGHTS if role in values}
