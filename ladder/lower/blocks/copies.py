@@ -14,6 +14,7 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
+from ladder.lower.blocks.geometry import SPARE
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout
 from tile_types.errors import ScheduleError
 
@@ -140,6 +141,9 @@ class TileCopy(Copy):
 class HeldCopy:
     """A copy by way of registers: its loads are in flight until it is stored to shared memory.
 
+    Threads beyond a tile's last chunk branch; where registers are few, they copy the tensor's first chunk to
+    memory of their own instead: LLVM moves products past a branch, away from their decoded operands.
+
     copy: What is copied.
     """
 
@@ -147,9 +151,24 @@ class HeldCopy:
         self.copy, self.words = copy, CHUNK_BYTES // 4
         self.registers = [b.local(self.words, "uint32") for _ in copy.pieces(0, 0)]
 
+    def _pieces(self, step: Expr, at: Expr) -> Iterator[tuple[Any, Piece]]:
+        """Yield what each piece is stored into, and the piece."""
+        context = self.copy.context
+        spare = context.geo.offsets.get(SPARE)
+        for registers, piece in zip(self.registers, self.copy.pieces(step, at), strict=True):
+            if piece.exists is not True and spare is not None:
+                own = spare + context.threads.thread * CHUNK_BYTES
+                place, element = (
+                    T.Select(piece.exists, given, other)
+                    for given, other in ((piece.place, own), (piece.element, 0))
+                )
+                yield registers, Piece(place, piece.tensor, element, True)
+            else:
+                yield registers, piece
+
     def fetch(self, step: Expr) -> None:
         """Emit the loads of a step's tile."""
-        for registers, piece in zip(self.registers, self.copy.pieces(step, 0), strict=True):
+        for registers, piece in self._pieces(step, 0):
             with nullcontext() if piece.exists is True else b.when(piece.exists):
                 found = self.copy.context.dialect.load(piece.tensor, piece.element, self.words, "uint32")
                 for i, word in enumerate(found):
@@ -158,7 +177,7 @@ class HeldCopy:
     def put(self, at: Expr) -> None:
         """Emit the stores into the stage at byte ``at`` of shared memory."""
         context = self.copy.context
-        for registers, piece in zip(self.registers, self.copy.pieces(0, at), strict=True):
+        for registers, piece in self._pieces(0, at):
             with nullcontext() if piece.exists is True else b.when(piece.exists):
                 words = [registers[i] for i in range(self.words)]
                 context.dialect.write(context.shared, context.dialect.address(piece.place), words)

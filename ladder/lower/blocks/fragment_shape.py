@@ -12,6 +12,8 @@ from tile_types.errors import ScheduleError
 ROWS = 16
 """Rows of a fragment."""
 
+SHORT_WAVE = 32
+
 
 @dataclass(frozen=True)
 class FragmentShape:
@@ -40,6 +42,11 @@ class FragmentShape:
     def elements(self) -> int:
         """Elements of a lane."""
         return ROWS * self.columns // self.lanes
+
+    @property
+    def few_registers(self) -> bool:
+        """Whether lanes of AMD's short waves have 256 registers, half as many as of long ones."""
+        return self.through_registers and self.lanes == SHORT_WAVE
 
     @property
     def run(self) -> int:

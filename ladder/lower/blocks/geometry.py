@@ -19,6 +19,9 @@ from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout, 
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
+SPARE = "chunks that no tile has"
+"""Region with 16 bytes of each thread, for those beyond a tile's last chunk (`copies.HeldCopy`)."""
+
 PACKED_ALIGNMENT = 128
 """Bytes at multiples of which tiles begin that tensor copies do not swizzle."""
 
@@ -454,11 +457,18 @@ class BlockGeometry:
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
-        """First byte of each region, by exact allocation."""
-        return allocate(self.regions, alignment=self.alignment)
+        """First byte of each region, by exact allocation; of `SPARE` where registers are few and it fits."""
+        found = allocate(self.regions, alignment=self.alignment)
+        end = -(-self._end(found) // CHUNK_BYTES) * CHUNK_BYTES
+        wanted = self.shape.few_registers and bool(self.shared_loads)
+        fits = end + self.threads * CHUNK_BYTES <= self.device.shared_per_block
+        return {**found, SPARE: end} if wanted and fits else found
+
+    def _end(self, offsets: Mapping[str, int]) -> int:
+        sizes = {SPARE: self.threads * CHUNK_BYTES} | {name: part.size for name, part in self.regions.items()}
+        return max((at + sizes[name] for name, at in offsets.items()), default=CHUNK_BYTES)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        ends = [self.offsets[name] + region.size for name, region in self.regions.items()]
-        return max(ends, default=CHUNK_BYTES) + 8 * self.barriers
+        return self._end(self.offsets) + 8 * self.barriers

@@ -42,8 +42,6 @@ CHEAP = RocmDialect.cheap
 OWN_LANE = 0xE4
 """DPP control: quad_perm [0, 1, 2, 3]."""
 
-SHORT_WAVE = 32
-
 MOST_WORDS = 4
 """Words that one access of memory takes."""
 
@@ -234,7 +232,7 @@ class RocmBlocks(BlockDialect):
         return self._whole([self.pack(part[i], part[i + 1], dtype) for i in range(0, len(part), 2)], lane)
 
     def keep_order(self) -> None:
-        if self.shape.lanes == SHORT_WAVE:  # a lane has 256 registers, half as many as of long ones
+        if self.shape.few_registers:
             d.schedule_fence()
 
     # ---- packed weights ------------------------------------------------------------------------------
