@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from ladder.api.compiler import Compiler
-from ladder.capture.trace.graph_module import switched
+from ladder.capture.trace.graph_module import respell, switched
 
 
 class DynamoCompiler(Compiler):
@@ -32,6 +32,7 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
     takes none.
     """
     fix_floats(module)
+    respell(module)
     held = [value for _, value in (*module.named_parameters(), *module.named_buffers())]
     if why := switched(module.graph, [*examples, *held], torch.is_grad_enabled()):
         module.meta["switches"] = why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from capture_world import calls, normal, normals, program, steps
@@ -134,3 +135,128 @@ def transforms_asked_about():
         return row(x), torch.vmap(row)(x), active()
 
     return calls(fn, normals(3, 4), lambda: (normal(3, 4, seed=1),))
+
+
+@program
+def checks_that_hold():
+    def fn(x):
+        weights = torch.distributions.Categorical(logits=x)
+        if torch.isnan(x).any():
+            raise ValueError("nan")
+        x.mul_(2)
+        assert not (x > 1e6).any()
+        return weights.sample(), weights.entropy(), torch.distributions.Beta(x.exp(), 1.0).rsample()
+
+    return calls(fn, *[lambda s=s: (normal(3, 4, seed=s),) for s in range(3)], normals(5, 4))
+
+
+@program
+def checks_that_raise():
+    seen = []
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x, scale):
+            self.calls += 1
+            normal_ = torch.distributions.Normal(self.linear(x), scale)
+            drawn = normal_.rsample()
+            x.mul_(2)
+            assert (drawn < 1e6).all(), "drawn"
+            if not (x < 1e3).all():
+                seen.append(self.calls)
+                raise ValueError(f"of {self.calls} calls")
+            return normal_.log_prob(drawn), x, drawn
+
+    def given(scale, factor=1.0):
+        return lambda: (normal(3, 4) * factor, torch.full((3, 4), scale))
+
+    layer = Layer()
+    made = given(1.0), given(-1.0), given(2.0), given(1.0, 1e5), given(1.0, 1e9), given(1e9), given(1.0)
+    return calls(layer, *made, *(given(-2.0),) * 5, given(1.0), observe=lambda: (layer.calls, list(seen)))
+
+
+@program
+def checks_on_sides_of_branches():
+    def fn(x):
+        if x.sum() > 0:
+            assert (x < 100).all()
+            return x * 2
+        if (x == 7).any():
+            raise KeyError(7)
+        return x * 3
+
+    return calls(
+        fn,
+        *[lambda f=f: (normal(3, 4).abs() * f,) for f in (1, -1, 2, -2, 1000, 1, -3)],
+        lambda: (-torch.full((3, 4), 7.0).abs(),),
+        lambda: (torch.tensor([7.0, -9.0]),),
+    )
+
+
+@program
+def generators_that_compare_tensors():
+    def fn(x, kept):
+        same = all(torch.equal(item, x) for item in kept)
+        kept.append(x * 2)
+        return torch.relu(x) + same + max((item for item in kept), key=lambda item: float(item.sum()))
+
+    return calls(fn, *[lambda n=n: (normal(3, 4), [normal(3, 4)] * n) for n in (1, 2, 1)])
+
+
+@program
+def small_arrays_of_the_program():
+    class Space:
+        def __init__(self):
+            self.low, self.high, self.dtype = np.zeros(3), np.full((2, 3), 255.0)[:, ::2], np.dtype("uint8")
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.space = Space()
+
+        def forward(self, x):
+            space = self.space
+            if space.dtype != np.uint8 or space.dtype.kind == np.dtype("float32").kind:
+                return x * 3, space.dtype.name
+            if np.any(space.low != 0) or space.high.shape == space.low.shape:
+                return x - float(space.low.max()), space.low.tolist()
+            doubled = space.high * 2
+            return x / space.high[1, 1] * len(space.low), doubled, space.high.T
+
+    layer = Layer()
+    shared = torch.from_numpy(layer.space.low)
+    changes = (
+        lambda: layer.space.high.__setitem__((1, 1), 7.0),
+        lambda: shared.add_(2),
+        lambda: setattr(layer.space, "low", np.zeros(3)),
+        lambda: setattr(layer.space, "dtype", np.dtype("float64")),
+        lambda: setattr(layer.space, "dtype", np.dtype("u1")),
+        lambda: setattr(layer.space, "low", np.zeros(3, "float32")),
+    )
+    return steps(layer, None, *changes, None)
+
+
+@program
+def arrays_that_are_not_compared():
+    low, large = np.zeros(3), np.arange(10000.0)
+    shared = torch.from_numpy(low)
+
+    def fn(x):
+        shared.add_(1)
+        return x + float(low[0]), float(large[3])
+
+    return calls(fn, *(normals(3, 4),) * 3, observe=lambda: low.tolist())
+
+
+@program
+def powers_of_numbers():
+    def fn(x):
+        count = -3
+        count **= x
+        return (-1) ** x.floor(), (-2.5) ** x, -(2**x), 2 ** (-1 * x), count, pow(-1, x.long())
+
+    return calls(fn, *(lambda: (torch.arange(4.0),),) * 2, lambda: (torch.arange(7.0) - 3,))

@@ -43,6 +43,12 @@ def one_after_another(x, log):
     return z.sqrt() if (z > 0).all() else z
 
 
+def seldom(x, log):
+    if not torch.isfinite(x).all():
+        return None
+    return x.softmax(0)
+
+
 def checked(x, log):
     assert torch.isfinite(x).all(), "not finite"
     return x.softmax(0)
@@ -140,7 +146,7 @@ def closes_over(x, log):
     return (positive if x.sum() > 0 else negative)(), scale
 
 
-WHOLE = (two_sides, other_structures, nested, checked, effect_before, writes_what_it_made, aliases)
+WHOLE = (two_sides, other_structures, nested, seldom, effect_before, writes_what_it_made, aliases)
 WHOLE += (bools_of_operators, draws_before, loops)
 SPLIT = (raises_on_one_side, effect_on_one_side, writes_on_both_sides, draws_on_one_side)
 OTHERS = (one_after_another, under_no_grad, closes_over, unequal_shapes)
@@ -191,15 +197,27 @@ def test_same_as_without_capture(program):
 
 
 def test_a_side_that_was_never_taken_is_recorded_when_it_is():
-    captured = capture(checked)
+    captured = capture(seldom)
     for _ in range(3):
         captured(torch.ones(4), [])
     assert "true: 1 operators, false: not known" in captured.explain()
-    with pytest.raises(AssertionError, match="not finite"):
-        captured(torch.full((4,), float("nan")), [])
+    assert captured(torch.full((4,), float("nan")), []) is None
     assert torch.equal(captured(torch.ones(4), []), torch.ones(4) / 4)
     with pytest.raises(Unrecorded):
         choose(torch.tensor(True), None, tuple, ())
+
+
+def test_a_side_that_only_raises_is_no_branch():
+    captured = capture(checked)
+    for _ in range(8):
+        assert torch.equal(captured(torch.ones(4), []), torch.ones(4) / 4)
+        assert captured.outcome == "whole"
+        assert captured.calls == {"recorded": 1, "eager": 0}
+    assert "conditional: by " not in captured.explain()
+    for _ in range(8):
+        with pytest.raises(AssertionError, match="not finite"):
+            captured(torch.full((4,), float("nan")), [])
+        assert torch.equal(captured(torch.ones(4), []), torch.ones(4) / 4)
 
 
 def test_what_a_side_reads_is_guarded():

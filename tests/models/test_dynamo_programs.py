@@ -114,3 +114,18 @@ def test_mapped_functions_before_a_write() -> None:
             torch.testing.assert_close(fast(x, state), program(x, expected))
             torch.testing.assert_close(state, expected)
     assert compiler.refused == []
+
+
+@pytest.mark.filterwarnings("ignore:a graph runs")
+def test_powers_of_negative_numbers() -> None:
+    def signs(x: Tensor) -> Tensor:
+        return (-1) ** x * x
+
+    def chosen(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, signs, lambda x: (-2.0) ** x, (x,))
+
+    for x in (torch.arange(4.0), -torch.arange(4.0)):
+        torch.testing.assert_close(torch.compile(signs, backend=backend)(x), signs(x))
+        # torch's own `cond` writes its sides out too, and wrong, where nothing is compiled.
+        side = signs(x) if x.sum() > 0 else (-2.0) ** x
+        torch.testing.assert_close(torch.compile(chosen, backend=backend)(x), side)

@@ -14,12 +14,13 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.symbols import BINARY, IN_PLACE
+from ladder.capture.trace.graph_module import OF_NUMBERS
 from ladder.capture.trace.trace import Value
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, mapped
 from ladder.capture.values.shapes import DynamicSize
 
-_NOT_IN_PLACE = {BINARY[symbol]: BINARY[symbol[:-1]] for symbol in IN_PLACE}
+_OF_NUMBERS = {BINARY[symbol]: BINARY[symbol[:-1]] for symbol in IN_PLACE} | OF_NUMBERS
 """``number += tensor`` changes nothing in place, and is no statement where the number is written out."""
 _FX_CONSTANTS: tuple[Any, ...] = (
     int,
@@ -58,7 +59,7 @@ def operator_node(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tor
     if is_a(function, torch.jit.ScriptFunction):
         function = tensors.scripted(function)
     if args and not is_a(args[0], torch.fx.Node):
-        function = _NOT_IN_PLACE.get(function, function)
+        function = _OF_NUMBERS.get(function, function)
     return graph.call_function(function, args, kwargs)
 
 

@@ -10,7 +10,7 @@ from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.endings import GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import close_segment, open_segment, prepare_break
-from ladder.capture.python.frames import NULL
+from ladder.capture.python.frames import NULL, OURS
 from ladder.capture.python.words import words
 
 RESUMABLE = frozenset(
@@ -93,7 +93,7 @@ def try_break(
     if vm.frames and not vm.barriers and not _can_be_taken_up(vm, after):
         vm.barriers = [vm.here()]
     if vm.barriers:
-        vm.stop(f"graph break within a native call: {why}", vm.barriers[0])
+        vm.stop(f"graph break within a native call: {why}", _of_program(vm, vm.barriers[0]))
         return None
     try:
         graph_break = prepare_break(vm, function, args, kwargs, after)
@@ -102,6 +102,17 @@ def try_break(
         vm.fail(error)
         return None
     return graph_break
+
+
+def _of_program(vm: Interpreter, origin: tuple[Any, int]) -> tuple[Any, int]:
+    """Return an instruction, or the call in the program where it is one of a polyfill."""
+    codes = [frame.code for frame in vm.frames]
+    at = codes.index(origin[0]) if origin[0] in codes else -1
+    if at < 0 or not origin[0].co_filename.startswith(OURS):
+        return origin
+    while at and codes[at].co_filename.startswith(OURS):
+        at -= 1
+    return codes[at], vm.frames[at].index - 1
 
 
 def _can_be_taken_up(vm: Interpreter, after: str) -> bool:

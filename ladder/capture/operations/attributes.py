@@ -18,7 +18,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.counts import counted_metadata
 from ladder.capture.operations.function_modes import by_mode
-from ladder.capture.operations.objects import pinned_part, seen_through, tuple_item
+from ladder.capture.operations.objects import is_fixed, pinned_part, seen_through, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives, polyfills
@@ -370,7 +370,7 @@ def _computed(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
         return _native_field(vm, value, name)
     if is_constant(value):
         return found.__get__(value)
-    if name in natives.FIXED.get(kind, ()) and not is_external(vm, value):
+    if name in natives.FIXED.get(kind, ()) and is_fixed(vm, value):
         node = vm.heap.node(value)
         inside = found.__get__(value)
         if not is_constant(inside) and vm.heap.find(inside) is None:

@@ -20,8 +20,8 @@ from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.modeled import enter_inference
-from ladder.capture.operations.objects import seen_through
-from ladder.capture.operations.replay import advance, is_fixed, is_hidden, iterate, known_iterator
+from ladder.capture.operations.objects import is_fixed, seen_through
+from ladder.capture.operations.replay import advance, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
 from ladder.capture.operations.truth import decided, length_as, truth
 from ladder.capture.python import natives, polyfills

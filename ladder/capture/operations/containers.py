@@ -13,7 +13,14 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.moving import moved
-from ladder.capture.operations.objects import OVERRIDES, check_not_overridden, perform, pinned_part, settled
+from ladder.capture.operations.objects import (
+    OVERRIDES,
+    check_not_overridden,
+    is_fixed,
+    perform,
+    pinned_part,
+    settled,
+)
 from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator, replay
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -236,7 +243,7 @@ def _other_method(
         return _lock(vm, getattr(kind, name), owner, rest)
     node = vm.heap.find(owner)
     fresh = node is not None and not node.external and node.recordable
-    if fresh and name in natives.FIXED.get(kind, ()):
+    if name in natives.FIXED.get(kind, ()) and is_fixed(vm, owner):
         return replay(vm, getattr(kind, name), (owner, *rest), kwargs, looking=True)
     if (fresh and kind.__module__ in ("_hashlib", "_blake2", "_md5", "_sha1")) or kind in natives.VIEWS:
         return perform(vm, getattr(kind, name), (owner, *rest), kwargs, [])

@@ -236,3 +236,30 @@ def hide(vm: Interpreter, target: Any, origin: Any) -> None:
         return
     node.recordable = False
     node.origin = node.origin or origin or vm.here()
+
+
+SMALL_ARRAY = 1 << 16
+"""Bytes of an array from outside that each call compares."""
+_ELEMENTS = object()
+
+
+def is_fixed(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is what natives make of plain data, and no step changes it.
+
+    It was made in this segment, or is a small array from outside: its elements are guarded.
+    """
+    node = vm.heap.find(value) if type(value) in natives.FIXED else None
+    if node is None or not node.recordable or (is_a(value, np.ndarray) and value.dtype.hasobject):
+        return False
+    return not node.external or (is_a(value, np.ndarray) and _is_guarded(vm, node, value))
+
+
+def _is_guarded(vm: Interpreter, node: Node, array: np.ndarray[Any, Any]) -> bool:
+    """Guard the elements of an array from outside; say whether that can be done."""
+    if array.nbytes > SMALL_ARRAY or vm.trace.changes_tensors:  # some of which may share its memory
+        return False
+    if node.first(_ELEMENTS):
+        held = vm.heap.constant((array.dtype, array.shape, array.strides, array.tobytes()))
+        read = f"({node.var}.dtype, {node.var}.shape, {node.var}.strides, {node.var}.tobytes())"
+        vm.heap.guard.check(f"{read} == {held}", f"the elements of {vm.heap.guard.path(node.var)}")
+    return True

@@ -16,8 +16,15 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
 from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
 from ladder.capture.operations.moving import JOINS, item_at, joined
-from ladder.capture.operations.objects import perform, pinned_part, seen_through, settled, tuple_item
-from ladder.capture.operations.replay import admit, is_fixed, is_hidden, replay
+from ladder.capture.operations.objects import (
+    is_fixed,
+    perform,
+    pinned_part,
+    seen_through,
+    settled,
+    tuple_item,
+)
+from ladder.capture.operations.replay import admit, is_hidden, replay
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.operations.truth import decided, user_constant

@@ -8,7 +8,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.fx
 
@@ -22,6 +21,7 @@ from ladder.capture.operations.objects import (
     LAZY,
     check_not_overridden,
     closes_something,
+    is_fixed,
     perform,
     pinned_part,
     seen_through,
@@ -173,13 +173,6 @@ def _ask_length(vm: Interpreter, value: Any) -> None:
     if is_a(method, types.FunctionType):
         with contextlib.suppress(TypeError):  # as they do
             vm.call_function(method, (value,), {})
-
-
-def is_fixed(vm: Interpreter, value: Any) -> bool:
-    """Say whether natives made `value` in this segment of plain data, and no step changes it."""
-    node = vm.heap.find(value) if type(value) in natives.FIXED else None
-    own = node is not None and not node.external and node.recordable
-    return own and not (type(value) is np.ndarray and value.dtype.hasobject)
 
 
 def is_hidden(vm: Interpreter, value: Any) -> bool:

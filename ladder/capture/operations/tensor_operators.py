@@ -169,13 +169,24 @@ def _read_number(vm: Interpreter, function: Any, inputs: list[Value], result: An
     branches = function is torch.Tensor.__bool__ or (type(result) is bool and point.layouts)
     if vm.store.joins and branches:
         return NULL  # both of the sides are recorded
-    copy = tensor_operator(vm, torch.clone, (inputs[0].obj,), {})
     if here in point.surprising:
+        copy = tensor_operator(vm, torch.clone, (inputs[0].obj,), {})
         return number_of(vm, copy, function.__name__, result)
-    assumed = Assumption(vm.heap.node(copy).var, result, here)
-    decides = type(result) is bool and vm.store.joins
-    vm.trace.assumed.append(assumed._replace(most=1) if decides else assumed)
+    assume(vm, inputs[0].obj, result, most=1 if type(result) is bool and vm.store.joins else 3)
     return result
+
+
+def may_be_assumed(vm: Interpreter, value: torch.Tensor) -> bool:
+    """Tell whether the truth of a tensor may be taken to be what it is, and compared after the graph."""
+    if vm.point is None or vm.side is not None or vm.aside:
+        return False
+    return vm.here() not in vm.point.surprising and not value_of(vm, value).dynamic
+
+
+def assume(vm: Interpreter, value: torch.Tensor, number: Any, most: int = 3) -> None:
+    """Take what is read of a tensor to be what it is; the record does not serve calls where it is not."""
+    copy = tensor_operator(vm, torch.clone, (value,), {})
+    vm.trace.assumed.append(Assumption(vm.heap.node(copy).var, number, vm.here(), most))
 
 
 def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:

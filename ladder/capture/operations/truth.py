@@ -11,8 +11,10 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.objects import check_not_overridden
+from ladder.capture.operations.tensor_operators import assume, may_be_assumed
 from ladder.capture.python import natives
 from ladder.capture.python.frames import NULL
+from ladder.capture.python.ways import only_raises
 from ladder.capture.values.kinds import is_a, is_constant
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -84,11 +86,21 @@ def _truth(vm: Interpreter, value: Any) -> bool:
 
 
 def _truth_of_numbers(vm: Interpreter, value: torch.Tensor) -> bool:
-    """Return the truth of a tensor that is made of numbers alone, and so the same in all runs."""
+    """Return the truth of a tensor that is the same in all runs that raise no error.
+
+    It is made of numbers alone, or the program only raises an error where it is another, as by an `assert`.
+    """
     node = vm.heap.find(value)
-    if vm.modes or node is None or not vm.trace.is_constant(node.var) or value.numel() != 1:
+    if vm.modes or node is None or value.numel() != 1:
         raise CaptureError("the truth of a tensor")
-    return bool(value)
+    holds = bool(value)
+    if not vm.trace.is_constant(node.var):
+        frame = vm.frames[-1]
+        checks = only_raises(frame.program, frame.index - 1, not holds)
+        if not (checks and may_be_assumed(vm, value)):
+            raise CaptureError("the truth of a tensor")
+        assume(vm, value, holds)
+    return holds
 
 
 def _guard_emptiness(vm: Interpreter, node: Node) -> None:

@@ -25,13 +25,15 @@ def live_names(program: Program, index: int) -> frozenset[str]:
     return known[1][index] if index < len(known[1]) else frozenset()
 
 
-def _successors(program: Program, index: int) -> list[int]:
+def followers(program: Program, index: int) -> list[int]:
+    """Return the instructions that may come after one that raises nothing."""
     item = program.instructions[index]
     after = [] if item.op in _ENDS or item.op == "JUMP" else [index + 1]
-    if item.op == "JUMP" or "JUMP" in item.op or item.op in ("FOR_ITER", "SEND"):
+    if item.op in ("FOR_ITER", "SEND"):
         after += [item.value, item.value + 1]
-    handler = program.handler_of(index)
-    return [*after, *([handler.target] if handler else [])]
+    elif "JUMP" in item.op:
+        after.append(item.value)
+    return after
 
 
 def _uses(program: Program, index: int) -> tuple[set[str], set[str]]:
@@ -56,7 +58,7 @@ def _solve(program: Program) -> list[frozenset[str]]:
     while changed:
         changed = False
         for index in reversed(range(count)):
-            after = frozenset().union(*(live[at] for at in _successors(program, index) if at <= count))
+            after = frozenset().union(*(live[at] for at in followers(program, index) if at <= count))
             reads, writes = effects[index]
             handler = program.handler_of(index)
             kept = live[handler.target] if handler else frozenset()

@@ -79,7 +79,7 @@ DATA: frozenset[Any] = frozenset(
     | {polyfills.order, torch.finfo, torch.iinfo, torch.device, torch.Size}
     | {int.from_bytes, float.fromhex, bytes.fromhex, str.maketrans}
     | _members(np, "arange array asarray zeros ones empty float32 float64 int64 int32 float16 bool_ uint8")
-    | _members(np, "hanning hamming blackman full eye linspace logspace tri identity")
+    | _members(np, "hanning hamming blackman full eye linspace logspace tri identity dtype")
 )
 """Natives and Python functions that compute plain data from plain data."""
 

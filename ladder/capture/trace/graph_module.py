@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from ladder.capture.values.kinds import is_a
 
 ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
 """Methods of tensors that change what autograd does, and no numbers."""
+OF_NUMBERS = {operator.pow: torch.pow, operator.ipow: torch.pow}
+"""What torch writes out wrong after a number, ``(-1) ** x`` as ``-1 ** x`` -> what it writes right."""
 
 
 def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool) -> torch.fx.GraphModule:
@@ -38,6 +41,16 @@ def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool
     if trace.shapes:
         module.meta["open"] = _open_examples(trace)
     return module
+
+
+def respell(module: torch.fx.GraphModule) -> None:
+    """Let a graph of torch's call the operators of `OF_NUMBERS` by the names that it writes right."""
+    for part in [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]:
+        for node in [node for node in part.graph.nodes if node.target in OF_NUMBERS]:
+            first, second = node.args
+            if not is_a(first, torch.fx.Node) and is_a(second.meta.get("example_value"), torch.Tensor):
+                node.target = OF_NUMBERS[node.target]
+                part.recompile()
 
 
 def show_sizes(trace: Trace) -> None:

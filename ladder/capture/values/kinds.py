@@ -49,7 +49,7 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
 
 VALUE_TYPES: frozenset[type] = frozenset(
     {int, float, complex, str, bytes, range, re.Pattern}
-    | {torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo, torch._C._SDPBackend}
+    | {torch.device, torch.Size, torch.finfo, torch.iinfo, torch._C._SDPBackend}
 )
 """Immutable and compared by value: the guard is the exact type and ``==``."""
 
@@ -74,7 +74,7 @@ def by_value(value: Any) -> bool:
     """
     if type(value) is types.MethodWrapperType:
         return type(value.__self__) is types.GetSetDescriptorType
-    return type(value) in VALUE_TYPES or is_a(value, np.generic)
+    return type(value) in VALUE_TYPES or is_a(value, np.generic | np.dtype)
 
 
 def is_constant(value: Any) -> bool:
