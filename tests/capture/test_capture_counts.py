@@ -302,3 +302,25 @@ def test_operators_of_libraries_have_no_tag_for_it(library, name, outcome):
         x = given(number)[0].reshape(-1)
         assert alike(captured(x), program(x))
     assert captured.outcome == outcome
+
+
+def blocks(x, first):
+    """As masks of images side by side: bounds are elements of a tensor of numbers, or of an argument."""
+    ends = torch.tensor([2, 3]).cumsum(-1)
+    y = x.clone()
+    y[:, ends[0] : ends[1]] = 0
+    ends[0] += 1
+    return y, x[: first[0]] * 2, x[ends[0] :: ends[1]]
+
+
+@pytest.mark.parametrize("way", [capture, ladder.compile])
+def test_bounds_of_slices_made_of_numbers_are_integers_of_the_graph(way):
+    fast = way(blocks)
+    for number in (1, 2, 3, 2):
+        arguments = torch.randn(6, 7), torch.tensor([number])
+        assert close(fast(*arguments), blocks(*arguments))
+    assert fast.outcome == "whole"
+    (record, *_) = fast.records
+    if way is capture:
+        written = next(node for node in record.graph.graph.nodes if "setitem" in str(node.target))
+        assert written.args[1][1] == slice(2, 5, None)

@@ -79,7 +79,7 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
     if type(value) is range:
         return list(value)
     if type(value) is slice:
-        return mapped(value, lambda part: argument(vm, part, inputs))
+        return mapped(value, lambda part: _bound(vm, part, inputs))
     if is_a(value, np.generic):
         return value.item()
     if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
@@ -87,6 +87,17 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
     if is_a(value, type) and value in _DTYPES:
         return _DTYPES[value]
     raise CaptureError(f"an operator takes {type(value).__qualname__}")
+
+
+def _bound(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
+    """Return a bound of a slice: of a tensor made of numbers alone, the integer that torch reads."""
+    whole = tensors.is_plain_tensor(value) and value.numel() == 1 and value.dtype in _WHOLE
+    if whole and value_of(vm, value).constant:
+        return int(value)
+    return argument(vm, value, inputs)
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def _number(vm: Interpreter, value: Dynamic, inputs: list[Value]) -> Any:
