@@ -155,11 +155,11 @@ ASYNC_LOADS = (*PLAIN_LOADS, "cp.async.cg.16")
 BULK_LOADS = (*ASYNC_LOADS, "cp.async.bulk", "cp.async.bulk.tensor")
 
 
-def _ampere_cores(rate: float, integer: float | None = None) -> tuple[Core, ...]:
+def _ampere_cores(rate: float) -> tuple[Core, ...]:
     return (
         _mma(16, "float16", "float32", rate, ALL_WARP),
         _mma(16, "bfloat16", "float32", rate, ALL_WARP),
-        _mma(32, "int8", "int32", 2 * rate if integer is None else integer, ALL_WARP),
+        _mma(32, "int8", "int32", 2 * rate, ALL_WARP),
         _mma(8, "tfloat32", "float32", rate / 2, ()),
     )
 

@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from ladder.api.tensor_program import target_of
+
 Node = torch.fx.Node
 Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -111,7 +113,7 @@ class Pieces:
         made = [fakes[node] for node in self.nodes[at:end]]
         whole = self.plans[at] > MOST_PLANS or not any(isinstance(each, torch.Tensor) for each in made)
         if end == at:
-            self.tell(f"{_name(self.nodes[at])} runs in torch: {why}")
+            self.tell(f"{target_of(self.nodes[at])} runs in torch: {why}")
             end, whole = self._behind(at), True
         reads, gives = self._around(at, end)
         module = _piece(self.nodes[at:end], reads, gives)
@@ -194,7 +196,3 @@ def _called(node: Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _name(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

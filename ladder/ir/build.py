@@ -27,12 +27,13 @@ OUTER_PLACE = {"kernel": "dram", "block": "dram", "thread": "shared"}
 def node_attributes(node: Node, graph: Graph | None = None) -> dict[str, Any]:
     """Return all attributes of a node, defaults included; with its graph, also its context."""
     operator = get_operator(node.operator)
-    attributes = dict(_completed(node.operator, node.attributes))
+    attributes = dict(completed(node.operator, node.attributes))
     return _with_context(operator, attributes, graph.loops if graph else ())
 
 
 @lru_cache(maxsize=4096)
-def _completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Mapping[str, Any]:
+def completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Mapping[str, Any]:
+    """Return attributes of an operator by name, those that are not given as by default."""
     return get_operator(operator).complete(dict(given))
 
 

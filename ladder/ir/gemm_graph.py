@@ -19,7 +19,7 @@ from tile_types.quantized import QuantizedTensor
 from tile_types.tile import Extent
 
 
-def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
+def gemm_graph(gemm: Gemm) -> Graph:
     """Return the kernel graph that a GEMM stands for; with experts, that of one of them.
 
     Inputs, in order: ``A[M,K]`` (group-scaled if its tokens are), ``B[N,K]`` (group-scaled if there are
@@ -29,7 +29,7 @@ def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
     Raises UnknownNameError, ConversionError if the weight, its zero points or an epilogue operator do not
         exist.
     """
-    g = GraphBuilder(name)
+    g = GraphBuilder("gemm")
     a = g.input("A", token_type(gemm), ("M", gemm.k))
     b = g.input("B", weight_type(gemm), (gemm.n, gemm.k))
     return g.finish(insert_gemm(g, gemm, a, b, "M", gemm_vectors(g, gemm, "M")))

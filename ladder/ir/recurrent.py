@@ -25,6 +25,9 @@ OPERANDS = ("x", "w", "r", "b", "lengths", "h", "c", "p", "w_s", "w_z", "r_s", "
 TYPES = {"lengths": ("int32",), "w_z": ("int8", "uint8"), "r_z": ("int8", "uint8")}
 """Role -> types; other operands are float32, and weights of codes as their zero points."""
 
+LANES = 16
+"""Elements of a vector that a gate's elements are made up to."""
+
 PLAIN = {"clip": 0, "input_forget": 0, "layout": 0}
 """Attributes that a layer of a kernel leaves out, or gives these values."""
 
@@ -51,6 +54,11 @@ class Recurrent:
     def gates(self) -> int:
         """Gates of a cell."""
         return GATES[self.cell]
+
+    @property
+    def padded(self) -> int:
+        """Elements of a gate in memory: whole vectors."""
+        return -(-self.hidden // LANES) * LANES
 
 
 def operands_of(node: Node) -> dict[str, str]:

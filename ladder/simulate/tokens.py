@@ -18,7 +18,7 @@ OUTPUTS = ("codes", "token_scale")
 
 
 def simulate_tokens(
-    x: Array, activation: str, device: TileDevice, *, group: int = 0, order: str = "together", seed: int = 0
+    x: Array, activation: str, device: TileDevice, *, group: int = 0, order: str = "together"
 ) -> SimulationResult:
     """Execute the kernel that quantises rows of x on a GPU, and compare every code and scale.
 
@@ -26,7 +26,7 @@ def simulate_tokens(
     activation: ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
     device: A GPU that multiplies them.
     group: Elements along K that share a scale; 0: all of a row.
-    order, seed: See `simulate_launch`.
+    order: See `simulate_launch`.
     Returns: `SimulationResult` whose outputs are codes ``[M, K]`` and scales ``[M]`` or ``[M, groups]``. What
         is not ``x / scale``, rounded once, is a finding. ``relative_error`` is that of codes times scales
         against x.
@@ -44,7 +44,7 @@ def simulate_tokens(
     scale = np.full(expected_scale.shape, np.nan, np.float32)
     result = simulate_launch(
         function, [x, codes, scale], outputs=(1, 2), names=("x", *OUTPUTS),
-        calls=FAMILIES[device.kind](device.arch), order=order, seed=seed,
+        calls=FAMILIES[device.kind](device.arch), order=order,
     )  # fmt: skip
     findings = list(result.findings)
     for name, found, exact in zip(OUTPUTS, (codes, scale), (expected, expected_scale), strict=True):

@@ -16,20 +16,14 @@ from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.schedule import BlockSchedule, releases_of
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout, copied_layout
+from schedules.schedule import check
 from targets import TileDevice
-from tile_types.errors import ScheduleError
 
 SPARE = "chunks that no tile has"
 """Region with 16 bytes of each thread, for those beyond a tile's last chunk (`copies.HeldCopy`)."""
 
 PACKED_ALIGNMENT = 128
 """Bytes at multiples of which tiles begin that tensor copies do not swizzle."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ScheduleError unless a condition holds."""
-    if not condition:
-        raise ScheduleError(message)
 
 
 @dataclass(frozen=True)
@@ -47,12 +41,12 @@ class BlockGeometry:
 
     def __post_init__(self) -> None:
         plan, steps = self.schedule, self.program.steps
-        require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
-        require(
+        check(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
+        check(
             self.looped or plan.column_warps == 1,
             "columns are split of what a loop accumulates; there is none",
         )
-        require(
+        check(
             not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
@@ -60,28 +54,28 @@ class BlockGeometry:
             self._check_accumulators()
         if plan.products != "mma":
             self._check_warpgroups()
-        require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
-        require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
+        check(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
+        check(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         most = self.shape.most_threads
-        require(self.threads <= most, f"{self.threads} threads exceed the {most} of a block")
+        check(self.threads <= most, f"{self.threads} threads exceed the {most} of a block")
         self._check_groups()
         self._check_crossed()
-        require(
+        check(
             plan.copies == "lanes" or "tma" in self.device.features,
             f"{self.device.name} has no tensor copies; use copies='lanes'",
         )
-        require(
+        check(
             plan.release in releases_of(self.device),
             f"{self.device.name} launches no kernel early; use release='begin', not {plan.release!r}",
         )
         for node in self.program.loads:
             kind = node.tile.ttype
-            require(
+            check(
                 kind.name in HALVES or (kind.name == "float32" if self.to_registers(node) else kind.is_block),
                 f"%{node.name} is {kind.name}: products take tiles of 16-bit and quantized types, other"
                 " operators those of 16 and 32 bits",
             )
-        require(
+        check(
             self.shared_bytes <= self.device.shared_per_block,
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
@@ -90,12 +84,12 @@ class BlockGeometry:
     def _check_groups(self) -> None:
         """Check that groups can wait for their own warps, and that their stages suit the device's copies."""
         plan, shape = self.schedule, self.shape
-        require(
+        check(
             plan.stages == 2 or not shape.through_registers,
             "copies through registers take 2 stages, not more",
         )
         even = self.program.steps % plan.sharers == 0 and not shape.named_barriers
-        require(
+        check(
             plan.group_warps == 1 or plan.groups == 1 or plan.groups <= shape.named_barriers or even,
             "groups of several warps need named barriers, or as many steps each",
         )
@@ -103,8 +97,8 @@ class BlockGeometry:
     def _check_warpgroups(self) -> None:
         """Check that warpgroups can compute all products."""
         plan = self.schedule
-        require("wgmma" in self.device.features, f"{self.device.name} has no products of warpgroups")
-        require(
+        check("wgmma" in self.device.features, f"{self.device.name} has no products of warpgroups")
+        check(
             plan.copies == "tensor" and plan.row_warps % 4 == 0,
             "products of warpgroups take tensor copies and row_warps of 4 or 8",
         )
@@ -116,7 +110,7 @@ class BlockGeometry:
         operands = [self.program.block.producer(name) for name in node.inputs]
         users = self.program.users[node.name]
         kinds = [node_attributes(user)["kind"] for user in users if user.operator == "accumulate"]
-        require(
+        check(
             all(tile.operator == "load" and self.is_looped(tile) for tile in operands)
             and len(users) == 1
             and kinds == ["sum"]
@@ -126,7 +120,7 @@ class BlockGeometry:
         rows, columns = self.program.shape(node.name)
         wide = [self.layouts[tile.name] for tile in operands]
         width = 8 * self.column_fragments(columns)
-        require(
+        check(
             all(isinstance(layout, TileLayout) and layout.pitch == 8 and layout.swizzled for layout in wide)
             and rows == 16 * self.schedule.row_warps
             and width % 64 == 0,
@@ -139,14 +133,14 @@ class BlockGeometry:
         split = self.schedule.column_warps > 1
         for node in self.program.accumulators:
             kind = node_attributes(node)["kind"]
-            require(
+            check(
                 kind != "last" or not self.merges, f"%{node.name} keeps the last step: groups share no loop"
             )
             wide = self.program.shape(node.name)[1] > 1
             source = self.program.block.producer(node.inputs[0])
             alone = source.operator == "matmul" and len(self.program.users[source.name]) == 1
             in_place = alone and kind == "sum"
-            require(
+            check(
                 not (split and wide) or in_place,
                 f"%{node.name} is taken within the loop as a whole; use column_warps=1",
             )
@@ -161,7 +155,7 @@ class BlockGeometry:
         for node in self.program.block.nodes if self.crossed else ():
             columns = 1 if node.operator in ("input", "store") else self.program.shape(node.name)[1]
             wide = 2 * self.shape.columns
-            require(
+            check(
                 columns == 1 or columns % wide == 0,
                 f"%{node.name}: beside packed weights columns are computed by {wide}, got {columns}",
             )
@@ -203,7 +197,7 @@ class BlockGeometry:
         if self.flat or rows == 1:
             return rows
         count, warps = -(-rows // 16), self.schedule.row_warps
-        require(count % warps == 0, f"{warps} warps do not share {rows} rows by 16 evenly")
+        check(count % warps == 0, f"{warps} warps do not share {rows} rows by 16 evenly")
         return count // warps
 
     def fragments(self, shape: tuple[int, int]) -> int:
@@ -220,7 +214,7 @@ class BlockGeometry:
             return -(-columns // (8 * self.shape.lanes * self.schedule.row_warps))
         if columns == 1 or warps == 1:
             return -(-columns // self.shape.columns)
-        require(columns % (16 * warps) == 0, f"{warps} warps do not share {columns} columns by 16 evenly")
+        check(columns % (16 * warps) == 0, f"{warps} warps do not share {columns} columns by 16 evenly")
         return columns // self.shape.columns // warps
 
     @property
@@ -261,7 +255,7 @@ class BlockGeometry:
 
     def _require_chunks(self, name: str, columns: int) -> None:
         whole = columns % CHUNK_ELEMENTS == 0
-        require(whole, f"%{name}: rows of {columns} are no multiple of {CHUNK_ELEMENTS}")
+        check(whole, f"%{name}: rows of {columns} are no multiple of {CHUNK_ELEMENTS}")
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
         shape = self.program.block.tile(node.inputs[0]).known_shape

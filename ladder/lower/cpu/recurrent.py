@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.recurrent import Recurrent
+from ladder.ir.recurrent import LANES, Recurrent
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.cpu import vectors as v
@@ -20,15 +20,8 @@ from schedules.row_panels import Registers
 
 Expr = Any
 
-LANES = 16
-
 NEAR = 0.05
 """Magnitude below which tanh is a polynomial."""
-
-
-def padded(hidden: int) -> int:
-    """Return the elements of a gate in memory: whole vectors."""
-    return -(-hidden // LANES) * LANES
 
 
 def emit_recurrent(form: Recurrent, registers: Registers, has_dots: bool, name: str) -> Any:
@@ -70,7 +63,7 @@ class Layer:
     """A layer being emitted."""
 
     def __init__(self, form: Recurrent, registers: Registers) -> None:
-        self.form, self.size = form, padded(form.hidden)
+        self.form, self.size = form, form.padded
         self.vectors = registers.sums * registers.lanes // LANES
         self.wide = form.gates * self.size
         self.steps, self.batch, rows = b.symbol("steps"), b.symbol("batch"), b.symbol("rows")

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.recurrent import Recurrent
+from ladder.ir.recurrent import LANES, Recurrent
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.recurrent import LANES, Layer
+from ladder.lower.cpu.recurrent import Layer
 from schedules.row_panels import Registers
 
 Expr = Any

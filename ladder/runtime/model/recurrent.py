@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ladder.ir.graph import Graph, Node
     from targets import TileDevice
 
-LANES = 16
-
 WEIGHTS = ("w", "r", "b", "w_s", "w_z", "r_s", "r_z")
 """Operands that are packed."""
 
@@ -64,7 +62,7 @@ def recurrent_jobs(graph: Graph, device: TileDevice) -> list[Job]:
 
 def gates_graph(form: Recurrent, inputs: int) -> Graph:
     """Return what inputs give to all gates: their product with the weight, and the bias."""
-    wide = len(form.backward) * form.gates * padded(form.hidden)
+    wide = len(form.backward) * form.gates * form.padded
     g = GraphBuilder("gates")
     x = g.input("x", "float32", ("rows", inputs))
     weight = g.input("weight", "float32", (wide, inputs))
@@ -72,15 +70,10 @@ def gates_graph(form: Recurrent, inputs: int) -> Graph:
     return g.finish(g.add("add", g.add("matmul", x, weight, transpose_b=True, type="float32"), bias))
 
 
-def padded(hidden: int) -> int:
-    """Return the elements of a gate in memory: whole vectors."""
-    return -(-hidden // LANES) * LANES
-
-
 def by_gates(form: Recurrent, weight: torch.Tensor) -> torch.Tensor:
     """Return ``[directions, gates, padded, ...]`` of ``[directions, gates * hidden, ...]``: zeros beyond."""
     shape = (len(form.backward), form.gates, form.hidden, *weight.shape[2:])
-    found = weight.new_zeros(*shape[:2], padded(form.hidden), *shape[3:])
+    found = weight.new_zeros(*shape[:2], form.padded, *shape[3:])
     found[:, :, : form.hidden] = weight.reshape(shape)
     return found
 

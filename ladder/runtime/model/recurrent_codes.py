@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ladder.ir.recurrent import Recurrent
 from ladder.lower.cpu.recurrent_codes import FOUR
-from ladder.runtime.model.recurrent import LANES, by_gates
+from ladder.runtime.model.recurrent import by_gates
 from ladder.runtime.onnx_ops.integers import SIGN, signed, whole_product
 from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.stored_codes import stays
@@ -60,4 +60,4 @@ def gates_of_codes(form: Recurrent, made: Coded, x: torch.Tensor) -> torch.Tenso
         for w, w_scale, w_zero in made.matrices
     ]
     found = torch.stack(parts, 1).reshape(len(codes), len(parts), form.gates, form.hidden)
-    return F.pad(found, (0, -form.hidden % LANES)).flatten(1) + made.bias
+    return F.pad(found, (0, form.padded - form.hidden)).flatten(1) + made.bias

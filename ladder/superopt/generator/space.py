@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ladder.ir.build import completed
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Literal, Node
+from ladder.ir.graph import Graph, Node
 from ladder.ir.interpret import abstract_expressions
 from ladder.ir.operator import AbstractExpression, Attributes
 from ladder.ir.ops import get_operator
@@ -431,13 +432,8 @@ def _apply(
 ) -> tuple[tuple[Extent, ...], Any]:
     """Return shape and abstract expression by the operator table."""
     row = get_operator(operator)
-    attributes = {**_completed(operator, tuple(sorted((given or {}).items()))), **(context or {})}
+    attributes = {**completed(operator, tuple(sorted((given or {}).items()))), **(context or {})}
     return row.shape(tiles, attributes), row.abstract(arguments, tiles, attributes)
-
-
-@lru_cache(maxsize=4096)
-def _completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Attributes:
-    return get_operator(operator).complete(dict(given))
 
 
 def _least_factors(mapping: Mapping, sizes: Any, smallest: int) -> tuple[tuple[str, int], ...]:
