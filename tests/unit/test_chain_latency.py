@@ -125,3 +125,16 @@ def test_what_fills_the_device_stays_as_it_is() -> None:
     most, more = (script(pieces(rows, 4096), mapping=Mapping(threads=128)) for rows in (fit, fit + 1))
     assert f"cta_id([{3 * fit}])" in most
     assert f"cta_id([{2 * (fit + 1)}])" in more
+
+
+def test_numbers_are_read_before_one_is_stored() -> None:
+    """As the positions that a cache counts layer by layer: each would wait for the store before it."""
+    g = GraphBuilder("chain")
+    numbers = [g.input(f"n{at}", "float16", (1,)) for at in range(5)]
+    graph = g.finish(*(g.add("mul", number, number) for number in numbers))
+    lines = script(graph).partition(WAIT)[2].splitlines()
+    reads = [at for at, line in enumerate(lines) if re.search(r"= .*buffer\w*\[0\]", line)]
+    stores = [at for at, line in enumerate(lines) if re.match(r" *buffer\w*\[0\] =", line)]
+    assert len(stores) == len(reads) == len(numbers)
+    assert max(reads) < min(stores)
+    check(graph)

@@ -190,6 +190,8 @@ class GpuNest(Nest):
                 self.vectors.store(self.results[value], dtype, target, found)
 
         if self.later is not None and not self.values.assumed:
+            if len(places) == 1:  # vectors are in registers, a number would be loaded where it is stored
+                found[:] = map(in_register, found)
             self.later.append((self.valid, store))
             return
         with self.where(self.valid):
