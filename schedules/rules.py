@@ -38,7 +38,7 @@ class Rule:
     depths: tuple[int, ...] = ()
 
 
-EVERY = frozenset({"experts", "token_group", "windows", "residual", "factor"})
+WHOLE_TILES = frozenset({"experts", "token_group", "windows", "residual", "factor"})
 """What pipelines that store whole tiles can do."""
 
 PLACEMENTS = ("operand", "accumulator")
@@ -107,10 +107,10 @@ RULES: Mapping[str, Rule] = {
         placement=("accumulator",),
         depths=(2, 4, 8),
     ),
-    "mma": Rule("mma", EVERY, (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8)),
+    "mma": Rule("mma", WHOLE_TILES, (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8)),
     "wgmma": Rule(
         "wgmma",
-        EVERY,
+        WHOLE_TILES,
         tile_m=(*range(8, 64, 8), *range(64, 257, 16)),
         tile_n=(64, 128, 192, 256),
         tile_k=(64, 128, 256),
@@ -124,7 +124,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "tcgen05": Rule(
         "tcgen05",
-        EVERY - {"token_group"},
+        WHOLE_TILES - {"token_group"},
         tile_m=(*range(16, 65, 16), *range(96, 257, 32)),
         tile_n=(128,),
         tile_k=(64, 128, 256),
