@@ -19,6 +19,7 @@ from ladder.ir import Graph, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition
 from ladder.rewrite import simplify
+from ladder.runtime.model.prepared import prepare
 from ladder.simulate import simulate_launch
 from targets import get_device
 
@@ -130,6 +131,19 @@ def test_chains_between_convolutions_on_the_simulator() -> None:
     assert sum("map" in {node.operator for node in graph.nodes} for graph in chains) == 3
     for graph in chains:
         simulate(graph)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 4, 6, 6), (0, 16, 6, 6)])
+def test_halves_that_no_kernel_of_ours_takes_are_the_library_s(shape: tuple[int, ...]) -> None:
+    """Images of three axes, and none at all."""
+    convolve = nn.functional.conv3d if len(shape) == 5 else nn.functional.conv2d
+    weight = nn.Parameter(torch.randn(32, 16, *(3,) * (len(shape) - 2)).half())
+    given = [torch.randn(shape).half(), weight]
+    with torch.no_grad():
+        module = torch.fx.symbolic_trace(lambda x, weight: torch.relu(convolve(x, weight, padding=1)))
+        program = import_fx(module, given, join=True, packed_for="cuda/sm_90a")
+        parts = prepare(program, get_device("cuda/sm_90a")).parts
+    assert {part.kind for part in parts} <= {"view", "product", "chain"}
 
 
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "cpu/avx2"])

@@ -25,7 +25,8 @@ from ladder.rewrite.identities import (
     OUTER_PRODUCTS,
 )
 from ladder.rewrite.join_rules import JOIN_FOLDING
-from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING
+from ladder.rewrite.reduction_rules import MERGED_REDUCTIONS
+from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING, as_given
 from tile_types.errors import VerificationError
 
 
@@ -232,6 +233,41 @@ def test_channels_stay_last(name):
     found, wanted = evaluate(result, given), evaluate(graph, given)
     assert found.shape == wanted.shape
     assert np.allclose(found, wanted)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(
+    ("first", "vector", "merges"),
+    [(3, (3, 1, 1), True), (2, (), True), (3, (4, 1), False), (2, (5,), True), (1, (), False)],
+)
+def test_reductions_of_neighbouring_axes_are_one(first, vector, merges, keep):
+    """Where what is computed of x reads each operand by both axes, or by neither."""
+    g = GraphBuilder("g")
+    x, y = g.input("x", "float32", (2, 3, 4, 5)), g.input("y", "float32", vector)
+    value = g.add("square", g.add("sub", x, y))
+    for axis in (first, first - 1 if first > 1 else 2 if keep else 1):
+        value = g.add("reduce_sum", value, axis=axis, keep=keep)
+    graph = g.finish(value)
+    result = rewrite(graph, MERGED_REDUCTIONS + LAYOUT_FOLDING)
+    verify(result)
+    assert operators(result).count("reduce_sum") == (1 if merges else 2)
+    assert np.allclose(evaluate(result, operands(graph)), evaluate(graph, operands(graph)))
+
+
+def test_libraries_read_and_leave_what_lies_as_it_is():
+    """What a call takes and gives is not moved; what a kernel gives is, if it would lie otherwise."""
+    order = (0, 2, 1)
+    g = GraphBuilder("g")
+    x = g.input("x", "float32", (2, 3, 4))
+    moved = g.add("transpose", g.add("restride", x, permutation=order), permutation=order)
+    taken = g.add("take", moved, g.input("ids", "int32", (5,)))
+    for value in (taken, g.add("square", taken)):
+        plain = g.add("restride", value, permutation=(0, 1, 2))
+        stored = g.add("restride", g.add("transpose", value, permutation=order), permutation=order)
+        for result, kept in ((plain, []), (stored, ["transpose", "restride"] if value != taken else [])):
+            found = as_given(g.finish(result))
+            verify(found)
+            assert [name for name in operators(found) if name not in ("input", "take", "square")] == kept
 
 
 @pytest.mark.parametrize("order", [range(5), reversed(range(5)), (3, 0, 3, 4, 1, 2)])
