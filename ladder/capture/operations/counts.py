@@ -16,7 +16,6 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.graph_arguments import argument, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.python.frames import NULL
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Value
 from ladder.capture.trace.undo import Effect
@@ -83,17 +82,21 @@ def _counted(vm: Interpreter, number: Any, node: torch.fx.Node, here: Any) -> Dy
     return Dynamic(number, var, counted=here)
 
 
-def number_of(vm: Interpreter, value: torch.Tensor, method: str, number: Any) -> Any:
-    """Return the `number` that a method reads from a tensor as one that the graph computes.
+def may_compute(vm: Interpreter, number: Any) -> bool:
+    """Say whether a number read here may be the graph's: what is decided by it has not often changed."""
+    known = vm.point.surprising if vm.point is not None else ()
+    return type(number) in (int, float) and _decided(vm) not in known
 
-    Returns: `NULL` where it is none, or what the program decides by it was other than assumed too often.
-    """
-    here = (*vm.here(), "decided")
-    if type(number) not in (int, float) or vm.point is None or here in vm.point.surprising:
-        return NULL
+
+def _decided(vm: Interpreter) -> Any:
+    return *vm.here(), "decided"
+
+
+def number_of(vm: Interpreter, value: torch.Tensor, method: str, number: Any) -> Dynamic:
+    """Return the `number` that a method reads from a tensor as one that the graph computes."""
     node = vm.trace.graph.call_method(method, (value_of(vm, value).fx,))
     vm.trace.effects[node] = Effect(fails=None if method == "item" else node)
-    return _counted(vm, number, node, here)
+    return _counted(vm, number, node, _decided(vm))
 
 
 def holds_count(values: tuple[Any, ...]) -> bool:

@@ -16,7 +16,7 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node, 
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
-from ladder.capture.operations.counts import alias_is_known, gives_as_many, number_of
+from ladder.capture.operations.counts import alias_is_known, gives_as_many, may_compute, number_of
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
@@ -170,10 +170,16 @@ def _read_number(vm: Interpreter, function: Any, inputs: list[Value], result: An
     if vm.store.joins and branches:
         return NULL  # both of the sides are recorded
     if here in point.surprising:
-        copy = tensor_operator(vm, torch.clone, (inputs[0].obj,), {})
-        return number_of(vm, copy, function.__name__, result)
+        return _computed_number(vm, function, inputs[0].obj, result)
     assume(vm, inputs[0].obj, result, most=1 if type(result) is bool and vm.store.joins else 3)
     return result
+
+
+def _computed_number(vm: Interpreter, function: Any, value: torch.Tensor, number: Any) -> Any:
+    """Return what is read of a tensor as a number of the graph; `NULL` where it can be none."""
+    if not may_compute(vm, number):
+        return NULL
+    return number_of(vm, tensor_operator(vm, torch.clone, (value,), {}), function.__name__, number)
 
 
 def may_be_assumed(vm: Interpreter, value: torch.Tensor) -> bool:
