@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 
 import numpy as np
@@ -260,3 +261,23 @@ def powers_of_numbers():
         return (-1) ** x.floor(), (-2.5) ** x, -(2**x), 2 ** (-1 * x), count, pow(-1, x.long())
 
     return calls(fn, *(lambda: (torch.arange(4.0),),) * 2, lambda: (torch.arange(7.0) - 3,))
+
+
+@program
+def numbers_of_numpy_and_tensors():
+    byte, small = np.uint8(200), np.int8(-3)
+
+    def fn(x):
+        left = np.float64(3) - x, np.float32(2.5) * x, np.int64(2) / x, np.float16(1.5) < x, byte**x
+        return left, x - np.float64(3), x // small, operator.add(np.float64(1), x)
+
+    return calls(fn, *(normals(3, 4),) * 2, lambda: (torch.arange(1, 5),))
+
+
+@program
+def numbers_of_numpy_that_torch_takes_for_floats():
+    def fn(x):
+        added = operator.add(x, np.bool_(True)), x + np.bool_(True), np.bool_(True) * x
+        return added, x * np.complex64(1 + 2j), operator.mul(np.complex128(1j), x)
+
+    return calls(fn, *(lambda: (torch.arange(1, 5),),) * 3)

@@ -71,7 +71,7 @@ def test_most_programs_are_captured():
 SPLIT = ("managers_that_stay", "unlike_values_that_raise", "unlike_numbers_of_tensors")
 SPLIT += ("unlike_tuple_without_length", "rows_that_read_values")
 SPLIT += ("checks_that_raise", "checks_on_sides_of_branches", "generators_that_compare_tensors")
-SPLIT += ("arrays_that_are_not_compared",)
+SPLIT += ("arrays_that_are_not_compared", "numbers_of_numpy_that_torch_takes_for_floats")
 SPLIT += (
     "wrapped_sets_of_modules_and_of_what_is_equal",
     "watched_while_a_call_is_native",

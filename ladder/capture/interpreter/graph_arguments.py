@@ -80,7 +80,7 @@ def argument(vm: Interpreter, value: Any, inputs: list[Value]) -> Any:
         return list(value)
     if type(value) is slice:
         return mapped(value, lambda part: _bound(vm, part, inputs))
-    if is_a(value, np.generic):
+    if is_a(value, np.integer | np.floating):
         return value.item()
     if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
         return value

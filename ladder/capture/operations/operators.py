@@ -142,8 +142,8 @@ def _is_one_extent(one: Any, other: Any) -> bool:
 
 def _tensor_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
     left, right = (item if type(item) is Dynamic else vm.plain(item) for item in (left, right))
-    if is_a(right, np.generic):
-        right = right.item()  # on the left, numpy would take over
+    # numpy leaves operators to tensors, to which its bool and complex numbers are floats.
+    left, right = (item.item() if is_a(item, np.integer | np.floating) else item for item in (left, right))
     if symbol in IN_PLACE and not is_a(left, torch.Tensor):
         function = BINARY[symbol[:-1]]  # numbers have no in-place form
     other = right if is_a(left, torch.Tensor) else left
