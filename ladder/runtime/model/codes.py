@@ -127,8 +127,9 @@ def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values
     if b_zero is not None and (less is None or less.numel() != 1):
         return None
     own = signed_zero(matrix, less)
-    if prod(shape) * matrix.shape[1] > MOST_PRODUCTS and has_dot_products() and takes_unsigned():
-        return None if own is not None else _by_dot_products(memory, step, matrix, str(a), a_zero)
+    if prod(shape) * matrix.shape[1] > MOST_PRODUCTS and has_dot_products():
+        plain = own is None and takes_unsigned()
+        return _by_dot_products(memory, step, matrix, str(a), a_zero) if plain else None
     factor = torch.zeros(1, dtype=torch.int32) if own is None else -own.reshape(1)
     rows, right = (prod(shape[:-1]), shape[-1]), matrix_pairs(matrix)
     left = byte_products.empty_words(*rows)
