@@ -47,8 +47,10 @@ LAYER = (8192, 8192)
 TOKENS = (1, 16, 64, 256, 8192)
 GROUPS = (32, 128)
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-RADEON = ("rocm/gfx1100", "rocm/gfx1201")
-TARGETS = ("rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", *RADEON, "cuda/sm_90a", "cuda/sm_100a")
+TARGETS = (
+    *("rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", "rocm/gfx1100", "rocm/gfx1201"),
+    *("cuda/sm_90a", "cuda/sm_100a"),
+)
 
 SHARE = 24
 """Kernels that a process takes at a time: of one type, whose decoders it proves once."""
