@@ -272,11 +272,15 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def staged_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the activation rows that a wgmma epilogue stages at a time: as many in every turn, by eights."""
-    turns = -(-schedule.tile_m // STAGED_COLUMNS[gemm.output])
-    while schedule.tile_m % (8 * turns):
-        turns += 1
-    return schedule.tile_m // turns
+    """Return the activation rows that a wgmma epilogue stages at a time, by eights.
+
+    As many in every turn where that takes at most one turn too many, each of which ends with two barriers;
+    else the last turn has fewer.
+    """
+    most = STAGED_COLUMNS[gemm.output]
+    turns = -(-schedule.tile_m // most)
+    even = (schedule.tile_m // t for t in (turns, turns + 1) if schedule.tile_m % (8 * t) == 0)
+    return next(even, most // 4 * 3)
 
 
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -195,14 +195,15 @@ class _TeamStore:
             self._chunk(m, first, first_row, value)
 
     def _chunk(self, m: int, first: int, first_row: Expr, value: Sum) -> None:
-        """Transpose and store activation rows ``first .. first+chunk`` of row tile ``m``."""
+        """Transpose and store the activation rows of a turn, from ``first`` on, of row tile ``m``."""
+        count = min(self.geo.chunk, self.spec.schedule.tile_m - first)
         if isinstance(self.args.token_scale, PerActivationRow):
             self.args.token_scale.forget()
-        (self._stage_floats if self.wide else self._stage_halves)(m, first, value)
+        (self._stage_floats if self.wide else self._stage_halves)(m, range(first, first + count), value)
         self._meet()
         row = b.bind(first_row + self.thread % self.runs * self.run)
         whole = T.And(self.args.n % self.run == 0, row + self.run <= self.args.n)
-        arguments = (row, b.bind(self.piece.first_m + first))
+        arguments = (row, b.bind(self.piece.first_m + first), count)
         b.either(whole, lambda: self._store_vectors(*arguments), lambda: self._store_elements(*arguments))
         # The next chunk overwrites what this one still reads.
         self._meet()
@@ -225,15 +226,15 @@ class _TeamStore:
         total = value(m * self.geo.accumulators + index)
         return finish_float(self.gemm, total, index, 2 * m + index // 2 % 2, self.args)
 
-    def _stage_halves(self, m: int, first: int, value: Sum) -> None:
+    def _stage_halves(self, m: int, turn: range, value: Sum) -> None:
         """Round to 16 bits and store transposed 8x8 matrices: two halves of the rows by up to 16 columns."""
         name, lane = self.gemm.output, self.who.lane
         source = PACK.format(name=name, ptx=PACKED[name])
-        for start in range(0, self.geo.chunk, 16):
-            count = min(16, self.geo.chunk - start) // 4
+        for start in range(0, len(turn), 16):
+            count = min(16, len(turn) - start) // 4
             registers = []
             for matrix in range(count):
-                index = (first + start) // 2 + 2 * matrix
+                index = (turn.start + start) // 2 + 2 * matrix
                 low, high = (self._sum(m, index + i, value) for i in (0, 1))
                 registers.append(b.call_inline(f"ladder_pack_{name}", source, "uint32", low, high))
             place = start + lane // 16 % (count // 2) * 8 + lane % 8
@@ -241,17 +242,17 @@ class _TeamStore:
             spelling = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16"
             b.ptx(spelling, self.end.staging.ptr_to([self.slot, target]), *registers)
 
-    def _stage_floats(self, m: int, first: int, value: Sum) -> None:
+    def _stage_floats(self, m: int, turn: range, value: Sum) -> None:
         """Store each sum at its activation row and weight row."""
         lane = self.who.lane
-        for index in range(first // 2, (first + self.geo.chunk) // 2):
-            place = accumulator_m(lane, index) - first
+        for index in range(turn.start // 2, turn.stop // 2):
+            place = accumulator_m(lane, index) - turn.start
             row = self.member * WARP_ROWS + lane // 4 + index // 2 % 2 * 8
             b.store(self.end.staging, self._sum(m, index, value), self.slot, place * self.geo.pitch + row)
 
-    def _store_vectors(self, row: Expr, first_m: Expr) -> None:
+    def _store_vectors(self, row: Expr, first_m: Expr, count: int) -> None:
         """Store 16 bytes per thread, of as many activation rows as the team covers, a few times at once."""
-        iterations = -(-self.geo.chunk // self._pass)
+        iterations = -(-count // self._pass)
         ways = gcd(iterations, WAYS)
         held = [b.local(self.run, self.gemm.output) for _ in range(ways)]
         # Rolled: addresses of all stores at once would not leave registers for the sums.
@@ -259,20 +260,20 @@ class _TeamStore:
             first = self.thread // self.runs
             places = [b.bind((iteration * ways + way) * self._pass + first) for way in range(ways)]
             for place, values in zip(places, held, strict=True):
-                with b.when(place < self.geo.chunk), b.vector(self.run) as v:
+                with b.when(place < count), b.vector(self.run) as v:
                     b.store(values, self.end.staging[self.slot, self._source(place) + v], v)
             for place, values in zip(places, held, strict=True):
-                with b.when(self._inside(place, first_m)):
+                with b.when(self._inside(place, first_m, count)):
                     self._add(values, first_m + place, row)
                     with b.vector(self.run) as v:
                         b.store(self.args.y, values[v], first_m + place, row + v)
 
-    def _store_elements(self, row: Expr, first_m: Expr) -> None:
+    def _store_elements(self, row: Expr, first_m: Expr, count: int) -> None:
         """Store what lies within N, element by element."""
-        with b.loop(-(-self.geo.chunk // self._pass), rolled=True) as iteration:
+        with b.loop(-(-count // self._pass), rolled=True) as iteration:
             place = b.bind(iteration * self._pass + self.thread // self.runs)
-            count = T.min(self.run, self.args.n - row)
-            with b.when(self._inside(place, first_m)), b.loop(count, rolled=True) as index:
+            run = T.min(self.run, self.args.n - row)
+            with b.when(self._inside(place, first_m, count)), b.loop(run, rolled=True) as index:
                 value = self.end.staging[self.slot, self._source(place) + index]
                 if self.spec.gemm.residual:
                     value = self._sum_with(value, self.end.args.residual[first_m + place, row + index])
@@ -288,9 +289,9 @@ class _TeamStore:
         total = T.Cast("float32", value) + T.Cast("float32", added)
         return T.Cast(self.gemm.output, activate(self.spec.gemm, total))
 
-    def _inside(self, place: Expr, first_m: Expr) -> Expr:
-        """Whether a staged row of the chunk that begins at row ``first_m`` is this tile's to store."""
-        inside = T.And(place < self.geo.chunk, first_m + place < self.args.m)
+    def _inside(self, place: Expr, first_m: Expr, count: int) -> Expr:
+        """Whether a staged row of the ``count`` from row ``first_m`` on is this tile's to store."""
+        inside = T.And(place < count, first_m + place < self.args.m)
         return inside if self.own is None else T.And(inside, first_m + place >= self.own)
 
     def _source(self, place: Expr) -> Expr:
