@@ -29,7 +29,7 @@ from math import log2
 from typing import NamedTuple
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens
+from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
 from schedules.cost import Cost, Traffic, decode_ops, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
@@ -43,12 +43,14 @@ from schedules.footprint import (
     SWIZZLE_ROW,
     WARPGROUPS,
     block_rows,
+    carries,
     digit_columns,
     k_slices,
     launch_registers,
     math_registers,
     of_any_n,
     operand_bytes,
+    promoted_columns,
     promotes,
     promotes_rarely,
     registers_per_thread,
@@ -377,9 +379,14 @@ def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
 def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
     if not schedule.persistent:
-        alone = grid.resident == 1 and schedule.pipeline in WARPGROUPS
+        warpgroups = schedule.pipeline in WARPGROUPS
+        alone = grid.resident == 1 and warpgroups
         turns = (grid.rounds - 1) * _constants(gemm)["TURNOVER_SECONDS"] if alone else 0.0
-        return work.waves(grid.rounds, grid.resident) + turns
+        # Blocks of a cluster lie on one multiprocessor where they fit, and leave others idle: that costs
+        # where they decode.
+        packs = warpgroups and weight_bits(gemm) < lane_of(gemm.activation)
+        packed = min(grid.resident, schedule.split_k * schedule.cluster) if packs else 1
+        return work.waves(max(grid.rounds, packed), grid.resident) + turns
     block = _constants(gemm)["BLOCK_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = most_parts(grid.blocks, device.units, schedule.tails)
@@ -410,7 +417,9 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     stall = 0.0
     if promotes(gemm, schedule):
         groups = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
-        promotions = slab / FP8_INTERVAL if promotes_rarely(gemm) else groups
+        whole = row_tiles * schedule.tile_m == promoted_columns(schedule.tile_m)
+        rarely = promotes_rarely(gemm) and (whole or carries(gemm, schedule))
+        promotions = slab / FP8_INTERVAL if rarely else groups
         issue += row_tiles * promotions * _constants(gemm)["PROMOTION_SLOTS"] * schedule.tile_m
         stall = (groups - 1) * _constants(gemm)["PROMOTION_CYCLES"]
     tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)

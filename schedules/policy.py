@@ -24,7 +24,7 @@ from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import STREAMED_ROWS, Estimator
 from schedules.footprint import SLICED, k_slices
 from schedules.invariance import Order, dealt, order_of_sums
-from schedules.layouts import TILE, packed_group, padded
+from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, check
@@ -40,6 +40,9 @@ GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LA
 
 MIDDLE = (48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 320, 384, 448, 768, 1536)
 """Further M for which a schedule is sought: tiles that fit them fit no M of `GPU_BUCKETS`."""
+
+FEW_MIDDLE = (24, 40)
+"""The same where operands have 16 bits."""
 
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
@@ -109,8 +112,8 @@ WINDOW_PIPELINES = ("mma",)
 MOST_SCHEDULES, MOST_CLOSE = 10, 20
 """Kernels of a plan, and of one whose tiles follow M by sixteens: each takes seconds to compile."""
 
-CLOSE_GAIN = 0.0004
-"""What a kernel of such a plan must gain, as `schedules.segments.GAIN` says of others."""
+CLOSE_GAIN, PLAIN_GAIN = 0.0004, 0.0002
+"""What a kernel of such a plan must gain, as `schedules.segments.GAIN` says of others, and of fp8 x fp8."""
 
 
 class Candidate(NamedTuple):
@@ -282,7 +285,9 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
     expected = partial(_predicted, gemm, device) if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
-    most, gain = (MOST_CLOSE, CLOSE_GAIN) if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)
+    plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+    close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
+    most, gain = close if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)
     served = segments(costs, cover(costs, octave_weights(grid), most, gain))
     limits = (*grid[:-1], LARGEST_M)
     entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
@@ -306,10 +311,15 @@ def _by_sixteens(gemm: Gemm, device: TileDevice) -> bool:
 
 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
-    """Return the expected time; other pipelines than M's own compete only where they were timed."""
+    """Return the expected time; other pipelines than M's own compete only where they were timed.
+
+    Those that stream weights compete up to `STREAMED_ROWS`: what needs them twice was never the fastest.
+    """
     assert isinstance(schedule, GpuSchedule)
     own = schedule.pipeline in pipelines_for(estimator.device, m)
-    timed = own or estimator.tells(schedule, m) or estimator.compares(schedule.pipeline, m)
+    again = _streams(schedule) and m > STREAMED_ROWS
+    told = estimator.tells(schedule, m) or estimator.compares(schedule.pipeline, m)
+    timed = own or (told and not again)
     return estimator.seconds(schedule, m) if timed else FOREIGN_SECONDS
 
 
@@ -321,7 +331,8 @@ def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> fl
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
     pool, lost = estimator.measured, set[Schedule]()
-    for m in sorted({*GPU_BUCKETS[:-1], *(MIDDLE if _by_sixteens(gemm, device) else ())}):
+    middle = MIDDLE if lane_of(gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE)
+    for m in sorted({*GPU_BUCKETS[:-1], *(middle if _by_sixteens(gemm, device) else ())}):
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
             ranked = rank(gemm, device, m, without=lost)

@@ -13,17 +13,20 @@ from math import gcd
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
-from schedules.codes import decodes_to_floats, takes_sixteens
+from schedules.codes import decodes_to_floats, table_bytes, takes_sixteens
 from schedules.cost import minimum_bytes
 from schedules.cost_model import is_tight
 from schedules.footprint import (
+    PARTIAL_COLUMNS,
     SLICED,
     SWIZZLE_ROW,
     WARPGROUPS,
+    carries,
     k_blocks,
     k_slices,
     of_any_n,
     operand_bytes,
+    promotes,
     stage_bytes,
 )
 from schedules.hint import Hint, device_hint
@@ -56,14 +59,17 @@ WAVES_OF: Mapping[str, tuple[str, str]] = {
 }
 """Feature of an AMD device -> its pipelines for few rows of A, and for many."""
 
-MOST_GEMV_M = 32
-"""M up to which tuning tries gemv: two passes over the weights of the largest tile of activation rows."""
+MOST_GEMV_M = 16
+"""M up to which gemv competes: beyond, it reads the weights twice."""
 
 MOST_DIGIT_M = 8
 """M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
 
 MOST_DOT_M = 4
 """M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
+
+LEAST_TILE, LEAST_TABLE_TILE = 3 / 8, 1 / 2
+"""Smallest tile along M that competes, over the largest; and of types that tables decode."""
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
@@ -84,7 +90,7 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         return (*few, *large) if gemv and m <= MOST_GEMV_M else large
     if gemv and m <= 8:
         return few
-    return ("gemv", *large) if gemv and m <= 16 else large
+    return ("gemv", *large) if gemv and m <= MOST_GEMV_M else large
 
 
 def aligned(hint: Hint, gemm: Gemm, schedule: GpuSchedule) -> bool:
@@ -106,10 +112,11 @@ def tilings(
     column, block = _column(gemm, pipeline), of_any_n(gemm)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
     competing = _tiles_of_m(gemm, pipeline, full=full)
-    useful = _useful_m(competing, m)
+    least = LEAST_TABLE_TILE if table_bytes(gemm) else LEAST_TILE
+    useful = _useful_m(competing, m, least)
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
         held = {tile.tile_m for tile in tiles}
-        useful = _useful_m(tuple(rows for rows in competing if rows in held), m)
+        useful = _useful_m(tuple(rows for rows in competing if rows in held), m, least)
     for schedule in tiles:
         if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
@@ -190,8 +197,9 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
 
     `Rule.depths`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
     take room from other blocks. Tiles of many rows of fp8 x fp8, whose stages are long and few, are ranked
-    at the deepest too. Shallower ones replace them for the smallest step of K alone:
-    a longer step with so few buffers was never measured.
+    at the deepest too, and so are clusters that split K: their blocks then lie on multiprocessors of their
+    own. Shallower ones replace them for the smallest step of K alone: a longer step with so few buffers
+    was never measured.
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
     wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
@@ -211,7 +219,8 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     if found:
         yield found
         plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
-        if schedule.pipeline == "wgmma" and plain and schedule.tile_m > FEW_ROWS:
+        shares = schedule.split_k > 1
+        if schedule.pipeline == "wgmma" and (shares or (plain and schedule.tile_m > FEW_ROWS)):
             deeper = (replace(found, stages=s) for s in RULES["wgmma"].stages[::-1] if s > found.stages)
             yield from islice((deep for deep in deeper if is_legal(gemm, device, deep)), 1)
     elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
@@ -228,14 +237,14 @@ def _tiles_of_m(gemm: Gemm, pipeline: str, *, full: bool) -> tuple[int, ...]:
     return tuple(tile for tile in tiles if tile & (tile - 1) == 0)
 
 
-def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
-    """Return the smallest tile that holds ``m``, and to its half the smallest of each number of tiles."""
+def _useful_m(tiles: tuple[int, ...], m: int, share: float) -> tuple[int, ...]:
+    """Return the smallest tile that holds ``m``; to a share of it, the smallest of each number of tiles."""
     limit = next((tile for tile in tiles if tile >= m), tiles[-1])
-    least: dict[int, int] = {}
+    found: dict[int, int] = {}
     for tile in tiles[::-1]:
-        if limit // 2 <= tile <= limit:
-            least[-(-m // tile)] = tile
-    return tuple(sorted(least.values()))
+        if share * limit <= tile <= limit:
+            found[-(-m // tile)] = tile
+    return tuple(sorted(found.values()))
 
 
 def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
@@ -253,4 +262,8 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     # Digits of two rows of 16-bit x take longer than gemv (H200); int8 needs no decomposition.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
     whole = not cuts_groups(gemm, tile)
-    return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)
+    # One warpgroup that promotes several row tiles of many rows decodes nothing ahead.
+    apart = tile.tile_m <= PARTIAL_COLUMNS or tile.tile_n <= 16 * tile.warps
+    ahead = apart or tile.pipeline != "wgmma" or not promotes(gemm, tile) or carries(gemm, tile)
+    fits = long_enough and busy and digits and whole and ahead
+    return fits and not (tile.persistent and not tile.stream_k and small)
