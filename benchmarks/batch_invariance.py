@@ -79,7 +79,8 @@ def measured(weight: str, activation: str, group_size: int | None, n: int, k: in
         for name in ("invariant", "usual")
     }
     packed = plans["invariant"].pack(quantized)
-    x = torch.randn(LARGEST, k, device="cuda", dtype=getattr(torch, activation, torch.float16))
+    dtype = torch.bfloat16 if activation == "bfloat16" else torch.float16  # 8-bit ones are quantized in the call
+    x = torch.randn(LARGEST, k, device="cuda", dtype=dtype)
     found = {name: other_bits(partial(_multiplied, op, packed), x) for name, op in plans.items()}
     over = ratios(plans, packed, x)
     problem = {"weight": weight, "activation": activation, "group_size": group_size, "n": n, "k": k}
