@@ -79,7 +79,7 @@ def measured(weight: str, activation: str, group_size: int | None, n: int, k: in
         for name in ("invariant", "usual")
     }
     packed = plans["invariant"].pack(quantized)
-    dtype = torch.bfloat16 if activation == "bfloat16" else torch.float16  # 8-bit ones are quantized in the call
+    dtype = torch.bfloat16 if activation == "bfloat16" else torch.float16  # 8-bit ones: quantized in the call
     x = torch.randn(LARGEST, k, device="cuda", dtype=dtype)
     found = {name: other_bits(partial(_multiplied, op, packed), x) for name, op in plans.items()}
     over = ratios(plans, packed, x)

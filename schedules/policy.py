@@ -331,8 +331,7 @@ def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> fl
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
     pool, lost = estimator.measured, set[Schedule]()
-    middle = MIDDLE if lane_of(gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE)
-    for m in sorted({*GPU_BUCKETS[:-1], *(middle if _by_sixteens(gemm, device) else ())}):
+    for m in sorted({*GPU_BUCKETS[:-1], *_middle(gemm, device)}):
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
             ranked = rank(gemm, device, m, without=lost)
@@ -341,6 +340,13 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
             late = FAR_BEHIND * ranked[0].cost.seconds
             lost |= {each for each, cost in ranked if _streams(each) and cost.seconds > late}
     return list(dict.fromkeys(pool))
+
+
+def _middle(gemm: Gemm, device: TileDevice) -> tuple[int, ...]:
+    """Return the M beside `GPU_BUCKETS` for which a schedule is sought."""
+    if not _by_sixteens(gemm, device):
+        return ()
+    return MIDDLE if lane_of(gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE)
 
 
 def _streams(schedule: Schedule) -> bool:

@@ -27,6 +27,7 @@ from schedules.footprint import (
     of_any_n,
     operand_bytes,
     promotes,
+    resources,
     stage_bytes,
 )
 from schedules.hint import Hint, device_hint
@@ -219,7 +220,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     if found:
         yield found
         plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
-        shares = schedule.split_k > 1
+        shares = schedule.split_k > 1 and resources(gemm, device, found).blocks_per_unit > 1
         if schedule.pipeline == "wgmma" and (shares or (plain and schedule.tile_m > FEW_ROWS)):
             deeper = (replace(found, stages=s) for s in RULES["wgmma"].stages[::-1] if s > found.stages)
             yield from islice((deep for deep in deeper if is_legal(gemm, device, deep)), 1)
