@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chain_programs import PROGRAMS
+from benchmarks.chain_programs import PROGRAMS, whole_chain
 from benchmarks.harness import (
     capture_long,
     copies_for,
@@ -62,15 +62,11 @@ def chain(point: Point) -> Graph:
     """Return the chain as a tile graph; nothing is computed."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from ladder.frontend.torch_fx import import_fx
-    from ladder.rewrite import simplify
 
     program = PROGRAMS[point[0]]
     with FakeTensorMode():
         arguments = [torch.empty(shape, dtype=torch.float16) for shape in program.shapes[point[1]]]
-        return simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+        return whole_chain(program.function, arguments)
 
 
 def draw(point: Point) -> list[Any]:

@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.chain_programs import PROGRAMS
+from benchmarks.chain_programs import PROGRAMS, whole_chain
 from benchmarks.harness import (
     command,
     write_record,
 )
-from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
-from ladder.rewrite import simplify
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.model.chains import chain_job
@@ -63,7 +60,7 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 
 def measured(function: Function, arguments: list[Any], rounds: int) -> dict[str, Any]:
     """Return microseconds of the kernel and of torch (least, median), and the kernel's error."""
-    graph = simplify(import_fx(make_fx(function)(*arguments), arguments).graph)
+    graph = whole_chain(function, arguments)
     (kernel,) = find_or_build([chain_job(graph, get_device(target_of(torch.device("cpu"))))])
     (output,) = graph.outputs
     result = torch.empty(graph.tile(output).known_shape, dtype=arguments[0].dtype)

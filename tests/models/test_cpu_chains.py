@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
-from benchmarks.chain_programs import PROGRAMS
+from benchmarks.chain_programs import PROGRAMS, whole_chain
 from ladder.frontend.aten_models import row_codes
 from ladder.frontend.importer import Importer
 from ladder.frontend.torch_fx import import_fx
@@ -84,7 +84,7 @@ def test_programs(name: str) -> None:
     """The programs of `benchmarks.chains`, as whole chains, in float32."""
     program = PROGRAMS[name]
     arguments = [torch.randn(shape) for shape in program.shapes["small"]]
-    graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+    graph = whole_chain(program.function, arguments)
     exact = program.function(*(x.double() for x in arguments))
     exact = exact if isinstance(exact, tuple) else (exact,)
     for got, want in zip(runner(graph)(*arguments), exact, strict=True):
@@ -95,7 +95,7 @@ def test_a_copy_joins_the_chain_that_it_follows() -> None:
     program = PROGRAMS["shuffle_split"]
     arguments = [torch.randn(shape) for shape in program.shapes["small"]]
     graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
-    parts = partition(graph)
+    parts = partition(graph, side_by_side=True)
     assert [part.kind for part in parts] == ["chain", "view", "view"]
     assert {"concat", "transpose"} <= set(parts[0].operators)
 

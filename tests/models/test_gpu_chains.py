@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.chain_programs import PROGRAMS
+from benchmarks.chain_programs import PROGRAMS, whole_chain
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
-from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
 from ladder.movement.machines import machine_of
 from ladder.movement.mapping import Mapping, mappings
-from ladder.rewrite import simplify
 from ladder.simulate import SimulationResult, simulate_launch
 from ladder.simulate.operator import FAMILIES
 from targets import get_device
@@ -247,7 +244,7 @@ def check_program(name: str, target: str, count: int) -> None:
     """Check the mappings that the model ranks first."""
     program = PROGRAMS[name]
     arguments = [torch.zeros(shape, dtype=torch.float16) for shape in program.shapes["small"]]
-    graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+    graph = whole_chain(program.function, arguments)
     for moves in ranked(graph, machine_of(get_device(target)))[:count]:
         check(graph, np.float16, moves.mapping, target)
 

@@ -127,9 +127,12 @@ class SpatialSums:
         return totals
 
     def place(self, index: Index, positions: Index) -> Index:
-        """Return where the innermost operand is read."""
+        """Return where the innermost operand is read for an element of the result."""
+        value = self.value
         for node, position in zip(self.series, positions, strict=True):
-            index = Reduction(self.nest, node, index).at(position)
+            ((_, index),) = self.nest.values.needed(value, index)
+            it = Reduction(self.nest, node, index)
+            value, index = it.operand, it.at(position)
         return index
 
     def share(self, totals: Sequence[b.Variable], thread: Expr, lane: Expr) -> None:
