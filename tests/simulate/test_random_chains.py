@@ -145,15 +145,18 @@ def test_sums_of_few_rows_in_another_type(shape: tuple[int, ...], target: str) -
 
 
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
-@pytest.mark.parametrize("between", [((2, 196, 64),), ((2, 14, 14, 64), (2, 14, 1, 64))])
-def test_sums_over_images_under_other_shapes(between: Sequence[tuple[int, ...]], target: str) -> None:
-    """Sums over positions before the channels, whose axes are others than those of the result."""
-    build = GraphBuilder("chain")
-    value = build.input("x", "float32", (2, 14, 14, 64))
-    for shape in between:
-        value = build.add("reduce_sum", build.add("reshape", value, shape=shape), axis=1)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("between", [((2, 300, 64),), ((2, 20, 15, 64), (2, 15, 1, 64))])
+def test_sums_over_images(between: Sequence[tuple[int, ...]], scaled: bool, target: str) -> None:
+    """Sums over positions before the channels: their axes are not the result's, and means are of means."""
+    build, shape = GraphBuilder("chain"), (2, 20, 15, 64)
+    value = build.input("x", "float32", shape)
+    for merged in between:
+        value = build.add("reduce_sum", build.add("reshape", value, shape=merged), axis=1)
+        if scaled:
+            value = build.add("mul", value, build.add("constant", value=0.125, type="float32"))
     graph = build.finish(build.add("reshape", value, shape=(2, 1, 1, 64)))
-    inputs = [np.random.default_rng(1).uniform(-1, 1, (2, 14, 14, 64)).astype(np.float32)]
+    inputs = [np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)]
     require_right_when_simulated(graph, target, None, inputs, 3e-5)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.graph import Node
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
@@ -21,6 +22,7 @@ from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Reduction
 from ladder.lower.chain.vectors import WIDE
+from ladder.movement.machines import machine_of
 
 Expr = Any
 
@@ -57,7 +59,8 @@ class SpatialSums:
         while self.lanes > SECTOR_LANES and prod(self.outer) * -(-self.vectors // self.lanes) < UNITS:
             self.lanes //= 2
         work = prod(self.extents) * self.lanes
-        self.threads = 512 if work >= 2048 else 256 if work >= 512 else 128
+        threads = 512 if work >= 2048 else 256 if work >= 512 else 128
+        self.threads = min(threads, machine_of(nest.dialect.device).threads)
 
     @staticmethod
     def of(nest: GpuNest) -> SpatialSums | None:
@@ -75,6 +78,8 @@ class SpatialSums:
             node, at = needed[0]
             it = Reduction(nest, node, at)
             if len(needed) > 1 or not isinstance(it.extent, int) or node.operator != "reduce_sum":
+                return None
+            if series and not _is_moved(nest.graph, value, node):
                 return None
             series.append(node)
             extents.append(it.extent)
@@ -160,3 +165,13 @@ class SpatialSums:
         ((_, place),) = nest.values.needed(self.value, index)
         nest.keep_cell(node, place, b.bind(total))
         nest.store_vector(self.value, [index])
+
+
+def _is_moved(graph: Graph, value: str, node: Node) -> bool:
+    """Tell whether a value has elements of a node's result as they are: nothing is computed of them."""
+    while value != node.name:
+        producer = graph.producer(value)
+        if get_operator(producer.operator).engine != "view":
+            return False
+        (value,) = producer.inputs
+    return True
