@@ -32,7 +32,7 @@ ADVERSARIAL += (
     "hostile_objects",
     "hostile_state",
 )
-LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects")
+LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects", "checks")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:

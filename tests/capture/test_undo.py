@@ -113,9 +113,9 @@ def test_a_failed_run_leaves_what_the_program_leaves(
 ) -> None:
     copied = list[Tensor]()
 
-    def saved(written: tuple[Tensor, ...]) -> object:
+    def saved(written: tuple[Tensor, ...], counted: tuple[Tensor, ...]) -> object:
         copied.extend(written)
-        return kept_by(written)
+        return kept_by(written, counted)
 
     kept_by = emit.saved_memory
     monkeypatch.setattr(emit, "saved_memory", saved)
@@ -160,11 +160,11 @@ def test_memory_of_all_kinds_is_put_back_and_no_version_grows() -> None:
         *(torch.tensor([each]) for each in range(4)),
     ]
     before = [tensor.detach().clone() for tensor in written]
-    saved = saved_memory(written)
+    versions = [tensor._version for tensor in written]
+    saved = saved_memory(written, written)
     with torch.no_grad():
         for tensor in (base, *written[1:]):
             tensor.mul_(2).add_(1)
-    versions = [tensor._version for tensor in written]
     restore_memory(saved)
     for tensor, value in zip(written, before, strict=True):
         torch.testing.assert_close(tensor.detach(), value, rtol=0, atol=0)

@@ -250,8 +250,8 @@ def _running_lines(
         lines.append(f"states = {heap.constant(random_states)}()")
         undone.append(f"    {heap.constant(restore_random)}(states)")
     if kept:
-        written = "".join(f"{var}, " for var in kept)
-        lines.append(f"written = {heap.constant(saved_memory)}(({written}))")
+        written, counted = ("".join(f"{var}, " for var in names) for names in (kept, _counted(heap, trace, kept)))
+        lines.append(f"written = {heap.constant(saved_memory)}(({written}), ({counted}))")
         undone.append(f"    {heap.constant(restore_memory)}(written)")
     lines += ["try:", f"    {call}"]
     if trace.modules:
@@ -264,6 +264,13 @@ def _running_lines(
         read = ", ".join(item.var for item in trace.assumed)
         lines += [f"if not {heap.constant(assumed.holds)}({read}):", *undone, "    return -1"]
     return lines + _left_settings(heap, trace)
+
+
+def _counted(heap: Heap, trace: Trace, kept: Sequence[str]) -> list[str]:
+    """Return the tensors from outside in the memory of `kept` that count how often they are written."""
+    memory = {key for key, var in trace.written.items() if var in kept}
+    counting = [node for node in heap.tensors if version_of(node.obj) is not None]
+    return [node.var for node in counting if storage_of(node.obj) in memory]
 
 
 def _left_settings(heap: Heap, trace: Trace) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.fx
 
-from ladder.capture.heap.nodes import CaptureError, Itself
+from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -129,10 +129,26 @@ def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tu
 
 def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> None:
     vm.trace.note(monitor, ((node.var, node.obj) for node in vm.heap.tensors))
-    # `backward`, `requires_grad_` and the like change what no kernel writes.
-    if function not in _SETTERS and function not in tensors.STATE_WRITES and function not in settings.READS:
-        in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
-        vm.trace.impure |= result is None or (in_place and bool(args) and result is args[0])
+    vm.trace.impure |= _is_impure(vm, function, args, result, monitor)
+
+
+def _is_impure(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> bool:
+    """Tell whether a tensor from outside is changed otherwise than by writing its memory.
+
+    `backward`, `requires_grad_` and the like change what no kernel writes; autograd notes who wrote.
+    """
+    if monitor.mutated:
+        return torch.is_grad_enabled() and any(node.obj.requires_grad for node in _written(vm, monitor))
+    if function in _SETTERS or function in tensors.STATE_WRITES or function in settings.READS:
+        return False
+    in_place = getattr(function, "__name__", "").endswith("_") and bool(args) and result is args[0]
+    return result is None or (in_place and vm.heap.node(result).external)
+
+
+def _written(vm: Interpreter, monitor: Monitor) -> list[Node]:
+    """Return the tensors from outside in memory that an operator has written."""
+    strided = [node for node in vm.heap.tensors if node.obj.layout is torch.strided]
+    return [node for node in strided if storage_of(node.obj) in monitor.mutated]
 
 
 def _note_result(
@@ -162,7 +178,7 @@ def _read_number(vm: Interpreter, function: Any, inputs: list[Value], result: An
         return result
     point, here = vm.point, vm.here()
     reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_NUMBERS
-    if not reads or point is None or bool(vm.aside) or inputs[0].dynamic:
+    if not reads or point is None or bool(vm.aside) or inputs[0].dynamic or vm.trace.impure:
         return NULL
     if type(result) is list and (is_open(vm, inputs[0].obj) or inputs[0].obj.numel() > tensors.MOST_NUMBERS):
         return NULL
@@ -184,7 +200,7 @@ def _computed_number(vm: Interpreter, function: Any, value: torch.Tensor, number
 
 def may_be_assumed(vm: Interpreter, value: torch.Tensor) -> bool:
     """Tell whether the truth of a tensor may be taken to be what it is, and compared after the graph."""
-    if vm.point is None or vm.side is not None or vm.aside:
+    if vm.point is None or vm.side is not None or vm.aside or vm.trace.impure:
         return False
     return vm.here() not in vm.point.surprising and not value_of(vm, value).dynamic
 
@@ -244,6 +260,8 @@ def _must_break(
         return ""
     if not _only_tensors(result):
         return "a value is read from a tensor"
+    if vm.trace.assumed and _is_impure(vm, function, args, result, monitor):
+        return "what is assumed of values may be wrong, and a change is not taken back"
     monitor.fails = vm.trace.can_fail(monitor)
     if monitor.fails:
         vm.trace.may_fail = True
@@ -271,12 +289,11 @@ def _meet_moved(vm: Interpreter, monitor: Monitor) -> str:
 def _meet_written(vm: Interpreter, monitor: Monitor) -> str:
     """Guard that autograd will let tensors be written again; say why to break the graph if not known."""
     heap, unknown = vm.heap, False
-    for node in heap.tensors:
-        if node.obj.layout is torch.strided and storage_of(node.obj) in monitor.mutated:
-            if node.first(Itself.AUTOGRAD):
-                text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
-                heap.guard.check(text, f"{heap.guard.paths.get(node.var)} is a leaf, a view or neither")
-            unknown |= node.autograd[1]
+    for node in _written(vm, monitor):
+        if node.first(Itself.AUTOGRAD):
+            text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
+            heap.guard.check(text, f"{heap.guard.paths.get(node.var)} is a leaf, a view or neither")
+        unknown |= node.autograd[1]
     return "a view from outside is written after a change" if unknown and vm.trace.changes_tensors else ""
 
 

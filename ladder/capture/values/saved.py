@@ -14,14 +14,17 @@ class Memory(NamedTuple):
     joined: Tensors of one type, device and shape that are all of their storages, with one copy of all: one
         copy of many costs little more than one of each.
     storages: Other storages, each with its copy.
+    counted, versions: The tensors that lie there, and how often each was written.
     """
 
     joined: list[tuple[list[torch.Tensor], torch.Tensor]]
     storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+    counted: Sequence[torch.Tensor]
+    versions: list[int]
 
 
-def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
-    """Return what lies in the memory of tensors that a graph writes."""
+def saved_memory(written: Sequence[torch.Tensor], counted: Sequence[torch.Tensor]) -> Memory:
+    """Return what lies in the memory of tensors that a graph writes, and how often `counted` were written."""
     joined, others = dict[Any, list[torch.Tensor]](), list[torch.UntypedStorage]()
     for tensor in written:
         storage = tensor.untyped_storage()
@@ -31,7 +34,8 @@ def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
             others.append(storage)
     with torch.no_grad():
         copies = [(group, torch.stack(group)) for group in joined.values()]
-    return Memory(copies, [(each, each.clone()) for each in others])  # type: ignore[no-untyped-call]
+    copied = [(each, each.clone()) for each in others]  # type: ignore[no-untyped-call]
+    return Memory(copies, copied, counted, [tensor._version for tensor in counted])
 
 
 def restore_memory(saved: Memory) -> None:
@@ -41,3 +45,4 @@ def restore_memory(saved: Memory) -> None:
             tensor.untyped_storage().copy_(part.clone().untyped_storage())
     for storage, before in saved.storages:
         storage.copy_(before)
+    torch._C._autograd._unsafe_set_version_counter(saved.counted, saved.versions)
