@@ -1,4 +1,4 @@
-"""Checks that fail after, between and before changes: what is left is what the program leaves without capture."""
+"""Checks that fail before, between and after changes: what is left is what is left without capture."""
 
 from __future__ import annotations
 

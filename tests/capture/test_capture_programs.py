@@ -10,7 +10,7 @@ from benchmarks.capture_overhead import stack
 from ladder.capture import capture
 
 FIRST = ("containers", "objects", "outside", "dynamic")
-LATER = ("errors", "state", "tensors", "language", "iterators", "models")
+LATER = ("errors", "state", "tensors", "language", "iterators", "models", "checks", "data")
 STRESS = (
     "exceptions",
     "protocols",
@@ -32,7 +32,7 @@ ADVERSARIAL += (
     "hostile_objects",
     "hostile_state",
 )
-LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects", "checks")
+LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:

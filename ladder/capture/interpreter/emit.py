@@ -58,7 +58,8 @@ def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None)
     Raises CaptureError where there can be none.
     """
     try:
-        return _emitted(vm, ending, graph_break)
+        with vm.trace.at_entry():
+            return _emitted(vm, ending, graph_break)
     except CaptureError:
         raise
     except Exception as error:
@@ -250,7 +251,9 @@ def _running_lines(
         lines.append(f"states = {heap.constant(random_states)}()")
         undone.append(f"    {heap.constant(restore_random)}(states)")
     if kept:
-        written, counted = ("".join(f"{var}, " for var in names) for names in (kept, _counted(heap, trace, kept)))
+        written, counted = (
+            "".join(f"{var}, " for var in names) for names in (kept, _counted(heap, trace, kept))
+        )
         lines.append(f"written = {heap.constant(saved_memory)}(({written}), ({counted}))")
         undone.append(f"    {heap.constant(restore_memory)}(written)")
     lines += ["try:", f"    {call}"]

@@ -118,6 +118,8 @@ def tensor_argument(vm: Interpreter, value: torch.Tensor, inputs: list[Value]) -
     if not tensors.is_plain_tensor(value):
         raise CaptureError("an operator on a tensor subclass")
     known = value_of(vm, value)
+    if known.var in vm.trace.replaced and value.requires_grad and torch.is_grad_enabled():
+        raise CaptureError("gradients of a tensor whose data were set")
     inputs.append(known)
     if known.fx is None:
         if not vm.heap.node(value).external:

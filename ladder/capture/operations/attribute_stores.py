@@ -19,6 +19,7 @@ from ladder.capture.operations.attributes import (
     is_external,
 )
 from ladder.capture.operations.objects import hide, pinned_part, settled
+from ladder.capture.operations.tensor_data import is_data_of_tensor, store_data
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import is_a, is_constant
 
@@ -56,6 +57,9 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
         return
     if found is _TRACEBACK and not is_external(vm, value):
         setter(value, name, item)  # where an error made here has been is no part of what is made again
+        return
+    if is_data_of_tensor(found, value):
+        store_data(vm, value, item)
         return
     slot = type(found) is types.MemberDescriptorType
     field = slot or (is_a(value, types.FunctionType) and name in FUNCTION_NAMES)

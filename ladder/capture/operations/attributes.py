@@ -424,6 +424,8 @@ def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
         if name not in ("is_leaf", "requires_grad", "is_nested"):
             raise CaptureError(f"{name} of a tensor made here")
         return
+    if node.var in vm.trace.replaced and name not in ("is_leaf", "requires_grad"):
+        raise CaptureError(f"{name} of a tensor whose data were set")
     node.first(name)
     found = getattr(value, name)
     text = f"{node.var}.{name}{'()' if callable(found) else ''}"

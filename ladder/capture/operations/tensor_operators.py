@@ -71,6 +71,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         return number
     _fix_read_numbers(vm, monitor)
     why = _must_break(vm, function, args, kwargs, result, monitor, inputs) or _meet_moved(vm, monitor)
+    why = why or _cannot_wait(vm, function, args, result, monitor, inputs)
     if monitor.mutated and torch.is_grad_enabled():
         why = _meet_written(vm, monitor) or why
     if why:
@@ -260,8 +261,6 @@ def _must_break(
         return ""
     if not _only_tensors(result):
         return "a value is read from a tensor"
-    if vm.trace.assumed and _is_impure(vm, function, args, result, monitor):
-        return "what is assumed of values may be wrong, and a change is not taken back"
     monitor.fails = vm.trace.can_fail(monitor)
     if monitor.fails:
         vm.trace.may_fail = True
@@ -275,6 +274,27 @@ def _must_break(
     if not alias_is_known(vm, function, args, kwargs, given=given):
         return "an alias that depends on values"
     return ""
+
+
+def _cannot_wait(
+    vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor, inputs: list[Value]
+) -> str:
+    """Say why an operator must run after what is assumed has been compared, or data of tensors were set."""
+    if vm.trace.assumed and _is_impure(vm, function, args, result, monitor):
+        return "what is assumed of values may be wrong, and a change is not taken back"
+    if vm.trace.replaced and _meets_replaced(vm, (function, *args), result, monitor, inputs):
+        return "a tensor whose data were set is written, or shown by another"
+    return ""
+
+
+def _meets_replaced(vm: Interpreter, call: Any, result: Any, monitor: Monitor, inputs: list[Value]) -> bool:
+    """Tell whether an operator writes what a tensor was given as its data, or makes a view of that tensor."""
+    replaced = {storage_of(tensor) for tensor, _ in vm.trace.replaced.values()}
+    if monitor.mutated & replaced:
+        return True
+    taken = {storage_of(item.obj) for item in inputs if item.var in vm.trace.replaced}
+    shown = {storage_of(tensor) for tensor in _leaves(result) if tensor.layout is torch.strided}
+    return bool(taken & shown) and (call[0] is not getattr or call[2] != "data")
 
 
 def _meet_moved(vm: Interpreter, monitor: Monitor) -> str:

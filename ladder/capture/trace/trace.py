@@ -6,7 +6,8 @@ It knows tensors by the variables of the code around the graph, and nothing of h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,6 +61,7 @@ class Trace:
     impure: Whether a tensor is changed otherwise than by writing its memory.
     late: Storage -> how often it was written by what has run and is not in the graph.
     settings: Each setting of torch that is written -> what it is before the first write.
+    replaced: Variable of a tensor whose data are set -> the tensor, and what it held before.
     inference: The instruction that first enters inference mode, or leaves it; None if none does.
     """
 
@@ -81,16 +83,17 @@ class Trace:
         self.writes = self.impure = self.random = False
         self.asserts = self.may_fail = self.state_written = False
         self.settings: dict[Setting, Any] = {}
+        self.replaced: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.inference: Any = None
 
     def release(self) -> None:
         """Let go of all tensors."""
-        self.values, self.results, self.effects = {}, [], {}
+        self.values, self.results, self.effects, self.replaced = {}, [], {}, {}
 
     @property
     def changes_tensors(self) -> bool:
         """Whether tensors from outside are changed."""
-        return self.impure or bool(self.written)
+        return self.impure or bool(self.written) or bool(self.replaced)
 
     @property
     def switches(self) -> bool:
@@ -143,6 +146,18 @@ class Trace:
         self.values[value.var] = value
         self.results.append(value)
         return value
+
+    @contextmanager
+    def at_entry(self) -> Iterator[None]:
+        """Let tensors hold what they held when the segment began."""
+        held = [(tensor, tensor.data) for tensor, _ in self.replaced.values()]
+        for tensor, before in self.replaced.values():
+            tensor.data = before
+        try:
+            yield
+        finally:
+            for tensor, after in held:
+                tensor.data = after
 
     def assume(self, var: str, number: Any, here: Any) -> None:
         """Take a number that the graph computes to be what it is in this run."""
