@@ -161,7 +161,7 @@ def test_memory_of_all_kinds_is_put_back_and_no_version_grows() -> None:
     ]
     before = [tensor.detach().clone() for tensor in written]
     versions = [tensor._version for tensor in written]
-    saved = saved_memory(written, written)
+    saved = saved_memory(written, (*written,))
     with torch.no_grad():
         for tensor in (base, *written[1:]):
             tensor.mul_(2).add_(1)

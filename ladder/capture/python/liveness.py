@@ -33,7 +33,7 @@ def followers(program: Program, index: int) -> list[int]:
         after += [item.value, item.value + 1]
     elif "JUMP" in item.op:
         after.append(item.value)
-    return after
+    return [at for at in after if at < len(program.instructions)]
 
 
 def _uses(program: Program, index: int) -> tuple[set[str], set[str]]:
@@ -58,7 +58,7 @@ def _solve(program: Program) -> list[frozenset[str]]:
     while changed:
         changed = False
         for index in reversed(range(count)):
-            after = frozenset().union(*(live[at] for at in followers(program, index) if at <= count))
+            after = frozenset().union(*(live[at] for at in followers(program, index)))
             reads, writes = effects[index]
             handler = program.handler_of(index)
             kept = live[handler.target] if handler else frozenset()

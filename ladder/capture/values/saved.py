@@ -19,11 +19,11 @@ class Memory(NamedTuple):
 
     joined: list[tuple[list[torch.Tensor], torch.Tensor]]
     storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
-    counted: Sequence[torch.Tensor]
-    versions: list[int]
+    counted: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
 
 
-def saved_memory(written: Sequence[torch.Tensor], counted: Sequence[torch.Tensor]) -> Memory:
+def saved_memory(written: Sequence[torch.Tensor], counted: tuple[torch.Tensor, ...]) -> Memory:
     """Return what lies in the memory of tensors that a graph writes, and how often `counted` were written."""
     joined, others = dict[Any, list[torch.Tensor]](), list[torch.UntypedStorage]()
     for tensor in written:
@@ -35,7 +35,7 @@ def saved_memory(written: Sequence[torch.Tensor], counted: Sequence[torch.Tensor
     with torch.no_grad():
         copies = [(group, torch.stack(group)) for group in joined.values()]
     copied = [(each, each.clone()) for each in others]  # type: ignore[no-untyped-call]
-    return Memory(copies, copied, counted, [tensor._version for tensor in counted])
+    return Memory(copies, copied, counted, tuple(tensor._version for tensor in counted))
 
 
 def restore_memory(saved: Memory) -> None:
