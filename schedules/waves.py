@@ -96,6 +96,9 @@ GROUP_TILES = 4
 ZERO_WORDS = 20
 """Words of LDS of zeros, which columns read of the groups of other columns: the first four or the last."""
 
+SLICE_SUMS = STEP_COLUMNS + 1
+"""Words of LDS from the sums of x of a slice of K to the next: a pass writes a column of several slices."""
+
 DOTS = ("dot", "dot32")
 """Pipelines of dot products within lanes."""
 
@@ -214,7 +217,7 @@ def part_words(schedule: GpuSchedule) -> int:
 def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the LDS of a block; partial sums reuse that of x."""
     sums = 4 * parts(schedule) * part_words(schedule)
-    beside = 4 * (ZERO_WORDS + 2 * schedule.split_k * STEP_COLUMNS) if schedule.pipeline == GROUPS else 0
+    beside = 4 * (ZERO_WORDS + 2 * schedule.split_k * SLICE_SUMS) if schedule.pipeline == GROUPS else 0
     return max(schedule.stages * stage_bytes(gemm, schedule) + beside, sums if joins_waves(schedule) else 0)
 
 

@@ -134,7 +134,7 @@ class WaveGeometry:
         return (
             self.zeros
             + waves.ZERO_WORDS
-            + (period % 2 * self.schedule.split_k + slice_) * waves.STEP_COLUMNS
+            + (period % 2 * self.schedule.split_k + slice_) * waves.SLICE_SUMS
             + column
         )
 
