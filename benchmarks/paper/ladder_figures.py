@@ -52,11 +52,7 @@ def ratio(above: float | None, below: float | None) -> float | None:
 def layer_ratio(records: Records, step: str, above: str, below: str) -> float | None:
     """Return the ratio of two engines' times of a 70B layer within one result, or None."""
     for name, _ in (LAYER_TYPES, MODELS):
-        times = {
-            row["engine"]: row["us_per_layer"]
-            for row in records.rows(name)
-            if row["case"] == step and "us_per_layer" in row
-        }
+        times = {row["engine"]: row["us_per_layer"] for row in records.rows(name, "us_per_layer", case=step)}
         if above in times and below in times:
             return float(times[above] / times[below])
     return None
@@ -90,7 +86,7 @@ def end_to_end(records: Records) -> list[Point]:
         paper = one["inductor"][position] / one["float16"][position]
         ours = layer_ratio(records, STEPS[position], "torch default", HALF)
         found.append(Point(f"LLAMA-70B layer, {setting}, float16 beside torch.compile", paper, ours))
-    rows = {(row["case"], row["engine"]): row["us"] for row in records.rows(MODELS[0]) if "us" in row}
+    rows = {(row["case"], row["engine"]): row["us"] for row in records.rows(MODELS[0], "us")}
     for name, ours_name in NETS.items():
         few, many = (a / b for a, b in zip(said[name]["inductor"], said[name]["float16"], strict=True))
         batch = 4 if "conformer" in name else 8
@@ -135,7 +131,7 @@ def memory(records: Records) -> list[Point]:
 
     said, weights = published("ladder-11")["MB"]["llama 70b layer"], LAYERS["70b"].weights
     bits = {"int4": 4.125, "nf4": 4.125, "fp8 x fp8": 8, "mxfp8 x mxfp8": 8.25, "int1 x int8": 1}
-    rows = [row for name, _ in (MODELS, LAYER_TYPES) for row in records.rows(name) if "memory" in row]
+    rows = [row for name, _ in (MODELS, LAYER_TYPES) for row in records.rows(name, "memory")]
     arenas = {(row["case"], row["engine"]): row["memory"]["arena"] for row in rows}
     found = []
     for position, setting in enumerate(said["settings"]):
@@ -155,8 +151,7 @@ def operators(records: Records) -> list[Point]:
     said = published("ladder-12")["ms"]["products"]
     times = {
         (row["m"], row["n"], row["k"], row["label"]): row["time_us"]
-        for row in records.rows(OPERATORS[0])
-        if row["case"] == "operators" and "time_us" in row
+        for row in records.rows(OPERATORS[0], "time_us", case="operators")
     }
     names = {"int4": "int4", "nf4": "nf4", "fp8": "fp8_e4m3", "mxfp8 x mxfp8": "mxfp8_e4m3",
              "int1 x int8": "int1 × int8"}  # fmt: skip
@@ -200,9 +195,8 @@ def convolutions(records: Records) -> list[Point]:
 def native_fp8(records: Records) -> list[Point]:
     """Figure 13: fp8 by fp8 beside cuBLASLt, which the paper gives in words."""
     times: dict[tuple[int, int, int], dict[str, float]] = {}
-    for row in records.rows(PEERS[0]):
-        if row["case"] == "fp8" and "time_us" in row:
-            times.setdefault((row["n"], row["k"], row["m"]), {})[row["label"]] = row["time_us"]
+    for row in records.rows(PEERS[0], "time_us", case="fp8"):
+        times.setdefault((row["n"], row["k"], row["m"]), {})[row["label"]] = row["time_us"]
     rivals = ("scaled_mm", "scaled_mm by tensor")
     found = []
     for m in sorted({point[2] for point in times}):
@@ -221,8 +215,7 @@ def breakdown(records: Records) -> list[Point]:
     said = published("ladder-14")["ms"]
     times = {
         (row["m"], row["label"]): row["time_us"]
-        for row in records.rows(PEERS[0])
-        if row["case"] == "breakdown" and "time_us" in row
+        for row in records.rows(PEERS[0], "time_us", case="breakdown")
     }
     found = []
     for setting, m in (("1 token", 1), ("4096 tokens", 4096)):
@@ -242,9 +235,7 @@ def breakdown(records: Records) -> list[Point]:
 def bit_widths(records: Records) -> list[Point]:
     """Figure 15: times over 16 bits; the paper says that they grow for one token and stay for 4096."""
     times = {
-        (row["m"], row["label"]): row["time_us"]
-        for row in records.rows(PEERS[0])
-        if row["case"] == "bits" and "time_us" in row
+        (row["m"], row["label"]): row["time_us"] for row in records.rows(PEERS[0], "time_us", case="bits")
     }
     words = {1: "the paper: grows with fewer bits", 4096: "the paper: unchanged by the weight's bits"}
     return [
@@ -269,7 +260,7 @@ def accuracy(records: Records) -> list[Point]:
               note=f"ours: one 70B layer; theirs: {'70B' if 'int2' in name else 'mean of 3B to 70B'}")
         for name, paper in said.items()
     ]  # fmt: skip
-    cases: Mapping[str, Any] = (records.newest("minilm_*") or {}).get("cases", {})
+    cases: Mapping[str, Any] = records.newest("minilm_*", lambda result: result.get("cases")) or {}
     for name, case in cases.items():
         if "cosine_mean" in case and not name.startswith("float32"):
             label = f"MiniLM, {name}: cosine similarity to float32"
@@ -280,7 +271,7 @@ def accuracy(records: Records) -> list[Point]:
 
 def compile_time(records: Records) -> list[Point]:
     """Table 2: minutes of compiling with an empty cache."""
-    seconds = {row["case"]: row["seconds"] for row in records.rows(COMPILE[0]) if row["state"] == "cold"}
+    seconds = {row["case"]: row["seconds"] for row in records.rows(COMPILE[0], state="cold")}
     ours = seconds.get("resnet 50")
     return [
         Point(

@@ -55,8 +55,7 @@ def one_kernel(key: str, case: superopt_graphs.Case) -> Callable[[Records], list
 def models(records: Records) -> list[Point]:
     """Figure 11: whole models, by the whole compiler."""
     said = published("mirage-11")["times"]
-    found = records.newest(DECODE[0]) or {}
-    ours = decode_ratio(found)
+    ours = records.newest(DECODE[0], decode_ratio)
     note = "ours: transformers' Llama-3.1-8B by the whole compiler, beside torch's reduce-overhead"
     return [
         Point("end to end, most", said["most"], ours, note=note),
@@ -101,7 +100,7 @@ def search_time(records: Records) -> list[Point]:
 def chains(records: Records) -> list[Point]:
     """PowerFusion: memory-bound chains beside the fastest rival."""
     said = published("powerfusion")["times"]
-    each = [row["ratio"] for row in records.rows(CHAINS[0]) if row.get("ratio")]
+    each = [row["ratio"] for row in records.rows(CHAINS[0], "ratio") if row["ratio"]]
     note = "ours: chains of BERT, GPT-2, Llama, ConvNeXt, ResNet, ShuffleNet, Conformer; rival: max-autotune"
     values = {"mean": geometric_mean(each), "most": max(each)} if each else {}
     found = [
@@ -115,12 +114,12 @@ def chains(records: Records) -> list[Point]:
 
 def capture(records: Records) -> list[Point]:
     """MagPy: programs that are one graph, and speed beside eager."""
-    said, zoo = published("magpy"), records.newest(ZOO[0]) or {}
-    rows = [*zoo.get("rows", ()), *zoo.get("others", ())]
+    said = published("magpy")
+    rows = records.newest(ZOO[0], lambda result: [*result["rows"], *result.get("others", ())]) or []
     whole = sum(row["outcome"] == "whole" for row in rows) / len(rows) if rows else None
     note = f"ours: {len(rows)} architectures of libraries; theirs: {said['programs']} programs of ParityBench"
     modules, of_parity = parity(records)
-    speed = [1 / row["ratio"] for row in records.rows(ZOO_SPEED[0]) if row.get("ratio")]
+    speed = [1 / row["ratio"] for row in records.rows(ZOO_SPEED[0], "ratio") if row["ratio"]]
     beside = "ours: one CPU thread, small models, beside eager"
     return [
         Point("programs that are one graph", said["whole graphs"], whole, unit="", note=note),
@@ -135,7 +134,7 @@ def capture(records: Records) -> list[Point]:
 
 def parity(records: Records) -> tuple[float | None, str]:
     """Return the share of ParityBench's test cases that are right as one graph, and what was tried."""
-    found = records.newest(PARITY)
+    found = records.newest(PARITY, lambda result: result)
     if found is None:
         return None, "github.com/jansel/pytorch-jit-paritybench was not tried: `benchmarks.paritybench`"
     whole = sum(found["outcomes"].get(name, 0) for name in ("right", "refused"))

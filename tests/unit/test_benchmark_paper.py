@@ -128,8 +128,26 @@ def test_newest_result_of_the_first_folder(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": [{"number": number}]}))
     assert Records((tmp_path,)).rows("*_models") == [{"number": 1}]
     assert Records((tmp_path,)).rows("*_chains") == []
-    assert Records((tmp_path / "absent", tmp_path)).newest("onnx_models") == {"rows": [{"number": 2}]}
+    assert Records((tmp_path / "absent", tmp_path)).rows("onnx_models") == [{"number": 2}]
     assert file_name("*_models", "h200", "2026-11-22") == names[0] + ".json"
+
+
+def test_results_without_what_is_wanted_are_passed_over(tmp_path: Path) -> None:
+    """Another device's or case's newer run takes no number away; only what was taken counts as used."""
+    known = {"rows": [{"case": "fp8", "us": 1}, {"case": "bits"}], "float16": 2.0}
+    (tmp_path / "h200_peers_2026-11-21.json").write_text(json.dumps(known))
+    (tmp_path / "cpu_peers_2026-11-23.json").write_text(json.dumps({"rows": [{"case": "fp8"}]}))
+    records = Records((tmp_path,))
+    assert records.rows("*_peers", "us", case="fp8") == [{"case": "fp8", "us": 1}]
+    assert records.rows("*_peers", case="bits") == [{"case": "bits"}]
+    assert records.newest("*_peers", lambda result: result.get("float16")) == 2.0
+    assert list(records.used) == ["h200_peers_2026-11-21.json"]
+    assert records.rows("*_peers", case="fp8") == [{"case": "fp8"}]
+
+
+@pytest.mark.parametrize("key", ["ladder-13", "ladder-14", "ladder-15", "mirage-11"])
+def test_recorded_figures_have_numbers(key: str) -> None:
+    assert any(point.ours is not None for point in FIGURES[key].points(Records()))
 
 
 def test_numbers_are_those_of_the_papers_text() -> None:
