@@ -260,7 +260,7 @@ def accuracy(records: Records) -> list[Point]:
               note=f"ours: one 70B layer; theirs: {'70B' if 'int2' in name else 'mean of 3B to 70B'}")
         for name, paper in said.items()
     ]  # fmt: skip
-    cases: Mapping[str, Any] = records.newest("minilm_*", lambda result: result.get("cases")) or {}
+    cases: Mapping[str, Any] = records.newest("minilm_*", lambda result: dict(result.get("cases", {}))) or {}
     for name, case in cases.items():
         if "cosine_mean" in case and not name.startswith("float32"):
             label = f"MiniLM, {name}: cosine similarity to float32"

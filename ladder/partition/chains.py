@@ -41,6 +41,9 @@ ELEMENTS = (
 )  # fmt: skip
 """Types of elements that kernels of chains read, compute with and store."""
 
+OF_TORCH: Mapping[str, tuple[str, ...]] = {"rocm": ("float64",)}
+"""Kind of device -> types that torch computes: LLVM has no functions of float64 for AMD GPUs."""
+
 
 class Chains:
     """Grows chains in the order of the graph.
@@ -49,6 +52,7 @@ class Chains:
     users: Value -> nodes that read it, None for results.
     taken: Nodes that belong to products -> number of the product.
     units: Of the device, if each block of its kernels takes a row: fewer rows leave some idle.
+    kind: Of the device.
     """
 
     def __init__(
@@ -57,11 +61,12 @@ class Chains:
         users: Mapping[str, list[Node | None]],
         taken: Mapping[str, int],
         units: int = 0,
+        kind: str = "",
     ) -> None:
         self.graph = graph
         self.users = users
         self.taken = taken
-        self.units = units
+        self.units, self.kind = units, kind
         self.position = {node.name: at for at, node in enumerate(graph.nodes)}
         random = [node.name for node in graph.nodes if draws(node)]
         self.draws_next = dict(pairwise(random))
@@ -121,7 +126,7 @@ class Chains:
             return "rows of the two differ: one needs more of the other than a row"
         if joins_nested(region) > NESTED:
             return f"more than {NESTED} joins of joins"
-        return lacking(region)
+        return lacking(region, self.kind)
 
     def idles(self, first: int, second: int, together: set[str]) -> bool:
         """Tell whether two chains leave the device idle together, but not apart, where little lies between.
@@ -299,15 +304,16 @@ def joins_nested(graph: Graph) -> int:
     return max(passed.values(), default=0)
 
 
-def lacking(graph: Graph) -> str:
-    """Say which type of elements kernels of chains lack; empty if none."""
+def lacking(graph: Graph, kind: str) -> str:
+    """Say which type of elements kernels of chains lack on a kind of device; empty if none."""
     types = {graph.tile(value).ttype.name for node in graph.nodes for value in node.values}
-    return "".join(f"no kernel of chains has {name}" for name in sorted(types - {*ELEMENTS})[:1])
+    known = {*ELEMENTS} - {*OF_TORCH.get(kind, ())}
+    return "".join(f"no kernel of chains has {name}" for name in sorted(types - known)[:1])
 
 
-def without_kernel(part: Subgraph) -> Subgraph:
+def without_kernel(part: Subgraph, kind: str) -> Subgraph:
     """Return a chain of elements that no kernel has as torch runs it; any other part as it is."""
-    reason = lacking(part.graph) if part.kind == "chain" else ""
+    reason = lacking(part.graph, kind) if part.kind == "chain" else ""
     return replace(part, kind="torch", reason=reason) if reason else part
 
 

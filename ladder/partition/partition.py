@@ -54,13 +54,14 @@ def partition(
     parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     scatters = in_place(graph, users, updated)
-    units = 0 if device is None or device.kind == "llvm" else device.units
-    parts += with_scatters(graph, users, Chains(graph, users, taken, units).parts(), scatters)
+    kind = "" if device is None else device.kind
+    units = 0 if device is None or kind == "llvm" else device.units
+    parts += with_scatters(graph, users, Chains(graph, users, taken, units, kind).parts(), scatters)
     written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         parts.append(_called(graph, node, device))
-    parts = [without_kernel(part) for part in parts + _views(graph, parts, library)]
+    parts = [without_kernel(part, kind) for part in parts + _views(graph, parts, library)]
     found = ordered(graph, absorb_copies(graph, parts, again=units > 0))
     return fuse_horizontally(graph, found) if side_by_side else found
 

@@ -23,7 +23,7 @@ from ladder.rewrite import simplify
 from ladder.runtime.model.arguments import CallArguments
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.prepared import updated_inputs
-from targets import TileDevice
+from targets import TileDevice, get_device
 
 CPU = torch.device("cpu")
 
@@ -340,6 +340,22 @@ def test_loaded_plans_refuse_arguments_in_what_they_write(tmp_path: Path) -> Non
         assert cache._version == before + 1
         with pytest.raises(ladder.AliasingError, match="share memory"):
             loaded(cache, cache)
+
+
+@pytest.mark.parametrize("target", ["rocm/gfx942", "rocm/gfx1100"])
+def test_torch_computes_float64_on_amd(target: str) -> None:
+    """What stands around it in float32 stays ours, as all of it does on NVIDIA's GPUs."""
+    g = GraphBuilder("g")
+    x = g.input("x", "float32", (8, 64))
+    wide = g.add("exp", g.add("convert", g.add("square", x), type="float64"))
+    graph = g.finish(g.add("exp", g.add("convert", g.add("log", wide), type="float32")))
+    parts = partition(graph, device=get_device(target))
+    for part in parts:
+        inside = {part.graph.tile(value).ttype.name for node in part.graph.nodes for value in node.values}
+        assert part.kind == ("torch" if "float64" in inside else "chain")
+        assert part.kind == "chain" or part.reason == "no kernel of chains has float64"
+    assert {part.kind for part in parts} == {"torch", "chain"}
+    assert [part.kind for part in partition(graph, device=get_device("cuda/sm_90a"))] == ["chain"]
 
 
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
