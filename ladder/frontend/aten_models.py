@@ -325,11 +325,11 @@ def _attention(
 def _restrided(
     im: Importer, out: str, x: str, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Any:
-    """Return x where strides are those that it has; anything else stays a call."""
+    """Return x, which lies in order, where strides are those that it has; anything else stays a call."""
     extents = [extent if isinstance(extent, int) else 0 for extent in size]
     dense = [prod(extents[at + 1 :]) for at in range(len(extents))]
     same = all(e == 1 or (e and s == d) for e, s, d in zip(extents, stride, dense, strict=True))
-    return x if same and not offset and tuple(size) == tuple(im.shape(x)) else None
+    return x if same and offset is None and tuple(size) == tuple(im.shape(x)) else None
 
 
 MODEL_ROWS: dict[str, Row] = {

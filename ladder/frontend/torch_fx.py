@@ -217,7 +217,8 @@ class _Walk:
     def _by_row(self, node: torch.fx.Node, name: str) -> Any:
         """Return what the row of an operator makes of it; without one, the call of the operator itself."""
         row = ROWS.get(name) or MODEL_ROWS.get(name)
-        if row is None or not all(value.dtype in TYPES for value in tensors_around(node)):
+        by_memory = node.target in STRIDED and not node.args[0].meta["val"].is_contiguous()
+        if row is None or by_memory or not all(value.dtype in TYPES for value in tensors_around(node)):
             return self.call(node)
         first, self.im.used = first_result(node), used_results(node)
         self.im.on_cpu, self.im.stated = first.device.type == "cpu", tuple(map(size_of, first.shape))
@@ -299,12 +300,14 @@ class _Walk:
         found: dict[torch.fx.Node, str] = {}
         for source in node.all_input_nodes:
             value = source.meta["val"]
-            if source in self.positions or not isinstance(value, torch.Tensor) or not self.values[source]:
+            if not isinstance(value, torch.Tensor) or not self.values[source]:
                 continue
             if node.target in STRIDED and source is not node.args[0]:
                 continue  # what is written there is read by its axes
             if node.target in STRIDED and not is_whole(value):
                 raise ImportRefused(f"{node.target} of a part of a tensor")
+            if source in self.positions:
+                continue
             same = self._is_dense(source) if value.is_contiguous() else not depends_on_strides(node)
             if shows_copy(source) or not (same or self._shows_argument(source)):
                 found[source] = self._of_strides(LAID_OUT, source)

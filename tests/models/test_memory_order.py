@@ -56,6 +56,24 @@ def test_order_is_kept(name: str) -> None:
     assert not fast.refused
 
 
+@pytest.mark.parametrize("place", [(), (0,)])
+def test_strides_are_of_memory(place: tuple[int, ...]) -> None:
+    """`as_strided` reads what lies in memory, whose order need not be that of the axes."""
+    images, steps = torch.randn(2, 6, 8, 10), (480, 80, 10, 1)
+    programs: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: x.as_strided(x.shape, steps, *place) + 1,
+        lambda x: (x + 1).as_strided(x.shape, steps, *place) * 2,
+        lambda x: (x + 1).mT.contiguous().mT.as_strided(x.shape, steps, *place) * 2,
+        lambda x: x.clone().as_strided_(x.shape, steps, *place) + 1,
+    )
+    for program in programs:
+        fast = ladder.compile(program)
+        for given in (images, images.contiguous(memory_format=LAST), images.mT.contiguous().mT):
+            for _ in range(2):
+                torch.testing.assert_close(fast(given), program(given))
+        assert not fast.refused
+
+
 @pytest.mark.parametrize("name", ["windows", "greatest of windows", "vectors of images", "over channels"])
 @pytest.mark.parametrize("last", [False, True])
 def test_nothing_is_copied(name: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
