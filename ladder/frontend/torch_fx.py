@@ -217,7 +217,7 @@ class _Walk:
     def _by_row(self, node: torch.fx.Node, name: str) -> Any:
         """Return what the row of an operator makes of it; without one, the call of the operator itself."""
         row = ROWS.get(name) or MODEL_ROWS.get(name)
-        by_memory = node.target in STRIDED and not node.args[0].meta["val"].is_contiguous()
+        by_memory = node.target in STRIDED and not node.all_input_nodes[0].meta["val"].is_contiguous()
         if row is None or by_memory or not all(value.dtype in TYPES for value in tensors_around(node)):
             return self.call(node)
         first, self.im.used = first_result(node), used_results(node)
