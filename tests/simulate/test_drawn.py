@@ -12,8 +12,10 @@ import pytest
 from drawn import Drawn, draw, pipelines_of
 from problems import bound_of, run
 
+from ladder.ir.gemm import Gemm
 from ladder.simulate.machine import ORDERS
 from schedules.rules import AXES, RULES
+from schedules.schedule import GpuSchedule
 from targets import get_device
 
 DAY = int(os.environ["LADDER_TEST_DAY"])
@@ -74,6 +76,14 @@ def test_drawn_schedules(target: str) -> None:
 @pytest.mark.parametrize("target", COUNTS)
 def test_many_drawn_schedules(target: str, seed: int, long_test: None) -> None:
     check_seed(target, seed)
+
+
+@pytest.mark.parametrize("activation", ["float16", "bfloat16"])
+def test_slices_of_k_sum_x_without_conflicts(activation: str) -> None:
+    """Lanes of a pass write the sums of x over a group of each slice."""
+    gemm = Gemm(67, 1027, "int4", activation, group_size=64, scale=True)
+    schedule = GpuSchedule("mfma_groups", 1, 64, 64, 2, 4, 4, placement="accumulator", warp_rows=64)
+    check(Drawn(gemm, schedule, 1, "rocm/gfx942"), ORDERS[0])
 
 
 @pytest.mark.costly
