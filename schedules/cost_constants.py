@@ -69,7 +69,9 @@ TO_FP8: dict[str, float] = {
     "FLOP_SECONDS": 1.16e-17,
     "FILL_SECONDS": 1.78e-06,
     "MULTICAST_LOSS": 0.159,
-    "BLOCK_SECONDS": 2.16e-06,
+    "BLOCK_SECONDS": 1.7e-06,
+    "STEP_CYCLES": 30.0,
+    "FIRST_BYTE_SECONDS": 1.5e-11,
     "OUTPUT_SECONDS": 1.34e-10,
     "EDGE_OVERLAP": 0.416,
     "CLUSTER_SECONDS": 6.29e-07,
@@ -82,8 +84,10 @@ TO_FP8: dict[str, float] = {
 
 Fitted to 357 runs of int4 on an H200: 88 at four shapes of no tuning row (M = 96 to 1500) and those of
 ``schedules/tuned/h200.json``. At 54 points measured afterwards the choices take 1.02 times the fastest of
-those timed there (geometric mean, 1.26 at worst). `L2_KEPT` here and of `FP8` is read off 10 and 18 kernels
-by stream-K on an H100 (``benchmarks/results/h100_stream_tails_2026-11-26.json``), `PART_SECONDS` off 60.
+those timed there (geometric mean, 1.26 at worst). `STEP_CYCLES`, `FIRST_BYTE_SECONDS` and `BLOCK_SECONDS`
+are read off 37 pairs that differ in `tile_k` and `stages` alone, of the same and later runs. `L2_KEPT` here
+and of `FP8` is read off 10 and 18 kernels by stream-K on an H100
+(``benchmarks/results/h100_stream_tails_2026-11-26.json``), `PART_SECONDS` off 60.
 """
 
 FP8: dict[str, float] = {

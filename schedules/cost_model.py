@@ -129,6 +129,9 @@ DECODE_CYCLES = 1.0
 TILE_CYCLES, STAGE_CYCLES = 0.0, 0.0
 """wgmma: latency of one row tile's slab, and of a stage, within a warpgroup: what others may hide."""
 
+STEP_CYCLES, FIRST_BYTE_SECONDS = 0.0, 0.0
+"""wgmma: what nothing hides: from one stage to the next, and until the first has come, per byte of it."""
+
 WORK_POWER = 2.0
 """wgmma: how latency, issue slots and tensor cores add up, see `Work`."""
 
@@ -387,7 +390,7 @@ def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: G
         packs = warpgroups and weight_bits(gemm) < lane_of(gemm.activation)
         packed = min(grid.resident, schedule.split_k * schedule.cluster) if packs else 1
         return work.waves(max(grid.rounds, packed), grid.resident) + turns
-    block = _constants(gemm)["BLOCK_SECONDS"]
+    block = _constants(gemm)["BLOCK_SECONDS"] + grid.stage * _constants(gemm)["FIRST_BYTE_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = most_parts(grid.blocks, device.units, schedule.tails)
         cut = _cut_seconds(gemm, schedule, parts) if grid.blocks % device.units else 0.0
@@ -428,8 +431,10 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constants(gemm)["INGEST_BYTES"])
     stall += row_tiles * _constants(gemm)["TILE_CYCLES"] + _constants(gemm)["STAGE_CYCLES"] / slabs
     restarts = slices_in_turn(schedule) - 1
-    edge = _constants(gemm)["BLOCK_SECONDS"] + _edge_seconds(gemm, schedule)
-    edge, hidden = (0.0 if schedule.persistent else edge), _constants(gemm)["EDGE_OVERLAP"]
+    edge, hidden = _edge_seconds(gemm, schedule), _constants(gemm)["EDGE_OVERLAP"]
+    first = stage_bytes(gemm, schedule) * _constants(gemm)["FIRST_BYTE_SECONDS"]
+    edge, first = (0.0, 0.0) if schedule.persistent else (_constants(gemm)["BLOCK_SECONDS"] + edge, first)
+    steps = count / slabs * _constants(gemm)["STEP_CYCLES"] / device.clock
     warpgroups = schedule.warps // 4
     return Work(
         (count * stall + restarts * RESTART_CYCLES) / device.clock + hidden * edge,
@@ -438,7 +443,7 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         _constants(gemm)["WORK_POWER"],
         count / slabs * _constants(gemm)["FILL_SECONDS"],
         schedule.stages,
-        (1 - hidden) * edge,
+        (1 - hidden) * edge + first + steps,
     )
 
 

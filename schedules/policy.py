@@ -109,7 +109,7 @@ LEAST_STEPS = 4
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
-MOST_SCHEDULES, MOST_CLOSE = 10, 20
+MOST_SCHEDULES, MOST_CLOSE = 10, 26
 """Kernels of a plan, and of one whose tiles follow M by sixteens: each takes seconds to compile."""
 
 CLOSE_GAIN, PLAIN_GAIN = 0.0004, 0.0002

@@ -10,6 +10,9 @@ GAIN = 0.0015
 """Least mean share of time by which one more schedule must shorten calls to be worth compiling:
 2 % over one octave of the thirteen from M = 1 to 8192."""
 
+LEAST_EXCHANGE = 1e-6
+"""What an exchange of schedules must shorten the mean by, beyond rounding."""
+
 SWITCH = 0.02
 """A schedule hands over to another once that is faster by this share: fewer entries, same times."""
 
@@ -39,7 +42,7 @@ def cover(costs: np.ndarray, weights: np.ndarray, most: int, gain: float = GAIN)
     """Return the rows of ``costs[schedule, M]`` that together are nearly the fastest everywhere.
 
     Rows are taken greedily: each shortens the weighted mean of log time most, until ``most`` are
-    taken or the next one gains less than ``gain``.
+    taken or the next one gains less than ``gain``. Then rows that others have made superfluous are exchanged.
     """
     logs = np.log(costs)
     chosen: list[int] = []
@@ -51,7 +54,21 @@ def cover(costs: np.ndarray, weights: np.ndarray, most: int, gain: float = GAIN)
             break
         chosen.append(best)
         current = np.minimum(current, logs[best])
+    while _exchange(logs, weights, chosen):
+        pass
     return chosen
+
+
+def _exchange(logs: np.ndarray, weights: np.ndarray, chosen: list[int]) -> bool:
+    """Exchange each of the ``chosen`` rows for the best one there; return whether the mean got shorter."""
+    before = logs[chosen].min(axis=0) @ weights
+    for place in range(len(chosen)):
+        others = logs[chosen[:place] + chosen[place + 1 :]].min(axis=0, initial=logs.max())
+        means = np.minimum(others, logs) @ weights
+        best = int(means.argmin())
+        if means[best] < means[chosen[place]]:
+            chosen[place] = best
+    return bool(logs[chosen].min(axis=0) @ weights < before - LEAST_EXCHANGE)
 
 
 def segments(costs: np.ndarray, chosen: Sequence[int]) -> list[int]:

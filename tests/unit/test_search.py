@@ -92,6 +92,9 @@ def test_cover_takes_what_pays_and_segments_do_not_flutter() -> None:
     even = np.full(4, 0.25)
     assert set(cover(costs, even, 10)) == {0, 1} or set(cover(costs, even, 10)) == {3, 1}
     assert len(cover(costs, even, 1)) == 1
+    middling = np.array([[1.3, 1.3, 1.3, 1.3], *costs[:2]])
+    assert cover(middling, even, 1) == [0]
+    assert set(cover(middling, even, 2)) == {1, 2}
     assert segments(np.array([[1.0, 1.01, 1.0], [1.01, 1.0, 1.01]]), [0, 1]) == [0, 0, 0]
     assert segments(np.array([[1.0, 1.2, 1.0], [1.1, 1.0, 1.1]]), [0, 1]) == [0, 1, 0]
 
