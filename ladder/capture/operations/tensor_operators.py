@@ -79,6 +79,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         return _break_after(vm, function, *vm.plain_given(args, kwargs), result, why)
     _note_effects(vm, function, args, result, monitor)
     if vm.heap.copies:
+        _meet_memory(vm, function)
         vm.heap.copies.follow(function, values, named, result, monitor)
     node = operator_node(vm, function, *nodes)
     vm.trace.effects[node] = effect_of(node, (values, named), result, monitor)
@@ -86,6 +87,12 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if not (_depends(monitor, inputs) or tensors.maps_rows()):
         _note_fakes(vm, function, args, kwargs, inputs, result)
     return result
+
+
+def _meet_memory(vm: Interpreter, function: Any) -> None:
+    """Take arguments as they lie, and not copies of them, where an operator reads memory by strides."""
+    if getattr(function, "__name__", "").startswith("as_strided"):
+        vm.heap.fix_shapes("memory is read")
 
 
 def _note_fakes(vm: Interpreter, function: Any, args: Any, kwargs: Any, inputs: Any, result: Any) -> None:
