@@ -34,6 +34,7 @@ from schedules.cost import Cost, Traffic, decode_ops, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
 from schedules.cost_cpu import predict_cpu
+from schedules.cost_digits import digits_seconds
 from schedules.cost_dram import moved_bytes
 from schedules.cost_grid import Grid, grid_of
 from schedules.cost_mma import predict_mma
@@ -44,7 +45,6 @@ from schedules.footprint import (
     WARPGROUPS,
     block_rows,
     carries,
-    digit_columns,
     k_slices,
     launch_registers,
     math_registers,
@@ -194,30 +194,6 @@ GEMV_OVERLAP = 4.69
 
 GEMV_UNIT_SHARE = 1.1
 """gemv: what one multiprocessor can read, as a multiple of its even share of DRAM's bandwidth."""
-
-DIGIT_TILE_CYCLES = 115
-"""digits: dependent latency of a period's products and its move to running sums, per tile.
-
-The constants of digits were fitted to 60 runs on an H200, of one to four activation rows.
-"""
-
-DIGIT_STRIP_CYCLES = 2
-"""digits: the same per strip of 16 rows of a warp (breaks ties, not fitted)."""
-
-DIGIT_ISSUE_CYCLES = 4.9
-"""digits: clocks of a scheduler per 16 x 64 weights, whatever the columns: logic in place of decoding."""
-
-DIGIT_COLUMN_CYCLES = 22
-"""digits: the same per eight columns: two products, and running sums."""
-
-DIGIT_SPLIT_CYCLES = 19
-"""digits: clocks of a scheduler per 32 elements of x of 16 bits that a block splits into digits."""
-
-DIGIT_CLUSTER_CYCLES = 1e3
-"""digits: what `GEMV_CLUSTER_CYCLES` is for gemv (two blocks against one at 8192 x 28672, not fitted)."""
-
-DIGIT_BLOCK_CYCLES = 3.57e03
-"""digits: starting a block: its first x, and adding up its slices."""
 
 
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
@@ -483,16 +459,8 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
 
 def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
-    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
-    strips = schedule.warp_rows // 16
-    fragments = -(-digit_columns(gemm, schedule) // 8)
-    issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
-    items = padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)  # of a row of x
-    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster / device.clock
-    tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
-    chain = tiles * tile + DIGIT_BLOCK_CYCLES + DIGIT_CLUSTER_CYCLES * (schedule.cluster > 1)
-    slots = tiles * strips * schedule.warps / 4 * issue
-    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER, row=(splitting, splitting))
+    chain, slots, splitting = digits_seconds(gemm, device, schedule)
+    return Work(chain, slots, 0.0, GEMV_POWER, row=(splitting, splitting))
 
 
 def _dram_seconds(device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:

@@ -57,7 +57,7 @@ def test_odd_sizes(rows: int, depth: int, columns: int) -> None:
         for given in (x, x, x, turned, x):
             assert close(fast(given, y), model(given, y), depth)
     assert not fast.refused
-    assert kinds(fast) == ["rows"]
+    assert kinds(fast) == (["rows"] if depth > 1 else ["chain"])
 
 
 @needs_vectors
@@ -149,6 +149,11 @@ WINDOWS = {
 }
 
 
+def channels_last(images: torch.Tensor) -> torch.Tensor:
+    """Return images as a single convolution of ours reads them; it leaves others to torch."""
+    return images.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
 @needs_vectors
 @pytest.mark.parametrize("case", WINDOWS)
 def test_windows_of_images(case: str) -> None:
@@ -160,10 +165,10 @@ def test_windows_of_images(case: str) -> None:
     depth = convolution.weight[0].numel()
     with torch.no_grad():
         for _ in range(3):
-            x = torch.randn(shape)
+            x = channels_last(torch.randn(shape))
             assert close(fast(x), model(x), depth)
     assert not fast.refused
-    assert "rows" in kinds(fast)
+    assert ("rows" in kinds(fast)) == (0 not in shape)
 
 
 @needs_vectors
@@ -172,7 +177,7 @@ def test_numbers_that_are_not_finite_stay_in_their_windows(value: float) -> None
     """Differences of elements would make infinite results NaN: blocks of these are multiplied as they are."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(32, 24, 3, padding=1), nn.LeakyReLU()).eval()
-    fast, x = ladder.compile(model), torch.randn(2, 32, 21, 30)
+    fast, x = ladder.compile(model), channels_last(torch.randn(2, 32, 21, 30))
     x[1, 3, 7, 8], x[0, 5, 20, 29] = value, -value
     with torch.no_grad():
         fast(x)
@@ -190,7 +195,7 @@ def test_elements_err_by_what_they_read(large: float) -> None:
     """Of a tile of 4 x 4, Winograd's products give each result what its 3 x 3 elements account for."""
     torch.manual_seed(0)
     model = nn.Conv2d(16, 16, 3, padding=1, bias=False).eval()
-    x = torch.randn(1, 16, 21, 30)
+    x = channels_last(torch.randn(1, 16, 21, 30))
     x[0, 3, 7, 8] = large
     exact = nn.functional.conv2d(x.double(), model.weight.double(), padding=1)
     reach = nn.functional.max_pool2d(x.abs().amax(1), 3, stride=1, padding=1)
