@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ladder.frontend.borders import Border, bordered, reflected, repeated, wrapped
 from ladder.frontend.importer import attribute
 from ladder.frontend.onnx_call import Call
 
-Border = Callable[[Call, str, int, int, int], "tuple[str | None, str | None] | None"]
-"""``(call, value, axis, before, after) -> what lies before and behind it``; None if that is not in reach."""
-
-
-def mirrored(call: Call, value: str, axis: int, first: int, count: int, step: int = 1) -> str:
-    """Return elements of an axis from one on towards the beginning."""
-    shape = call.im.shape(value)
-    axis %= len(shape)
-    if not count:
-        return call.im.take_axis(value, axis, 0, 0)
-    names = [f"a{at}" for at in range(len(shape))]
-    places = [f"{first}-{step}*{name}" if at == axis else name for at, name in enumerate(names)]
-    spec = f"{' '.join(places)} -> {' '.join(names)}"
-    return call.im.g.add("map", value, spec=spec, sizes=((names[axis], count),), pad=False)
+BORDERS: Mapping[bytes, Border] = {b"reflect": reflected, b"edge": repeated, b"wrap": wrapped}
+"""Mode of Pad -> what it puts around a tensor."""
 
 
 def padded(call: Call) -> Any:
@@ -36,7 +25,7 @@ def padded(call: Call) -> Any:
         return None
     amounts = [(axis, max(before, 0), max(after, 0)) for axis, before, after in amounts]
     if mode in BORDERS:
-        return _bordered(call, inside, BORDERS[mode], amounts)
+        return bordered(call.im, inside, BORDERS[mode], amounts)
     low, high = [0] * rank, [0] * rank
     for axis, before, after in amounts:
         low[axis], high[axis] = before, after
@@ -55,57 +44,3 @@ def _cut(call: Call, amounts: Sequence[tuple[int, int, int]]) -> str | None:
             return None
         value = call.im.take_axis(value, axis, first, extent - first - last)
     return value
-
-
-def _bordered(call: Call, value: str, border: Border, amounts: Sequence[tuple[int, int, int]]) -> str | None:
-    """Pad axes by elements of their own; None if those are not in reach."""
-    for axis, before, after in amounts:
-        if not before and not after:
-            continue
-        ends = border(call, value, axis, before, after)
-        if ends is None:
-            return None
-        value = call.im.g.add("concat", *filter(None, (ends[0], value, ends[1])), axis=axis)
-    return value
-
-
-def _reflected(
-    call: Call, value: str, axis: int, before: int, after: int
-) -> tuple[str | None, str | None] | None:
-    """Return what lies next to the ends of an axis, mirrored."""
-    extent = call.im.shape(value)[axis]
-    if not isinstance(extent, int) or max(before, after) >= extent:
-        return None
-    left = mirrored(call, value, axis, before, before) if before else None
-    return left, mirrored(call, value, axis, extent - 2, after) if after else None
-
-
-def _repeated(
-    call: Call, value: str, axis: int, before: int, after: int
-) -> tuple[str | None, str | None] | None:
-    """Return the first and the last element of an axis, as often as it is padded."""
-    shape = call.im.shape(value)
-    extent = shape[axis]
-    if not isinstance(extent, int) or not extent:
-        return None
-
-    def end(place: int, count: int) -> str | None:
-        wide = [count if at == axis else size for at, size in enumerate(shape)]
-        return call.im.expand(call.im.take_axis(value, axis, place, 1), wide) if count else None
-
-    return end(0, before), end(extent - 1, after)
-
-
-def _wrapped(
-    call: Call, value: str, axis: int, before: int, after: int
-) -> tuple[str | None, str | None] | None:
-    """Return what lies next to the other end of an axis."""
-    extent = call.im.shape(value)[axis]
-    if not isinstance(extent, int) or max(before, after) > extent:
-        return None
-    left = call.im.take_axis(value, axis, extent - before, before) if before else None
-    return left, call.im.take_axis(value, axis, 0, after) if after else None
-
-
-BORDERS: Mapping[bytes, Border] = {b"reflect": _reflected, b"edge": _repeated, b"wrap": _wrapped}
-"""Mode of Pad -> what it puts around a tensor."""

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.aten_rows import ROWS as ATEN
+from ladder.frontend.borders import mirrored
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
-from ladder.frontend.onnx_pads import mirrored, padded
+from ladder.frontend.onnx_pads import padded
 from ladder.frontend.onnx_sizes import require_as_many
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
@@ -233,7 +234,7 @@ def _backward(call: Call, value: str, axis: int, start: Extent, end: Extent, ste
     if not (isinstance(start, int) and isinstance(end, int) and isinstance(extent, int) and step):
         raise call.refuse("a negative step needs known sizes")
     found = range(*slice(start, end, step).indices(extent))
-    return mirrored(call, value, axis, found.start if found else 0, len(found), -step)
+    return mirrored(call.im, value, axis, found.start if found else 0, len(found), -step)
 
 
 def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -> tuple[Extent, Extent]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ladder.movement.model import HOPPER, Machine
+from schedules.waves import MOST_THREADS
 from targets import TileDevice, get_device
 
 LAUNCH = 1.2e-6
 """Seconds of a launch on AMD GPUs (`schedules.cost_amd`)."""
-
-MOST_THREADS = 256
-"""TVM marks AMD kernels as having at most 256 threads."""
 
 KEPT = 0.8
 """Share of the last cache that is still there for the next kernel."""

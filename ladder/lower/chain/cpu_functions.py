@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
+from ladder.lower.chain.llvm_functions import power_of_two
 
 Expr = Any
 
@@ -45,8 +46,3 @@ def exp(x: Expr, bind: Callable[[Expr], Expr]) -> Expr:
     found = bind(near * power_of_two(half) * least)
     overflown = tirx.Select(scalars.less(T.float32(MOST), x), T.float32(float("inf")), found)
     return tirx.Select(scalars.equal(x, x), overflown, x)
-
-
-def power_of_two(whole: Expr) -> Expr:
-    """Return a normal power of two, made of its bits."""
-    return T.reinterpret("float32", (whole + T.int32(127)) << T.int32(23))

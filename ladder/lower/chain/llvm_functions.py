@@ -28,6 +28,11 @@ def nearest(x: Expr) -> Expr:
     return _intrinsic("llvm.rint", x)
 
 
+def power_of_two(whole: Expr) -> Expr:
+    """Return a normal power of two, made of its bits."""
+    return T.reinterpret("float32", (whole + T.int32(127)) << T.int32(23))
+
+
 def _extreme(operator: str) -> Callable[[Expr, Expr], Expr]:
     """Return comparisons, which name operands several times; else an intrinsic, of which more code comes."""
     compared: Callable[[Expr, Expr], Expr] = getattr(scalars, operator)

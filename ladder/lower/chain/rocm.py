@@ -27,9 +27,9 @@ from ladder.lower.chain.rocm_functions import cosine, power, sine
 from ladder.lower.chain.values import round_through
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import UPPER_HALVES
-from ladder.movement.machines import MOST_THREADS
 from ladder.movement.mapping import SIZES
 from schedules.schedule import check
+from schedules.waves import MOST_THREADS
 
 Expr = Any
 

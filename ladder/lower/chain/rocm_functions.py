@@ -14,8 +14,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.scalars import equal, kept, less
-from ladder.lower.chain.cpu_functions import power_of_two
-from ladder.lower.chain.llvm_functions import nearest
+from ladder.lower.chain.llvm_functions import nearest, power_of_two
 from ladder.lower.rocm import dialect as d
 
 Expr = Any
@@ -49,7 +48,7 @@ WHOLE = 2.0**24
 
 
 def _fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    return kept(T.call_llvm_pure_intrin("float32", "llvm.fma", a, b, c))
+    return kept(d.intrinsic("float32", "llvm.fma", a, b, c))
 
 
 def _if(condition: Expr, yes: Expr, no: Expr) -> Expr:

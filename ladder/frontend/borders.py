@@ -1,0 +1,68 @@
+"""Elements of a tensor turned around, and borders made of its own elements: for every importer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ladder.frontend.importer import Importer
+
+Ends = tuple[str | None, str | None]
+
+Border = Callable[[Importer, str, int, int, int], "Ends | None"]
+"""``(importer, value, axis, before, after) -> what lies before and behind it``; None if not in reach."""
+
+
+def mirrored(im: Importer, value: str, axis: int, first: int, count: int, step: int = 1) -> str:
+    """Return elements of an axis from one on towards the beginning."""
+    shape = im.shape(value)
+    axis %= len(shape)
+    if not count:
+        return im.take_axis(value, axis, 0, 0)
+    names = [f"a{at}" for at in range(len(shape))]
+    places = [f"{first}-{step}*{name}" if at == axis else name for at, name in enumerate(names)]
+    spec = f"{' '.join(places)} -> {' '.join(names)}"
+    return im.g.add("map", value, spec=spec, sizes=((names[axis], count),), pad=False)
+
+
+def bordered(im: Importer, value: str, border: Border, amounts: Sequence[tuple[int, int, int]]) -> str | None:
+    """Pad axes by elements of their own; None if those are not in reach."""
+    for axis, before, after in amounts:
+        if not before and not after:
+            continue
+        ends = border(im, value, axis, before, after)
+        if ends is None:
+            return None
+        value = im.g.add("concat", *filter(None, (ends[0], value, ends[1])), axis=axis)
+    return value
+
+
+def reflected(im: Importer, value: str, axis: int, before: int, after: int) -> Ends | None:
+    """Return what lies next to the ends of an axis, mirrored."""
+    extent = im.shape(value)[axis]
+    if not isinstance(extent, int) or max(before, after) >= extent:
+        return None
+    left = mirrored(im, value, axis, before, before) if before else None
+    return left, mirrored(im, value, axis, extent - 2, after) if after else None
+
+
+def repeated(im: Importer, value: str, axis: int, before: int, after: int) -> Ends | None:
+    """Return the first and the last element of an axis, as often as it is padded."""
+    shape = im.shape(value)
+    extent = shape[axis]
+    if not isinstance(extent, int) or not extent:
+        return None
+
+    def end(place: int, count: int) -> str | None:
+        wide = [count if at == axis else size for at, size in enumerate(shape)]
+        return im.expand(im.take_axis(value, axis, place, 1), wide) if count else None
+
+    return end(0, before), end(extent - 1, after)
+
+
+def wrapped(im: Importer, value: str, axis: int, before: int, after: int) -> Ends | None:
+    """Return what lies next to the other end of an axis."""
+    extent = im.shape(value)[axis]
+    if not isinstance(extent, int) or max(before, after) > extent:
+        return None
+    left = im.take_axis(value, axis, extent - before, before) if before else None
+    return left, im.take_axis(value, axis, 0, after) if after else None
