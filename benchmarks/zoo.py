@@ -194,7 +194,7 @@ def made(name: str) -> Made:
     """Return a model with random weights, and its inputs."""
     library, _, kind = name.partition("/")
     torch.manual_seed(0)
-    _import_torchvision()
+    import_torchvision()
     if library == "hf":
         return _transformers(kind)
     if library == "timm":
@@ -213,7 +213,7 @@ _operators: list[Any] = []
 """Libraries of operators that were declared, which live as long as they are held."""
 
 
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
     """Import torchvision, also where its compiled part is for another torch: no model here needs it."""
     if importlib.util.find_spec("torchvision") is None:
         return

@@ -17,9 +17,6 @@ import collections
 import copy
 import importlib
 import importlib.util
-import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import re
 import sys
@@ -27,11 +24,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from benchmarks.forked import rows_of, write_row
 from benchmarks.harness import command, write_record
 from benchmarks.zoo import Inputs, Made, called, run, versions_of
 from benchmarks.zoo_inputs import inputs_of, told
@@ -254,77 +253,28 @@ def by_fullgraph(model: Any, inputs: list[Inputs]) -> str:
     return "" if right else WRONG_TOO
 
 
-def outcome(name: str, options: dict[str, Any], output: Path) -> None:
+def outcome(name: str, output: Path, options: dict[str, Any]) -> None:
     """Write the row of a model, as a process of its own."""
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     begun = time.monotonic()
-    row: dict[str, Any] = {"name": f"hf/{name}", "outcome": "not made", "right": False}
+    row: dict[str, Any] = {"name": name, "outcome": "not made", "right": False}
     try:
         make: Callable[[str], Made] = made
-        once: Made = make(name)
+        once: Made = make(name.removeprefix("hf/"))
         row.update(model=type(once[0]).__name__, outcome="made")
         if not options["eager"]:
             taken = lambda _: (copy.deepcopy(once[0]), copy.deepcopy(once[1]))  # noqa: E731
             make = on_device(taken, options["device"]) if options["device"] != "cpu" else taken
             asked = {key: options[key] for key in ("graphs_only", "both")}
             row["outcome"] = "raised"
-            row.update(run(f"hf/{name}", rounds=0, make=make, **asked))
+            row.update(run(name, rounds=0, make=make, **asked))
             if row["outcome"] != "whole" or not row["right"]:
                 row["fullgraph"] = by_fullgraph(*make(name))
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:1500]
         row["at"] = traceback.format_exc().splitlines()[-12:]
     row["total_s"] = round(time.monotonic() - begun, 1)
-    output.write_text(json.dumps(row, default=str))
-
-
-class Child(NamedTuple):
-    """A process that works on a model: until when, and where it writes its row."""
-
-    name: str
-    process: Any
-    until: float
-    output: Path
-
-    def row(self, *, over: bool) -> dict[str, Any]:
-        """Return the row of a process that has ended, or is ended here where its time is over."""
-        name = f"hf/{self.name}"
-        if over:
-            self.process.kill()
-            return {"name": name, "outcome": "not finished", "right": False}
-        self.process.join()
-        if self.output.exists():
-            return dict(json.loads(self.output.read_text()))
-        return {
-            "name": name,
-            "outcome": "died",
-            "right": False,
-            "error": f"exit code {self.process.exitcode}",
-        }
-
-
-def rows_of(
-    names: list[str], options: dict[str, Any], folder: Path, *, jobs: int, limit: float, seconds: float
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of models, `jobs` at a time; no thread runs beside the one that forks."""
-    waiting, deadline = collections.deque(names), time.monotonic() + seconds
-    running: dict[Any, Child] = {}
-    context: Any = multiprocessing.get_context("fork" if options["device"] == "cpu" else "spawn")
-    while waiting or running:
-        now = time.monotonic()
-        while waiting and len(running) < jobs:
-            name = waiting.popleft()
-            if now >= deadline:
-                yield {"name": f"hf/{name}", "outcome": "not begun", "right": False}
-                continue
-            output = folder / f"{name}.json"
-            process = context.Process(target=outcome, args=(name, options, output))
-            process.start()
-            running[process.sentinel] = Child(name, process, min(now + limit, deadline), output)
-        over = [at for at, child in running.items() if child.until <= now]
-        ended = multiprocessing.connection.wait([*running], 0.0 if over else 0.5)
-        for sentinel in {*over, *ended}:
-            yield running.pop(sentinel).row(over=sentinel not in ended)
+    write_row(row, output)
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -357,13 +307,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    names = arguments.names or list(transformers.CONFIG_MAPPING)
+    names = [f"hf/{name}" for name in arguments.names or transformers.CONFIG_MAPPING]
     torch.set_num_threads(1)
     options = {key: getattr(arguments, key) for key in ("graphs_only", "both", "eager", "device")}
     bounds = {key: getattr(arguments, key) for key in ("jobs", "limit", "seconds")}
+    bounds["method"] = "fork" if arguments.device == "cpu" else "spawn"
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in rows_of(names, options, Path(folder), **bounds):
+        for row in rows_of(names, partial(outcome, options=options), Path(folder), **bounds):
             rows.append({**row, "verdict": verdict(row)})
             said = (*row.get("splits", [])[:3], row.get("error", "")[:150])
             print(f"{row['name']:36} {verdict(row)}", *said, flush=True)

@@ -1,72 +1,67 @@
 """Many models of the zoo at once, a process of one thread each, with kernels that were built before.
 
-``python -m benchmarks.zoo_many [NAME ...] [--jobs N] [--seconds S] [--table MODULE] [--steps N] [--both]
---output F``
+``python -m benchmarks.zoo_many [NAME ...] [--jobs N] [--limit S] [--seconds S] [--table MODULE] [--steps N]
+[--both] [--generate] --output F``
 
-Each model runs twice by ``benchmarks.zoo``: once to build its kernels, into a cache that the second process
-finds, whose times are reported: calls, records, a settled call beside eager's, shares of the time of steps
-and of models that can, ``generate``. With ``--steps`` the report also says what torch computes among so many
-dearest steps of each; with ``--both`` the second process makes the calls by ``torch.compile`` too. After
-``--seconds`` what is not finished is named.
+Each model runs twice by `benchmarks.zoo`, in processes forked from one that has imported the libraries: once
+to build its kernels, into a cache that the second process finds, whose times are reported: calls, records, a
+settled call beside eager's, shares of the time of steps and of models that can, with ``--generate`` what
+continuing prompts takes. With ``--steps`` the report also says what torch computes among so many dearest
+steps of each; with ``--both`` the second process makes the calls by ``torch.compile`` too. Of a model that
+takes more than ``--limit`` seconds, or is not finished after ``--seconds``, what is known is reported.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.forked import Row, rows_of, write_row
 from benchmarks.harness import (
     command,
     write_record,
 )
-from benchmarks.zoo import all_names, tabled
+from benchmarks.zoo import ROUNDS, all_names, import_torchvision, made, run, tabled, versions_of
 from benchmarks.zoo_speed import summary
 from ladder.runtime.cores import usable_cores
 
-BUILDING = ("--rounds", "0")
-"""What the process that builds kernels is told: it times nothing."""
+FIRST = ("transformers", "timm", "functorch.compile", "ladder.api.model")
+"""What every process would import for itself."""
 
 
-def row_of(
-    name: str, options: list[str], deadline: float, folder: Path, *, both: bool = False
-) -> dict[str, Any]:
-    """Return the row of a model in its second process; what it lacks if time ran out or a process failed.
+def twice(name: str, output: Path, table: str | None, options: dict[str, Any]) -> None:
+    """Write the row of a model whose kernels a process builds that is forked before.
 
-    Parameters
-    ----------
-    options
-        Of ``benchmarks.zoo``.
-    deadline
-        By `time.monotonic`.
-    folder
-        Where results are put.
-    both
-        Whether the second process makes the calls by ``torch.compile`` too.
+    options: Of `benchmarks.zoo.run`.
     """
-    output = folder / f"{name.replace('/', '_')}.json"
-    asked = [sys.executable, "-m", "benchmarks.zoo", name, "--threads", "1", "--generate", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
-    for further in (BUILDING, ("--output", str(output), *["--both"] * both)):
-        left = deadline - time.monotonic()
-        try:
-            ran = subprocess.run(
-                [*asked, *further], env=environment, timeout=max(left, 0.1), capture_output=True, text=True
-            )
-        except subprocess.TimeoutExpired:
-            return {"name": name, "outcome": "not finished", "right": False, "building": further is BUILDING}
-        if ran.returncode:
-            return {"name": name, "outcome": "failed", "right": False, "error": ran.stderr[-500:]}
-    report = json.loads(output.read_text())
-    return {**report["rows"][0], "versions": report["versions"]}
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    building = {**options, "rounds": 0, "both": False, "steps": 0}
+    before = multiprocessing.get_context("fork").Process(target=once, args=(name, output, table, building))
+    before.start()
+    before.join()
+    once(name, output, table, options)
+
+
+def once(name: str, output: Path, table: str | None, options: dict[str, Any]) -> None:
+    """Write the row of a model, or how it failed."""
+    make = (lambda name: tabled(table)[name]()[:2]) if table else made
+    row: Row = {"name": name, "outcome": "failed", "right": False}
+    try:
+        row = {**run(name, graphs_only=False, make=make, **options), "timed": options["rounds"] > 0}
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"[:500]
+        row["at"] = traceback.format_exc().splitlines()[-12:]
+    write_row(row, output)
 
 
 def torch_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,29 +82,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=usable_cores())
+    parser.add_argument("--limit", type=float, default=3600.0)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--table")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--both", action="store_true")
+    parser.add_argument("--generate", action="store_true")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     names = arguments.names or (list(tabled(arguments.table)) if arguments.table else all_names())
-    options = ["--steps", str(arguments.steps), *(["--table", arguments.table] if arguments.table else [])]
-    deadline = time.monotonic() + arguments.seconds
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        tried = partial(row_of, options=options, deadline=deadline, folder=Path(folder), both=arguments.both)
-        rows = []
-        for row in pool.map(tried, names):
+    options = {"rounds": ROUNDS, **{key: getattr(arguments, key) for key in ("both", "generate", "steps")}}
+    bounds = {key: getattr(arguments, key) for key in ("jobs", "limit", "seconds")}
+    import_torchvision()
+    for name in FIRST:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    work = partial(twice, table=arguments.table, options=options)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows_of(names, work, Path(folder), **bounds):
             rows.append(row)
             print(row["name"], row["outcome"], row["right"], row.get("ratio", ""), flush=True)
-    versions: dict[str, str] = next((row["versions"] for row in rows if "versions" in row), {})
     lacking = {"torch_steps": torch_steps(rows)} if arguments.steps else {}
-    rows = [{key: value for key, value in row.items() if key not in ("versions", "steps")} for row in rows]
+    rows = [{key: value for key, value in row.items() if key != "steps"} for row in rows]
     host = {"cores": os.cpu_count(), "jobs": arguments.jobs, "python": sys.version.split()[0]}
-    report = {"versions": versions, "host": host, "command": command(), **lacking, "rows": rows}
+    report = {"versions": versions_of(rows), "host": host, "command": command(), **lacking, "rows": rows}
     write_record(arguments.output, report)
-    print(summary(rows))
-    print("not finished or failed:", *(r["name"] for r in rows if r["outcome"] in ("not finished", "failed")))
+    print(summary([row for row in rows if row.get("timed")]))
+    print("not timed:", *(row["name"] for row in rows if not row.get("timed")))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 pytest.importorskip("transformers")
 
 from benchmarks import zoo_every
+from benchmarks.forked import rows_of
 from benchmarks.zoo import HF, AsIs, made, run
 from benchmarks.zoo_speed import OURS
 from ladder.capture import capture
@@ -92,11 +94,11 @@ def test_a_model_that_no_list_names(name: str) -> None:
 
 @pytest.mark.costly
 def test_rows_of_models_that_no_list_names(tmp_path: Path) -> None:
-    options = {"eager": True, "device": "cpu"}
+    work = partial(zoo_every.outcome, options={"eager": True, "device": "cpu"})
 
     def verdicts(seconds: float) -> dict[str, str]:
-        names = ["llama", "edgetam_video"]
-        rows = [*zoo_every.rows_of(names, options, tmp_path, jobs=2, limit=200.0, seconds=seconds)]
+        names = ["hf/llama", "hf/edgetam_video"]
+        rows = [*rows_of(names, work, tmp_path, jobs=2, limit=200.0, seconds=seconds)]
         assert all("inference_session" in row["error"] for row in rows if row["outcome"] == "not made")
         return {row["name"]: zoo_every.verdict(row) for row in rows}
 
