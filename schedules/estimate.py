@@ -134,7 +134,6 @@ class Levels:
 class Estimator:
     """Estimates of one problem on one device.
 
-    gemm, device: The problem and where it runs.
     rows: Measurements of the problem's class.
     akin: Those of other classes, and the problem of that class, the most alike first: they serve for few rows
         of x where the own class has none at a near shape.

@@ -46,7 +46,6 @@ class Measurement:
     """One schedule at one shape.
 
     n, k, m: The shape.
-    schedule: What ran.
     seconds: Median time of one call.
     device: Name of the device where it was measured; empty: the one that was asked for.
     """

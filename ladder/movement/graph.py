@@ -39,7 +39,6 @@ class Tensor:
 
     ttype: Name of its type.
     shape: Extents.
-    slice: Where it lies.
     """
 
     ttype: str
@@ -109,7 +108,6 @@ class MovementGraph:
     """Steps in order.
 
     name: Of the chain.
-    mapping: How rows and columns lie over blocks, warps and lanes.
     tensors: All of them by name.
     steps: In order.
     inputs, outputs: Device tensors.

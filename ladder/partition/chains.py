@@ -48,7 +48,6 @@ OF_TORCH: Mapping[str, tuple[str, ...]] = {"rocm": ("float64",)}
 class Chains:
     """Grows chains in the order of the graph.
 
-    graph: The model.
     users: Value -> nodes that read it, None for results.
     taken: Nodes that belong to products -> number of the product.
     units: Of the device, if each block of its kernels takes a row: fewer rows leave some idle.

@@ -119,7 +119,6 @@ class _Offer:
 class _Regions:
     """The regions of a partition.
 
-    graph: The model.
     parts: Of it, in any order.
     weights: Inputs that plans lay out.
     """

@@ -25,7 +25,6 @@ LONGEST_EPILOGUE = 16
 class Products:
     """Finds the regions around products.
 
-    graph: The model.
     users: Value -> nodes that read it; a graph output counts as one more reader, None.
     weights: Inputs that are packed quantized weights, and the vectors that are packed with them.
     device: The device: decides what computes convolutions.

@@ -68,7 +68,6 @@ class Accumulator(Value):
     """A loop accumulator.
 
     node: The ``accumulate``.
-    source: What is accumulated.
     kind: One of `KINDS`.
     registers: As `accumulator_registers` returns them.
     maximum: For ``rescale``: the node of the step's maximum, and the maximum so far.

@@ -26,14 +26,8 @@ Expr = Any
 class BlockContext:
     """A kernel of a block graph, as far as its values, copies and stores ask for it.
 
-    geo: Sizes, and places in shared memory.
-    threads: Indices of a thread.
     tensors: Arguments of the kernel by name.
     constants: Inputs that no kernel before writes.
-    shared: Shared memory.
-    lanes: How elements are spread over lanes.
-    dialect: How the device's kernels are written.
-    point: What holds where code is being emitted.
     deferred: Products of a step that warpgroups are to compute, with their sums.
     """
 

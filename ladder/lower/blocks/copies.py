@@ -45,7 +45,6 @@ class Piece:
 class Copy:
     """Copies one load's tile: the threads that share it take chunks in turn.
 
-    context: The kernel being emitted.
     node: The load. Its tile is a group's if it changes from step to step, else the block's.
     """
 
@@ -143,8 +142,6 @@ class HeldCopy:
 
     Threads beyond a tile's last chunk branch; where registers are few, they copy the tensor's first chunk to
     memory of their own instead: LLVM moves products past a branch, away from their decoded operands.
-
-    copy: What is copied.
     """
 
     def __init__(self, copy: Copy) -> None:

@@ -61,9 +61,7 @@ def emit(
 class CpuBlock:
     """One block of a function being emitted.
 
-    program: The block graph.
     tensors: Arguments of the function.
-    place: Where the block's tiles begin.
     """
 
     def __init__(self, program: BlockProgram, tensors: Mapping[str, Any], place: GridPlace) -> None:

@@ -21,7 +21,6 @@ Expr = Any
 class PackedMatrix:
     """The packed arrays of a weight ``[N, K]``, see `ladder.lower.cpu.pack`.
 
-    gemm: The product that it was packed for.
     words, scales, zeros, row_scale: Buffers of one axis; None where the problem has none.
     """
 

@@ -80,11 +80,7 @@ class SharedMatrix(Matrix, Protocol):
 
 
 class BlockDialect(ABC):
-    """How one vendor's kernels of block graphs are written.
-
-    device: The GPU that is compiled for.
-    shape: Spread of fragments over its lanes.
-    """
+    """How one vendor's kernels of block graphs are written."""
 
     address_type: ClassVar[str]
     """Type of addresses in shared memory."""

@@ -30,9 +30,7 @@ PACKED_ALIGNMENT = 128
 class BlockGeometry:
     """Decisions about a kernel before it is emitted.
 
-    program: The block graph.
     device: A GPU with matrix instructions (`fragment_shape.SHAPES`).
-    schedule: Division of the work.
     """
 
     program: BlockProgram

@@ -18,7 +18,6 @@ INT32 = 1 << 31
 class GridPlace:
     """Where tiles begin: the digits of a block's number, and of a step's.
 
-    block: The block graph.
     index: Number of the block within the grid.
     """
 

@@ -131,11 +131,7 @@ def _tensor_maps(geo: BlockGeometry, tensors: Mapping[str, Any]) -> dict[str, Ex
 
 
 class BlockKernel:
-    """The values of one kernel being emitted.
-
-    context: What they share.
-    pipeline: What copies their tiles.
-    """
+    """The values of one kernel being emitted."""
 
     def __init__(self, context: BlockContext, pipeline: Pipeline) -> None:
         self.context, self.pipeline = context, pipeline

@@ -21,12 +21,7 @@ Expr = Any
 
 
 class Lanes(ABC):
-    """One way to spread elements.
-
-    threads: Indices of a thread.
-    dialect: How the device's kernels are written.
-    shared, geo: Shared memory, and what lies in it.
-    """
+    """One way to spread elements."""
 
     rows: int
     """Rows of a fragment."""

@@ -101,11 +101,7 @@ def predicted(
 
 
 class Estimate:
-    """One kernel's numbers.
-
-    geo: Its geometry, on a GPU.
-    constants: What the model was fitted to.
-    """
+    """One kernel's numbers."""
 
     def __init__(self, geo: BlockGeometry, constants: Constants) -> None:
         self.geo, self.c = geo, constants

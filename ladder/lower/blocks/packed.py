@@ -82,7 +82,6 @@ class PackedCopy(Copy):
 class PackedTile(Value):
     """A quantized weight: only the second operand of a product with ``transpose_b``, after ``convert``.
 
-    layout: Where its words and scales lie.
     base: Shared address of its first byte, a uint32 expression.
     row_scale: The weight's powers of two by row, a tensor.
     first: First row of the tile.

@@ -46,7 +46,6 @@ class Strips:
 class PackedLayout:
     """A quantized tile in shared memory: packed tiles by rows, then rows of scales and of zero points.
 
-    gemm: The product that the weight is packed for.
     rows, columns: Extents of the tile along N and K.
     """
 

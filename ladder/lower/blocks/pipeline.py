@@ -41,8 +41,6 @@ class Ring:
 class Pipeline:
     """Copies of a kernel, and when the next kernel may start.
 
-    context: The kernel being emitted.
-    overlap: How launches overlap.
     maps: Load -> tensor map, for tiles that tensor copies take.
     """
 

@@ -96,7 +96,6 @@ class SharedRow(Value):
 
     The warps take columns in turn and share the results, reciprocals where all users divide by them.
 
-    source: The value.
     inverted: Whether reciprocals are shared.
     """
 

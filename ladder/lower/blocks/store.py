@@ -21,7 +21,6 @@ Expr = Any
 class Store:
     """Stores results.
 
-    context: The kernel being emitted.
     merger: What joins the accumulators of groups; None for one group.
     """
 

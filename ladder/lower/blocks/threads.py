@@ -14,7 +14,6 @@ Expr = Any
 class Threads:
     """Indices of a thread, as expressions.
 
-    plan: Division of the work.
     block: Number of the block within the grid; the blocks of a cluster have the same.
     rank: Of the block within its cluster.
     thread, warp: Within the block.

@@ -34,7 +34,6 @@ Expr = Any
 class Value:
     """A matrix that a group of warps can compute.
 
-    context: The kernel being emitted.
     name: Of the node.
     shape: Rows and columns; an extent 1 is broadcast when more is asked for.
     dtype: Element type.
@@ -130,7 +129,6 @@ class Constant(Value):
 class SharedTile(Value):
     """A 16-bit matrix in shared memory.
 
-    layout: Where its chunks of 16 bytes lie.
     base: Shared address of its first byte, a uint32 expression.
     """
 

@@ -72,7 +72,6 @@ def end_step(products: list[tuple[Matmul, Any]]) -> None:
 class Panel:
     """Columns of a product that lie together.
 
-    product: The product.
     index: Which of the columns that the warpgroup has.
     offset: First byte of the second operand's panel in the stage, but for what the warpgroup adds to it.
     registers: The sums.

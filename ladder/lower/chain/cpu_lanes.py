@@ -50,7 +50,6 @@ class Total:
 class Lanes:
     """One result of a chain, column block by column block.
 
-    nest: The kernel.
     value: The result.
     row: Index of its row.
     """
@@ -82,7 +81,6 @@ class Lanes:
 class Block:
     """Neighbouring columns whose reductions run beside one another.
 
-    nest: The kernel.
     column: Variable that stands for the column.
     first: The first column.
     vectors, lanes: Vectors of columns, and columns of a vector.

@@ -53,7 +53,6 @@ class Turned:
 class CpuTiles:
     """The tiles of one kernel.
 
-    nest: The kernel.
     axes: (first, last) of the result's axes that count as a tile's rows; those behind count as its columns.
     turned: What goes through registers.
     """

@@ -26,10 +26,7 @@ Early = tuple[int, Callable[[Expr], Expr]]
 
 
 class Dialect(ABC):
-    """How one vendor's kernels are written.
-
-    device: The GPU that is compiled for.
-    """
+    """How one vendor's kernels are written."""
 
     functions: ClassVar[Mapping[str, Callable[..., Expr]]]
     """Operators that this device computes otherwise than the operator table says."""

@@ -42,8 +42,6 @@ SLOTS = 32
 class GpuNest(Nest):
     """A kernel for GPUs being emitted: what computes elements, in vectors, and reductions.
 
-    chain: What it computes.
-    dialect: How the GPU's kernels are written.
     mapping: How it lies over the GPU.
     cheap: Whether functions may be approximate, see `ladder.lower.chain.approximate`.
     """

@@ -17,10 +17,7 @@ Expr = Any
 
 
 class RowLoops:
-    """The rows of a kernel, a team of lanes each.
-
-    nest: The kernel.
-    """
+    """The rows of a kernel, a team of lanes each."""
 
     def __init__(self, nest: GpuNest) -> None:
         self.nest = nest

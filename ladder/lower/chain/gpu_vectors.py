@@ -26,10 +26,7 @@ Places = dict[Any, tuple[Expr, Index]]
 
 
 class VectorLoops:
-    """The vectors of a kernel whose threads work alone.
-
-    nest: The kernel.
-    """
+    """The vectors of a kernel whose threads work alone."""
 
     def __init__(self, nest: GpuNest) -> None:
         self.nest = nest

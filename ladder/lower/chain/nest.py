@@ -40,7 +40,6 @@ COMBINE = {"reduce_sum": "add", "reduce_max": "maximum"}
 class Nest(ABC):
     """The loop nest of one chain, being emitted.
 
-    chain: What it computes.
     align: Bytes at which arguments begin; 0: at an element.
     """
 
@@ -237,8 +236,6 @@ class Nest(ABC):
 class Reduction:
     """Operands of a reduction, and how it combines them.
 
-    nest: The loop nest.
-    node: The reduction.
     index: Where its result is.
     """
 

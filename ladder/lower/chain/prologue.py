@@ -145,8 +145,6 @@ class ChainPrologue:
 
     It declares its arguments when it is made: the chain's inputs, then the results that are stored.
 
-    form: The chain.
-    device: The GPU that is compiled for.
     threads: Of a block.
     """
 

@@ -57,7 +57,6 @@ class Staged:
 class SharedTranspose:
     """The tiles of one kernel.
 
-    nest: The kernel.
     axes: (first, last) of the result's axes that count as a tile's rows.
     """
 

@@ -39,7 +39,6 @@ TOGETHER = 4
 class SpatialSums:
     """The sums of one chain.
 
-    nest: The kernel.
     series: Reductions, the outermost first: each sums what the next gives.
     extents: Of the axis of each.
     """

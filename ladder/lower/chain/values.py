@@ -36,7 +36,6 @@ LONGEST = 64
 class Values(Indices):
     """Expressions of a chain's values.
 
-    graph: The chain.
     load: ``(input name, index)`` -> its element, in the computed type.
     cells: Results of reductions: (node, index key) -> expression.
     breaks: Where joins and borders lie along a loop variable: variable -> positions.

@@ -28,7 +28,6 @@ WIDE = 16
 class Shared:
     """A vector in shared memory.
 
-    dialect: How it is read.
     words: How many it has.
     places: First word of each access.
     """
@@ -50,9 +49,6 @@ class Shared:
 class Vectors:
     """Loads and stores of one kernel.
 
-    dialect: How the GPU reaches memory.
-    graph: The chain.
-    values: Its values.
     buffers: Input -> argument.
     address: ``(input, index)`` -> elements before that one.
     """

@@ -47,9 +47,7 @@ def word_source(lanes: LaneMap, lane: Index, index: int) -> tuple[Index, Index, 
 class SpanLoader:
     """Emits loads of the B operands of a span: four registers per eight activation rows.
 
-    lanes: Fragment maps of the step.
     lane: Lane of the warp.
-    tile: Layout of the tile.
     last: Row that stands for every row after it (rows beyond M repeat a real one), or None.
     """
 

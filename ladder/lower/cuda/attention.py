@@ -67,7 +67,6 @@ class Walk:
 
     spec, place, limits, queries: The kernel's spec, where this thread works, which keys count, and the
         operands of q.
-    sums, keys: The lane's sums, and the registers of an iteration's keys.
     """
 
     spec: Spec

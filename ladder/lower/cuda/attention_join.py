@@ -42,8 +42,6 @@ class Join:
 
     Each block of a cluster finishes a share of the pieces of rows: all send it theirs, so that one barrier is
     enough, and none has to stay until others have read its memory.
-
-    spec, place: The kernel's spec, and where this thread works.
     """
 
     def __init__(self, spec: Spec, place: Place) -> None:

@@ -94,7 +94,6 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
 class Keys:
     """Registers of the keys, values, scales and masks of an iteration, and their loads.
 
-    spec, place: The kernel's spec, and where this thread works.
     needed: How many keys the block needs.
     """
 

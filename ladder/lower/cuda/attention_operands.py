@@ -53,11 +53,7 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
 
 
 class Operands:
-    """How the lanes of a warp divide K, V and q.
-
-    form: The problem.
-    device: The GPU.
-    """
+    """How the lanes of a warp divide K, V and q."""
 
     def __init__(self, form: Attention, device: TileDevice) -> None:
         self.form, self.scaled = form, form.stored in CODES

@@ -52,10 +52,7 @@ def raw_scores(spec: Spec, queries: list[list[Expr]], keys: Any) -> Any:
 
 
 class Sums:
-    """Sums of a lane.
-
-    spec: The kernel's spec.
-    """
+    """Sums of a lane."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec

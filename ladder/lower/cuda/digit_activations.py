@@ -57,10 +57,7 @@ def allocate(spec: Spec, prologue: Prologue | None) -> Memory:
 
 
 class Converter:
-    """Splits chunks of x into digits.
-
-    spec, place, memory: The kernel's spec, where this thread works, and the block's shared memory.
-    """
+    """Splits chunks of x into digits."""
 
     def __init__(self, spec: Spec, place: Place, memory: Memory) -> None:
         self.spec, self.place, self.memory = spec, place, memory
@@ -168,7 +165,6 @@ class Fragments:
 class FragmentLoader:
     """Loads fragments of a chunk, from a slice's first period on.
 
-    spec, memory, fragments: The kernel's spec, the block's shared memory, and the registers.
     lane, period: Lane of the warp, and the first period of the slice.
     """
 

@@ -110,9 +110,6 @@ def integer_form(weight: str) -> Affine:
 class Spec:
     """Decisions about a kernel before it is emitted.
 
-    gemm, schedule, groups, geo: The problem, its schedule, its groups of scales and the sizes that follow.
-    form: What a code is worth.
-    splitter: Emits the conversion of x.
     quads: Which codes of a packed word make an operand register.
     """
 

@@ -20,8 +20,6 @@ Expr = Any
 class Place:
     """Where a thread works.
 
-    args: Tensors and extents.
-    warp: The thread's warp.
     rank: The block's place in its cluster.
     first_tile, end_tile: The block's packed tiles along K.
     first_row, column: First weight row of the block, and the row whose scales the lane keeps.

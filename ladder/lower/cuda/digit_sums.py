@@ -19,10 +19,7 @@ PRODUCT = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
 
 
 class Sums:
-    """The accumulators of a thread.
-
-    spec, warp: The kernel's spec, and this thread's warp.
-    """
+    """The accumulators of a thread."""
 
     def __init__(self, spec: Spec, warp: Warp) -> None:
         self.spec, self.geo, self.warp = spec, spec.geo, warp

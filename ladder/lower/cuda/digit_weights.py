@@ -21,7 +21,6 @@ Expr = Any
 class Weights:
     """Registers of the tiles in flight, and their loads.
 
-    spec, place: The kernel's spec, and where this thread works.
     words_at: Where the lane's words of the current tile begin.
     """
 

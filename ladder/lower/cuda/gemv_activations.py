@@ -59,8 +59,6 @@ def copy_share(spec: Spec, place: Place, shift: Expr) -> CopyShare:
 class Activations:
     """The buffers of x, the copies into them and the loads from them.
 
-    spec, place: The kernel's spec, and where this thread works.
-    copier: Emits copies.
     shared: The buffers: uint32 words of shared memory.
     sums: Sums of x that the block shares, if it does.
     """

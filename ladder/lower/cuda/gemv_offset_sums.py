@@ -27,7 +27,6 @@ Expr = Any
 class OffsetSums:
     """The table of one block, and this thread's place in it.
 
-    spec, warp: The kernel's spec and this thread's warp.
     pool: Shared memory.
     """
 

@@ -25,10 +25,7 @@ LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.
 
 
 class Cursor:
-    """Where a slice of K is: its current run, and where that run's words start.
-
-    spec, place: The kernel's spec, and where this thread works.
-    """
+    """Where a slice of K is: its current run, and where that run's words start."""
 
     def __init__(self, spec: Spec, place: Place) -> None:
         geo, first = spec.geo, place.share.first_run + place.warp.slice
@@ -55,10 +52,7 @@ class Cursor:
 
 
 class Weights:
-    """Registers of the tiles in flight, and their loads.
-
-    spec, place, cursor: The kernel's spec, where this thread works, and where its slice of K is.
-    """
+    """Registers of the tiles in flight, and their loads."""
 
     def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:
         self.spec, self.place, self.cursor = spec, place, cursor

@@ -22,10 +22,7 @@ DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 
 @dataclass(frozen=True)
 class Overlap:
-    """Emits what overlapping launches need, or nothing on devices that cannot.
-
-    device: The GPU that is compiled for.
-    """
+    """Emits what overlapping launches need, or nothing on devices that cannot."""
 
     device: TileDevice
 

@@ -95,7 +95,6 @@ class Mma:
 class Operands:
     """Decodes and multiplies the packed tiles of a stage.
 
-    spec, place, stages: The kernel's spec, where this thread works, and the stages in shared memory.
     words, groups: Registers of packed words, and of scales and zero points, by row block.
     """
 
@@ -148,7 +147,6 @@ class Operands:
 class Results:
     """Stores a tile of the output, some activation rows at a time.
 
-    spec, place, sums: The kernel's spec, where this thread works, and its accumulators.
     staged: float32 ``[m][n]`` in shared memory.
     """
 

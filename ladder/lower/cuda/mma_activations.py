@@ -36,7 +36,6 @@ class ActivationSource(Protocol):
 class Rows:
     """Rows of a matrix.
 
-    spec, place, copier: The kernel's spec, where this thread works, and what emits copies.
     stages: The stages of x in shared memory.
     """
 

@@ -65,12 +65,7 @@ def _group_rows(spec: Spec, pool: Any, parts: int, dtype: str | None) -> Any:
 
 @dataclass(frozen=True)
 class StageCopies:
-    """Emits this thread's share of the copies of a stage.
-
-    spec, place, copier, stages: The kernel's spec, where this thread works, what emits copies, and their
-        targets.
-    x: Copies x.
-    """
+    """Emits this thread's share of the copies of a stage."""
 
     spec: Spec
     place: Place

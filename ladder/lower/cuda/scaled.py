@@ -132,8 +132,6 @@ def _produce(
 class Scales:
     """Copies the scales of a slab.
 
-    form, schedule, args, memory, where: The problem, its schedule, the kernel's tensors, the block's shared
-        memory, and where it stands.
     copied: Activation rows that the block copies.
     """
 

@@ -26,8 +26,6 @@ COLUMNS = 32
 class Epilogue:
     """Writes a block's tile.
 
-    form, schedule, args, memory: The problem, its schedule, the kernel's tensors, and the block's shared
-        memory.
     base: First address of its tensor memory.
     """
 

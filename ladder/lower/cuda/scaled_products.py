@@ -42,7 +42,6 @@ def instruction_descriptor(form: ScaledGemm, columns: int, scale: int = 0, block
 class Issuer:
     """Starts the products of a block.
 
-    form, schedule, memory: The problem, its schedule, the block's shared memory.
     base: First address of its tensor memory: sums, then each stage's scales.
     """
 

@@ -96,8 +96,6 @@ class Tcgen05:
 class Block:
     """Values of a block before its warps take roles.
 
-    spec, grid, memory, tensor: The kernel's spec, the block's place in the grid, its shared memory and its
-        tensor memory.
     x_map, base: The tensor map of x, and the first address of its tensor memory.
     """
 

@@ -66,8 +66,6 @@ class TensorSums:
 class DecodeLoop:
     """A slab of 128 bytes of K is decoded while the products of the one before run.
 
-    spec, operands, epilogue: The kernel's spec, what loads and decodes weights, and what writes finished
-        tiles.
     tensor, base: The block's tensor memory, and its first address.
     """
 

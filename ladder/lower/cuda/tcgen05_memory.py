@@ -30,7 +30,6 @@ WARP_LANES = 32
 class TensorMemory:
     """A block's part of tensor memory.
 
-    geo: Its sizes.
     word: Where the allocation writes its address: one word of shared memory.
     decoded, free: Barriers of the slabs of weights: decoded, and multiplied.
     finished: Barrier of the sums.

@@ -83,8 +83,6 @@ def commit(barrier: Expr, group: int, mask: Expr | None = None) -> None:
 class Issuer:
     """Starts the products of a block.
 
-    spec, grid, memory, tensor: The kernel's spec, the block's place in the grid, its shared memory, and its
-        tensor memory.
     base: First address of its tensor memory.
     k_tiles: Packed tiles along K.
     """

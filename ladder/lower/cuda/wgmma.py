@@ -75,8 +75,6 @@ class Wgmma:
 class Block:
     """Values of a block before its warps take roles.
 
-    spec, args, grid, stream, memory: The kernel's spec, its tensors, the block's place in the grid, its share
-        of tiles that are cut along K, and its shared memory.
     x_map: The tensor map of x.
     """
 

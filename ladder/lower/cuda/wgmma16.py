@@ -53,10 +53,7 @@ def allocate_state(spec: Spec, *, scaled: bool) -> State:
 
 @dataclass(frozen=True)
 class Loop16:
-    """The loop: a slab is decoded while the products of the one before run.
-
-    parts, state: What loops are made of, and the accumulators.
-    """
+    """The loop: a slab is decoded while the products of the one before run."""
 
     parts: Parts
     state: State

@@ -121,8 +121,6 @@ def allocate_state(spec: Spec, args: Arguments, who: MathThread, *, scaled: bool
 class Loop8:
     """The loop.
 
-    parts, state: What loops are made of, and the accumulators.
-    args: The kernel's tensors.
     scales: Stages of group scales in shared memory; None where there are none.
     """
 

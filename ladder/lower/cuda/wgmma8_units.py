@@ -52,10 +52,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Loop:
-    """How a problem and a schedule cut the loop.
-
-    geo: Sizes of the pipeline.
-    """
+    """How a problem and a schedule cut the loop."""
 
     geo: WgmmaGeometry
 

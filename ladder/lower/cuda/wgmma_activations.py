@@ -87,7 +87,6 @@ class WindowCopies:
     Divisions happen when an object is made, once per tile.
 
     spec, args, x_map: The kernel's spec, its tensors, and the tensor map.
-    windows: The windows.
     piece, first_m: The tile, and its first activation row that this block copies.
     """
 

@@ -78,10 +78,7 @@ def allocate_state(spec: Spec) -> State:
 
 @dataclass(frozen=True)
 class CarryLoop:
-    """The loop.
-
-    parts, state: What loops are made of, and the accumulators.
-    """
+    """The loop."""
 
     parts: Parts
     state: State

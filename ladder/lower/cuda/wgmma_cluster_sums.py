@@ -39,7 +39,6 @@ __device__ __forceinline__ void ladder_send4(
 class ClusterSums:
     """Shared memory and steps of one block's part in the sums of its cluster.
 
-    spec, grid: The kernel's spec, and the block's place in the grid.
     pool: Shared memory.
     """
 

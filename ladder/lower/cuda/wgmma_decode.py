@@ -16,10 +16,7 @@ Expr = Any
 
 @dataclass(frozen=True)
 class ScaledDecoder:
-    """Decodes to operands that hold values times their scales.
-
-    decoder: The decoder.
-    """
+    """Decodes to operands that hold values times their scales."""
 
     decoder: Decoder
 

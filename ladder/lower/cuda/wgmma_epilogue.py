@@ -104,7 +104,6 @@ class PerActivationRow:
 class Epilogue:
     """The end of a tile.
 
-    spec, args, who: The kernel's spec, its tensors, and this thread.
     staging: Where each team transposes its sums.
     cluster_sums, stream: What adds the sums of a cluster, and of pieces of a tile; None where there are none.
     """

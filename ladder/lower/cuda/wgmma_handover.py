@@ -120,7 +120,6 @@ class Stream(Protocol):
 class HandOver:
     """Emits what a block does with slots of the workspace.
 
-    spec, workspace: The kernel's spec, and where sums are handed over.
     thread: The thread in its block.
     meet: ``bar.arrive`` where a block hands over once at most, else ``bar.sync``.
     """

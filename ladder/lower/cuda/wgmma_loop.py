@@ -16,14 +16,7 @@ Expr = Any
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a math loop.
-
-    spec: The kernel's spec.
-    operands: Loads and decodes weights.
-    x: The matrix descriptor of x.
-    consumer: The walk around the ring.
-    epilogue: Writes finished tiles.
-    """
+    """The parts of a math loop."""
 
     spec: Spec
     operands: Operands

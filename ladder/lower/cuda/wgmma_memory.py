@@ -22,7 +22,6 @@ class Memory:
 
     x, words, scales, zeros: Stages of x, packed words, scales and zero points.
     staging: Where each team of warps transposes its sums.
-    cluster_sums: What a block needs to add the sums of its cluster.
     table: The decode table.
     full, empty: Barriers of the stages.
     """

@@ -52,10 +52,7 @@ def allocate_registers(spec: Spec, *, scaled: bool, sets: int = 2) -> Registers:
 class Operands:
     """Emits loads and decoding.
 
-    spec, memory, who: The kernel's spec, the block's shared memory, and this thread.
-    ring: The math warps' walk around the ring.
     table: The decode table, if the decoder has one.
-    registers: What loads and decoding fill.
     """
 
     spec: Spec

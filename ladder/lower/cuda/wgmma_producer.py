@@ -34,10 +34,7 @@ PREFETCH_BYTES = 64 * 1024
 class Producer:
     """Emits the copies of one block into its ring.
 
-    spec, args, grid, memory: The kernel's spec, its tensors, the block's place in the grid, and its shared
-        memory.
     x_map: The tensor map of x.
-    ring: The producer's walk around the ring.
     """
 
     spec: Spec

@@ -41,7 +41,6 @@ __device__ __forceinline__ void ladder_arrive_at(void* barrier, int rank) {
 class Descriptor:
     """The matrix descriptor of x.
 
-    spec: The kernel's spec.
     x: The stages of x in shared memory.
     """
 
@@ -104,7 +103,6 @@ def pin_registers(buffer: Any, count: int, first: int = 0) -> None:
 class Consumer:
     """The math warps' walk around the ring.
 
-    spec, grid, memory: The kernel's spec, the block's place in the grid, and its shared memory.
     lane: Lane of the warp.
     """
 

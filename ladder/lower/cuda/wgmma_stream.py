@@ -31,7 +31,6 @@ Expr = Any
 class Shares:
     """One block's share of the units, and its part in the sums of tiles that were cut.
 
-    grid, sums: The block's place in the grid, and what hands sums over.
     iterations, turn_tiles: Iterations of a whole tile; packed tiles along K of one.
     whole, units, offset: Tiles that are not cut; units of the others, and how many come before them.
     share, begin, end: The block's share, and its first unit and the one after its last, counted from

@@ -34,7 +34,6 @@ Expr = Any
 class Tails:
     """One block's part of the tiles that are cut, and of their sums.
 
-    grid, sums: The block's place in the grid, and what hands sums over.
     iterations, turn_tiles: Turns of a whole tile; packed tiles along K of one.
     whole, helpers: Tiles that are not cut; blocks that have no tile of their own among the others.
     owned, tail, units: Turns of a cut tile that its own block does, and that helpers do, at least 1; the

@@ -36,8 +36,6 @@ class Walk(Protocol):
 class Tiles:
     """The tiles of a block.
 
-    spec, grid, stream: The kernel's spec, the block's place in the grid, and its share of tiles that are cut
-        along K.
     m: Activation rows, or the row after the expert's last one.
     expert_m: First activation row of a grouped GEMM's tile; None otherwise.
     """
@@ -90,7 +88,6 @@ class ExpertTiles:
 
     spec, grid, args: The kernel's spec, the block's place in the grid, whose tiles along M are those that
         experts have, and the kernel's tensors.
-    warp, run: The lanes that search together, and what each of them searches.
     expert, first, stop: Of the present tile: its expert, its first activation row, and the expert's end.
     """
 

@@ -31,11 +31,9 @@ ONES = {"float16": 0x3C003C00, "bfloat16": 0x3F803F80, "int8": 0x01010101}
 class Accumulators:
     """The accumulator fragments of one thread: running sums, and totals where sums are flushed.
 
-    groups, step: The problem's scales and the instructions.
     weight: Operand type of decoded weights.
     row_blocks, m_blocks: 16-row and blocks of eight activation rows; fragments are
         ``[row_blocks][m_blocks]``.
-    left: What decoded registers leave to the sums.
     known_sums: Returns the sums of a lane's two activation rows of a block where they need not be computed
         here.
     """

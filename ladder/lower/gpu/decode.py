@@ -61,10 +61,8 @@ class LoadedWords(Sequence[Word]):
 class Decoder:
     """Decodes one weight type to one operand type.
 
-    conversion: What is decoded.
     zero: How zero points that `registers` subtracts are stored (`Gemm.zero`); ``"none"`` if there are none or
         if they are left to the accumulator.
-    choice: The proven recipe.
     fold: How scales multiply raw operands, where they do not multiply values.
     """
 

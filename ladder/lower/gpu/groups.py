@@ -30,7 +30,6 @@ OPERAND_ROWS = 2
 class Groups:
     """How scales and zero points of a problem fall on packed tiles.
 
-    gemm: The problem.
     placement: ``"operand"`` or ``"accumulator"``; 8-bit cores always use the accumulator.
     core: Type of the decoded operands; by default that of the activations.
     """
@@ -145,7 +144,6 @@ Reader = Callable[[str, int, int, Expr], Expr]
 class GroupRegisters:
     """Scales and zero points of a tile, or of neighbours that share them, as loaded: converted on use.
 
-    groups, step: What is loaded, and for which rows.
     lane: The lane of the warp.
     types: Element types of scales and zero points, or None where absent.
     """

@@ -109,8 +109,6 @@ class Proven:
     """A recipe that passed its proof.
 
     strategy: Its row in `STRATEGIES`.
-    recipe: The steps.
-    meaning: What the registers' numbers stand for.
     cost: Cost of all operand registers of a thread's share of a tile, without scales.
     """
 

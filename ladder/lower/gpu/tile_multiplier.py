@@ -17,7 +17,6 @@ class TileMultiplier:
     """Emits one packed tile's decode and multiplication, span by span.
 
     decoder: Turns packed words into operand registers.
-    accumulators: The fragments.
     table: The decoder's table in shared memory, if it has one.
     """
 

@@ -50,7 +50,6 @@ class Walk:
 
     spec, place, limits, queries: The kernel's spec, where this lane works, which keys count, and the operands
         of q.
-    sums, keys: The lane's sums, and the registers of an iteration's keys.
     """
 
     spec: Spec

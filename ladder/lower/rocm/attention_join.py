@@ -30,7 +30,6 @@ MOST = 8
 class Join:
     """Finishes and stores sums.
 
-    spec, place: The kernel's spec, and where this lane works.
     sums: What the lane summed up.
     """
 

@@ -57,11 +57,7 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
 
 
 class Operands:
-    """How the lanes of a wave divide K, V and q.
-
-    form: The problem.
-    device: The GPU.
-    """
+    """How the lanes of a wave divide K, V and q."""
 
     def __init__(self, form: Attention, device: TileDevice) -> None:
         self.form, self.scaled, width = form, form.stored in CODES, form.stored_bytes

@@ -45,10 +45,7 @@ def over_keys(spec: Spec, place: Place, value: Expr, combine: Callable[[Expr, Ex
 
 
 class Sums:
-    """Sums of a lane.
-
-    spec, place: The kernel's spec, and where this lane works.
-    """
+    """Sums of a lane."""
 
     def __init__(self, spec: Spec, place: Place) -> None:
         self.spec, self.place = spec, place

@@ -68,9 +68,7 @@ def _accumulators(spec: Spec, columns: Columns | None) -> Accumulators:
 class Body:
     """Emits what a block does once it knows its tile.
 
-    spec, place: The kernel's spec, and where this lane works.
     shared: LDS, as uint32 words.
-    sums, x, weights: The lane's accumulators, its copies of x and its weights.
     columns: The groups of K of the lane's column of matrix instructions, where columns have different ones.
     """
 

@@ -23,7 +23,6 @@ SPAN_GROUPS = 4
 class Activations:
     """Registers of a thread's pieces of a stage, their loads and their writes.
 
-    spec, place: The kernel's spec, and where this lane works.
     shared: LDS, as uint32 words.
     columns: What takes the sums of groups of x, where columns of instructions are groups of K.
     """

@@ -27,7 +27,6 @@ Expr = Any
 class Results:
     """Stores the sums of a block.
 
-    spec, place, sums: The kernel's spec, where this lane works, and its accumulators.
     shared: LDS, as uint32 words.
     """
 

@@ -28,7 +28,6 @@ Expr = Any
 class GroupReader:
     """Loads the scales and zero points of a 32-row block for a K tile, as words.
 
-    groups, args: Where they lie.
     tile, row: The K tile, and the block.
     """
 
@@ -87,7 +86,6 @@ class Columns:
     the sums of sixteen groups apart. A lane then multiplies eight sums by the scales of its own group, once
     for the sixteen, and waves hold no others.
 
-    spec, place: The kernel's spec, and where this lane works.
     shared: LDS, as uint32 words.
     """
 

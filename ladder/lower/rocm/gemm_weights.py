@@ -26,7 +26,6 @@ BLOCK_THREADS = THREADS * STEP_ROWS // TILE
 class Weights:
     """Two sets of registers of a stage's weights, and the loads into them.
 
-    spec, place: The kernel's spec, and where this lane works.
     columns: What holds the scales instead, where columns of instructions are groups of K.
     """
 

@@ -61,7 +61,6 @@ def emit(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, nam
 class _Side:
     """One operand as a wave reads it.
 
-    layout: How lanes hold its codes.
     codes, scales, row_bytes: Its tensors, and the bytes of a row of codes.
     rows: The row of each fragment that this lane reads, none beyond the last.
     first: Its first word among those that are held of a span.

@@ -34,7 +34,6 @@ HALF = 32
 class Unit:
     """The packed words of one row block and unit, loaded when first needed.
 
-    layout: Where codes lie.
     words: The packed array.
     block, unit: Indices into it.
     ahead: Units by which prefetches run ahead; 0: none.
@@ -134,7 +133,6 @@ class ByteDecoder:
 class PairTable:
     """Look codes up in registers: any type of up to eight bits becomes 16-bit halves of float32.
 
-    layout: Where codes lie.
     element: The type.
     rounded: Round values to bfloat16 (exact but for codebooks of real numbers). Otherwise a second table
         holds the lower halves, if any is not 0.

@@ -42,13 +42,8 @@ Expr = Any
 class NestKernel:
     """The kernel being emitted, as values that every part of a nest reads.
 
-    program: The tile program.
-    layout: Where codes lie.
-    args: Tensors and extents.
     rows, panels: Rows of x, and panels of 16 columns of the result, of a register tile.
     blocks: Blocks of prepared rows in all.
-    x: Prepared activations.
-    decode: Codes to multiplicands.
     """
 
     program: TileProgram
@@ -133,10 +128,7 @@ class At:
 
 
 class Nest(ABC):
-    """One kernel being emitted.
-
-    kernel: What to emit.
-    """
+    """One kernel being emitted."""
 
     def __init__(self, kernel: NestKernel) -> None:
         self.kernel, self.program, self.args = kernel, kernel.program, kernel.args
