@@ -322,7 +322,6 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "wgmma": _wgmma_violations,
     "tcgen05": _tcgen05_violations,
     "mfma": _wave_violations,
-    "mfma32": _wave_violations,
     "mfma_groups": _group_violations,
     "dot": _wave_violations,
     "wmma": _wave_violations,

@@ -135,7 +135,6 @@ RULES: Mapping[str, Rule] = {
         depths=(3, 4, 6, 8),
     ),
     "mfma": _waves("mfma", (16, 32, 64, 128, 256), (64, 128, 256), (64, 128)),
-    "mfma32": _waves("mfma", (32, 64, 128), (64, 128, 256), (64, 128), warp_rows=(16,)),
     "mfma_groups": _waves(
         "mfma",
         (1,),

@@ -24,7 +24,6 @@ GPU_PIPELINES = (
     "wgmma",
     "tcgen05",
     "mfma",
-    "mfma32",
     "mfma_groups",
     "dot",
     "wmma",

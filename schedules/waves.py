@@ -60,12 +60,11 @@ def tile_rows(schedule: GpuSchedule) -> int:
 class Form:
     """Extents of a pipeline's step.
 
-    rows, columns: Weight rows and activation rows.
+    columns: Activation rows; there are always `STEP_ROWS` weight rows.
     lanes: Of a wave.
     parts: Threads' packed words that a lane decodes.
     """
 
-    rows: int
     columns: int
     lanes: int = WAVE
     parts: int = 1
@@ -73,17 +72,16 @@ class Form:
     @property
     def copies(self) -> int:
         """Lanes that decode the same word."""
-        return self.lanes * self.parts * STEP_ROWS // (self.rows * WAVE)
+        return self.lanes * self.parts // WAVE
 
 
 FORMS: Mapping[str, Form] = {
-    "mfma": Form(STEP_ROWS, STEP_COLUMNS),
-    "mfma32": Form(2 * STEP_ROWS, 2 * STEP_COLUMNS, parts=2),
-    "mfma_groups": Form(STEP_ROWS, 1),
-    "dot": Form(STEP_ROWS, 1),
-    "wmma": Form(STEP_ROWS, STEP_COLUMNS, 32, 4),
-    "wmma_split": Form(STEP_ROWS, STEP_COLUMNS, 32, 2),
-    "dot32": Form(STEP_ROWS, 1, 32, 2),
+    "mfma": Form(STEP_COLUMNS),
+    "mfma_groups": Form(1),
+    "dot": Form(1),
+    "wmma": Form(STEP_COLUMNS, 32, 4),
+    "wmma_split": Form(STEP_COLUMNS, 32, 2),
+    "dot32": Form(1, 32, 2),
 }
 """Steps by pipeline: ``wmma`` is RDNA3's, which both halves of a wave hold, ``wmma_split`` RDNA4's."""
 
@@ -143,7 +141,7 @@ def divisions(schedule: GpuSchedule) -> list[Division]:
         if rest == 0
         and waves % split == 0
         and schedule.tile_m % (form(schedule).columns * split) == 0
-        and tile_rows(schedule) % (form(schedule).rows * (waves // split)) == 0
+        and tile_rows(schedule) % (STEP_ROWS * (waves // split)) == 0
     ]
 
 
@@ -232,9 +230,8 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     instruction = STEP_COLUMNS if schedule.pipeline == GROUPS else columns
     held = 2 * columns if dots else STEP_ROWS * instruction // step.lanes
     sums = blocks * held * (1 + promoted)
-    parts = step.parts * STEP_ROWS // step.rows
-    operands = 8 * blocks * parts + 4 * parts * (columns // step.columns)
-    words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles * parts
+    operands = 8 * blocks * step.parts + 4 * step.parts * (columns // step.columns)
+    words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles * step.parts
     pieces = -(-stage_bytes(gemm, schedule) // 16 // block_lanes(schedule)) * 4
     granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1
     rows = 2 if dots or not promoted else 4 * WAVE // step.lanes

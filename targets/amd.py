@@ -76,14 +76,12 @@ def _layers(chip: Chip) -> tuple[Layer, ...]:
     )
 
 
-def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wave: int, *dots: str) -> Core:
-    """Return an MFMA core; ``dots``: the pipeline of dot products where few devices have it for a type."""
+def _matrix(name: str, k: int, a: str, accumulator: str, rate: float, *dots: str) -> Core:
+    """Return an MFMA core of 16 x 16; ``dots``: the pipeline of dot products where few devices have it."""
     bits = 8 if a == "int8" or a.startswith("fp8") else 16
-    # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
-    lanes = (wave // m, m)
-    lane_bytes = m * k * bits // 8 // wave
-    pipelines = (*PIPELINES.get(a, ("mfma",)), *dots) if m == 16 else ("mfma32",)
-    return Core(name, m, m, k, a, a, accumulator, rate, pipelines, lane_bytes, lanes, CORE_SUSTAINED)
+    # Lane l holds k/4 consecutive elements of row l % 16 (CDNA3 ISA, 7.1.4).
+    pipelines = (*PIPELINES.get(a, ("mfma",)), *dots)
+    return Core(name, 16, 16, k, a, a, accumulator, rate, pipelines, k * bits // 32, (4, 16), CORE_SUSTAINED)
 
 
 def _wmma(name: str, a: str, accumulator: str, rate: float, repeats: int, *dots: str) -> Core:
@@ -173,12 +171,9 @@ GFX90A = _device(
         "rocm>=5.0",
     ),
     (
-        _matrix("v_mfma_f32_16x16x16f16", 16, 16, "float16", "float32", 1024, 64),
-        _matrix("v_mfma_f32_32x32x8f16", 32, 8, "float16", "float32", 1024, 64),
-        _matrix("v_mfma_f32_16x16x16bf16_1k", 16, 16, "bfloat16", "float32", 1024, 64),
-        _matrix("v_mfma_i32_16x16x16i8", 16, 16, "int8", "int32", 1024, 64),
-        _matrix("v_mfma_f32_32x32x8bf16_1k", 32, 8, "bfloat16", "float32", 1024, 64),
-        _matrix("v_mfma_i32_32x32x8i8", 32, 8, "int8", "int32", 1024, 64),
+        _matrix("v_mfma_f32_16x16x16f16", 16, "float16", "float32", 1024),
+        _matrix("v_mfma_f32_16x16x16bf16_1k", 16, "bfloat16", "float32", 1024),
+        _matrix("v_mfma_i32_16x16x16i8", 16, "int8", "int32", 1024),
     ),
 )
 
@@ -199,16 +194,11 @@ GFX942 = _device(
         668.4 / 1307,
     ),
     (
-        _matrix("v_mfma_f32_16x16x16_f16", 16, 16, "float16", "float32", 2048, 64),
-        _matrix("v_mfma_f32_32x32x8_f16", 32, 8, "float16", "float32", 2048, 64),
-        _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
-        _matrix("v_mfma_i32_16x16x32_i8", 16, 32, "int8", "int32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x8_bf16", 32, 8, "bfloat16", "float32", 2048, 64),
-        _matrix("v_mfma_i32_32x32x16_i8", 32, 16, "int8", "int32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_e4m3", "float32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "fp8_e5m2", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x16_f16", 16, "float16", "float32", 2048),
+        _matrix("v_mfma_f32_16x16x16_bf16", 16, "bfloat16", "float32", 2048),
+        _matrix("v_mfma_i32_16x16x32_i8", 32, "int8", "int32", 4096),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 32, "fp8_e4m3", "float32", 4096),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 32, "fp8_e5m2", "float32", 4096),
     ),
 )
 
@@ -228,17 +218,12 @@ GFX950 = _device(
         1565 / 2517,
     ),
     (
-        _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf16", 16, 32, "bfloat16", "float32", 4096, 64, "dot"),
+        _matrix("v_mfma_f32_16x16x32_f16", 32, "float16", "float32", 4096),
+        _matrix("v_mfma_f32_16x16x32_bf16", 32, "bfloat16", "float32", 4096, "dot"),
         # The chip multiplies fp8 twice as fast by the instructions that scale blocks.
-        _matrix("v_mfma_i32_16x16x64_i8", 16, 64, "int8", "int32", 8192, 64),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x16_f16", 32, 16, "float16", "float32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x16_bf16", 32, 16, "bfloat16", "float32", 4096, 64),
-        _matrix("v_mfma_i32_32x32x32_i8", 32, 32, "int8", "int32", 8192, 64),
-        _matrix("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_e4m3", "float32", 4096, 64),
-        _matrix("v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "fp8_e5m2", "float32", 4096, 64),
+        _matrix("v_mfma_i32_16x16x64_i8", 64, "int8", "int32", 8192),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 32, "fp8_e4m3", "float32", 4096),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 32, "fp8_e5m2", "float32", 4096),
         *(_scaled(a, b) for a in SCALED for b in SCALED),
     ),
 )

@@ -32,7 +32,6 @@ KERNELS = {
     "wgmma": "ladder.lower.cuda.wgmma:Wgmma",
     "tcgen05": "ladder.lower.cuda.tcgen05:Tcgen05",
     "mfma": "ladder.lower.rocm.gemm:WaveGemm",
-    "mfma32": "ladder.lower.rocm.gemm:WaveGemm",
     "mfma_groups": "ladder.lower.rocm.gemm:WaveGemm",
     "dot": "ladder.lower.rocm.gemm:WaveGemm",
     "wmma": "ladder.lower.rocm.gemm:WaveGemm",

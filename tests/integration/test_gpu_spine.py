@@ -104,7 +104,7 @@ WORDS = {
     "copies": ("lanes", "tensor"),
     "release": ("begin", "asked", "end", "never"),
     "products": ("mma", "wgmma"),
-    "pipeline": ("gemv", "digits", "mma", "wgmma", "tcgen05", "mfma", "mfma32", "dot", "wmma"),
+    "pipeline": ("gemv", "digits", "mma", "wgmma", "tcgen05", "mfma", "dot", "wmma"),
 }
 
 

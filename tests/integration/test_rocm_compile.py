@@ -18,7 +18,7 @@ from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types.errors import CompilerError, ConversionError, DeviceError, MissingToolError
 
-SMALL = {"mfma": ("mfma", 32, 64, 64), "mfma32": ("mfma32", 64, 128, 64), "dot": ("dot", 2, 64, 128)}
+SMALL = {"mfma": ("mfma", 32, 64, 64), "dot": ("dot", 2, 64, 128)}
 
 KERNELS = [
     ("gfx90a", "int4", "float16", "mfma", "v_mfma_f32_16x16x16f16"),
@@ -30,9 +30,6 @@ KERNELS = [
     ("gfx942", "int8", "int8", "mfma", "v_mfma_i32_16x16x32_i8"),
     ("gfx942", "fp8_e5m2", "fp8_e4m3", "mfma", "v_mfma_f32_16x16x32_bf8_fp8"),
     ("gfx950", "mxfp4", "float16", "mfma", "v_mfma_f32_16x16x32_f16"),
-    ("gfx90a", "int4", "float16", "mfma32", "v_mfma_f32_32x32x8f16"),
-    ("gfx942", "int8", "int8", "mfma32", "v_mfma_i32_32x32x16_i8"),
-    ("gfx950", "nf4", "float16", "mfma32", "v_mfma_f32_32x32x16_f16"),
 ]
 
 

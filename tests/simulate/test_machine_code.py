@@ -56,19 +56,18 @@ DOT = GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=
 MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator")
 WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
 OPERAND = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="operand")
-MFMA32 = GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator")
 
 WMMA = GpuSchedule("wmma", 16, 64, 64, 2, 8, 4, placement="accumulator")
 SPLIT = replace(WMMA, pipeline="wmma_split")
 GROUPS = GpuSchedule("mfma_groups", 1, 64, 64, 2, 4, 4, placement="accumulator", warp_rows=32)
 DOT32 = GpuSchedule("dot32", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
 
-LEGAL = {each.pipeline: each for each in (WIDE, DOT, MFMA32, GROUPS, WMMA, SPLIT, DOT32)}
+LEGAL = {each.pipeline: each for each in (WIDE, DOT, GROUPS, WMMA, SPLIT, DOT32)}
 
 PRODUCTS = {
     "mfma": ("gfx942", "int4", "float16", "float16", 13, MFMA),
     "dot": ("gfx90a", "nf4", "float16", "float32", 2, DOT),
-    "mfma32 of fp8": ("gfx950", "fp8_e4m3", "fp8_e4m3", "float32", 40, MFMA32),
+    "mfma of fp8": ("gfx950", "fp8_e4m3", "fp8_e4m3", "float32", 40, WIDE),
     "mfma of int8": ("gfx90a", "int3", "int8", "float32", 17, WIDE),
     "bfloat16": ("gfx942", "int4", "bfloat16", "bfloat16", 9, OPERAND),
     "wmma": ("gfx1100", "int4", "float16", "float16", 13, WMMA),
@@ -81,7 +80,7 @@ PRODUCTS = {
     "dot32 of fp8": ("gfx1201", "fp6_e3m2", "fp8_e4m3", "float32", 2, DOT32),
     "converted e2m1": ("gfx950", "mxfp4", "bfloat16", "float32", 9, OPERAND),
     "converted e4m3": ("gfx950", "mxfp8_e4m3", "float16", "float16", 2, replace(DOT, placement="operand")),
-    "converted e5m2": ("gfx950", "fp8_e5m2", "bfloat16", "bfloat16", 40, MFMA32),
+    "converted e5m2": ("gfx950", "fp8_e5m2", "bfloat16", "bfloat16", 40, WIDE),
     "dot of bfloat16": ("gfx950", "mxfp4", "bfloat16", "float32", 2, DOT),
     "dot32 of bfloat16": ("gfx1100", "int4", "bfloat16", "float32", 3, DOT32),
     "any five bits": ("gfx942", "random5", "bfloat16", "bfloat16", 9, OPERAND),
@@ -204,7 +203,7 @@ WEIGHTS = (
     "uint2",
 )
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-TOKENS = {"dot": 3, "mfma": 19, "mfma32": 45, "mfma_groups": 1, "dot32": 3, "wmma": 19, "wmma_split": 21}
+TOKENS = {"dot": 3, "mfma": 19, "mfma_groups": 1, "dot32": 3, "wmma": 19, "wmma_split": 21}
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ target triple = "amdgcn-amd-amdhsa-hcc"
 
 declare float @llvm.amdgcn.fdot2.f32.bf16(<2 x bfloat>, <2 x bfloat>, float, i1 immarg)
 declare <4 x float> @llvm.amdgcn.mfma.f32.16x16x32.bf16(<8 x bfloat>, <8 x bfloat>, <4 x float>, i32 immarg, i32 immarg, i32 immarg)
-declare <16 x float> @llvm.amdgcn.mfma.f32.32x32x16.bf16(<8 x bfloat>, <8 x bfloat>, <16 x float>, i32 immarg, i32 immarg, i32 immarg)
 
 define linkonce_odr hidden float @ladder_dot2_f32_bf16(i32 %a, i32 %b, float %c) #0 {
   %x = bitcast i32 %a to <2 x bfloat>
@@ -18,13 +17,6 @@ define linkonce_odr hidden <4 x float> @ladder_mfma_f32_16x16x32_bf16(<4 x i32> 
   %y = bitcast <4 x i32> %b to <8 x bfloat>
   %sums = call <4 x float> @llvm.amdgcn.mfma.f32.16x16x32.bf16(<8 x bfloat> %x, <8 x bfloat> %y, <4 x float> %c, i32 0, i32 0, i32 0)
   ret <4 x float> %sums
-}
-
-define linkonce_odr hidden <16 x float> @ladder_mfma_f32_32x32x16_bf16(<4 x i32> %a, <4 x i32> %b, <16 x float> %c) #1 {
-  %x = bitcast <4 x i32> %a to <8 x bfloat>
-  %y = bitcast <4 x i32> %b to <8 x bfloat>
-  %sums = call <16 x float> @llvm.amdgcn.mfma.f32.32x32x16.bf16(<8 x bfloat> %x, <8 x bfloat> %y, <16 x float> %c, i32 0, i32 0, i32 0)
-  ret <16 x float> %sums
 }
 
 attributes #0 = { alwaysinline nounwind memory(none) }

@@ -40,11 +40,6 @@ class Spec:
     decoder: WaveDecoder
 
     @property
-    def unit(self) -> int:
-        """32-row blocks of a step."""
-        return self.step.rows // STEP_ROWS
-
-    @property
     def has_columns(self) -> bool:
         """Whether columns of matrix instructions are groups of K (`ladder.lower.rocm.gemm_scales`)."""
         return self.schedule.pipeline == GROUPS
@@ -73,7 +68,7 @@ class Place:
     slice: The wave's slice of K.
     all_blocks: 32-row blocks of the whole weight.
     first_block, row_block: First 32-row block of the block, and of the wave.
-    holders: Whose packed words the lane takes: which 32-row block of a step, and which thread; by part.
+    holders: Which thread's packed words the lane takes, by part.
     """
 
     args: Arguments
@@ -86,7 +81,7 @@ class Place:
     all_blocks: Expr
     first_block: Expr
     row_block: Expr
-    holders: list[tuple[Expr, Expr]]
+    holders: list[Expr]
 
 
 def find_place(spec: Spec, args: Arguments) -> Place:
@@ -109,10 +104,9 @@ def find_place(spec: Spec, args: Arguments) -> Place:
     split = schedule.split_k > 1
     slice_: Expr = wave // per_slice if split else 0
     place = wave % per_slice if split else wave
-    row_block = b.keep(first_block + place % geo.row_waves * (geo.row_blocks * spec.unit))
+    row_block = b.keep(first_block + place % geo.row_waves * geo.row_blocks)
     wave_m = b.keep(place // geo.row_waves * geo.wave_m)
-    holders = [step.holder(lane, part) for part in range(step.parts)]
-    holders = [(b.bind(inner), b.bind(owner)) for inner, owner in holders]
+    holders = [b.bind(step.holder(lane, part)) for part in range(step.parts)]
     return Place(
         found.args, thread, lane, first_m, wave_m, found.exists, slice_, all_blocks, first_block, row_block,
         holders,

@@ -51,7 +51,7 @@ class Results:
             m = b.bind(place.first_m + place.wave_m + inner)
             with b.when(m < place.args.m):
                 for block, first in product(range(geo.row_blocks), range(0, lanes.accumulators, RUN)):
-                    inner = block * step.rows + lanes.slot_row(place.lane, first)
+                    inner = block * STEP_ROWS + lanes.slot_row(place.lane, first)
                     row = place.row_block * STEP_ROWS + inner
                     fragment = block * geo.m_blocks + m_block
                     sums = [self.sums.result(fragment, first + i) for i in range(RUN)]
@@ -94,7 +94,7 @@ class Results:
             block, m_block = divmod(fragment, geo.m_blocks)
             row, m = lanes.position(place.lane, first)
             m = place.wave_m + m_block * step.columns + m
-            at = geo.sum_word(part, m, inside + block * step.rows + row)
+            at = geo.sum_word(part, m, inside + block * STEP_ROWS + row)
             sums = [self._of_all_columns(self.sums.result(fragment, first + i)) for i in range(run)]
             words = d.vector([d.as_type(value, "uint32") for value in sums])
             with b.when(lanes.is_first(place.lane)) if self.spec.has_columns else nullcontext():

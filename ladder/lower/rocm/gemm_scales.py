@@ -53,8 +53,8 @@ class GroupReader:
 
 
 def row_of(spec: Spec, place: Place, block: int) -> Expr:
-    """Return a step's first 32-row block; those beyond N repeat the last ones, and are not stored."""
-    return b.bind(T.min(place.row_block + block * spec.unit, place.all_blocks - spec.unit))
+    """Return a step's 32-row block; those beyond N repeat the last one, and are not stored."""
+    return b.bind(T.min(place.row_block + block, place.all_blocks - 1))
 
 
 def _sum_of(words: list[Expr], spec: Spec) -> Expr:

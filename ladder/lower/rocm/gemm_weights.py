@@ -79,8 +79,7 @@ class Weights:
         return [words[half] for words in self.words[step * count : (step + 1) * count]]
 
     def _fetch_words(self, tile: Expr, step: int, block: int, part: int, half: int) -> None:
-        inner, thread = self.place.holders[part]
-        row = b.bind(row_of(self.spec, self.place, block) + inner)
+        thread, row = self.place.holders[part], row_of(self.spec, self.place, block)
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
         words = self.tile_words(step, half)[block * self.spec.step.parts + part].buffers
         for buffer, (offset, width) in zip(words, load_order(self.spec.groups.bits), strict=True):

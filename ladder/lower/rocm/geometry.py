@@ -74,7 +74,7 @@ class WaveGeometry:
     @property
     def row_blocks(self) -> int:
         """Steps along rows of a wave."""
-        return self.rows // self.step.rows // self.row_waves
+        return self.rows // waves.STEP_ROWS // self.row_waves
 
     @property
     def wave_m(self) -> int:

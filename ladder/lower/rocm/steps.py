@@ -13,7 +13,6 @@ RDNA4 ISA, section 7.12; LLVM's tests of the intrinsics).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +22,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, is_of_words, lanes, mfma, vector
-from schedules.waves import STEP_COLUMNS, STEP_ROWS
+from schedules.waves import STEP_COLUMNS
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
@@ -74,28 +73,6 @@ class DotMap(WaveMap):
         return lane < 16
 
 
-class WideMap(WaveMap):
-    """Who holds what where MFMA 32x32 make a step of two 32-row blocks.
-
-    Rows g of a lane's words are one instruction's, rows g+8 another's. Lanes 16 to 31 and 48 to 63 have the
-    second block: a thread has two of the 32 rows of its own, and columns that no other row has. So lanes
-    take half of the columns of K only, and the words of two threads one after the other.
-    """
-
-    def operand(self, lane: Index) -> tuple[Index, Index]:
-        return lane // 16 % 2 * 32 + lane // 8 % 2 * 16 + lane % 8, lane // 32
-
-    def half(self, slot: int) -> int:
-        return slot // 16
-
-    def slot_row(self, lane: Index, slot: int) -> Index:
-        run = slot % 16 // 4
-        return run // 2 * 32 + run % 2 * 16 + lane // 32 * 4 + slot % 4 + slot // 16 * 8
-
-    def column(self, lane: Index, index: int) -> Index:
-        return lane % 32
-
-
 class HalfMap(WaveMap):
     """Who holds what where WMMA make a step: sixteen rows that follow each other, one activation row.
 
@@ -132,7 +109,6 @@ COLUMN_LANES = (1, 2, 4, 8)
 
 WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
 GROUP_MAP = GroupMap(accumulators=8, rows_per_lane=8)
-WIDE_MAP = WideMap(accumulators=32, rows_per_lane=32)
 DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
 DOT32_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16,))
 HALF_MAP = HalfMap(accumulators=16, rows_per_lane=16)
@@ -158,13 +134,11 @@ class WaveStep(MatrixStep):
     feature: What the device must have.
     operand: LLVM's type of an operand: a vector that registers are joined to.
     run: Sums of a lane that follow each other and are of neighbouring rows.
-    rows: Weight rows.
     """
 
     feature: str = "mfma"
     operand: str = "float16x4"
     run: int = RUN
-    rows: int = STEP_ROWS
 
     def named(self, weight: str) -> str:
         """Return the instruction's name, which states types of 8-bit floats."""
@@ -174,9 +148,9 @@ class WaveStep(MatrixStep):
         """Return which group of four columns of K, of those of a thread, a lane multiplies."""
         return K_GROUPS // self.parts * part + lane // 16
 
-    def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
-        """Return whose packed words a lane takes: which 32-row block of the step, which thread of 64."""
-        return 0, lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
+    def holder(self, lane: Index, part: int) -> Index:
+        """Return which thread of 64 has the packed words that a lane takes."""
+        return lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
 
     @property
     def words(self) -> int:
@@ -206,20 +180,6 @@ def _matrix(
 
 
 @dataclass(frozen=True)
-class WideStep(WaveStep):
-    """A step of MFMA 32x32: two 32-row blocks, whose lanes take the words of two threads."""
-
-    parts: int = 2
-    rows: int = 2 * STEP_ROWS
-
-    def k_group(self, lane: Index, part: int) -> Index:
-        return 2 * part + lane // 32
-
-    def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
-        return lane // 16 % 2, lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
-
-
-@dataclass(frozen=True)
 class HalfWaveStep(WaveStep):
     """A step of WMMA of RDNA4: two instructions of 16 weight rows, 16 activation rows."""
 
@@ -242,8 +202,8 @@ class RepeatedStep(HalfWaveStep):
     def k_group(self, lane: Index, part: int) -> Index:
         return part
 
-    def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
-        return 0, lane % 2 * 32 + lane % 16 // 2 * 4 + part
+    def holder(self, lane: Index, part: int) -> Index:
+        return lane % 2 * 32 + lane % 16 // 2 * 4 + part
 
 
 @dataclass(frozen=True)
@@ -295,9 +255,6 @@ LLVM_FP8 = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
 
 MFMA = "llvm.amdgcn.mfma."
 
-WIDE_COLUMNS = 32
-"""Activation rows of a step of MFMA 32x32."""
-
 
 def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WaveStep:
     return WaveStep(
@@ -318,24 +275,6 @@ STEPS: tuple[WaveStep, ...] = (
     _mfma("fp8_e5m2", "f32.16x16x32.{w}.bf8", "int64", "mfma.fp8"),
 )
 """Best first for each activation type."""
-
-
-def _widened(step: WaveStep) -> WideStep:
-    """Return the step of MFMA 32x32: of half as many columns of K, with 16 sums where the other has four."""
-    name = re.sub(r"16x16x(\d+)", lambda extents: f"32x32x{int(extents[1]) // 2}", step.spelling)
-    issues = tuple(
-        Issue(issue.a, issue.b, tuple(range(4 * first, 4 * first + 16)))
-        for issue in step.issues
-        for first in issue.accumulators[:1]
-    )
-    return WideStep(
-        step.activation, (0, 0), name, issues, WIDE_MAP, step.carrier, columns=WIDE_COLUMNS,
-        feature=step.feature, operand=step.operand, steps=step.steps,
-    )  # fmt: skip
-
-
-WIDE_STEPS: tuple[WideStep, ...] = tuple(map(_widened, STEPS))
-"""The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 x 32."""
 
 
 GROUP_STEPS: tuple[WaveStep, ...] = tuple(
@@ -439,7 +378,6 @@ def best_step(steps: Sequence[WaveStep], device: TileDevice, activation: str) ->
 
 STEPS_OF: Mapping[str, Sequence[WaveStep]] = {
     "mfma": STEPS,
-    "mfma32": WIDE_STEPS,
     "mfma_groups": GROUP_STEPS,
     "dot": DOTS,
     "wmma": WMMA_STEPS,
