@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ladder.ir.row_product import RowProduct
 from targets import TileDevice
+from tile_types.tile import Extent
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ WINOGRAD_POINTS = 25
 
 LEAST_ROWS = 64
 """Rows of a product below which reading more numbers of the kernels costs what fewer products save."""
+
+
+def are_few(rows: Extent, depth: int, columns: int, registers: Registers) -> bool:
+    """Tell whether a convolution has so few products, or an open number, that oneDNN is not preferred."""
+    most = registers.most
+    return most is None or not isinstance(rows, int) or rows * depth * columns <= most
 
 
 def takes_winograd(form: RowProduct, registers: Registers) -> bool:

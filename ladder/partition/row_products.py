@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ladder.ir.graph import Graph
 from ladder.ir.row_product import RowProduct, as_row_product
 from ladder.partition.subgraphs import Subgraph
-from schedules.row_panels import Registers, registers_of, takes_winograd
+from schedules.row_panels import LEAST_ROWS, Registers, are_few, registers_of, takes_winograd
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
@@ -43,8 +43,8 @@ def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
         form = as_row_product(region.graph)
     except ShapeError:
         return None
-    fits = form.depth <= registers.deepest and form.depth * form.columns <= MOST
-    if isinstance(form.rows, int) and form.windows is not None and registers.most is not None:
-        few = form.rows * form.depth * form.columns <= registers.most
-        fits = fits and (few or takes_winograd(form, registers))
+    once = isinstance(form.rows, int) and form.rows <= LEAST_ROWS  # a panel is then read about once
+    fits = (once or form.depth <= registers.deepest) and form.depth * form.columns <= MOST
+    if form.windows is not None and not takes_winograd(form, registers):
+        fits = fits and are_few(form.rows, form.depth, form.columns, registers)
     return form if fits else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ladder.ir.build import node_attributes
@@ -12,6 +13,8 @@ from ladder.ir.extents import Shape, product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
 from ladder.rewrite.transpose_rules import DEPTHWISE, channels_first, is_turned
+from schedules.row_panels import Registers, are_few, registers_of
+from targets import TileDevice
 from tile_types.errors import ShapeError
 
 
@@ -101,8 +104,27 @@ def _unless(left: Callable[[Match], bool], rules: Rules) -> Rules:
 
 def _is_first(match: Match) -> bool:
     """Tell whether the image of a convolution has channels first in memory."""
-    opened = match.builder.node(match.root.inputs[0])
-    return not is_turned(match, opened.inputs[0] if opened.operator == "reshape" else match.root.inputs[0])
+    node = match.builder.node(match.root.inputs[0])
+    if node.operator != "transpose":
+        return node.operator != "reshape" or not is_turned(match, node.inputs[0])
+    return not _is_last(match.builder.tile(node.inputs[0]).shape, node_attributes(node)["permutation"])
+
+
+def _is_last(shape: Shape, order: Sequence[int]) -> bool:
+    """Tell whether an image of permuted axes of a shape has channels last in memory, or lies as if it had."""
+    if len(order) < 3:
+        return False
+    kept = [axis for axis in _last(order) if shape[axis] != 1]
+    return kept == sorted(kept)
+
+
+def _stays(match: Match, registers: Registers | None) -> bool:
+    """Tell whether a lone convolution stays as it is: turning its image is a copy, or no kernel is faster."""
+    image, kernel = (match.builder.tile(value).shape for value in match.root.inputs)
+    if registers is None or not _is_first(match) or not _is_last(image, range(len(image))):
+        return _is_first(match)
+    rows, depth = product(_last(match.root.tile.shape)[:-1]), product(kernel[1:])
+    return not are_few(rows, depth, kernel[0], registers)
 
 
 def _is_library(match: Match) -> bool:
@@ -115,8 +137,11 @@ TURNED: Rules = (Rule("convolutions with channels last", pattern("contract"), _t
 CHANNELS_LAST: Rules = TURNED + _unless(_is_first, DEPTHWISE)
 """For CPUs: sums over windows of single channels are slow across memory."""
 
-ALONE: Rules = _unless(_is_first, TURNED + DEPTHWISE)
-"""For CPUs and programs of one convolution: no other gains by what turning its image costs."""
+
+def lone(device: TileDevice | None) -> Rules:
+    """Return the rules for programs of one convolution: no other gains by what turning its image costs."""
+    return _unless(partial(_stays, registers=registers_of(device)), TURNED + DEPTHWISE)
+
 
 OURS_LAST: Rules = _unless(_is_library, TURNED + DEPTHWISE)
 """For NVIDIA's GPUs: cuDNN convolves float32 images as they lie faster than anything after a copy."""

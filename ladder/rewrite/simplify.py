@@ -7,12 +7,12 @@ from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS
 from ladder.rewrite.convolution_rules import (
-    ALONE,
     CHANNEL_GROUPS,
     CHANNELS_LAST,
     FEW_CHANNELS,
     OURS_LAST,
     STILL,
+    lone,
 )
 from ladder.rewrite.function_match import FUNCTION_PATTERNS
 from ladder.rewrite.identities import (
@@ -78,7 +78,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     matches = () if precise else matching(ours)
     nvidia = is_nvidia(device)
     alone = sum(node.operator == "contract" for node in graph.nodes) == 1
-    channels = ordering(OURS_LAST if nvidia else ALONE if alone else CHANNELS_LAST)
+    channels = ordering(OURS_LAST if nvidia else lone(device) if alone else CHANNELS_LAST)
     passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 

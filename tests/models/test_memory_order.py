@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 import ladder
 from ladder.api import aliasing
+from tests.models.test_row_products import needs_vectors
 
 LAST: Any = torch.channels_last
 
@@ -103,3 +104,21 @@ def test_one_convolution_stays_as_it_is(groups: int) -> None:
             torch.testing.assert_close(found, want)
             assert found.stride() == want.stride()
     assert "transpose" not in str(fast.models[0].plan)
+
+
+@needs_vectors
+@pytest.mark.parametrize("turned", [False, True])
+def test_one_convolution_is_ours_where_turning_its_image_is_free(turned: bool) -> None:
+    """Images of one channel, or that come with channels last, ignoring axes of one element."""
+    layer = nn.Conv2d(8 if turned else 1, 12, (5, 1)).eval()
+    x = torch.randn(2, 40, 8) if turned else torch.randn(2, 1, 40, 1)
+
+    def program(x: Tensor) -> Tensor:
+        image = (x * 2).unsqueeze(-1).permute(0, 2, 1, 3) if turned else x
+        return layer(image).relu()
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), program(x))
+    assert "rows" in [kind for kind, *_ in fast.models[0].plan.table()]

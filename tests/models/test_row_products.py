@@ -61,6 +61,17 @@ def test_odd_sizes(rows: int, depth: int, columns: int) -> None:
 
 
 @needs_vectors
+def test_few_rows_are_multiplied_however_deep_they_are() -> None:
+    """A panel of the matrix that leaves the cache costs nothing where it is read once."""
+    model, x = nn.Linear(5000, 24).eval(), torch.randn(3, 5000)
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert close(fast(x), model(x), 5000)
+    assert kinds(fast) == ["rows"]
+
+
+@needs_vectors
 def test_special_values() -> None:
     torch.manual_seed(0)
     model = Layer(20, 37).eval()
