@@ -32,7 +32,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import product
+from itertools import pairwise, product
+from math import ceil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -80,6 +81,9 @@ EXACT = "session.x64quantprecision"
 
 SECONDS = 1.0
 """How long calls take turns at least."""
+
+STEPS = 10
+"""How many steps of the clock of processes a turn takes at least: it is off by one."""
 
 STATES = ("state", "h", "c")
 """Inputs whose second axis is the batch."""
@@ -207,16 +211,37 @@ def judged(
 
 
 def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the least milliseconds of processor time of each call, in turns, for `SECONDS` or more."""
+    """Return the least milliseconds of processor time of each call, in turns, for `SECONDS` or more.
+
+    A turn is one call, or as many as the clock of processes resolves.
+    """
     least = dict.fromkeys(calls, float("inf"))
+    shortest = min(seconds(call, 1, time.perf_counter) for call in calls.values())
+    number = ceil(STEPS * clock_step() / shortest)
     until = time.perf_counter() + SECONDS
     while rounds > 0 or time.perf_counter() < until:
         rounds -= 1
         for name, call in calls.items():
-            begin = time.process_time()
-            call()
-            least[name] = min(least[name], (time.process_time() - begin) * 1e3)
+            least[name] = min(least[name], seconds(call, number) / number * 1e3)
     return {f"{name} ms": value for name, value in least.items()}
+
+
+def clock_step() -> float:
+    """Return the median of some steps of the clock of processes in seconds."""
+    seen = [time.process_time()]
+    while len(seen) < 10:
+        now = time.process_time()
+        if now != seen[-1]:
+            seen.append(now)
+    return statistics.median(after - before for before, after in pairwise(seen))
+
+
+def seconds(call: Callable[[], Any], number: int, clock: Callable[[], float] = time.process_time) -> float:
+    """Return the time of so many calls."""
+    begin = clock()
+    for _ in range(number):
+        call()
+    return clock() - begin
 
 
 def processor_seconds() -> float:
@@ -344,7 +369,6 @@ def reported(found: list[dict[str, Any]], chosen: Any) -> dict[str, Any]:
 
     counted = [row for row in found if row["result"] != "no reference"]
     summary = Counter(row["result"] for row in found)
-    # Where the clock of processes is coarse, a short call takes none.
     ratios = [row["ladder ms"] / row["onnxruntime ms"] for row in counted if row.get("onnxruntime ms")]
     return {
         "date": time.strftime("%Y-%m-%d"),

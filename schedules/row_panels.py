@@ -46,10 +46,10 @@ LEAST_ROWS = 64
 """Rows of a product below which reading more numbers of the kernels costs what fewer products save."""
 
 
-def are_few(rows: Extent, depth: int, columns: int, registers: Registers) -> bool:
+def are_few(rows: Extent, weights: Extent, registers: Registers) -> bool:
     """Tell whether a convolution has so few products, or an open number, that oneDNN is not preferred."""
-    most = registers.most
-    return most is None or not isinstance(rows, int) or rows * depth * columns <= most
+    known = isinstance(rows, int) and isinstance(weights, int)
+    return registers.most is None or not known or int(rows) * int(weights) <= registers.most
 
 
 def takes_winograd(form: RowProduct, registers: Registers) -> bool:

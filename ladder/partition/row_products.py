@@ -46,5 +46,5 @@ def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
     once = isinstance(form.rows, int) and form.rows <= LEAST_ROWS  # a panel is then read about once
     fits = (once or form.depth <= registers.deepest) and form.depth * form.columns <= MOST
     if form.windows is not None and not takes_winograd(form, registers):
-        fits = fits and are_few(form.rows, form.depth, form.columns, registers)
+        fits = fits and are_few(form.rows, form.depth * form.columns, registers)
     return form if fits else None

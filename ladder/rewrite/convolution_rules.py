@@ -123,8 +123,8 @@ def _stays(match: Match, registers: Registers | None) -> bool:
     image, kernel = (match.builder.tile(value).shape for value in match.root.inputs)
     if registers is None or not _is_first(match) or not _is_last(image, range(len(image))):
         return _is_first(match)
-    rows, depth = product(_last(match.root.tile.shape)[:-1]), product(kernel[1:])
-    return not are_few(rows, depth, kernel[0], registers)
+    rows = product(_last(match.root.tile.shape)[:-1])
+    return not are_few(rows, product(kernel), registers)
 
 
 def _is_library(match: Match) -> bool:
