@@ -118,7 +118,7 @@ def _relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def torch_seconds(function: Callable[..., Any], inputs: Sequence[Any]) -> float:
-    """Return the median seconds of a function of tensors as torch runs it; infinity if some are quantized."""
+    """Return the median seconds of a call without gradients; infinity if inputs are quantized."""
     import torch
 
     if any(isinstance(given, QuantizedTensor) for given in inputs):

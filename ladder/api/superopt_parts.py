@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,7 +13,7 @@ import torch.fx
 
 from ladder.api.compiler import Compiler
 from ladder.api.superopt_calls import Contract
-from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
+from ladder.api.superopt_task import Superoptimized, Task, beside_torch, require_provable, require_type
 from ladder.api.tensor_program import (
     Recorded,
     packed_types,
@@ -63,25 +64,32 @@ class Partitioned:
     parts: In the order in which they run.
     run: All of them, of the function's inputs; None if kernels are for a device that is not here.
     contract: What the function takes and returns.
+    seconds, torch: That the parts take, and the function as torch runs it; infinity if that was not timed.
+    unfused: The function, if torch runs it faster.
     """
 
     name: str
     parts: tuple[FunctionPart, ...]
     run: Callable[..., Any] | None
     contract: Contract | None = None
+    seconds: float = math.inf
+    torch: float = math.inf
+    unfused: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the parts; takes contiguous tensors of the shapes that were optimised for."""
+        """Run the parts, or the function where torch is faster, of shapes that were optimised for."""
         if self.run is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
-        if self.contract is None:
-            return self.run(*inputs)
-        self.contract.require(inputs)
-        return self.contract.laid_out(self.run(*inputs))
+        if self.contract is not None:
+            self.contract.require(inputs)
+        with torch.no_grad():
+            result = (self.unfused or self.run)(*inputs)
+        return result if self.contract is None else self.contract.laid_out(result)
 
     def __str__(self) -> str:
-        """Say what runs each part."""
-        return "\n".join([f"{self.name} in {len(self.parts)} parts", *map(str, self.parts)])
+        """Say what runs each part, or that torch runs the function."""
+        times = "" if math.isinf(self.torch) else f", {self.seconds * 1e6:.1f} us{beside_torch(self)}"
+        return "\n".join([f"{self.name} in {len(self.parts)} parts{times}", *map(str, self.parts)])
 
     @property
     def kernels(self) -> tuple[Superoptimized, ...]:
@@ -107,7 +115,7 @@ class Partitioned:
     def as_json(self) -> dict[str, Any]:
         """Return what a report shows."""
         return {
-            "program": self.name, "delta": self.certificate.error,
+            "program": self.name, "delta": self.certificate.error, "unfused": self.unfused is not None,
             "parts": [
                 {
                     "operators": part.operators, "reason": part.reason, "plan": part.plan,
@@ -124,10 +132,13 @@ def partitioned(
     """Superoptimize the parts of a captured function that can be proved; compile the others.
 
     inputs, tensors: Of the function; and decoded.
-    error: Why it is not one program: raised again if no part can be optimised.
+    error: Why it is not one program, or has no graph as one: raised again if no part can be optimised.
     """
     cut = _Cut(function, inputs, tensors)
-    parts = [cut.optimised(nodes, task) for nodes in cut.pieces()]
+    pieces = cut.pieces()
+    if len(pieces) == 1:
+        pieces, task = list(cut.halves(pieces[0])), task.shorter()
+    parts = [part for nodes in pieces for part in cut.optimised(nodes, task)]
     if not any(part.kernels for part in parts):
         reasons = [part.reason for part in parts if part.reason != NOTHING_TO_FUSE]
         raise type(error)("; ".join(dict.fromkeys([str(error), *reasons])))
@@ -255,8 +266,21 @@ class _Cut:
         wanted = {source.name for source in self.sources([self.output])}
         return [tuple(by_name[o.name] for o in piece) for piece in pieces(self.operations, wanted)]
 
-    def optimised(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> _Segment:
-        """Superoptimize a part, or say why not."""
+    def halves(self, nodes: tuple[torch.fx.Node, ...]) -> tuple[tuple[torch.fx.Node, ...], ...]:
+        """Return a part as two, as even as can be, of which one takes one value of the other; or none."""
+        before: dict[torch.fx.Node, set[torch.fx.Node]] = {}
+        for node in nodes:
+            before[node] = {node}.union(*(before.get(source, ()) for source in self.sources([node])))
+        found = []
+        for node in nodes[:-1]:
+            rest = tuple(other for other in nodes if other not in before[node])
+            if before[node] & set(self.sources(rest)) == {node}:
+                sizes = (sum(self.counts[n] for n in half) for half in (before[node], rest))
+                found.append((max(sizes), tuple(n for n in nodes if n in before[node]), rest))
+        return min(found, key=lambda cut: cut[0])[1:] if found else ()
+
+    def optimised(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> list[_Segment]:
+        """Superoptimize a part, or its halves if nothing is found for all of it, or say why not."""
         operators = tuple(target_of(node) for node in nodes)
         reason = self.reasons.get(nodes[-1], "")
         kernels = None
@@ -267,7 +291,11 @@ class _Cut:
                 kernels = self._superoptimized(nodes, task)
             except LadderError as error:
                 reason = str(error)
-        return _Segment(FunctionPart(operators, kernels, reason), nodes)
+                halves = self.halves(nodes) if isinstance(error, ScheduleError) else ()
+                parts = [part for half in halves for part in self.optimised(half, task.shorter())]
+                if any(part.kernels for part in parts):
+                    return parts
+        return [_Segment(FunctionPart(operators, kernels, reason), nodes)]
 
     def _superoptimized(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> Superoptimized:
         sources = self.sources(nodes)

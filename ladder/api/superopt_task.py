@@ -91,15 +91,8 @@ class Superoptimized:
         return (
             f"{self.program.name}: {len(self.report.found)} graphs {self.report.origin}; best of"
             f" {len(self.trials)} kernels {time}{error} ({plans}); equal but with probability"
-            f" {proof.error:.1e} ({proof.rounds} rounds){self._beside_torch()}"
+            f" {proof.error:.1e} ({proof.rounds} rounds){beside_torch(self)}"
         )
-
-    def _beside_torch(self) -> str:
-        """Say what torch takes, and whether it runs the program."""
-        if math.isinf(self.torch):
-            return ""
-        chosen = "" if self.unfused is None else ": none is faster, so torch runs it"
-        return f"; as torch runs it {self.torch * 1e6:.1f} us{chosen}"
 
     @property
     def best(self) -> Trial:
@@ -147,6 +140,11 @@ class Task:
     step: Progress | None
     reuse: bool
     constants: Collection[int]
+    seconds: float = SECONDS
+
+    def shorter(self) -> Task:
+        """Return the task for a half of what nothing was found for: both take half as long."""
+        return replace(self, seconds=self.seconds / 4)
 
     @property
     def device(self) -> TileDevice:
@@ -224,7 +222,7 @@ class Task:
     def searched(self, program: Program) -> Report:
         """Return the report of the program's search, from the database if there is one."""
         cores = min(MOST_WORKERS, usable_cores())
-        limits = self.limits or Limits.of(program, self.device.name, seconds=SECONDS, workers=cores)
+        limits = self.limits or Limits.of(program, self.device.name, seconds=self.seconds, workers=cores)
 
         def searched() -> Report:
             return search(program, limits, checkpoint=self.checkpoint, step=self.step, seed=self.seed)
@@ -247,6 +245,14 @@ class Task:
                 f"no kernel of {program.name} is accurate: relative errors {', '.join(errors)}"
             )
         return sorted(good, key=lambda pair: float(pair[0].measured or 0.0))
+
+
+def beside_torch(found: Any) -> str:
+    """Say of a result of `superoptimize` what torch takes, and whether torch runs it."""
+    if math.isinf(found.torch):
+        return ""
+    chosen = "" if found.unfused is None else ": none is faster, so torch runs it"
+    return f"; as torch runs it {found.torch * 1e6:.1f} us{chosen}"
 
 
 def _faster(found: Superoptimized, torch: float, function: Callable[..., Any]) -> Superoptimized:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.api.fused_trials import Progress
+from ladder.api.fused_trials import Progress, torch_seconds
 from ladder.api.superopt_calls import Contract, copies, require_pure
 from ladder.api.superopt_parts import Partitioned, partitioned
 from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
 from ladder.api.tensor_program import Recorded, decoded, name_of, packed_types, recorded, translated
 from ladder.runtime.compile import target_of
 from ladder.superopt.generator import Limits
-from tile_types.errors import ConversionError, VerificationError
+from tile_types.errors import ConversionError, ScheduleError, VerificationError
 from tile_types.quantized import QuantizedTensor
 
 TRIALS = 16
@@ -70,7 +70,7 @@ def superoptimize(
     ConversionError, VerificationError
         If no part of the function is what block graphs express and equality can be decided of; names why.
     ScheduleError
-        If no graph was found, or none can be lowered.
+        If no graph was found of any part, or none can be lowered.
     """
     given = decoded(inputs)
     _require_elements(given)
@@ -92,12 +92,16 @@ def _require_elements(given: Sequence[Any]) -> None:
 def _optimised(
     function: Callable[..., Any], inputs: Sequence[Any], tensors: Sequence[Any], found: Recorded, task: Task
 ) -> Superoptimized | Partitioned:
-    """Return the function's kernels, or those of its parts if it is not provable as a whole."""
+    """Return the function's kernels, or those of its parts if it has none as a whole."""
+    examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
     try:
         require_type(found.results[0], tensors)
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
         require_provable(program)
-    except (ConversionError, VerificationError) as error:
-        return partitioned(found, inputs, tensors, task, error)
-    examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
-    return task.run(program, function, examples, task.constants)
+        return task.run(program, function, examples, task.constants)
+    except (ConversionError, VerificationError, ScheduleError) as error:
+        parts = partitioned(found, inputs, tensors, task, error)
+    if parts.run is None:
+        return parts
+    own, torch = (torch_seconds(call, examples) for call in (parts.run, function))
+    return replace(parts, seconds=own, torch=torch, unfused=function if torch < own else None)

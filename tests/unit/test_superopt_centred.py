@@ -14,9 +14,10 @@ from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.outline import outlined
 from ladder.runtime.fused import Lowering
 from ladder.simulate.fused import simulate_fused
-from ladder.superopt.generator import Program, instantiate
+from ladder.superopt.generator import Limits, Program, instantiate, search
 from ladder.superopt.generator.centred import centred
 from ladder.superopt.generator.instantiate import symbolic_program
+from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.structure import GraphStep, Mapping, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import verify_for_all_extents
@@ -92,6 +93,15 @@ def test_programs_that_use_the_input_otherwise_too_have_no_difference():
 
     assert centred(Program("twice", twice, SIZES)) is None
     assert centred(Program("rms", lambda n, s: _layer_norm(n, s, centre=False), SIZES)) is None
+
+
+def test_a_scaled_norm_of_many_operators_is_found():
+    """Its chains are single steps, and no longer than that: the program of the difference has none."""
+    sizes = {"M": 8, "K": 16, "N": 16}
+    program = Program("scaled", lambda n, s: _layer_norm(n, s, scaled=True), sizes)
+    limits = Limits(operators_of(program), grid=1, loops=0, split=False, proofs=1, workers=1)
+    report = search(program, limits)
+    assert [found.certificate.equal for found in report.found] == [True]
 
 
 def test_the_mean_is_computed_apart_in_float32_and_all_is_proved():

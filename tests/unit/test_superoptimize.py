@@ -33,7 +33,8 @@ from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeE
 @pytest.fixture(autouse=True)
 def slow_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of these sizes may be faster as torch runs them: what is tested is the kernels."""
-    monkeypatch.setattr("ladder.api.superopt_task.torch_seconds", lambda function, inputs: 1.0)
+    for module in ("superopt_task", "superoptimize"):
+        monkeypatch.setattr(f"ladder.api.{module}.torch_seconds", lambda function, inputs: 1.0)
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -302,6 +303,37 @@ def test_what_cannot_be_proved_is_cut_out(cache: None) -> None:
     assert 0 < found.certificate.delta == sum(kernels.certificate.delta for kernels in found.kernels)
     assert "mixed in 3 parts" in str(found)
     assert [bool(part["kernels"]) for part in found.as_json()["parts"]] == [True, False, True]
+
+
+def scaled_by_the_most(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """No block graph that a search knows: its maximum is a factor."""
+    y = norm_matmul(x, w)
+    return y * y.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_what_has_no_graph_is_cut_in_halves(
+    is_faster: bool, cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The halves run, unless torch runs all of it faster."""
+    inputs = [draw(4, 16), draw(16, 32)]
+    torch_takes = 2.0 if is_faster else 0.5
+    monkeypatch.setattr(
+        "ladder.api.superoptimize.torch_seconds",
+        lambda call, given: torch_takes if call is scaled_by_the_most else 1.0,
+    )
+    found = ladder.superoptimize(
+        scaled_by_the_most, inputs, limits=replace(QUICK, operators=8), trials=1, seed=0
+    )
+    exact = scaled_by_the_most(*(x.double() for x in inputs))
+    assert (found(*inputs).double() - exact).norm() <= 2e-3 * exact.norm()
+    first, rest = found.parts
+    assert first.operators[-1] == "matmul"
+    assert first.kernels is not None
+    assert rest.operators == ("amax", "mul")
+    assert "maxima only to be subtracted" in rest.reason
+    assert ("none is faster, so torch runs it" in str(found)) is not is_faster
+    assert found.as_json()["unfused"] is not is_faster
 
 
 @pytest.mark.parametrize(

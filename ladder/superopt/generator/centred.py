@@ -16,9 +16,6 @@ from ladder.superopt.generator.alphabet import link_of
 from ladder.superopt.generator.program import Extents, Program
 from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
 
-REMOVED = 3
-"""Operators of a program that its program of a difference lacks."""
-
 
 @dataclass(frozen=True)
 class Centred:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
-from ladder.superopt.generator.centred import REMOVED, centred
+from ladder.superopt.generator.centred import centred
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import (
     at_factors,
@@ -28,7 +28,7 @@ from ladder.superopt.generator.instantiate import (
 from ladder.superopt.generator.mapping import mappings
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.reach import FAR
-from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGraph, least_tile
+from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGraph, least_tile, operators_of
 from ladder.superopt.generator.space import COMBINING, Partial, Space, Value, replayed, targets_of
 from ladder.superopt.generator.stored import identity, structure_of
 from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Structure
@@ -85,7 +85,9 @@ def search(
     limits, began = limits or Limits(), time.monotonic()
     whole, inner, within = centred(program), program, limits
     if whole is not None:
-        inner, within = whole.program, replace(limits, operators=max(1, limits.operators - REMOVED))
+        inner = whole.program
+        spare = limits.operators - operators_of(program)
+        within = replace(limits, operators=max(1, operators_of(inner) + spare))
     tasks = list(tasks_of(inner, within))
     done = _read_checkpoint(checkpoint, program, limits)
     searched, deadline = (

@@ -244,7 +244,7 @@ class Space:
                 yield from (GraphStep(pair, name, order) for order in orders)
         if alphabet.matmul:
             yield from (GraphStep(pair, "matmul", order) for order in orders or [pair])
-        if alphabet.transposed:
+        if alphabet.transposed and not all(values[i].tile.shape[-1] == 1 for i in pair):  # no kernel turns it
             turned = (("transpose_b", True),)
             yield from (GraphStep(pair, "matmul", order, turned) for order in orders or [pair])
 
