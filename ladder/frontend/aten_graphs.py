@@ -34,9 +34,11 @@ KEPT = (
     "select_scatter",
     "binary_cross_entropy",
     "roll",
+    "linspace",
     *(f"{border}_pad{axes}d" for border in ("reflection", "replication") for axes in (1, 2, 3)),
 )
-"""Operators that torch would take apart and that are rows of ours, or faster in one piece."""
+"""Operators that torch would take apart and that are rows of ours, faster in one piece, or, as linspace of
+integers between fractions, other numbers in parts."""
 
 SWITCH_AT = {"set_autocast_enabled": -1, "_enter_autocast": 2}
 """Which argument of the functions that set autocasting says whether it is on."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf, prod
 from typing import Any
 
+import numpy as np
+
 from ladder.frontend.importer import Importer, Row, wide_of
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import floordiv, product, total
@@ -280,7 +282,8 @@ def _max_pool(
     rank = len(im.shape(x))
     if any(pads):
         width = (0,) * (rank - len(kernel)) + tuple(pads)
-        x = im.g.add("pad", x, low=width, high=width, value=-inf)
+        least = -inf if "float" in out else int(np.iinfo(out).min)
+        x = im.g.add("pad", x, low=width, high=width, value=least)
     view = _windows(im, x, kernel, stride, (0,), dilation)
     assert view is not None
     axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))

@@ -51,6 +51,15 @@ def test_operator_on_special_values(name: str) -> None:
             assert set(row.counts) == {"right"}, row.notes
 
 
+@pytest.mark.parametrize("name", ["linspace", "nn.functional.max_pool2d"])
+def test_operator_on_integers(name: str) -> None:
+    """Fractions as the ends of integers, and borders that no integer is less than."""
+    info = next(info for info, _ in opinfo.wanted_operators([name], "0/1", ["int64"]) if info.name == name)
+    with torch.no_grad(), patch.dict(vars(build), {"build_kernels": opinfo.in_torch}):
+        row = opinfo.row_of(info, "int64", 64)
+    assert set(row.counts) == {"right"}, row.notes
+
+
 @pytest.mark.parametrize("number", range(KERNELS))
 def test_operator_with_kernels(number: int) -> None:
     """Of the whole database, other operators each day: every kernel is built by itself and run."""
