@@ -24,6 +24,11 @@ def _falling(code: Any, ops: Any) -> Any:
     return ops.select(code >= 16, -magnitude, magnitude)
 
 
+def _spaced(step: int, offset: int) -> Any:
+    """Whole numbers a step apart: of some, no 16-bit float is the offset from a power of two."""
+    return lambda code, ops: step * ops.cast(code, "int32") + offset
+
+
 def _table(values: Any) -> Any:
     held = tuple(float(value) for value in np.asarray(values).astype(ml_dtypes.bfloat16))
     return lambda code, ops: ops.lookup(held, code)
@@ -62,6 +67,11 @@ def _shuffled(bits: int) -> Any:
 FORMS: dict[str, tuple[int, Any]] = {
     "whole5": (5, _whole),
     "falling5": (5, _falling),
+    "odd5": (5, _spaced(2, -31)),
+    "odd7": (7, _spaced(2, -127)),
+    "odd8": (8, _spaced(2, -255)),
+    "below8": (8, _spaced(1, -85)),
+    "negated8": (8, _spaced(-1, 0)),
     "log5": (5, _table(_signed([0.0, *(2.0 ** (e / 2) for e in range(-8, 7))]))),
     "log7": (7, _table(_signed([0.0, *(2.0 ** (e / 4) for e in range(-40, 23))]))),
     "posit3": (3, _table(_posit(3))),
@@ -76,7 +86,10 @@ FORMS: dict[str, tuple[int, Any]] = {
 FLOATS = ("fp5_e3m1", "fp6_e3m2", "fp6_e2m3", "fp7_e3m3", "fp7_e2m4", "fp8_e4m3")
 """Small floats, which the library makes by name."""
 
-ARITHMETIC = ("whole5", "falling5", *FLOATS)
+SPACED = ("odd5", "odd7", "odd8", "below8", "negated8")
+"""Whole numbers a step apart."""
+
+ARITHMETIC = ("whole5", "falling5", *SPACED, *FLOATS)
 """Types that need no table."""
 
 SELECTED = (("posit3", "float16"),)

@@ -28,7 +28,6 @@ from ladder.lower.gpu.proven import (
 )
 from ladder.lower.gpu.recipes import Conversion
 from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
-from schedules.codes import LARGEST_GAIN
 from schedules.layouts import THREADS, planes
 from targets import TileDevice
 from tile_types import get_type
@@ -304,7 +303,7 @@ def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: int) -> It
             continue
         if scaled:
             yield Decoder(conversion, "none", proven, folded)
-        elif not any(proven.meaning.offsets) and max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN:
+        elif not any(proven.meaning.offsets) and proven.in_range:
             yield Decoder(conversion, "none", proven)
 
 

@@ -52,7 +52,13 @@ class Magic:
             constant = self._constant(max(at, 0))
             if at >= 0 and at + self.bits <= self.core.mantissa_bits and self.core.holds(constant):
                 return at, constant
-        return 0, self._constant(0)
+        at = next(self.places(), 0)
+        return at, self._constant(at)
+
+    def places(self) -> Iterator[int]:
+        """Yield the lowest mantissa bits at which a code may begin so that one constant is added."""
+        room = self.core.mantissa_bits - self.bits
+        yield from (at for at in range(room + 1) if self.core.holds(self._constant(at)))
 
     def _constant(self, at: int) -> float:
         return self.form.offset - self.form.factor * float(1 << self.core.mantissa_bits) / (1 << at)
@@ -84,6 +90,21 @@ class SplitMagic:
 
 
 @dataclass(frozen=True)
+class Stepped:
+    """Codes as floats, times the step of an affine type whose offset is too odd for `Magic`'s constant."""
+
+    core: FloatCore
+    codes: LaneRecipe
+    form: Affine
+
+    def convert(self, m: Machine, words: Sequence[Word], where: Sequence[Field], zero: Word | None) -> Word:
+        """Return ``value - zero`` in both lanes."""
+        step, offset = (m.constant(self.core.bits(x)) for x in (self.form.factor, self.form.offset))
+        value = m.float_fma(self.core.name, self.codes.convert(m, words, where, None), step, offset)
+        return value if zero is None else m.float_sub(self.core.name, value, zero)
+
+
+@dataclass(frozen=True)
 class ByteOffset:
     """Integers to int8: one subtraction of offset and zero point in all bytes, without borrows.
 
@@ -112,8 +133,20 @@ class ByteOffset:
 def _magic(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
     for form in affine_forms(conversion.ttype):
         for core in FLOAT_CORES.values():
+            magic = Magic(core, conversion.bits, form)
             if conversion.bits <= core.mantissa_bits:
-                yield core.name, Magic(core, conversion.bits, form)
+                yield core.name, magic
+            if next(magic.places(), None) is None and not form.flip:
+                for codes in _codes(core, conversion.bits):
+                    yield core.name, Stepped(core, codes, form)
+
+
+def _codes(core: FloatCore, bits: int) -> Iterator[LaneRecipe]:
+    """Yield what turns codes into whole numbers."""
+    if bits <= core.mantissa_bits:
+        yield Magic(core, bits, Affine(0, 1.0, 0.0))
+    elif bits == core.mantissa_bits + 1:
+        yield SplitMagic(core, bits, signed=False)
 
 
 def _split(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:

@@ -117,6 +117,11 @@ class Proven:
     meaning: Meaning
     cost: Cost
 
+    @property
+    def in_range(self) -> bool:
+        """Whether products with its raw numbers stay within float32's normal ones."""
+        return max(map(abs, self.meaning.gains)) <= LARGEST_GAIN
+
     def weight(self, offset_clocks: float = OFFSET_CLOCKS) -> float:
         """Return what recipes are ranked by; an offset is taken from sums, which costs something too."""
         return self.cost.weight + (offset_clocks if any(self.meaning.offsets) else 0.0)
@@ -178,8 +183,8 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
 
 
 def _runs_anywhere(proven: Proven) -> bool:
-    """Tell whether a recipe needs neither a device's instructions nor a table."""
-    return proven.strategy not in NEEDS and not table_bytes(proven.recipe)
+    """Tell whether a recipe serves any kernel: it needs neither a device's instructions nor a table."""
+    return proven.in_range and proven.strategy not in NEEDS and not table_bytes(proven.recipe)
 
 
 def cheapest(
@@ -190,11 +195,7 @@ def cheapest(
     table: Bytes of shared memory that the kernel has for a table.
     offset_clocks: Clocks per tile that an offset costs the kernel.
     """
-    found = [
-        x
-        for x in proven_recipes(conversion)
-        if usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
-    ]
+    found = [x for x in proven_recipes(conversion) if x.in_range and usable(x, capability, table)]
     return min(found, key=lambda x: x.weight(offset_clocks))
 
 

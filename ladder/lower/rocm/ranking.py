@@ -28,7 +28,6 @@ from ladder.lower.gpu.recipes import PLAIN, Conversion, Recipe
 from ladder.lower.rocm.byte_table import propose_byte_table
 from ladder.lower.rocm.converted import Converted, propose_converted
 from ladder.lower.rocm.machine import Form, bitwise
-from schedules.codes import LARGEST_GAIN
 from schedules.conversions import converted_as
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -160,7 +159,7 @@ def best_recipe(conversion: Conversion, device: TileDevice) -> Proven:
         as_wave
         for proven in (*shared, *_own_recipes(conversion, device))
         if proven.strategy not in NEEDS and not table_bytes(proven.recipe)
-        if max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN
+        if proven.in_range
         for as_wave in proven_here(proven, conversion)
     ]
     if not choices:
