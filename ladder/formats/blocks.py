@@ -1,7 +1,7 @@
 """Formats whose bytes are canonical storage already: gpt-oss MXFP4, fp8 with block scales.
 
 Sources: transformers ``integrations/mxfp4.py``, ``integrations/finegrained_fp8.py`` (DeepSeek-V3's
-``weight_scale_inv`` multiplies).
+``weight_scale_inv`` multiplies), GPTQModel ``nn_modules/qlinear/fp8.py`` (its own divides).
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ def read_fp8(layer: Layer) -> QuantizedTensor | tuple[QuantizedTensor, ...]:
     fp8_shape(layer)
     layer.require_type("_scale_inv", *SCALE_NAMES)
     codes, scale = layer.tensor(""), layer.tensor("_scale_inv")
+    meaning = layer.option("weight_scale_semantics", str, "")
+    layer.require(meaning in ("", "inverse"), f"scales that are {meaning!r} are not read")
+    if meaning:
+        layer.require_type("_scale_inv", "float32")
+        scale = scale.reciprocal()
     if codes.ndim == 2:
         return _fp8_matrix(layer, codes, scale)
     layer.require(scale.ndim == 3 and len(scale) == len(codes), "scales are not of as many experts")
@@ -77,7 +82,8 @@ def _fp8_matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> Quant
     from tile_types import QuantizedTensor, get_type
 
     n, k = codes.shape
-    scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
+    if scale.ndim < 2 and scale.numel() in (1, n):
+        scale = scale.reshape(-1, 1)
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"scales have the shape {list(scale.shape)}")
     rows, columns = scale.shape
     block = stated_block(layer, n, k, rows, columns)

@@ -312,7 +312,7 @@ def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[s
     for name, stored in rest.items():
         require(not _is_lost(name, arrays), f"{name} is there without its description")
         require(not name.endswith(beside), f"{name} is there without the codes that it belongs to")
-        code = _is_code(stored)
+        code = _is_code(stored, named=known)
         require(not (code and stated), f"{name} is {stored.dtype}, and the scales of such codes are missing")
         require(known or not code, f"{name} is {stored.dtype}; the method {method!r} is not read")
     for name in torchao.part_names(arrays.metadata):
@@ -325,9 +325,10 @@ def _is_lost(name: str, arrays: Arrays) -> bool:
     return prefix != name and any(prefix + suffix in arrays for suffix in native.ARRAYS)
 
 
-def _is_code(stored: Stored) -> bool:
-    """Tell a matrix of what a method that quantizes stores as codes only."""
-    weight = stored.name.endswith(CODE_NAMES) and stored.dtype in ("int8", "uint8", "int16", "int32")
+def _is_code(stored: Stored, *, named: bool) -> bool:
+    """Tell a matrix of what a method that quantizes stores as codes only; `named`: integers by their name."""
+    weight = stored.dtype in ("int8", "uint8", "int16", "int32")
+    weight &= not named or stored.name.endswith(CODE_NAMES)
     return len(stored.shape) >= 2 and (weight or stored.dtype in ("float8_e4m3fn", "float8_e5m2"))
 
 

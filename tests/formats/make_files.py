@@ -251,6 +251,21 @@ def fp8_blocks(kind: Any = torch.float32) -> Case:
     return arrays, config, {"layer.weight": own}
 
 
+def gptqmodel_fp8(method: str, kind: str = "float8_e4m3fn", block: tuple[int, int] | None = None) -> Case:
+    """What GPTQModel stores: scales divide; its products multiply by their reciprocals."""
+    from gptqmodel.nn_modules.qlinear.fp8 import quantize_fp8_weight
+    from gptqmodel.quantization.config import FP8Config
+
+    options = {"weight_scale_method": method, "weight_block_size": block}
+    codes, scale = quantize_fp8_weight(weight(41), format=kind, **options)
+    high, wide = block or (1, 1)
+    factors = scale.reciprocal().reshape(-1, 1) if block is None else scale.reciprocal()
+    own = codes.float() * factors.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+    arrays = {"layer.weight": codes, "layer.weight_scale_inv": scale}
+    config = FP8Config(format=kind, **options).to_dict()
+    return arrays, {key: config[key] for key in config if key != "meta"}, {"layer.weight": own}
+
+
 def hqq(bits: int, *, axis: int = 1, dtype: Any = torch.float16) -> Case:
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
 
@@ -384,6 +399,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "modelopt_nvfp4_32": lambda: modelopt(32),
     "modelopt_mxfp4": modelopt_mxfp4,
     "modelopt_int4": modelopt_int4,
+    "gptqmodel_fp8_row": lambda: gptqmodel_fp8("row"),
+    "gptqmodel_fp8_tensor": lambda: gptqmodel_fp8("tensor", "float8_e5m2"),
+    "gptqmodel_fp8_block": lambda: gptqmodel_fp8("block", block=(16, 64)),
     "fp8_blocks": fp8_blocks,
     "fp8_blocks_e8m0": lambda: fp8_blocks(torch.float8_e8m0fnu),
     **{f"hqq_{bits}bit": lambda bits=bits: hqq(bits) for bits in (1, 2, 3, 4, 8)},

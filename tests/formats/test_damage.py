@@ -270,11 +270,25 @@ def test_layers_may_differ_from_the_configuration_where_it_says_so(tmp_path: Pat
         assert fails_well(tmp_path) is refused
 
 
-def test_methods_that_are_not_read_are_named(tmp_path: Path) -> None:
-    save_file({"a.codes": torch.zeros(4, 4, 2, dtype=torch.int8)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "aqlm"}}')
-    with pytest.raises(ladder.CheckpointError, match=r"a\.codes.*'aqlm' is not read"):
+@pytest.mark.parametrize(
+    ("method", "name", "kind"), [("aqlm", "a.codes", torch.int8), ("qqq", "a.B", torch.int32)]
+)
+def test_methods_that_are_not_read_are_named(
+    method: str, name: str, kind: torch.dtype, tmp_path: Path
+) -> None:
+    save_file({name: torch.zeros(4, 4, dtype=kind)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+    with pytest.raises(ladder.CheckpointError, match=rf"{name}.*'{method}' is not read"):
         ladder.load_checkpoint(tmp_path)
+
+
+def test_scales_whose_meaning_is_not_known_are_refused(tmp_path: Path) -> None:
+    file = "gptqmodel_fp8_row.safetensors"
+    (tmp_path / "model.safetensors").write_bytes((FILES / file).read_bytes())
+    config = EXPECTED[file]["config"] | {"weight_scale_semantics": "logarithm"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with pytest.raises(ladder.CheckpointError, match="'logarithm' are not read"):
+        ladder.load_checkpoint(tmp_path)["layer.weight"]
 
 
 PICKLED: dict[str, tuple[object, str]] = {
