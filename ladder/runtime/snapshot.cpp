@@ -71,6 +71,15 @@ bool holds(const Snapshot& snapshot, const Facts& was) {
       storage_of(tensor).nbytes() == was.bytes && (!snapshot.versions || version_of(tensor) == was.version);
 }
 
+struct Known {
+  PyObject **next, **end;
+};
+
+int is_another(PyObject* object, void* to) {
+  auto& known = *static_cast<Known*>(to);
+  return known.next == known.end || *known.next++ != object;
+}
+
 }  // namespace
 
 extern "C" {
@@ -89,12 +98,15 @@ void* ladder_snapshot(PyObject* list, int versions) try {
   return nullptr;
 }
 
-// Tells whether all tensors of a snapshot are what they were.
-int ladder_holds(const void* address) try {
+// Tells whether a list, or a tuple, holds the tensors of a snapshot, which are what they were.
+int ladder_holds(const void* address, PyObject* found) try {
   const auto& snapshot = *static_cast<const Snapshot*>(address);
-  return std::all_of(snapshot.tensors.begin(), snapshot.tensors.end(), [&](const Facts& was) {
-    return holds(snapshot, was);
-  });
+  auto** objects = PySequence_Fast_ITEMS(found);
+  const auto same = [&](const Facts& was, const PyObject* object) {
+    return object == was.object && holds(snapshot, was);
+  };
+  return std::equal(snapshot.tensors.begin(), snapshot.tensors.end(), objects,
+                    objects + PySequence_Fast_GET_SIZE(found), same);
 } catch (...) {
   return 0;
 }
@@ -116,10 +128,13 @@ int ladder_same_versions(PyObject* tuple, const uint64_t* copied) {
 }
 #endif
 
-// Tells whether two lists, or two tuples, hold the same objects.
-int ladder_identical(PyObject* found, PyObject* known) {
-  const auto count = PySequence_Fast_GET_SIZE(known);
-  if (PySequence_Fast_GET_SIZE(found) != count) return 0;
-  return std::equal(PySequence_Fast_ITEMS(found), PySequence_Fast_ITEMS(found) + count, PySequence_Fast_ITEMS(known));
+// Tells whether what the objects of a tuple refer to is, in order, what a list holds, as `gc.get_referents` gives it.
+int ladder_refer_to(PyObject* tuple, PyObject* list) {
+  Known known{PySequence_Fast_ITEMS(list), PySequence_Fast_ITEMS(list) + PyList_GET_SIZE(list)};
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tuple); ++at) {
+    auto* object = PyTuple_GET_ITEM(tuple, at);
+    if (PyObject_IS_GC(object) && Py_TYPE(object)->tp_traverse(object, is_another, &known)) return 0;
+  }
+  return known.next == known.end;
 }
 }

@@ -10,6 +10,7 @@ the program, when it is first of use.
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import logging
 import os
@@ -105,16 +106,18 @@ def _loaded(path: Path) -> ctypes.PyDLL:
     library = ctypes.PyDLL(str(path))
     library.ladder_snapshot.restype = ctypes.c_void_p
     library.ladder_snapshot.argtypes = (ctypes.py_object, ctypes.c_int)
-    library.ladder_identical.argtypes = (ctypes.py_object, ctypes.py_object)
+    library.ladder_refer_to.argtypes = (ctypes.py_object, ctypes.py_object)
     if DICTIONARIES_COUNT:
         for function in (library.ladder_copy_versions, library.ladder_same_versions):
             function.argtypes = (ctypes.py_object, ctypes.c_void_p)
-    for function in (library.ladder_holds, library.ladder_release):
-        function.argtypes = (ctypes.c_void_p,)
+    library.ladder_holds.argtypes = (ctypes.c_void_p, ctypes.py_object)
+    library.ladder_release.argtypes = (ctypes.c_void_p,)
     return library
 
 
 NATIVE = Native()
+
+Tensors = list[Any] | tuple[Any, ...]
 
 
 class Taken:
@@ -126,9 +129,9 @@ class Taken:
         self._library, self._address = library, None
         self._address = library.ladder_snapshot(tensors, versions)
 
-    def holds(self) -> bool:
-        """Tell whether all are what they were."""
-        return self._address is not None and bool(self._library.ladder_holds(self._address))
+    def holds(self, tensors: Tensors) -> bool:
+        """Tell whether these are the tensors, and all are what they were."""
+        return self._address is not None and bool(self._library.ladder_holds(self._address, tensors))
 
     def __del__(self) -> None:
         if self._address is not None:
@@ -138,46 +141,48 @@ class Taken:
 class Snapshot:
     """Tensors as they were when they were last confirmed.
 
-    tensors: They are kept alive. Of few, or where one is no plain strided tensor, no snapshot is taken.
+    They are not kept alive: another one that lies where one lay is told apart by all that is kept of it.
+    Of few, or where one is no plain strided tensor, no snapshot is taken.
+
     versions: Whether it matters that they are written, too.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], *, versions: bool = False) -> None:
-        self._tensors, self._versions = [*tensors], versions
+    def __init__(self, *, versions: bool = False) -> None:
+        self._versions = versions
         self._last: Taken | None = None
         self._renewals = self._asked = 0
-        self._serves = len(self._tensors) >= FEW and all(map(_is_plain, self._tensors))
-        if self._serves:
-            NATIVE.begin()
 
-    def holds(self) -> bool:
-        """Tell whether all are still what they were; False may also mean that this is not known."""
+    def holds(self, tensors: Tensors) -> bool:
+        """Tell whether tensors are those, and what they were; False may also mean that this is not known."""
         last = self._last
-        return last is not None and NATIVE.library is not None and last.holds()
+        return last is not None and last.holds(tensors)
 
-    def confirm(self, exact: Callable[[], bool]) -> bool:
+    def confirm(self, tensors: Tensors, exact: Callable[[], bool]) -> bool:
         """Tell whether tensors are what they are to be: where they are not known to be, by `exact`.
 
         A new snapshot is taken before that, so that it differs from what changes meanwhile.
         """
-        if self.holds():
+        if self.holds(tensors):
             return True
-        taken = self._taken()
+        taken = self._taken(tensors)
         same = exact()
         if same and taken is not None:
             self._last = taken
         return same
 
-    def _taken(self) -> Taken | None:
+    def _taken(self, tensors: Tensors) -> Taken | None:
         """Take a snapshot; more and more seldom, for tensors may change from call to call."""
+        if len(tensors) < FEW:
+            return None
+        NATIVE.begin()
         library = NATIVE.library
-        if not self._serves or library is None:
+        if library is None:
             return None
         self._asked += 1
         if not self._asked >> self._renewals:
             return None
         self._asked, self._renewals = 0, self._renewals + 1
-        return Taken(library, self._tensors, self._versions)
+        return Taken(library, [*tensors], self._versions) if all(map(_is_plain, tensors)) else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -212,9 +217,14 @@ class DictionaryVersions:
         return same
 
 
+def refer_to(owners: tuple[Any, ...], parts: list[Any]) -> bool:
+    """Tell whether what objects refer to is `parts`, as ``gc.get_referents`` gives it."""
+    library = NATIVE.library
+    if library is not None:
+        return bool(library.ladder_refer_to(owners, parts))
+    return identical(gc.get_referents(*owners), parts)
+
+
 def identical(found: Sequence[Any], known: Sequence[Any]) -> bool:
     """Tell whether two lists, or tuples, hold the same objects."""
-    library = NATIVE.library
-    if library is not None and len(known) >= FEW and type(found) is type(known) in (list, tuple):
-        return bool(library.ladder_identical(found, known))
     return len(found) == len(known) and all(map(is_, found, known))

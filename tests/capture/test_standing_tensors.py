@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import ladder
 from ladder.capture.heap.table import Table
 from ladder.runtime import snapshot
 from ladder.runtime.model.probes import Noted
-from ladder.runtime.snapshot import DICTIONARIES_COUNT, FEW, NATIVE, DictionaryVersions, Snapshot, identical
+from ladder.runtime.snapshot import DICTIONARIES_COUNT, FEW, NATIVE, DictionaryVersions, Snapshot, refer_to
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, snapshot.COMPILERS)), reason="the native pass needs a C++ compiler"
@@ -88,45 +89,45 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_snapshot_sees_every_change(what: str) -> None:
     tensors = parameters()
-    taken = Snapshot(tensors)
-    assert not taken.holds()
-    assert taken.confirm(lambda: True)
-    assert taken.holds()
+    taken = Snapshot()
+    assert not taken.holds(tensors)
+    assert taken.confirm(tensors, lambda: True)
+    assert taken.holds(tensors)
     CHANGES[what](tensors[AT])
-    assert not taken.holds()
+    assert not taken.holds(tensors)
 
 
 def test_a_snapshot_sees_conjugation() -> None:
     tensors = parameters(torch.complex64)
-    taken = Snapshot(tensors)
-    taken.confirm(lambda: True)
-    assert taken.holds()
+    taken = Snapshot()
+    taken.confirm(tensors, lambda: True)
+    assert taken.holds(tensors)
     conjugated(tensors[AT])
-    assert not taken.holds()
+    assert not taken.holds(tensors)
 
 
 def test_only_a_snapshot_of_versions_sees_writes() -> None:
     tensors = [*parameters(), torch.inference_mode()(torch.ones)(3)]
-    plain, counted = Snapshot(tensors), Snapshot(tensors, versions=True)
-    plain.confirm(lambda: True)
-    counted.confirm(lambda: True)
-    assert plain.holds()
-    assert counted.holds()
+    plain, counted = Snapshot(), Snapshot(versions=True)
+    plain.confirm(tensors, lambda: True)
+    counted.confirm(tensors, lambda: True)
+    assert plain.holds(tensors)
+    assert counted.holds(tensors)
     with torch.no_grad():
         tensors[AT].mul_(2)
-    assert plain.holds()
-    assert not counted.holds()
-    counted.confirm(lambda: True)
-    assert not counted.holds(), "it is taken more and more seldom"
-    counted.confirm(lambda: True)
-    assert counted.holds()
+    assert plain.holds(tensors)
+    assert not counted.holds(tensors)
+    counted.confirm(tensors, lambda: True)
+    assert not counted.holds(tensors), "it is taken more and more seldom"
+    counted.confirm(tensors, lambda: True)
+    assert counted.holds(tensors)
 
 
 def test_what_is_not_confirmed_or_changes_meanwhile_is_asked_again() -> None:
     tensors = parameters()
-    taken = Snapshot(tensors)
-    assert not taken.confirm(lambda: False)
-    assert not taken.holds()
+    taken = Snapshot()
+    assert not taken.confirm(tensors, lambda: False)
+    assert not taken.holds(tensors)
 
     before = []
 
@@ -136,8 +137,8 @@ def test_what_is_not_confirmed_or_changes_meanwhile_is_asked_again() -> None:
         return True
 
     for _ in range(3):
-        assert taken.confirm(changing)
-        assert not taken.holds()
+        assert taken.confirm(tensors, changing)
+        assert not taken.holds(tensors)
 
 
 COUNTED = pytest.mark.skipif(not DICTIONARIES_COUNT, reason="dictionaries hold no versions of their own")
@@ -179,28 +180,49 @@ def test_nothing_is_told_of_few_tensors_and_of_kinds_that_are_not_plain() -> Non
         [*parameters(), torch.ones(2).to_sparse()],
         [*parameters(), torch.ones(2).as_subclass(Own)],
     ):
-        taken = Snapshot(tensors)
-        taken.confirm(lambda: True)
-        assert not taken.holds()
+        taken = Snapshot()
+        taken.confirm(tensors, lambda: True)
+        assert not taken.holds(tensors)
 
 
-def test_a_snapshot_keeps_its_tensors_and_no_more() -> None:
+def test_a_snapshot_keeps_no_tensor_alive() -> None:
     tensors = parameters()
-    taken = Snapshot(tensors)
-    taken.confirm(lambda: True)
-    del tensors
+    taken = Snapshot()
+    taken.confirm(tensors, lambda: True)
+    gone = weakref.ref(tensors[AT])
+    tensors[AT] = parameters()[0]
     gc.collect()
-    assert taken.holds()
+    assert gone() is None
+    assert not taken.holds(tensors)
+    assert not taken.holds(tensors[:AT])
 
 
-def test_lists_and_tuples_are_compared_by_identity() -> None:
-    for kind in (list, tuple):
-        objects = kind([{}] * LAYERS)
-        others = kind([*objects[:-1], {}])
-        assert identical(objects, kind(objects))
-        assert not identical(others, objects)
-        assert not identical(objects[:-1], objects)
-    assert identical([None] * LAYERS, (None,) * LAYERS)
+def test_what_objects_refer_to_is_told_as_the_collector_gives_it() -> None:
+    class Plain:
+        pass
+
+    owners = *(Plain() for _ in range(LAYERS)), lambda: LAYERS, "not looked into"
+    parts = gc.get_referents(*owners)
+    assert refer_to(owners, parts)
+    assert not refer_to(owners, parts[:-1])
+    assert not refer_to(owners, [*parts, None])
+    owners[AT].__dict__ = {}
+    assert not refer_to(owners, parts)
+
+
+@pytest.mark.parametrize("what", [what for what in CHANGES if "storage" not in what])
+def test_tensors_that_calls_give_are_seen_to_change(what: str) -> None:
+    def summed(*tensors: Tensor) -> Tensor:
+        return torch.cat([tensor.double().flatten() for tensor in tensors]).cumsum(0)
+
+    fast = ladder.compile(summed)
+    tensors = parameters()
+    for change in (lambda tensor: None, CHANGES[what]):
+        change(tensors[AT])
+        for _ in range(3):
+            torch.testing.assert_close(fast(*tensors), summed(*tensors))
+    twice = [*tensors[:-1], tensors[0]]
+    torch.testing.assert_close(fast(*twice), summed(*twice))
 
 
 def test_writes_and_moves_are_noted_where_many_tensors_are() -> None:

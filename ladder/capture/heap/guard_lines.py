@@ -12,7 +12,7 @@ from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import CaptureError, Check, Node
 from ladder.capture.values.shapes import Differing
 from ladder.capture.values.tensors import (
-    Standing,
+    Metadata,
     autocast_state,
     bulk_check,
     is_plain_tensor,
@@ -59,26 +59,28 @@ def _check_each(heap: Heap, rows: list[tuple[str, str]]) -> None:
 
 
 def _asking(heap: Heap, tensors: list[Open]) -> list[tuple[str, str]] | None:
-    """Return the lines that ask tensors, those that stay last, for their metadata, in both forms.
+    """Return the line, if there are tensors, that asks them for their metadata, in both forms.
 
+    tensors: Those that stay come last.
     Returns None where torch cannot check them together.
     """
     given = [node for node, _ in tensors if not node.pinned]
-    first = len(given) + 1  # one that stays, too: torch's check also compares the state of this thread
-    parts = [tensors[:first], tensors[first:]] if len(tensors) - first >= snapshot.FEW else [tensors]
-    checks = [
-        bulk_check([node.obj for node, _ in part], [left for _, left in part]) for part in parts if part
-    ]
-    if None in checks:
+    stay = tuple(node.obj for node, _ in tensors if node.pinned)
+    parts = [tensors]
+    if max(len(given), len(stay)) >= snapshot.FEW:
+        parts = [tensors[-1:], tensors[: len(given)], tensors[len(given) :]]
+    checks = [bulk_check([node.obj for node, _ in part], [left for _, left in part]) for part in parts]
+    if any(part and check is None for part, check in zip(parts, checks, strict=True)):
         return None
     names = "".join(f"{node.var}, " for node in given)
-    pinned = [tuple(node.obj for node, _ in part if node.pinned) for part in parts]
-    asked = [f"{heap.constant(check)}({names}*{heap.constant(pinned[0])})" for check in checks[:1]]
-    asked += [f"{heap.constant(Standing(check, pinned[1]).hold)}({names})" for check in checks[1:]]
+    if len(parts) == 1:
+        text = f"{heap.constant(checks[0])}({names}*{heap.constant(stay)})"
+    else:
+        text = f"{heap.constant(Metadata(checks, stay).hold)}({names})"
     number = len(heap.guard.checks) + 1
     differs = Differing([heap.guard.paths.get(node.var, "") for node in given], [node.obj for node in given])
     learning = f"missed, 0, {heap.constant(differs)}({names})"
-    return [(f"if not {text}: return {number}", f"if not {text}: return {learning}") for text in asked]
+    return [(f"if not {text}: return {number}", f"if not {text}: return {learning}")] if tensors else []
 
 
 def check_distinct(heap: Heap, *, writes: bool, apart: frozenset[int]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ladder.capture.values.kinds import by_value, has_same_value, kind_among
-from ladder.runtime.snapshot import DictionaryVersions, identical
+from ladder.runtime.snapshot import DictionaryVersions, refer_to
 
 dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
 """A number that differs after each change of a dictionary; None where torch has it no more."""
@@ -180,13 +180,12 @@ class Functions:
 
         They come to refer to more when annotations or attributes are first read: their facts tell then.
         """
-        if not self.owners:
+        if not self.owners or refer_to(self.owners, self.parts):
             return True
         found = gc.get_referents(*self.owners)
-        if found == self.parts and all(map(is_, found, self.identical)):
-            return True
+        equal = found == self.parts and all(map(is_, found, self.identical))
         self.parts, self.identical = found, gc.get_referents(*self.owners[: self.strict])
-        held = all(fact.holds() for fact in self.facts)
+        held = equal or all(fact.holds() for fact in self.facts)
         if not held:
             self.parts = []
         return held
@@ -226,9 +225,7 @@ class Objects:
 
     def hold(self) -> bool:
         """Compare what the objects refer to."""
-        if not self.owners:
-            return True
-        return identical(gc.get_referents(*self.owners), self.parts)
+        return not self.owners or refer_to(self.owners, self.parts)
 
     @staticmethod
     def takes(owner: Any, inside: Any) -> bool:

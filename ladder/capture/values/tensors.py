@@ -266,21 +266,30 @@ def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int] | Non
         return None
 
 
-class Standing:
-    """Tensors that stay, whose metadata torch's check looks at only where something about them changed.
+class Metadata:
+    """The metadata of a guard's tensors; torch's check looks at it only where something about them changed.
 
-    check: Of `bulk_check`.
+    checks: Of `bulk_check`, None of no tensors: of the last tensor alone, which compares the state of the
+        thread too; of those that each call gives; of those that stay.
+    tensors: Those that stay.
     """
 
-    def __init__(self, check: Callable[..., bool], tensors: Sequence[torch.Tensor]) -> None:
-        self.check, self.tensors = check, tensors
-        self.snapshot = Snapshot(tensors)
-        self.known = frozenset(map(id, tensors))
+    def __init__(self, checks: Sequence[Any], tensors: tuple[torch.Tensor, ...]) -> None:
+        (self.one, self.given, self.stay), self.tensors = checks, tensors
+        self.ids = frozenset(map(id, tensors))
+        self.given_last, self.stay_last = Snapshot(), Snapshot()
 
-    def hold(self, *others: torch.Tensor) -> bool:
-        """Tell whether they are what they were, and none is among `others`."""
-        same = self.snapshot.confirm(lambda: self.check(*self.tensors))
-        return same and self.known.isdisjoint(map(id, others))
+    def hold(self, *given: torch.Tensor) -> bool:
+        """Tell whether all are what they were, and no two of them are one object."""
+        tensors = self.tensors
+        return (
+            self.one(*(tensors or given)[-1:])
+            and (not given or self.given_last.confirm(given, lambda: self._are_apart(given)))
+            and (not tensors or self.stay_last.confirm(tensors, lambda: self.stay(*tensors)))
+        )
+
+    def _are_apart(self, given: tuple[torch.Tensor, ...]) -> bool:
+        return self.given(*given) and self.ids.isdisjoint(map(id, given))
 
 
 def scripted(function: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ladder.runtime.snapshot import Snapshot, identical
+from ladder.runtime.snapshot import Snapshot, Tensors, identical
 
 Span = tuple[int, int]
 """Addresses of the first byte of a tensor and of the byte behind its last."""
@@ -57,9 +57,9 @@ class CallArguments:
         self._apart = True
         self._first: dict[int, Fingerprint] = {}
         self._steady: tuple[int, ...] = ()
-        self._pick: Callable[[Sequence[Any]], Sequence[Any]] = tuple
+        self._pick: Callable[[Sequence[Any]], Tensors] = tuple
         self._known: Sequence[torch.Tensor] = ()
-        self._snapshot = Snapshot(())
+        self._snapshot = Snapshot()
         self._addresses: list[int] = []
         self._counts: list[int] = []
         self._written_spans: list[Span] = []
@@ -76,12 +76,11 @@ class CallArguments:
 
     def _stayed(self, values: Sequence[Any]) -> bool:
         steady = self._pick(values)
-        if not identical(steady, self._known):
-            return False
-        return self._snapshot.confirm(lambda: self._lie_as_before(steady))
+        return self._snapshot.confirm(steady, lambda: self._lie_as_before(steady))
 
-    def _lie_as_before(self, steady: Sequence[torch.Tensor]) -> bool:
-        if [*map(torch.Tensor.data_ptr, steady)] != self._addresses:
+    def _lie_as_before(self, steady: Tensors) -> bool:
+        same = identical(steady, self._known)
+        if not same or [*map(torch.Tensor.data_ptr, steady)] != self._addresses:
             return False
         return not self.are_open or [*map(torch.Tensor.numel, steady)] == self._counts
 
@@ -97,7 +96,7 @@ class CallArguments:
             self._known = tuple(tensors[at] for at in self._steady)
             self._addresses = [*map(torch.Tensor.data_ptr, self._known)]
             self._counts = [*map(torch.Tensor.numel, self._known)]
-            self._snapshot = Snapshot(self._known)
+            self._snapshot = Snapshot()
         if self.written:
             spans = {at: span_of(tensor) for at, tensor in tensors.items() if at not in self.moving}
             self._written_spans = sorted(
@@ -134,7 +133,7 @@ def _fingerprint(value: torch.Tensor) -> Fingerprint:
     return id(value), value.data_ptr(), tuple(value.shape), value.stride()
 
 
-def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Tensors]:
     """Return what takes the values at positions."""
     if len(positions) > 1:
         return itemgetter(*positions)

@@ -25,7 +25,7 @@ class FrameArguments:
         """Positions of parameters, and of what is made of them."""
         self.known: list[Any] | None = None
         self.addresses: list[int] = []
-        self.snapshot = Snapshot(())
+        self.snapshot = Snapshot()
 
     def put(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
         """Fill the slots: kernels take plain tensors, not parameters.
@@ -47,9 +47,10 @@ class FrameArguments:
             slots[slot] = None
 
     def _stay(self, given: list[Any], known: list[Any]) -> bool:
-        if not identical(given, known):
-            return False
-        return self.snapshot.confirm(lambda: [*map(torch.Tensor.data_ptr, given)] == self.addresses)
+        return self.snapshot.confirm(
+            given,
+            lambda: identical(given, known) and [*map(torch.Tensor.data_ptr, given)] == self.addresses,
+        )
 
     def _learn(self, values: Sequence[Any], slots: list[Any], made: int) -> None:
         stays = [(slot, at) for slot, at in self.inputs if at >= made or values[at].requires_grad]
@@ -57,7 +58,7 @@ class FrameArguments:
         self.staying = [at for _, at in stays]
         self.known = [values[at] for at in self.staying]
         self.addresses = [*map(torch.Tensor.data_ptr, self.known)]
-        self.snapshot = Snapshot(self.known)
+        self.snapshot = Snapshot()
         for slot, at in stays:
             slots[slot] = self._plain(at, values[at])
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any
 
 import torch
 
-from ladder.runtime.snapshot import Snapshot, identical
+from ladder.runtime.snapshot import Snapshot, Tensors, identical
 
 ELEMENTS = 8
 """Of each weight that are looked at."""
@@ -51,22 +50,22 @@ class Noted:
         """Those that count how often they were changed in place: inference tensors do not."""
         self.versions = [*map(_version, self.counted)]
         self.probes = Probes(self.parts)
-        self.snapshot = Snapshot(self.parts, versions=True)
+        self.snapshot = Snapshot(versions=True)
 
-    def hold(self, parts: Sequence[Any]) -> bool:
+    def hold(self, parts: Tensors) -> bool:
         """Tell whether these are the tensors, and they are what they were."""
-        same = identical(parts, self.parts) and self.snapshot.confirm(self._lie_and_count_as_before)
-        return same and self.probes.hold()
+        return self.snapshot.confirm(parts, lambda: self._are(parts)) and self.probes.hold()
 
     def unwritten(self) -> bool:
         """Tell whether the tensors are what they were, where they are known to lie where they lay."""
-        return self.snapshot.confirm(self._count_as_before) and self.probes.hold()
+        return self.snapshot.confirm(self.parts, self._count_as_before) and self.probes.hold()
 
     def _count_as_before(self) -> bool:
         return [*map(_version, self.counted)] == self.versions
 
-    def _lie_and_count_as_before(self) -> bool:
-        return [*map(torch.Tensor.data_ptr, self.parts)] == self.addresses and self._count_as_before()
+    def _are(self, parts: Tensors) -> bool:
+        same = identical(parts, self.parts) and [*map(torch.Tensor.data_ptr, parts)] == self.addresses
+        return same and self._count_as_before()
 
     @classmethod
     def together(cls, noted: Sequence[Noted]) -> Noted:
@@ -79,7 +78,6 @@ class Noted:
         found.probes.views = [*chain.from_iterable(each.probes.views for each in noted)]
         known = [each.probes.known for each in noted if each.probes.known is not None]
         found.probes.known = torch.cat(known) if known else None
-        found.snapshot = Snapshot(found.parts, versions=True)
         return found
 
 
