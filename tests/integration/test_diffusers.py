@@ -16,7 +16,7 @@ import ladder
 pytest.importorskip("diffusers", reason="diffusers is not installed: pip install 'ladder-compiler[engines]'")
 from benchmarks import zoo
 
-zoo._import_torchvision()
+zoo.import_torchvision()
 import diffusers  # noqa: E402
 
 from ladder.integrations.diffusers import LadderConfig  # noqa: E402

@@ -10,7 +10,7 @@ import torch
 import ladder
 from benchmarks import zoo
 
-zoo._import_torchvision()
+zoo.import_torchvision()
 pytest.importorskip(
     "sglang", reason="SGLang has an environment of its own; see ladder/integrations/README.md"
 )

@@ -14,7 +14,7 @@ import ladder
 pytest.importorskip("torchao", reason="torchao is not installed: pip install 'ladder-compiler[engines]'")
 from benchmarks import zoo
 
-zoo._import_torchvision()
+zoo.import_torchvision()
 from torchao.core.config import config_from_dict, config_to_dict  # noqa: E402
 from torchao.quantization import (  # noqa: E402
     Float8WeightOnlyConfig,

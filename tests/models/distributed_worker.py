@@ -20,7 +20,7 @@ from benchmarks import zoo
 from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear
 from ladder.integrations.dynamo import backend
 
-zoo._import_torchvision()
+zoo.import_torchvision()
 
 
 def llama() -> Any:

@@ -13,7 +13,7 @@ import torch
 transformers = pytest.importorskip("transformers", minversion="5")
 from benchmarks import zoo  # noqa: E402
 
-zoo._import_torchvision()
+zoo.import_torchvision()
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 

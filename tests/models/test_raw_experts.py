@@ -13,7 +13,7 @@ import ladder
 from benchmarks import zoo
 
 transformers = pytest.importorskip("transformers", minversion="5")
-zoo._import_torchvision()
+zoo.import_torchvision()
 from ladder.api.grouped_linear import GroupedLinear  # noqa: E402
 from ladder.api.stacked_experts import FORMS, form, held  # noqa: E402
 from ladder.integrations.transformers import LadderConfig  # noqa: E402

@@ -13,7 +13,7 @@ from benchmarks import zoo
 from ladder.api.grouped_linear import GroupedLinear, mixture
 
 transformers = pytest.importorskip("transformers", minversion="5")
-zoo._import_torchvision()
+zoo.import_torchvision()
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 SIZES = {

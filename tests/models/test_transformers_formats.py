@@ -16,7 +16,7 @@ import ladder
 from benchmarks import zoo
 
 transformers = pytest.importorskip("transformers", minversion="5")
-zoo._import_torchvision()
+zoo.import_torchvision()
 from ladder.api.grouped_linear import GroupedLinear  # noqa: E402
 from ladder.cli.generate import Request, load, run_generate  # noqa: E402
 from ladder.integrations.transformers import LadderConfig, load_pretrained  # noqa: E402

@@ -17,7 +17,7 @@ from benchmarks import zoo
 from tile_types.errors import ShapeError
 
 transformers = pytest.importorskip("transformers", minversion="5")
-zoo._import_torchvision()
+zoo.import_torchvision()
 from ladder.integrations.transformers import LadderConfig, LadderQuantizer, load_pretrained  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
