@@ -16,7 +16,16 @@ from ladder.capture.handlers.variables import (
 )
 from ladder.capture.heap.nodes import dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.interpreter.opcodes import RETURN, after_call, after_next, handles, popn
+from ladder.capture.interpreter.opcodes import (
+    HANDLERS,
+    RETURN,
+    after_call,
+    after_next,
+    handles,
+    popn,
+    pops,
+    pushes,
+)
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attribute_stores import delete_attr, store_attr
 from ladder.capture.operations.attributes import load_attr
@@ -37,30 +46,10 @@ from ladder.capture.values.kinds import is_a
 
 
 # stack -------------------------------------------------------------------------------------------
-@handles("NOP", "TO_BOOL", "COPY_FREE_VARS_DONE")
-def _nop(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    pass
-
-
-@handles("POP_TOP", "END_FOR")
-def _pop_top(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.pop()
-
-
 @handles("END_SEND")
 def _end_send(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value = f.stack.pop()
     f.stack[-1] = value
-
-
-@handles("PUSH_NULL")
-def _push_null(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(NULL)
-
-
-@handles("COPY")
-def _copy(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(f.stack[-i.arg])
 
 
 @handles("SWAP")
@@ -68,19 +57,9 @@ def _swap(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.stack[-1], f.stack[-i.arg] = f.stack[-i.arg], f.stack[-1]
 
 
-@handles("LOAD_CONST")
-def _load_const(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(i.value)
-
-
 @handles("RETURN_CONST")
 def _return_const(vm: Interpreter, f: Frame, i: Instruction) -> Any:
     f.stack.append(i.value)
-    return RETURN
-
-
-@handles("RETURN_VALUE")
-def _return_value(vm: Interpreter, f: Frame, i: Instruction) -> Any:
     return RETURN
 
 
@@ -91,11 +70,6 @@ def _local(f: Frame, name: str) -> Any:
             f"cannot access local variable '{name}' where it is not associated with a value"
         )
     return f.slots[name]
-
-
-@handles("LOAD_FAST")
-def _load_fast(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(_loaded(vm, f, i.value))
 
 
 def _loaded(vm: Interpreter, f: Frame, name: str) -> Any:
@@ -119,11 +93,6 @@ def _store_load(vm: Interpreter, f: Frame, i: Instruction) -> None:
 def _store_two(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.slots[i.value[0]] = f.stack.pop()
     f.slots[i.value[1]] = f.stack.pop()
-
-
-@handles("LOAD_FAST_AND_CLEAR")
-def _load_clear(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(f.slots.pop(i.value, NULL))
 
 
 @handles("STORE_FAST")
@@ -155,21 +124,6 @@ def _copy_free(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.slots.update(zip(f.code.co_freevars, f.function.__closure__ or (), strict=True))
 
 
-@handles("LOAD_CLOSURE")
-def _load_closure(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(f.slots[i.value])
-
-
-@handles("LOAD_DEREF")
-def _load_deref(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(load_cell(vm, f, i.value))
-
-
-@handles("STORE_DEREF")
-def _store_deref(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    store_cell(vm, f.slots[i.value], f.stack.pop())
-
-
 @handles("DELETE_DEREF")
 def _delete_deref(vm: Interpreter, f: Frame, i: Instruction) -> None:
     load_cell(vm, f, i.value)
@@ -185,16 +139,6 @@ def _load_global(vm: Interpreter, f: Frame, i: Instruction) -> None:
         f.stack.append(value)
 
 
-@handles("STORE_GLOBAL")
-def _store_global(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    store_global(vm, f, i.value, f.stack.pop())
-
-
-@handles("DELETE_GLOBAL")
-def _delete_global(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    delete_subscript(vm, f.names, i.value)
-
-
 # attributes and items ----------------------------------------------------------------------------
 @handles("LOAD_ATTR")
 def _load_attr(vm: Interpreter, f: Frame, i: Instruction) -> None:
@@ -203,11 +147,6 @@ def _load_attr(vm: Interpreter, f: Frame, i: Instruction) -> None:
         after_call(f, load_attr(vm, owner, i.value))
     else:
         f.stack.append(load_attr(vm, owner, i.value))
-
-
-@handles("LOAD_METHOD")
-def _load_method(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    after_call(f, load_attr(vm, f.stack.pop(), i.value))
 
 
 @handles("LOAD_SUPER_ATTR")
@@ -221,87 +160,7 @@ def _load_super(vm: Interpreter, f: Frame, i: Instruction) -> None:
         f.stack.append(load_attr(vm, found, i.value))
 
 
-@handles("STORE_ATTR")
-def _store_attr(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    owner = f.stack.pop()
-    store_attr(vm, owner, i.value, f.stack.pop())
-
-
-@handles("DELETE_ATTR")
-def _delete_attr(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    delete_attr(vm, f.stack.pop(), i.value)
-
-
-@handles("BINARY_SUBSCR")
-def _subscript(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    container, key = popn(f, 2)
-    f.stack.append(subscript(vm, container, key))
-
-
-@handles("BINARY_SLICE")
-def _slice(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    container, start, stop = popn(f, 3)
-    f.stack.append(subscript(vm, container, slice(start, stop)))
-
-
-@handles("STORE_SLICE")
-def _store_slice(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    value, container, start, stop = popn(f, 4)
-    store_subscript(vm, container, slice(start, stop), value)
-
-
-@handles("STORE_SUBSCR")
-def _store_subscript(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    value, container, key = popn(f, 3)
-    store_subscript(vm, container, key, value)
-
-
-@handles("DELETE_SUBSCR")
-def _delete_subscript(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    container, key = popn(f, 2)
-    delete_subscript(vm, container, key)
-
-
 # arithmetic --------------------------------------------------------------------------------------
-@handles("BINARY_OP")
-def _binary(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    left, right = popn(f, 2)
-    f.stack.append(binary(vm, i.text, left, right))
-
-
-@handles("COMPARE_OP")
-def _compare(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    left, right = popn(f, 2)
-    f.stack.append(binary(vm, i.value, left, right))
-
-
-@handles("IS_OP")
-def _is(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    left, right = popn(f, 2)
-    f.stack.append(same(vm, left, right) is not bool(i.arg))
-
-
-@handles("CONTAINS_OP")
-def _contains(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    item, container = popn(f, 2)
-    f.stack.append(contains(vm, container, item, bool(i.arg)))
-
-
-@handles("UNARY_NEGATIVE")
-def _negative(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(unary(vm, "-", f.stack.pop()))
-
-
-@handles("UNARY_POSITIVE")
-def _positive(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(unary(vm, "+", f.stack.pop()))
-
-
-@handles("UNARY_INVERT")
-def _invert(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(unary(vm, "~", f.stack.pop()))
-
-
 @handles("UNARY_NOT")
 def _not(vm: Interpreter, f: Frame, i: Instruction) -> None:
     holds = _truth(vm, f)
@@ -352,11 +211,43 @@ def _jump_none(vm: Interpreter, f: Frame, i: Instruction) -> None:
         f.index = i.value
 
 
-@handles("GET_ITER")
-def _get_iter(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(iterate(vm, f.stack.pop()))
-
-
 @handles("FOR_ITER")
 def _for_iter(vm: Interpreter, f: Frame, i: Instruction) -> None:
     after_next(f, i, advance(vm, f.stack[-1]))
+
+
+HANDLERS |= {
+    "NOP": lambda vm, f, i: None,
+    "TO_BOOL": lambda vm, f, i: None,
+    "COPY_FREE_VARS_DONE": lambda vm, f, i: None,
+    "RETURN_VALUE": lambda vm, f, i: RETURN,
+    "POP_TOP": pops(lambda vm, f, i, value: None, 1),
+    "END_FOR": pops(lambda vm, f, i, value: None, 1),
+    "PUSH_NULL": pushes(lambda vm, f, i: NULL),
+    "COPY": pushes(lambda vm, f, i: f.stack[-i.arg]),
+    "LOAD_CONST": pushes(lambda vm, f, i: i.value),
+    "LOAD_FAST": pushes(lambda vm, f, i: _loaded(vm, f, i.value)),
+    "LOAD_FAST_AND_CLEAR": pushes(lambda vm, f, i: f.slots.pop(i.value, NULL)),
+    "LOAD_CLOSURE": pushes(lambda vm, f, i: f.slots[i.value]),
+    "LOAD_DEREF": pushes(lambda vm, f, i: load_cell(vm, f, i.value)),
+    "STORE_DEREF": pops(lambda vm, f, i, value: store_cell(vm, f.slots[i.value], value), 1),
+    "STORE_GLOBAL": pops(lambda vm, f, i, value: store_global(vm, f, i.value, value), 1),
+    "DELETE_GLOBAL": pops(lambda vm, f, i: delete_subscript(vm, f.names, i.value), 0),
+    "LOAD_METHOD": pops(lambda vm, f, i, owner: after_call(f, load_attr(vm, owner, i.value)), 1),
+    "STORE_ATTR": pops(lambda vm, f, i, value, owner: store_attr(vm, owner, i.value, value), 2),
+    "DELETE_ATTR": pops(lambda vm, f, i, owner: delete_attr(vm, owner, i.value), 1),
+    "BINARY_SUBSCR": pushes(lambda vm, f, i, owner, key: subscript(vm, owner, key), 2),
+    "BINARY_SLICE": pushes(lambda vm, f, i, owner, *ends: subscript(vm, owner, slice(*ends)), 3),
+    "STORE_SLICE": pops(lambda vm, f, i, item, at, *ends: store_subscript(vm, at, slice(*ends), item), 4),
+    "STORE_SUBSCR": pops(lambda vm, f, i, item, owner, key: store_subscript(vm, owner, key, item), 3),
+    "DELETE_SUBSCR": pops(lambda vm, f, i, owner, key: delete_subscript(vm, owner, key), 2),
+    "BINARY_OP": pushes(lambda vm, f, i, left, right: binary(vm, i.text, left, right), 2),
+    "COMPARE_OP": pushes(lambda vm, f, i, left, right: binary(vm, i.value, left, right), 2),
+    "IS_OP": pushes(lambda vm, f, i, left, right: same(vm, left, right) is not bool(i.arg), 2),
+    "CONTAINS_OP": pushes(lambda vm, f, i, item, owner: contains(vm, owner, item, bool(i.arg)), 2),
+    "UNARY_NEGATIVE": pushes(lambda vm, f, i, value: unary(vm, "-", value), 1),
+    "UNARY_POSITIVE": pushes(lambda vm, f, i, value: unary(vm, "+", value), 1),
+    "UNARY_INVERT": pushes(lambda vm, f, i, value: unary(vm, "~", value), 1),
+    "GET_ITER": pushes(lambda vm, f, i, value: iterate(vm, value), 1),
+}
+"""The instructions that take values off the stack and give one, or do one thing with them."""

@@ -27,6 +27,7 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.exceptions import set_field
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import (
+    HANDLERS,
     LIST_TO_TUPLE,
     UNARY_POSITIVE,
     YIELD,
@@ -34,6 +35,8 @@ from ladder.capture.interpreter.opcodes import (
     after_delegation,
     handles,
     popn,
+    pops,
+    pushes,
 )
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attributes import load_attr
@@ -47,11 +50,6 @@ from ladder.capture.values.shapes import DynamicSize, Growing, Walk
 
 
 # building ----------------------------------------------------------------------------------------
-@handles("BUILD_TUPLE")
-def _build_tuple(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(tuple(popn(f, i.arg)))
-
-
 @handles("BUILD_LIST")
 def _build_list(vm: Interpreter, f: Frame, i: Instruction) -> None:
     items = popn(f, i.arg)
@@ -61,53 +59,10 @@ def _build_list(vm: Interpreter, f: Frame, i: Instruction) -> None:
     f.stack.append(new_container(vm, [settled(vm, item, keep=True) for item in items]))
 
 
-@handles("BUILD_SET")
-def _build_set(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(build_set(vm, popn(f, i.arg)))
-
-
-@handles("BUILD_MAP")
-def _build_map(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    flat = popn(f, 2 * i.arg)
-    f.stack.append(build_dict(vm, flat[::2], flat[1::2]))
-
-
-@handles("BUILD_CONST_KEY_MAP")
-def _build_const_map(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    keys = f.stack.pop()
-    f.stack.append(build_dict(vm, list(keys), popn(f, i.arg)))
-
-
-@handles("BUILD_STRING")
-def _build_string(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(joined_text(vm, popn(f, i.arg)))
-
-
-@handles("BUILD_SLICE")
-def _build_slice(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(slice(*popn(f, i.arg)))
-
-
 @handles("FORMAT_VALUE")
 def _format_value(vm: Interpreter, f: Frame, i: Instruction) -> None:
     spec = f.stack.pop() if i.arg & 4 else ""
     f.stack.append(format_field(vm, f.stack.pop(), i.arg & 3, spec))
-
-
-@handles("CONVERT_VALUE")
-def _convert_value(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(format_field(vm, f.stack.pop(), i.arg, ""))
-
-
-@handles("FORMAT_SIMPLE")
-def _format_simple(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(format_field(vm, f.stack.pop(), 0, ""))
-
-
-@handles("FORMAT_WITH_SPEC")
-def _format_spec(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    value, spec = popn(f, 2)
-    f.stack.append(format_field(vm, value, 0, spec))
 
 
 @handles("LIST_APPEND")
@@ -117,18 +72,6 @@ def _list_append(vm: Interpreter, f: Frame, i: Instruction) -> None:
         f.stack[-i.arg].items.append(value)
         return
     add_to(vm, f.stack[-i.arg], list.append, (value,))
-
-
-@handles("SET_ADD")
-def _set_add(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    value = f.stack.pop()
-    add_to(vm, f.stack[-i.arg], set.add, (value,))
-
-
-@handles("MAP_ADD")
-def _map_add(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    key, value = popn(f, 2)
-    add_to(vm, f.stack[-i.arg], dict.__setitem__, (key, value))
 
 
 @handles("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
@@ -185,11 +128,6 @@ def _misgiven(callee: Any, given: dict[Any, Any], before: dict[Any, Any]) -> str
 
 def _iterable(kind: type) -> bool:
     return kind is Walk or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
-
-
-@handles("LIST_TO_TUPLE")
-def _list_to_tuple(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(_as_tuple(vm, f.stack.pop()))
 
 
 def _as_tuple(vm: Interpreter, value: Any) -> tuple[Any, ...]:
@@ -264,12 +202,6 @@ def _call(vm: Interpreter, f: Frame, i: Instruction) -> None:
     _do_call(vm, f, i.arg, keywords)
 
 
-@handles("CALL_KW")
-def _call_kw(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    keywords = f.stack.pop()
-    _do_call(vm, f, i.arg, keywords)
-
-
 @handles("CALL_FUNCTION_EX")
 def _call_ex(vm: Interpreter, f: Frame, i: Instruction) -> None:
     kwargs = f.stack.pop() if VERSION >= (3, 14) or i.arg & 1 else {}
@@ -316,21 +248,6 @@ def _intrinsic(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 
 # generators --------------------------------------------------------------------------------------
-@handles("RETURN_GENERATOR")
-def _return_generator(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(None)  # what the following POP_TOP takes: the generator itself was made by the call
-
-
-@handles("YIELD_VALUE")
-def _yield(vm: Interpreter, f: Frame, i: Instruction) -> Any:
-    return YIELD
-
-
-@handles("GET_YIELD_FROM_ITER")
-def _yield_from(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(iterate(vm, f.stack.pop()))
-
-
 @handles("SEND")
 def _send(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value = vm.plain(f.stack.pop())
@@ -344,11 +261,6 @@ def _send(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 
 # exceptions --------------------------------------------------------------------------------------
-@handles("LOAD_ASSERTION_ERROR")
-def _assertion_error(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(AssertionError)
-
-
 @handles("PUSH_EXC_INFO")
 def _push_exc(vm: Interpreter, f: Frame, i: Instruction) -> None:
     error = f.stack.pop()
@@ -372,11 +284,6 @@ def _check_match(vm: Interpreter, f: Frame, i: Instruction) -> None:
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
     order = type(f.stack[-1]).__mro__  # no `__instancecheck__` is asked
     f.stack.append(any(kind in order for kind in kinds))
-
-
-@handles("RERAISE")
-def _reraise(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    raise f.stack.pop()
 
 
 @handles("RAISE_VARARGS")
@@ -409,11 +316,6 @@ def _before_with(vm: Interpreter, f: Frame, i: Instruction) -> None:
 _SPECIAL = ("__enter__", "__exit__", "__aenter__", "__aexit__")
 
 
-@handles("LOAD_SPECIAL")
-def _load_special(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    after_call(f, special_method(vm, vm.plain(f.stack.pop()), _SPECIAL[i.arg]))
-
-
 LEAVE = -5 if VERSION >= (3, 14) else -4
 """Where an exception within `with` finds what leaves it: from 3.14 on, below a place that is empty."""
 
@@ -443,16 +345,6 @@ def _get_len(vm: Interpreter, f: Frame, i: Instruction) -> None:
         f.stack.append(vm.call(len, (value,), {}))
 
 
-@handles("MATCH_MAPPING")
-def _match_mapping(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(bool(type(vm.plain(f.stack[-1])).__flags__ & 1 << 6))
-
-
-@handles("MATCH_SEQUENCE")
-def _match_sequence(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(bool(type(vm.plain(f.stack[-1])).__flags__ & 1 << 5))
-
-
 @handles("MATCH_KEYS")
 def _match_keys(vm: Interpreter, f: Frame, i: Instruction) -> None:
     keys, subject = f.stack[-1], f.stack[-2]
@@ -475,17 +367,42 @@ def _match_class(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 
 # imports and classes -----------------------------------------------------------------------------
-@handles("IMPORT_NAME")
-def _import(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    level, names = popn(f, 2)
-    f.stack.append(import_module(vm, f, i.value, names, level))
 
 
-@handles("IMPORT_FROM")
-def _import_from(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(load_attr(vm, f.stack[-1], i.value))
+def _raised(vm: Interpreter, f: Frame, i: Instruction, error: BaseException) -> None:
+    raise error
 
 
-@handles("LOAD_BUILD_CLASS")
-def _build_class(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    f.stack.append(builtins.__build_class__)
+def _has_flag(vm: Interpreter, value: Any, bit: int) -> bool:
+    return bool(type(vm.plain(value)).__flags__ & 1 << bit)
+
+
+HANDLERS |= {
+    "BUILD_TUPLE": pushes(lambda vm, f, i: tuple(popn(f, i.arg))),
+    "BUILD_SET": pushes(lambda vm, f, i: build_set(vm, popn(f, i.arg))),
+    "BUILD_MAP": pushes(lambda vm, f, i: build_dict(vm, (flat := popn(f, 2 * i.arg))[::2], flat[1::2])),
+    "BUILD_CONST_KEY_MAP": pushes(lambda vm, f, i, keys: build_dict(vm, list(keys), popn(f, i.arg)), 1),
+    "BUILD_STRING": pushes(lambda vm, f, i: joined_text(vm, popn(f, i.arg))),
+    "BUILD_SLICE": pushes(lambda vm, f, i: slice(*popn(f, i.arg))),
+    "CONVERT_VALUE": pushes(lambda vm, f, i, value: format_field(vm, value, i.arg, ""), 1),
+    "FORMAT_SIMPLE": pushes(lambda vm, f, i, value: format_field(vm, value, 0, ""), 1),
+    "FORMAT_WITH_SPEC": pushes(lambda vm, f, i, value, spec: format_field(vm, value, 0, spec), 2),
+    "SET_ADD": pops(lambda vm, f, i, item: add_to(vm, f.stack[-i.arg], set.add, (item,)), 1),
+    "MAP_ADD": pops(lambda vm, f, i, *pair: add_to(vm, f.stack[-i.arg], dict.__setitem__, pair), 2),
+    "LIST_TO_TUPLE": pushes(lambda vm, f, i, value: _as_tuple(vm, value), 1),
+    "CALL_KW": pops(lambda vm, f, i, keywords: _do_call(vm, f, i.arg, keywords), 1),
+    "RETURN_GENERATOR": pushes(lambda vm, f, i: None),  # POP_TOP takes it; the call has made the generator
+    "YIELD_VALUE": lambda vm, f, i: YIELD,
+    "GET_YIELD_FROM_ITER": pushes(lambda vm, f, i, value: iterate(vm, value), 1),
+    "LOAD_ASSERTION_ERROR": pushes(lambda vm, f, i: AssertionError),
+    "RERAISE": pops(_raised, 1),
+    "LOAD_SPECIAL": pops(
+        lambda vm, f, i, value: after_call(f, special_method(vm, vm.plain(value), _SPECIAL[i.arg])), 1
+    ),
+    "MATCH_MAPPING": pushes(lambda vm, f, i: _has_flag(vm, f.stack[-1], 6)),
+    "MATCH_SEQUENCE": pushes(lambda vm, f, i: _has_flag(vm, f.stack[-1], 5)),
+    "IMPORT_NAME": pushes(lambda vm, f, i, level, names: import_module(vm, f, i.value, names, level), 2),
+    "IMPORT_FROM": pushes(lambda vm, f, i: load_attr(vm, f.stack[-1], i.value)),
+    "LOAD_BUILD_CLASS": pushes(lambda vm, f, i: builtins.__build_class__),
+}
+"""The instructions of one step, as in `instructions`."""

@@ -39,6 +39,24 @@ def popn(frame: Frame, count: int) -> list[Any]:
     return taken
 
 
+def pushes(compute: Callable[..., Any], taken: int = 0) -> Handler:
+    """Return the handler that pops values and pushes ``compute(vm, frame, instruction, *values)``."""
+
+    def run(vm: Interpreter, f: Frame, i: Instruction) -> None:
+        f.stack.append(compute(vm, f, i, *popn(f, taken)))
+
+    return run
+
+
+def pops(act: Callable[..., Any], taken: int) -> Handler:
+    """Return the handler that pops values and calls ``act(vm, frame, instruction, *values)``."""
+
+    def run(vm: Interpreter, f: Frame, i: Instruction) -> None:
+        act(vm, f, i, *popn(f, taken))
+
+    return run
+
+
 STOP_ITERATION_ERROR, UNARY_POSITIVE, LIST_TO_TUPLE = 3, 5, 6
 INTRINSICS = frozenset({STOP_ITERATION_ERROR, UNARY_POSITIVE, LIST_TO_TUPLE})
 """The intrinsics that are interpreted; the others print, make type parameters or import names."""
