@@ -180,7 +180,6 @@ class Separated:
         self.told = False
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run."""
         if self.executable is None:
             return self.instead(*inputs)
         look = self.executable.look(inputs)

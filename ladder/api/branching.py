@@ -60,7 +60,6 @@ class Branching:
         ]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run."""
         values = (*inputs, *self.first(*inputs))
         holds = bool(values[self.condition])
         found = (holds, *taken_side(holds, *self.sides)(*(values[at] for at in self.operands)))

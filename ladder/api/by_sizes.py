@@ -35,7 +35,6 @@ class BySizes:
         self.plans: dict[Key, Callable[..., Any]] = {}
 
     def __call__(self, *values: Any) -> Any:
-        """Run."""
         key = tuple(value.shape if isinstance(value, torch.Tensor) else value for value in values)
         run = self.plans.get(key)
         if run is None:

@@ -26,7 +26,7 @@ def clipped(weight: torch.Tensor, ttype: str, **options: Any) -> torch.Tensor:
     best = wide.clone()
     least: torch.Tensor | None = None
     for fraction in FRACTIONS:
-        group = _group(quantize(wide, ttype, **options), wide.shape[1])
+        group = min(int(quantize(wide, ttype, **options).block[1]), wide.shape[1])
         limit = _spread(_grouped(wide.abs(), group).amax(-1) * fraction, group, wide.shape[1])
         trial = wide.clamp(-limit, limit)
         decoded = as_torch(quantize(trial, ttype, **options).dequantize("float32"))
@@ -35,10 +35,6 @@ def clipped(weight: torch.Tensor, ttype: str, **options: Any) -> torch.Tensor:
         best = torch.where(_spread(better, group, wide.shape[1]), trial, best)
         least = error if least is None else torch.minimum(least, error)
     return best.to(weight.dtype)
-
-
-def _group(quantized: Any, columns: int) -> int:
-    return min(int(quantized.block[1]), columns)
 
 
 def _grouped(values: torch.Tensor, group: int) -> torch.Tensor:

@@ -189,7 +189,6 @@ def resident_blocks(device: TileDevice, registers: int, shared: int, threads: in
     device: Its limits. Registers come in eights per lane, from the part that each scheduler has.
     registers: 32-bit registers of a thread.
     shared, reserved: Bytes of shared memory of a block, its own and what the hardware adds.
-    threads: Of a block.
     """
     warps = -(-threads // device.warp)
     per_scheduler = device.registers_per_unit // device.schedulers // device.warp

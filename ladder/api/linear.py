@@ -204,7 +204,6 @@ class Linear(torch.nn.Module):
         return module
 
     def _fill(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
-        """Take a weight and a bias."""
         self.set_weight(weight)
         if bias is not None and self.bias is not None:
             self.bias.data.copy_(bias.detach())

@@ -127,7 +127,6 @@ class OnnxModel:
         return (self._built.get(where) or self.on(where))(*arguments, **named)
 
     def _of_shapes(self, where: torch.device) -> Sequence[Specialized]:
-        """Return what makes models for shapes of calls on a device."""
         if self._file is None:
             return ()
         if where not in self._special:

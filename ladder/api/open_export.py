@@ -25,8 +25,6 @@ def open_paths(
 ) -> Paths:
     """Return the paths by which capture knows open extents, with tensor and axis.
 
-    axes: What is to be open.
-    arguments, named: Of the call.
     names: Of the parameters that ``arguments`` are for.
     Raises ShapeError, UnknownNameError if a parameter is no tensor, or has no such axis, or an example extent
         below 2 there.

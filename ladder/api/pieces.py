@@ -92,7 +92,6 @@ class Pieces:
         ]
 
     def __call__(self, *values: Any) -> Any:
-        """Run."""
         known: dict[Node, Any] = dict(zip(self.places, values, strict=True))
         at = 0
         while at < len(self.nodes):

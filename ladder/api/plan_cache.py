@@ -48,7 +48,6 @@ def prepared_for(
     """Return what `import_fx` and `prepare` make of a graph: from the cache, where it has been made before.
 
     module, examples: The graph and its arguments.
-    place: The device.
     search: As of `prepare`: a plan that was made without is made again.
     **options: Of `import_fx`.
     Raises ImportRefused, LadderError as those two.

@@ -76,7 +76,6 @@ class Contract:
     name: Of the function.
     arguments: In order.
     strides: Of each result.
-    function: The function.
     graph: What it computes of distinct tensors, as text.
     patterns: Which arguments may be the same tensor: for each, the number of the first that is the same.
     """
@@ -204,7 +203,6 @@ def require_pure(
 ) -> None:
     """Check that a function writes into nothing.
 
-    module: Its graph.
     given, after: Its inputs, and the copies that it was run on.
     Raises ConversionError: Names what it writes into.
     """

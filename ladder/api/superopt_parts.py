@@ -51,7 +51,6 @@ class FunctionPart:
     plan: str = ""
 
     def __str__(self) -> str:
-        """Say what runs it."""
         what = " ".join(self.operators)
         return f"{what}: {self.kernels}" if self.kernels else f"{what}: not superoptimized, {self.reason}"
 

@@ -86,15 +86,10 @@ def silent(description: str, done: float | None = None) -> None:
     """Show nothing: a `Progress` for callers that want no display."""
 
 
-def is_interactive() -> bool:
-    """Return whether a person watches stderr: a terminal, and not under CI."""
-    return sys.stderr.isatty() and not os.environ.get("CI")
-
-
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Show what long work is doing, with a bar, on an interactive stderr; stay silent elsewhere."""
-    if not is_interactive():
+    if not (sys.stderr.isatty() and not os.environ.get("CI")):
         yield silent
         return
     from rich.console import Console

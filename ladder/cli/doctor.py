@@ -36,7 +36,6 @@ class ProbeResult:
 class Tool:
     """One row of the table.
 
-    name: What it is called.
     purpose: What Ladder needs it for.
     get: How to get it.
     probe: Looks for it; None if it is absent.

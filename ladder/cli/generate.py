@@ -173,7 +173,6 @@ def _model(request: Request) -> Any:
 def run_generate(request: Request, ready: Ready, write: Callable[[str], Any]) -> dict[str, Any]:
     """Generate text.
 
-    request: What to generate.
     ready: The model.
     write: Called with each piece of text as it comes.
     Returns: JSON-able: ``text``, ``tokens``, ``load_s``, ``first_s`` (seconds until the first token,

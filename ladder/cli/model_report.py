@@ -47,7 +47,6 @@ class ModelReport:
     call_us: Median time of a whole call.
     stored: Bytes of the tensors that the model keeps.
     arena, unshared: Bytes of intermediate results: as laid out, and side by side.
-    versions: Of what made it.
     date: When, UTC.
     """
 

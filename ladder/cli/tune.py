@@ -35,7 +35,6 @@ class Tuned:
     folder: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run as JSON."""
         rows = [
             {"n": w.n, "k": w.k, "m": w.m, "us": round(w.seconds * 1e6, 3), "schedule": str(w.schedule)}
             for w in self.winners

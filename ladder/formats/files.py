@@ -180,7 +180,6 @@ class Arrays(Mapping[str, Stored]):
     metadata: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Stored:
-        """Return an array by name."""
         return self.stored[name]
 
     def __iter__(self) -> Iterator[str]:

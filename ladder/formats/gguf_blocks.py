@@ -59,7 +59,6 @@ class BlockType:
     """How one type of blocks is laid out.
 
     name: In lower case.
-    elements: Of a block.
     fields: numpy's description of its bytes.
     element: Our type of a code.
     codes: Where codes are: of each plane the field, bits, width and shift (`Plane`), or look-ups.

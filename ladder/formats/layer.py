@@ -29,7 +29,6 @@ class TensorInMemory:
         self.nbytes = self.held.nbytes
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor."""
         return self.held
 
 
@@ -119,7 +118,6 @@ AUTO_ROUND = ("auto-round", "intel/auto-round")
 class Format:
     """How a tool stores quantized tensors.
 
-    name: Of the format.
     key: Suffix of the array that marks a quantized tensor.
     methods: Values of the configuration's ``quant_method`` that go with it; empty for any.
     parts, optional: Suffixes of the others.

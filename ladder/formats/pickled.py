@@ -31,7 +31,6 @@ class ArrayInMemory(Stored):
     held: torch.Tensor
 
     def tensor(self) -> torch.Tensor:
-        """Return it."""
         return self.held
 
 

@@ -360,14 +360,10 @@ def _drawn(input: Any, p: float, train: bool) -> Any:
     return drawn_dropout(input, p, train)
 
 
-def _drawn_in_place(input: Any, p: float, train: bool) -> Any:
-    return drawn_dropout(input, p, train, inplace=True)
-
-
 DROPOUTS = {
     torch.nn.functional.dropout: drawn_dropout,
     torch.dropout: _drawn,
-    torch.dropout_: _drawn_in_place,
+    torch.dropout_: lambda input, p, train: drawn_dropout(input, p, train, inplace=True),
     torch.ops.aten.dropout: _drawn,
     torch.ops.aten.dropout.default: _drawn,
 }

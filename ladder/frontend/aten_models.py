@@ -35,10 +35,6 @@ def _product_and_bias(
     return found
 
 
-def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
-    return im.g.add("take", table, ids)
-
-
 def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
     """Only rows of a matrix that are counted up from 0 or more: all else stays a library call.
 
@@ -340,7 +336,7 @@ MODEL_ROWS: dict[str, Row] = {
     "bmm.default": _product,
     "addmm.default": _product_and_bias,
     "baddbmm.default": _product_and_bias,
-    "embedding.default": _embedded,
+    "embedding.default": lambda im, out, table, ids, *_: im.g.add("take", table, ids),
     "index.Tensor": _indexed,
     "index_put.default": _rows_put,
     "index_copy.default": _rows_copied,

@@ -87,18 +87,13 @@ def _trigonometric(name: str) -> Row:
     return row
 
 
-def _error_function(im: Importer, out: str, x: Any) -> Any:
-    """Kernels know it to the precision of float32."""
-    return None if out == "float64" else im.floats("erf", [x], out)
-
-
 def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     return None if rounding_mode is not None else im.floats("div", [a, b], out)
 
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
     def row(im: Importer, out: str, a: Any, b: Any) -> Any:
-        common = _common_type(im, a, b)
+        common = str(torch.result_type(*(_like(im, value) for value in (a, b)))).removeprefix("torch.")
         a, b = (_as_compared(im, value, common) for value in (a, b))
         value = im.apply(operator, [b, a] if swapped else [a, b], COMPARED.get(common, common))
         return im.g.add("negation", value) if negated else value
@@ -120,11 +115,6 @@ def _as_compared(im: Importer, value: Any, common: str) -> Any:
     if not im.is_value(value) or common == "int16" or im.ttype(value) == common:
         return value
     return im.g.add("convert", value, type=common, exact=common in HALVES)
-
-
-def _common_type(im: Importer, a: Any, b: Any) -> str:
-    """Return the type to which torch converts both operands before it compares them."""
-    return str(torch.result_type(*(_like(im, value) for value in (a, b)))).removeprefix("torch.")
 
 
 def _like(im: Importer, value: Any) -> Any:
@@ -239,10 +229,6 @@ def _squeezed(im: Importer, out: str, x: str, axes: Any = None) -> Any:
     return im.reshape(x, [extent for at, extent in enumerate(shape) if at not in dropped or extent != 1])
 
 
-def _permuted(im: Importer, out: str, x: str, order: Sequence[int]) -> Any:
-    return im.permute(x, order)
-
-
 def _transposed(im: Importer, out: str, x: str, a: int = 0, b: int = 1) -> Any:
     order = list(range(len(im.shape(x))))
     if len(order) < 2:
@@ -340,10 +326,6 @@ def _padded(im: Importer, out: str, x: str, width: Sequence[int], value: float =
     return im.g.add("pad", x, low=tuple(low), high=tuple(high), value=attribute(value, im.ttype(x)))
 
 
-def _copied(im: Importer, out: str, x: str, source: str, *_: Any) -> Any:
-    return im.expand(im.cast(source, out), im.shape(x))
-
-
 def _repeated(im: Importer, out: str, x: str, times: Sequence[Extent]) -> Any:
     own = [1] * (len(times) - len(im.shape(x))) + list(im.shape(x))
     pairs = [*zip(times, own, strict=True)]
@@ -424,7 +406,7 @@ ROWS: dict[str, Row] = {
         }.items()
     },
     **{f"{name}.default": _trigonometric(name) for name in ("sin", "cos")},
-    "erf.default": _error_function,
+    "erf.default": lambda im, out, x: None if out == "float64" else im.floats("erf", [x], out),
     "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
     # A view that torch negates where it is read, as of what is conjugate; kernels read memory as it is.
     **{f"{name}.default": lambda im, out, x: im.arithmetic("neg", [x], out) for name in ("neg", "_neg_view")},
@@ -458,7 +440,7 @@ ROWS: dict[str, Row] = {
     **{f"{name}.default": _viewed for name in ("view", "reshape", "_unsafe_view", "_reshape_copy")},
     "unsqueeze.default": _unsqueezed,
     **{f"squeeze.{form}": _squeezed for form in ("default", "dim", "dims")},
-    "permute.default": _permuted,
+    "permute.default": lambda im, out, x, order: im.permute(x, order),
     "t.default": _transposed,
     "transpose.int": _transposed,
     "expand.default": _expanded,
@@ -470,7 +452,7 @@ ROWS: dict[str, Row] = {
     "cat.default": _joined,
     "stack.default": _stacked,
     "constant_pad_nd.default": _padded,
-    "copy.default": _copied,
+    "copy.default": lambda im, out, x, source, *_: im.expand(im.cast(source, out), im.shape(x)),
     "repeat.default": _repeated,
     "slice_scatter.default": _put_slice,
     "select_scatter.default": _put_one,

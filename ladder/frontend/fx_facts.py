@@ -44,7 +44,6 @@ class Unnameable(Exception):
 def facts_of(module: torch.fx.GraphModule, examples: Sequence[Any]) -> dict[str, Any] | None:
     """Return what decides the import of a graph for arguments like these; None if that has no name.
 
-    module: The graph.
     examples: One argument per placeholder.
     """
     try:

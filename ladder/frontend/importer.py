@@ -87,11 +87,9 @@ class Importer:
         return isinstance(value, str) and self.g.has(value)
 
     def tile(self, value: str) -> Tile:
-        """Return the tile of a value."""
         return self.g.tile(value)
 
     def shape(self, value: str) -> Shape:
-        """Return the shape of a value."""
         return self.g.tile(value).shape
 
     def ttype(self, value: str) -> str:

@@ -15,6 +15,7 @@ from ladder.frontend.onnx_values import Known, type_name
 from ladder.ir.extents import show_shape
 from ladder.ir.gemm import Gemm
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.onnx_ops.operation import Operation
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent, Tile
 
@@ -34,7 +35,6 @@ class Call:
     """One node with its operands, as rows of the tables take it.
 
     piece: The plan that values are added to.
-    node: The node.
     given: Its attributes.
     inputs: Its operands; None for those left out.
     version: Of the operator's domain.
@@ -52,8 +52,13 @@ class Call:
 
     @property
     def im(self) -> Importer:
-        """The importer."""
         return self.piece.im
+
+    @property
+    def operation(self) -> Operation:
+        """The node as rows of torch take it, but for attributes that are tensors or graphs."""
+        text = {name: value.decode() for name, value in self.given.items() if isinstance(value, bytes)}
+        return Operation(self.node.op_type, self.version, {**self.given, **text})
 
     @property
     def out(self) -> str:

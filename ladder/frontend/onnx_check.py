@@ -149,7 +149,6 @@ def check_extents(dims: Any, what: str, most: int = MOST_ELEMENTS) -> None:
 def check_computed(node: Any, operands: Mapping[str, Any], opsets: Any, what: str) -> None:
     """Raise if computing a node of known operands would make more than `MOST_COMPUTED` elements.
 
-    node: The node.
     operands: Name -> array.
     opsets: Of the model.
     what: For messages.

@@ -155,16 +155,12 @@ def _sort_graph(graph: Any) -> None:
         _replace(graph, [graph.node[at] for at in order])
 
 
-def _unnamed(model: Any) -> bool:
-    return not model.graph.name
-
-
 def _name(model: Any) -> None:
     model.graph.name = "graph"
 
 
 CHANGES: tuple[tuple[Callable[[Any], Any], Callable[[Any], None]], ...] = (
-    (_unnamed, _name),
+    (lambda model: not model.graph.name, _name),
     (_open, _leave_open),
     (_spelled_out, _shorten),
     (_own, _rename),

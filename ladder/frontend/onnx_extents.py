@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -12,9 +12,22 @@ from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import floordiv, product, total
 from tile_types.tile import Extent
 
-Shapes = Sequence[Sequence[Extent]]
-Rule = Callable[[Mapping[str, Any], Shapes, Sequence[Known | None], int], Sequence[Extent] | None]
-"""``(attributes, operands' shapes, known operands, version) -> the first result's shape``, or None."""
+
+class Asked(NamedTuple):
+    """A node of which a shape is asked: attributes, operands' shapes, known operands, version."""
+
+    given: Mapping[str, Any]
+    shapes: Sequence[Sequence[Extent]]
+    known: Sequence[Known | None]
+    version: int
+
+    def operand(self, at: int) -> Known | None:
+        return self.known[at] if at < len(self.known) else None
+
+
+Found = Sequence[Extent] | None
+Rule = Callable[[Asked], Found]
+"""What gives the shape of a result; None where no polynomial says it."""
 
 
 def scaled(extent: Extent, factor: float) -> Extent | None:
@@ -27,26 +40,16 @@ def scaled(extent: Extent, factor: float) -> Extent | None:
     return floordiv(extent, inverse) if inverse and factor == 1 / inverse else None
 
 
-def _resized(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    at = 1 if version < 11 else 2
-    scales = known[at] if at < len(known) else None
-    if (
-        scales is None
-        or not scales.array.size
-        or "axes" in given
-        or (len(known) > 3 and known[3] is not None)
-    ):
+def _resized(node: Asked) -> Found:
+    scales = node.operand(1 if node.version < 11 else 2)
+    if scales is None or not scales.array.size or "axes" in node.given or node.operand(3) is not None:
         return None
-    found = [scaled(e, float(f)) for e, f in zip(shapes[0], scales.array.tolist(), strict=True)]
+    found = [scaled(e, float(f)) for e, f in zip(node.shapes[0], scales.array.tolist(), strict=True)]
     return None if any(extent is None for extent in found) else [e for e in found if e is not None]
 
 
-def _conv_transposed(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    x, w = shapes[0], shapes[1]
+def _conv_transposed(node: Asked) -> Found:
+    (x, w, *_), given = node.shapes, node.given
     rank = len(x) - 2
     if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"") or "output_shape" in given:
         return None
@@ -62,19 +65,17 @@ def _conv_transposed(
     return [x[0], product([w[1], given.get("group", 1)]), *found]
 
 
-def _convolved(given: Mapping[str, Any], x: Sequence[Extent], w: Sequence[Extent]) -> Sequence[Extent] | None:
-    """Return the shape of a convolution: windows of known sizes over open axes."""
+def _convolved(node: Asked, at: int) -> Found:
+    """Return the shape of a convolution by operand ``at``: windows of known sizes over open axes."""
+    x, w, given = node.shapes[0], node.shapes[at], node.given
     rank = len(x) - 2
     if not all(isinstance(extent, int) for extent in w):
         return None
     strides, gaps = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
     mode, pads = given.get("auto_pad", b"NOTSET"), given.get("pads") or [0] * 2 * rank
     if mode in (b"SAME_UPPER", b"SAME_LOWER"):
-        return [
-            x[0],
-            w[0],
-            *(floordiv(total([x[2 + at], strides[at] - 1]), strides[at]) for at in range(rank)),
-        ]
+        steps = zip(x[2:], strides, strict=True)
+        return [x[0], w[0], *(floordiv(total([extent, step - 1]), step) for extent, step in steps)]
     found = [x[0], w[0]]
     for at in range(rank):
         more = 0 if mode == b"VALID" else pads[at] + pads[at + rank]
@@ -83,95 +84,67 @@ def _convolved(given: Mapping[str, Any], x: Sequence[Extent], w: Sequence[Extent
     return found
 
 
-def _product(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
+def _product(node: Asked) -> Found:
     """Return the rows of a batch by the columns of one matrix."""
-    return [*shapes[0][:-1], shapes[1][1]] if len(shapes[1]) == 2 else None
+    a, b = node.shapes[:2]
+    return [*a[:-1], b[1]] if len(b) == 2 else None
 
 
-def _quantized_gemm(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    a, b = shapes[0], shapes[3]
+def _quantized_gemm(node: Asked) -> Found:
+    a, b, given = node.shapes[0], node.shapes[3], node.given
     return [a[1] if given.get("transA", 0) else a[0], b[0] if given.get("transB", 0) else b[1]]
 
 
-def _concatenated(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    parts, axis = shapes[2::3], given["axis"]
+def _concatenated(node: Asked) -> Found:
+    parts, axis = node.shapes[2::3], node.given["axis"]
     found = list(parts[0])
     found[axis] = total([part[axis] for part in parts])
     return found
 
 
-def _of_both(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
+def _of_both(node: Asked) -> Found:
     """Return the shape of two tensors of codes, of which one may be a number or a vector."""
-    a, b = sorted((shapes[0], shapes[3]), key=len, reverse=True)
+    a, b = sorted((node.shapes[0], node.shapes[3]), key=len, reverse=True)
     return a if all(y in (1, x) for x, y in zip(a[len(a) - len(b) :], b, strict=True)) else None
 
 
-def _steps(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
+def _steps(node: Asked) -> Found:
     """Return the shape of the states of a recurrent layer after all steps."""
-    return [shapes[0][0], shapes[1][0], shapes[0][1], given["hidden_size"]]
+    x, w = node.shapes[:2]
+    return [x[0], w[0], x[1], node.given["hidden_size"]]
 
 
-def _last_states(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    return [shapes[1][0], shapes[0][1], given["hidden_size"]]
-
-
-def _padded(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    if len(known) > 3 and known[3] is not None:
+def _padded(node: Asked) -> Found:
+    stated, shape = node.operand(1), node.shapes[0]
+    pads = node.given.get("pads") or (None if stated is None else stated.extents())
+    if pads is None or node.operand(3) is not None:
         return None
-    pads = given.get("pads") or (known[1].extents() if len(known) > 1 and known[1] is not None else None)
-    if pads is None:
-        return None
-    rank = len(shapes[0])
-    return [total([extent, pads[at], pads[at + rank]]) for at, extent in enumerate(shapes[0])]
+    return [total([extent, pads[at], pads[at + len(shape)]]) for at, extent in enumerate(shape)]
 
 
-def _stft(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
-    signal, step = shapes[0], known[1]
-    window = shapes[2] if len(shapes) > 2 and shapes[2] else None
-    length = (
-        window[0] if window else known[3].extents()[0] if len(known) > 3 and known[3] is not None else None
-    )
+def _stft(node: Asked) -> Found:
+    signal, step, stated = node.shapes[0], node.known[1], node.operand(3)
+    window = node.shapes[2] if len(node.shapes) > 2 else ()
+    length = window[0] if window else None if stated is None else stated.extents()[0]
     if step is None or not isinstance(length, int) or not isinstance(step.extents()[0], int):
         return None
     frames = total([floordiv(total([signal[1], -length]), step.extents()[0]), 1])
-    return [signal[0], frames, length // 2 + 1 if given.get("onesided", 1) else length, 2]
+    return [signal[0], frames, length // 2 + 1 if node.given.get("onesided", 1) else length, 2]
 
 
-def _voted(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
+def _voted(node: Asked) -> Found:
     """Return the shape of a number for each row and target; a vector is one row."""
-    return [*_rows(given, shapes, known, version), int(given.get("n_targets", 1))]
+    return [*_rows(node), int(node.given.get("n_targets", 1))]
 
 
-def _rows(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent]:
-    return shapes[0][:1] if len(shapes[0]) == 2 else [1]
+def _rows(node: Asked) -> Sequence[Extent]:
+    return node.shapes[0][:1] if len(node.shapes[0]) == 2 else [1]
 
 
-def _scored(
-    given: Mapping[str, Any], shapes: Shapes, known: Sequence[Known | None], version: int
-) -> Sequence[Extent] | None:
+def _scored(node: Asked) -> Found:
     """Return the shape of a number for each row and class."""
-    labels = given.get("classlabels_int64s") or given.get("classlabels_strings") or ()
-    return [*_rows(given, shapes, known, version), max(len(labels), 2)]
+    labels = node.given.get("classlabels_int64s") or node.given.get("classlabels_strings") or ()
+    return [*_rows(node), max(len(labels), 2)]
 
 
 RULES: Mapping[str, Rule] = {
@@ -180,12 +153,12 @@ RULES: Mapping[str, Rule] = {
     "ai.onnx.ml::TreeEnsembleClassifier": _rows,
     "Pad": _padded,
     "Resize": _resized,
-    "Upsample": lambda given, shapes, known, version: _resized(given, shapes, known, 10),
+    "Upsample": lambda node: _resized(node._replace(version=10)),
     "ConvTranspose": _conv_transposed,
-    "ConvInteger": lambda given, shapes, known, version: _convolved(given, shapes[0], shapes[1]),
-    "QLinearConv": lambda given, shapes, known, version: _convolved(given, shapes[0], shapes[3]),
+    "ConvInteger": lambda node: _convolved(node, 1),
+    "QLinearConv": lambda node: _convolved(node, 3),
     "STFT": _stft,
-    "com.microsoft::MatMulNBits": lambda given, shapes, known, version: [*shapes[0][:-1], given["N"]],
+    "com.microsoft::MatMulNBits": lambda node: [*node.shapes[0][:-1], node.given["N"]],
     "com.microsoft::DynamicQuantizeMatMul": _product,
     "com.microsoft::MatMulIntegerToFloat": _product,
     "com.microsoft::QGemm": _quantized_gemm,
@@ -194,7 +167,7 @@ RULES: Mapping[str, Rule] = {
     "com.microsoft::QLinearMul": _of_both,
     "com.microsoft::DynamicQuantizeLSTM": _steps,
     **{
-        f"com.microsoft::{name}": lambda given, shapes, known, version: shapes[0]
+        f"com.microsoft::{name}": lambda node: node.shapes[0]
         for name in (
             *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasAdd", "SkipLayerNormalization"),
             *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization"),
@@ -204,14 +177,14 @@ RULES: Mapping[str, Rule] = {
         )
     },
     **{
-        name: lambda given, shapes, known, version: shapes[0]
+        name: lambda node: node.shapes[0]
         for name in ("ImageScaler", "Affine", "ScaledTanh", "ParametricSoftplus")
     },
 }
 """Operator -> rule for the shape of its first result; its type is the standard's, or its first operand's."""
 
 FURTHER: Mapping[str, Rule] = {
-    "com.microsoft::DynamicQuantizeLSTM": _last_states,
+    "com.microsoft::DynamicQuantizeLSTM": lambda node: (_steps(node) or ())[1:],
     "ai.onnx.ml::TreeEnsembleClassifier": _scored,
 }
 """Operator -> rule for the shape of each further result, of the same type but for those of `FLOATS`."""
@@ -255,10 +228,11 @@ def completed(
     usual_code = onnx.TensorProto.FLOAT if key in FLOATS else infos[typed].tensor_type.elem_type
     code = (stated.tensor_type.elem_type if stated is not None else 0) or usual_code
     further = FURTHER.get(key)
-    shape = rule(given, plain, known, version)
+    asked = Asked(given, plain, known, version)
+    shape = rule(asked)
     if shape is not None:
         result[node.output[0]] = tensor_info(code, shape)
-    other = None if further is None else further(given, plain, known, version)
+    other = None if further is None else further(asked)
     if other is not None:
         of = onnx.TensorProto.FLOAT if key in FLOATS else code
         result |= {name: tensor_info(of, other) for name in node.output[1:] if name}

@@ -15,8 +15,7 @@ import onnx.defs
 from ladder.frontend.onnx_check import check_model, check_size, external_bytes
 from ladder.frontend.onnx_dialects import restated
 from ladder.frontend.onnx_local import inlined
-from ladder.frontend.onnx_loops import with_lean_loops
-from ladder.frontend.onnx_scans import with_windows
+from ladder.frontend.onnx_scans import with_lean_loops, with_windows
 from ladder.frontend.onnx_values import Known
 from ladder.frontend.onnx_wide_codes import with_float_codes
 from ladder.runtime.model.program import ImportRefused

@@ -350,7 +350,6 @@ class Walk:
     def _branch(
         self, node: Any, given: Mapping[str, Any], condition: Known, versions: Mapping[str, int]
     ) -> tuple[Value | Late | None, ...]:
-        """Walk the branch that a known condition takes."""
         graph = given["then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"]
         prefix, names = self._prefix(node), dict[str, str]()
         for tensor in graph.initializer:
@@ -436,7 +435,6 @@ class Walk:
     def _stage(
         self, node: Any, results: Sequence[Any], versions: Mapping[str, int], why: str
     ) -> tuple[Late, ...]:
-        """Make a node a stage of its own."""
         stage = NodeStage(node, tuple(names_read(node)), dict(versions), f"{title(node)}: {why}")
         if node.op_type == "If" and node.domain in ("", "ai.onnx"):
             read = {name: self.value(name) for name in stage.reads}

@@ -101,7 +101,6 @@ def inferred(
 ) -> dict[str, Any]:
     """Return the types of a node's results by the standard's rules.
 
-    node: The node.
     operands: Name of a value that it reads -> ONNX type; None where nothing is known.
     known: Name of one that is known -> value; shapes follow from small ones.
     opsets: Of the model.

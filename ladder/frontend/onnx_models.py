@@ -21,9 +21,10 @@ from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import insert_gemm, weight_type
 from ladder.runtime.model.program import Source
+from ladder.runtime.onnx_ops.windows import settings, window_pads
 from tile_types.library import get_type
 from tile_types.quantize import quantize
-from tile_types.tile import Extent, Tile
+from tile_types.tile import Tile
 
 ANNOTATION = "weight_ttype"
 """Attribute of a product: the type that its weight is stored in."""
@@ -130,119 +131,68 @@ def _eight_bit(im: Importer, rows: str, activation: str) -> tuple[str, str]:
 # windows ---------------------------------------------------------------------------------------------
 
 
-def _pads(call: Call, spatial: Sequence[Extent], kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return what is added before and after each spatial axis; a window must fit into the whole."""
-    low, high = _own_pads(call, spatial, kernel)
-    strides, dilations = _steps(call, len(kernel))
-    beyond = [step - 1 if call.given.get("ceil_mode", 0) else 0 for step in strides]
+def _windows(call: Call, kernel: Sequence[int], value: float) -> tuple[str, list[int], list[int], list[int]]:
+    """Return the first operand, strides, the padding that is left to windows, and dilations.
+
+    Pads that differ before and after an axis are added to the operand; a window must fit into the whole.
+    """
+    op, x, spatial = call.operation, call.tensor(0), call.shape(0)[2:]
+    strides, dilations = settings(op, len(kernel))
+    if op.get("auto_pad", "").startswith("SAME") and not all(isinstance(extent, int) for extent in spatial):
+        raise call.refuse(f"auto_pad {op.get('auto_pad')} needs known sizes")
+    low, high = window_pads(op, spatial, kernel, strides, dilations)
     for axis, extent in enumerate(spatial):
-        reach = dilations[axis] * (kernel[axis] - 1) + 1 - beyond[axis]
-        least = reach - low[axis] - high[axis]
+        beyond = strides[axis] - 1 if op.get("ceil_mode", 0) else 0
+        least = dilations[axis] * (kernel[axis] - 1) + 1 - beyond - low[axis] - high[axis]
         if not isinstance(extent, int):  # checked when the model is called
             call.piece.limits.extend([(least, extent)] if least > 0 else [])
         elif extent < least:
             raise call.invalid(f"a window along axis {axis + 2} of {extent} needs at least {least} elements")
-    return low, high
-
-
-def _own_pads(call: Call, spatial: Sequence[Extent], kernel: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the pads that attributes ask for."""
-    rank = len(kernel)
-    mode = call.given.get("auto_pad", b"NOTSET")
-    if mode in (b"NOTSET", b"VALID"):
-        pads = call.given.get("pads", [0] * 2 * rank) if mode == b"NOTSET" else [0] * 2 * rank
-        return list(pads[:rank]), list(pads[rank:])
-    if not all(isinstance(extent, int) for extent in spatial):
-        raise call.refuse(f"auto_pad {mode.decode()} needs known sizes")
-    low, high = [], []
-    for extent, taps, step, gap in zip(spatial, kernel, *_steps(call, rank), strict=True):
-        missing = max((-(-int(extent) // step) - 1) * step + gap * (taps - 1) + 1 - int(extent), 0)
-        parts = [missing // 2, missing - missing // 2]
-        before, after = parts if mode == b"SAME_UPPER" else parts[::-1]
-        low.append(before)
-        high.append(after)
-    return low, high
-
-
-def _steps(call: Call, rank: int) -> tuple[list[int], list[int]]:
-    """Return strides and dilations."""
-    strides, dilations = (list(call.given.get(name, [1] * rank)) for name in ("strides", "dilations"))
-    return strides, dilations
-
-
-def _with_pads(
-    call: Call, x: str, low: Sequence[int], high: Sequence[int], value: float
-) -> tuple[str, list[int]]:
-    """Return the operand and the padding that is left to the window: pads that differ are added here."""
-    if list(low) == list(high):
-        return x, list(low)
-    lead = (0,) * (len(call.im.shape(x)) - len(low))
-    padded = call.im.g.add("pad", x, low=(*lead, *low), high=(*lead, *high), value=value)
-    return padded, [0] * len(low)
+    if low == high:
+        return x, strides, low, dilations
+    x = call.im.g.add("pad", x, low=(0, 0, *low), high=(0, 0, *high), value=value)
+    return x, strides, [0] * len(kernel), dilations
 
 
 def _convolution(call: Call) -> Any:
-    x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    weight, bias = call.tensor(1), call.optional(2)
     if not all(isinstance(extent, int) for extent in call.shape(1)):
         raise call.refuse("the shape of its weight is open")
-    kernel = [int(extent) for extent in call.shape(1)[2:]]
-    strides, dilations = _steps(call, len(kernel))
-    low, high = _pads(call, call.shape(0)[2:], kernel)
-    x, padding = _with_pads(call, x, low, high, 0.0)
-    row = MODEL_ROWS["convolution.default"]
-    return row(
-        call.im,
-        call.out,
-        x,
-        weight,
-        bias,
-        strides,
-        padding,
-        dilations,
-        False,
-        None,
-        call.given.get("group", 1),
-    )
+    x, *windows = _windows(call, [int(extent) for extent in call.shape(1)[2:]], 0.0)
+    row, groups = MODEL_ROWS["convolution.default"], call.given.get("group", 1)
+    return row(call.im, call.out, x, weight, bias, *windows, False, None, groups)
 
 
 def _max_pool(call: Call) -> Any:
     if "float" not in call.out:
         return None
     kernel = list(call.given["kernel_shape"])
-    strides, dilations = _steps(call, len(kernel))
-    low, high = _pads(call, call.shape(0)[2:], kernel)
-    x, padding = _with_pads(call, call.tensor(0), low, high, -inf)
-    x, settings = _as_image(call, x, kernel, strides, padding, dilations)
-    ceil_mode = bool(call.given.get("ceil_mode", 0))
+    x, sizes = _as_image(call, kernel, *_windows(call, kernel, -inf))
     row = MODEL_ROWS["max_pool2d_with_indices.default"]
-    found = row(call.im, call.out, x, *settings, ceil_mode)
+    found = row(call.im, call.out, x, *sizes, bool(call.given.get("ceil_mode", 0)))
     return None if found is None else _as_line(call, call.single(found), len(kernel))
 
 
 def _average_pool(call: Call) -> Any:
-    kernel = list(call.given["kernel_shape"])
-    strides, dilations = _steps(call, len(kernel))
-    low, high = _pads(call, call.shape(0)[2:], kernel)
-    if dilations != [1] * len(kernel):
+    kernel, include = list(call.given["kernel_shape"]), bool(call.given.get("count_include_pad", 0))
+    x, *rest = _windows(call, kernel, 0.0)
+    if rest[-1] != [1] * len(kernel) or (x != call.tensor(0) and not include):
         return None
-    include = bool(call.given.get("count_include_pad", 0))
-    if low != high and not include:
-        return None
-    x, padding = _with_pads(call, call.tensor(0), low, high, 0.0)
-    x, (sizes, steps, spaces, _) = _as_image(call, x, kernel, strides, padding, dilations)
-    row = MODEL_ROWS["avg_pool2d.default"]
-    ceil_mode = bool(call.given.get("ceil_mode", 0))
-    found = row(call.im, call.out, x, sizes, steps, spaces, ceil_mode, include)
+    x, sizes = _as_image(call, kernel, x, *rest)
+    row, ceil_mode = MODEL_ROWS["avg_pool2d.default"], bool(call.given.get("ceil_mode", 0))
+    found = row(call.im, call.out, x, *sizes[:-1], ceil_mode, include)
     return None if found is None else _as_line(call, found, len(kernel))
 
 
-def _as_image(call: Call, x: str, *settings: list[int]) -> tuple[str, tuple[list[int], ...]]:
+def _as_image(
+    call: Call, kernel: list[int], x: str, *windows: list[int]
+) -> tuple[str, tuple[list[int], ...]]:
     """Return a line of pixels as an image of one row, with the settings of its windows."""
-    if len(settings[0]) > 1:
-        return x, settings
+    sizes = (kernel, *windows)
+    if len(kernel) > 1:
+        return x, sizes
     n, c, width = call.im.shape(x)
-    neutral = (1, 1, 0, 1)
-    wide = tuple([first, *setting] for first, setting in zip(neutral, settings, strict=True))
+    wide = tuple([first, *setting] for first, setting in zip((1, 1, 0, 1), sizes, strict=True))
     return call.im.reshape(x, [n, c, 1, width]), wide
 
 

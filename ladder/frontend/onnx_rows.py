@@ -82,10 +82,6 @@ def _cast(call: Call) -> Any:
     return _converted(call, element_type(call.given["to"], call.node.output[0]))
 
 
-def _cast_like(call: Call) -> Any:
-    return _converted(call, call.ttype(1))
-
-
 def _converted(call: Call, ttype: str) -> Any:
     """Convert; kernels of chains have no floats of 8 bits, and what ONNX saturates is not for them."""
     coded = _is_coded(ttype) or _is_coded(call.out)
@@ -432,7 +428,7 @@ ARITHMETIC: dict[str, Row] = {
     "Clip": _clipped,
     "Gelu": _gelu,
     "Cast": _cast,
-    "CastLike": _cast_like,
+    "CastLike": lambda call: _converted(call, call.ttype(1)),
     "Where": _chosen,
     "IsNaN": _is_nan,
     "IsInf": _is_infinite,

@@ -166,10 +166,6 @@ def _sliced(given: Mapping[str, Any], x: Known, *bounds: Known) -> Known | None:
     return _normal(x.array[tuple(box)])
 
 
-def _reshaped(given: Mapping[str, Any], x: Known, shape: Known) -> Known:
-    return Known(x.array.reshape(shape.array.astype(np.int64)))
-
-
 def _unsqueezed(given: Mapping[str, Any], x: Known, axes: Known) -> Known:
     return Known(np.expand_dims(x.array, tuple(axes.array.reshape(-1).tolist())))
 
@@ -223,7 +219,7 @@ SYMBOLIC: Mapping[str, Callable[..., Known | None]] = {
     "Cast": _cast,
     "Gather": _gathered,
     "Slice": _sliced,
-    "Reshape": _reshaped,
+    "Reshape": lambda given, x, shape: Known(x.array.reshape(shape.array.astype(np.int64))),
     "Unsqueeze": _unsqueezed,
     "Squeeze": _squeezed,
     "Concat": _joined,

@@ -80,7 +80,6 @@ def is_within(name: str, modules: Iterable[str]) -> bool:
 def opened(files: list[Path], folder: str = "") -> Checkpoint:
     """Open the files that a loader found for a model, by the index that names them if there are several.
 
-    files: The files.
     folder: Where the model lies, if it is a folder.
     Raises CheckpointError if there are none, one lies outside of the folder, no index names just them, or
         they cannot be read.

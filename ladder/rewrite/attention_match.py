@@ -47,7 +47,6 @@ class Seen:
     array: npt.NDArray[np.float64]
 
     def everything(self) -> bool:
-        """Tell whether all are."""
         return bool(self.array.all())
 
     def causal(self, tokens: Any, keys: Any) -> bool:

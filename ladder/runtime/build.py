@@ -111,7 +111,6 @@ def function_job(
     """Return the job of a kernel that is one function of TIR.
 
     facts, device: As of `Job`.
-    name: Of the function.
     emit: Makes the function of its name; imports of the compiler wait in it for TVM's lock.
     gemm: The problem, if weights are decoded.
     """

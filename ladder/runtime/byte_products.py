@@ -203,7 +203,6 @@ class Convolution:
     codes: The shape in which they take the codes.
     image: The shape of the codes in pairs, see `emit_pairs`.
     flat: The shape in which they give the result.
-    shape: Its own.
     """
 
     window: Window

@@ -73,7 +73,6 @@ def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str
     LLVM's text (``.ll``) is linked into kernels of AMD GPUs.
 
     packages: Folders below ``root``; what `APART` names below them is left out.
-    root: Where the packages are.
     """
     digest = hashlib.sha256()
     apart = {str(root / name) for name in APART - set(packages)}

@@ -24,7 +24,6 @@ def sign(key: PrivateKey, manifest: bytes) -> bytes:
     """Return the signature of a manifest.
 
     key: An ``Ed25519PrivateKey``, its PEM text as bytes without password, or the path of such a file.
-    manifest: What is signed.
     Raises MissingToolError if ``cryptography`` is not installed.
     Raises ArtifactError if the key is none.
     """

@@ -51,7 +51,6 @@ class Trial:
     """A lowering, the graph it comes from, and what is known of its speed.
 
     lowering: Kernels and schedules.
-    found: The verified graph.
     factors: Its tiles: a number for each factor of its mapping.
     predicted: Seconds by the model.
     measured: Seconds on this machine, if it was timed.

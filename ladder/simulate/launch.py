@@ -87,7 +87,6 @@ class SimulationResult:
         return self.outputs[-1]
 
     def kinds(self) -> set[str]:
-        """Return the kinds of findings."""
         return {finding.kind for finding in self.findings}
 
     def report(self) -> str:

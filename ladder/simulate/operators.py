@@ -39,18 +39,6 @@ def _signed(quotient: int, a: int, b: int) -> int:
     return -quotient if (a < 0) != (b < 0) else quotient
 
 
-def _modulo(a: Value, b: Value) -> Value:
-    return a - _divide(a, b) * b
-
-
-def _min(a: Value, b: Value) -> Value:
-    return np.minimum(a, b) if is_array(a) or is_array(b) else min(a, b)
-
-
-def _max(a: Value, b: Value) -> Value:
-    return np.maximum(a, b) if is_array(a) or is_array(b) else max(a, b)
-
-
 def _and(a: Value, b: Value) -> Value:
     return np.logical_and(a, b) if is_array(a) or is_array(b) else a and b
 
@@ -66,9 +54,9 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "FloorDiv": _floordiv,
     "FloorMod": _floormod,
     "Div": _divide,
-    "Mod": _modulo,
-    "Min": _min,
-    "Max": _max,
+    "Mod": lambda a, b: a - _divide(a, b) * b,
+    "Min": lambda a, b: np.minimum(a, b) if is_array(a) or is_array(b) else min(a, b),
+    "Max": lambda a, b: np.maximum(a, b) if is_array(a) or is_array(b) else max(a, b),
     "EQ": operator.eq,
     "NE": operator.ne,
     "LT": operator.lt,
@@ -140,10 +128,6 @@ def select(condition: Any, then: Any, other: Any, dtype: str) -> Any:
     return value
 
 
-def _sigmoid(x: Array) -> Array:
-    return np.float32(1) / (np.float32(1) + np.exp(-x))
-
-
 def _erf(x: Array) -> Array:
     return np.vectorize(math.erf, otypes=[np.float32])(x)  # type: ignore[no-any-return]
 
@@ -158,7 +142,7 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "cos": np.cos,
     "sin": np.sin,
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
     "erf": _erf,
     "floor": np.floor,
     "ceil": np.ceil,

@@ -25,7 +25,6 @@ OUTSIDE = "other"
 class Operation:
     """A unit of cutting: an operator, or several that stay together.
 
-    name: Of its one value.
     operands: Names of values; those that no operation computes are inputs.
     classes: LAX classes of its operators.
     """
@@ -36,7 +35,6 @@ class Operation:
 
     @property
     def lax(self) -> bool:
-        """Whether all of it is LAX."""
         return OUTSIDE not in self.classes
 
 

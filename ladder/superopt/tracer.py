@@ -191,7 +191,6 @@ class Tracer:
         return f"D{root}" if root else 1
 
     def program(self, name: str, result: Traced, dtype: str) -> Program:
-        """Return the program."""
         shapes = [tuple(self.name(axis) for axis in x.axes) for x in self.inputs]
         used = [name for shape in shapes for name in shape if isinstance(name, str)]
         sizes = {name: self.dimensions.sizes[int(name[1:])] for name in dict.fromkeys(used)}

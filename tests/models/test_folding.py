@@ -21,7 +21,7 @@ from ladder.lower.chain import window_reductions
 from ladder.partition import partition
 from ladder.rewrite import simplify
 from ladder.runtime.model.build import build_prepared
-from ladder.runtime.model.parameters import computed
+from ladder.runtime.model.joined import computed
 from ladder.runtime.model.prepared import Prepared, simplified, with_packed
 from targets import get_device, host_cpu
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 import ladder
-from ladder.runtime.model.indexing import FEWEST, indexed
+from ladder.runtime.model.library import FEWEST, indexed
 
 INDEX = torch.ops.aten.index.Tensor
 

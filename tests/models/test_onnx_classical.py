@@ -134,8 +134,8 @@ def test_trees_that_are_none(changed: dict[str, Any], message: str) -> None:
 
 def test_categories_and_cast_maps() -> None:
     """Text to numbers and back; rows of a map's values."""
-    from ladder.runtime.onnx_ops.maps import MAPS
     from ladder.runtime.onnx_ops.operation import Operation
+    from ladder.runtime.onnx_ops.sequences import MAPS
 
     given = {"cats_strings": ["a", "b"], "cats_int64s": [5, 7], "default_int64": -9}
     mapped = Operation(f"{ML}::CategoryMapper", 1, given)

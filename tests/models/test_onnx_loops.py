@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx.numpy_helper import from_array, to_array
 
 import ladder
-from ladder.frontend.onnx_loops import with_lean_loops
+from ladder.frontend.onnx_scans import with_lean_loops
 
 LENGTH, DEPTH, WIDTH = 5, 6, 8
 

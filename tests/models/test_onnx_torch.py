@@ -20,8 +20,7 @@ from ladder import knobs
 from ladder.frontend.onnx_stages import NodeStage
 from ladder.runtime.model import build
 from ladder.runtime.model.program import ImportRefused
-from ladder.runtime.onnx_ops.control import CONTROL
-from ladder.runtime.onnx_ops.evaluate import Body, NodeFailed, schema_of
+from ladder.runtime.onnx_ops.evaluate import CONTROL, Body, NodeFailed, schema_of
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 

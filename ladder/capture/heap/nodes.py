@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 
@@ -32,6 +33,7 @@ class Itself(enum.Enum):
     DICTIONARY = enum.auto()
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """The shadow of one heap object.
 
@@ -44,48 +46,26 @@ class Node:
     the segment changed it, without what has been replaced since; None if it is unchanged or was read whole.
     """
 
-    __slots__ = (
-        "autograd",
-        "by_identity",
-        "closes",
-        "entry",
-        "external",
-        "full",
-        "lifted",
-        "mutated",
-        "obj",
-        "origin",
-        "parents",
-        "pinned",
-        "recordable",
-        "seen",
-        "source",
-        "stable",
-        "stored",
-        "var",
-        "written",
-    )
-
-    def __init__(self, obj: Any, var: str, *, external: bool, stable: bool = False) -> None:
-        self.obj = obj
-        self.var = var
-        self.external = external
-        self.stable = stable
-        self.seen: dict[Any, str] = {}
-        self.written: set[Any] = set()
-        self.pinned = False
-        self.full = False
-        self.mutated = False
-        self.by_identity = False
-        self.recordable = True
-        self.closes = False
-        self.origin: Any = None
-        self.parents: set[str] = set()
-        self.lifted: dict[Any, Any] = {}
-        self.stored: set[Any] = set()
-        self.source: Any = None
-        self.autograd = (True, False)
-        self.entry: Any = None
+    obj: Any
+    var: str
+    _: KW_ONLY
+    external: bool
+    stable: bool = False
+    seen: dict[Any, str] = field(default_factory=dict)
+    written: set[Any] = field(default_factory=set)
+    pinned: bool = False
+    full: bool = False
+    mutated: bool = False
+    by_identity: bool = False
+    recordable: bool = True
+    closes: bool = False
+    origin: Any = None
+    parents: set[str] = field(default_factory=set)
+    lifted: dict[Any, Any] = field(default_factory=dict)
+    stored: set[Any] = field(default_factory=set)
+    source: Any = None
+    autograd: tuple[bool, bool] = (True, False)
+    entry: Any = None
 
     def first(self, key: Any, path: str = "") -> bool:
         """Say whether what `key` of an object from outside was at entry is read now, and was not before."""
@@ -112,6 +92,7 @@ class Node:
         return key in self.lifted and (key in self.stored or key not in self.written)
 
 
+@dataclass(slots=True, eq=False)
 class MockStep:
     """One line of the mock: it defines `var`, uses `uses`, changes `changes`.
 
@@ -120,18 +101,16 @@ class MockStep:
     held, `NULL` for anything else.
     """
 
-    __slots__ = ("changes", "keep", "replaced", "slot", "text", "uses", "var")
-
-    def __init__(self, text: str, var: str | None, uses: set[str], changes: set[str], keep: bool) -> None:
-        self.slot: tuple[str, type, Any] | None = None
-        self.replaced: tuple[Any, str, Any] | None = None
-        self.text = text
-        self.var = var
-        self.uses = uses
-        self.changes = changes
-        self.keep = keep
+    text: str
+    var: str | None
+    uses: set[str]
+    changes: set[str]
+    keep: bool
+    slot: tuple[str, type, Any] | None = None
+    replaced: tuple[Any, str, Any] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Dynamic:
     """A scalar of the interpreter's stack that matched runs read or compute anew.
 
@@ -139,13 +118,10 @@ class Dynamic:
     was read, if the graph computes it: the guard comes before and does not know it.
     """
 
-    __slots__ = ("counted", "symbol", "value", "var")
-
-    def __init__(self, value: Any, var: str, symbol: Any = None, counted: Any = None) -> None:
-        self.value = value
-        self.var = var
-        self.symbol = symbol
-        self.counted = counted
+    value: Any
+    var: str
+    symbol: Any = None
+    counted: Any = None
 
 
 class Text(str):
@@ -189,6 +165,7 @@ def dynamic_parts(value: Any) -> list[Dynamic]:
     return [part for item in tuple.__iter__(value) for part in dynamic_parts(item)] if is_tuple else []
 
 
+@dataclass(slots=True, eq=False)
 class Check:
     """One line of the guard: `text` binds a variable, or is a condition that must hold.
 
@@ -196,12 +173,9 @@ class Check:
     extents that are left open, what they must be.
     """
 
-    __slots__ = ("binds", "holds", "number", "path", "text", "why")
-
-    def __init__(self, text: str, binds: str | None, why: str, path: str | None, holds: int = 0) -> None:
-        self.number = False
-        self.text = text
-        self.binds = binds
-        self.why = why
-        self.path = path
-        self.holds = holds
+    text: str
+    binds: str | None
+    why: str
+    path: str | None
+    holds: int = 0
+    number: bool = False

@@ -143,7 +143,7 @@ def _joined(vm: Interpreter, fork: Fork, known: list[bool], condition: torch.fx.
         vm.supposed = before
     loops = bool(getattr(vm.store.backend, "loops", False))
     nodes = folded(vm.trace.graph, condition, sides, vm.trace.modules, loops=loops)
-    holds_name, *names = [_graph_value(vm, node) for node in nodes]
+    holds_name, *names = [vm.trace.add(Value(vm.heap.guard.fresh_name(), None, node)).var for node in nodes]
     depth = max(end.ending.depth for end in ends.values()) + len(known) - 1
     ending = Ending([], {holds_name, *names}, depth, returns=True)
     for holds, end in ends.items():
@@ -156,10 +156,6 @@ def _joined(vm: Interpreter, fork: Fork, known: list[bool], condition: torch.fx.
     if len(known) == 1:
         ending.branches.add(fork.graph_break.point)
     return Joined(ends[actual].result, ending)
-
-
-def _graph_value(vm: Interpreter, node: torch.fx.Node) -> str:
-    return vm.trace.add(Value(vm.heap.guard.fresh_name(), None, node)).var
 
 
 # one side ---------------------------------------------------------------------------------

@@ -245,10 +245,6 @@ def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
     return _dispatched if function.__code__ is _DISPATCHED else None
 
 
-def _builtin(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return BUILTINS[function](vm, *map(vm.seen, args), **kwargs)
-
-
 def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if vm.frames[-1].names.get("__name__") in _UNTOLD:
         return False
@@ -338,7 +334,7 @@ COMPOSED: dict[type, Call] = {
 }
 """How to call what is made of other callables, by type."""
 ANNOTATIONS: tuple[tuple[Any, Call], ...] = (
-    (BUILTINS, _builtin),
+    (BUILTINS, lambda vm, function, args, kwargs: BUILTINS[function](vm, *map(vm.seen, args), **kwargs)),
     (tensors.PYTHON_OPERATORS, _python_operator),
     (tensors.STATE_READS, _state_read),
     (_COMPILING, _compiling),

@@ -104,10 +104,6 @@ def _pop(vm: Interpreter, owner: dict[Any, Any], key: Any, *default: Any) -> Any
     return held[key]
 
 
-def _extend(vm: Interpreter, owner: list[Any], source: Any) -> Any:
-    return None if move_into(vm, owner, list.extend, source) else NULL
-
-
 def _update(vm: Interpreter, owner: dict[Any, Any], source: Any = None, **named: Any) -> Any:
     if not any(map(dynamic_parts, named.values())) and open_items(vm, source) is None:
         return NULL
@@ -121,7 +117,7 @@ def _update(vm: Interpreter, owner: dict[Any, Any], source: Any = None, **named:
 
 METHODS: dict[tuple[type, str], Callable[..., Any]] = {
     (list, "append"): _append,
-    (list, "extend"): _extend,
+    (list, "extend"): lambda vm, owner, source: None if move_into(vm, owner, list.extend, source) else NULL,
     (list, "__setitem__"): _set_item,
     (dict, "pop"): _pop,
     (dict, "update"): _update,
@@ -210,18 +206,6 @@ def _built_dict(vm: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return new_container(vm, {**((sources[0] or args[0]) if args else {}), **kwargs})
 
 
-def _list(vm: Interpreter, items: Any) -> Any:
-    return new_container(vm, list(items))
-
-
-def _tuple(vm: Interpreter, items: Any) -> Any:
-    return tuple(items)
-
-
-def _size(vm: Interpreter, items: Any) -> Any:
-    return DynamicSize(items)
-
-
 def _folded(function: Any, first: int) -> Callable[..., Any]:
     def fold(vm: Interpreter, items: Any, *start: Any) -> Any:
         total = start[0] if start else first
@@ -244,9 +228,9 @@ def _chosen(function: Any) -> Callable[..., Any]:
 
 
 NATIVES: dict[Any, Callable[..., Any]] = {
-    list: _list,
-    tuple: _tuple,
-    torch.Size: _size,
+    list: lambda vm, items: new_container(vm, list(items)),
+    tuple: lambda vm, items: tuple(items),
+    torch.Size: lambda vm, items: DynamicSize(items),
     sum: _folded(operator.add, 0),
     math.prod: _folded(operator.mul, 1),
     max: _chosen(max),

@@ -62,7 +62,7 @@ def truth(vm: Interpreter, value: Any) -> Any:
 
 def _truth(vm: Interpreter, value: Any) -> bool:
     known = type(value) in natives.METHODS
-    if known or (is_a(value, _CONTAINERS) and _has_no_truth(vm, type(value))):
+    if known or (is_a(value, _CONTAINERS) and vm.heap.class_attribute(type(value), "__bool__") is NULL):
         check_not_overridden(type(value))
         node = vm.heap.find(value)
         if node is not None and node.pinned and not value and not node.mutated and not node.full:
@@ -79,7 +79,7 @@ def _truth(vm: Interpreter, value: Any) -> bool:
         method = vm.heap.class_attribute(kind, name)
         if is_a(method, types.FunctionType):
             with vm.barrier():
-                return truth_as(vm, name, vm.call_function(method, (value,), {}))
+                return bool(Answer(settled_answer(vm, vm.call_function(method, (value,), {})), name))
         if method is not NULL:
             raise CaptureError("a native truth value")
     return True
@@ -113,11 +113,6 @@ def _guard_emptiness(vm: Interpreter, node: Node) -> None:
         vm.heap.touch(value, 1)
 
 
-def _has_no_truth(vm: Interpreter, kind: type) -> bool:
-    """Say whether the truth of instances of a class of containers is that of their length."""
-    return vm.heap.class_attribute(kind, "__bool__") is NULL
-
-
 def decided(vm: Interpreter, answer: Any) -> bool:
     """Return the truth of what a method of the program gave: guarded, or no longer recorded.
 
@@ -128,11 +123,6 @@ def decided(vm: Interpreter, answer: Any) -> bool:
         vm.stop(f"the truth of {type(answer).__qualname__}, which a method gave", vm.here())
         holds = vm.natively(bool, answer)
     return bool(holds)
-
-
-def truth_as(vm: Interpreter, name: str, answer: Any) -> bool:
-    """Return the truth of an object whose ``__bool__`` or ``__len__`` gave `answer`."""
-    return bool(Answer(settled_answer(vm, answer), name))
 
 
 def length_as(vm: Interpreter, answer: Any) -> int:

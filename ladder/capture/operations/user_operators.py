@@ -13,10 +13,9 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.objects import same
 from ladder.capture.operations.truth import truth
 from ladder.capture.python.frames import NULL
-from ladder.capture.python.symbols import METHODS
+from ladder.capture.python.symbols import COMPARE, METHODS
 from ladder.capture.values.kinds import is_a
 
-COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 _MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
 _NUMBERS = (int, float, complex, bool)
 _COMPARED: dict[type, Any] = {kind: kind for kind in (str, bytes, list, tuple, dict)}

@@ -229,7 +229,6 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: Any, *args: Any) -> Any:
-        """Call the function."""
         return function(*args)
 
 

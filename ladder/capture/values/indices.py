@@ -39,14 +39,10 @@ def _of_several(args: Sequence[Any]) -> list[Use] | None:
     return [Use(index, x.shape[axis], False) for axis, index in given]
 
 
-def _of_table(args: Sequence[Any]) -> list[Use]:
-    return [Use(args[1], args[0].shape[0], True)]
-
-
 _USES: Mapping[str, Callable[[Sequence[Any]], list[Use] | None]] = {
     **dict.fromkeys(("index_copy", "index_copy_", "index_add", "index_add_", "index_select"), _of_one),
     **dict.fromkeys(("index", "index_put", "index_put_", "_index_put_impl_"), _of_several),
-    "embedding": _of_table,
+    "embedding": lambda args: [Use(args[1], args[0].shape[0], True)],
 }
 """Operator -> the indices that it uses."""
 

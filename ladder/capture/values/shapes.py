@@ -236,7 +236,6 @@ class Shapes:
         return fake
 
     def fakes_mode(self) -> Any:
-        """Return the mode in which fakes are made."""
         self._begin()
         return self.mode
 

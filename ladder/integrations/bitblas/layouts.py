@@ -30,7 +30,6 @@ def interleaving(bits: int, activation: str, width: int) -> tuple[int, ...]:
 
     bits: Width of a code.
     activation: BitBLAS's name of the activations' type.
-    width: Its bits.
     """
     lanes, per_lane = WORD // width, width // bits
     slots = [(code % lanes) * per_lane + code // lanes for code in range(WORD // bits)]

@@ -35,7 +35,6 @@ def auto_detect_nvidia_target(gpu_id: int = 0) -> str:
 class Part:
     """Some columns of a weight, packed.
 
-    columns: Which.
     product, packed: Their product with as many activations, and the weight as its kernels read it.
     """
 
@@ -406,7 +405,6 @@ def _layout(config: MatmulConfig) -> Layout:
 
 
 def _as_codes(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the bits of values as codes."""
     return values.contiguous().view(
         {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}.get(bits, torch.uint8)
     )

@@ -30,7 +30,6 @@ class Preparation:
     forward = __call__
 
     def compute(self, inp: torch.Tensor) -> torch.Tensor:
-        """Return what it makes of a tensor."""
         raise NotImplementedError
 
     def example(self) -> torch.Tensor:

@@ -75,7 +75,6 @@ class Built:
     program: As imported, simplified.
     plan: The steps.
     kernels: Kernel name -> the library on disk.
-    executable: The call.
     """
 
     program: Program

@@ -50,7 +50,6 @@ class Executable:
 
     @property
     def where(self) -> torch.device:
-        """The device."""
         return self.bound.where
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -15,11 +16,74 @@ from ladder.partition.subgraphs import Subgraph
 from ladder.runtime import peers, recurrent_operator  # noqa: F401  registers ladder::recurrent
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
-from ladder.runtime.model.indexing import indexed
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import CallSizes, is_fixed
 from tile_types.arrays import torch_dtype
 from tile_types.errors import LadderError
+
+# ``x[i, j, ...]`` of few numbers that are broadcast to many: one number for each row, then one copy
+Indices = Sequence[torch.Tensor | None]
+
+FEWEST = 2048
+"""Rows from which on this is faster."""
+
+BROADCAST = 4
+"""How many times more rows there are than numbers given for them."""
+
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Types whose rows torch does not select by number."""
+
+
+def indexed(call: Callable[[torch.Tensor, Indices], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return ``aten::index`` on CPUs; ``call`` is torch's, which does the rest and raises the errors."""
+
+    def run(x: torch.Tensor, indices: Indices) -> torch.Tensor:
+        rows = _rows(x, indices) if x.device.type == "cpu" else None
+        if rows is None:
+            return call(x, indices)
+        rest = x.shape[len(indices) :]
+        table = x.reshape(-1, *rest)
+        return table.index_select(0, rows.reshape(-1)).view(*rows.shape, *rest)
+
+    return run
+
+
+def _rows(x: torch.Tensor, indices: Indices) -> torch.Tensor | None:
+    """Return which rows of the first axes, counted through, are taken; None where torch's way serves."""
+    given = [each for each in indices if each is not None and each.dtype in (torch.int64, torch.int32)]
+    if not 2 <= len(given) == len(indices) <= x.dim() or not x.numel() or x.dtype in UNSIGNED:
+        return None
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+    if math.prod(shape) < max(FEWEST, BROADCAST * sum(each.numel() for each in given)):
+        return None
+    parts = []
+    for axis, numbers in enumerate(given):
+        extent = x.shape[axis]
+        least, most = map(int, torch.aminmax(numbers))
+        if not -extent <= least <= most < extent:
+            return None
+        place = numbers.long() if least >= 0 else torch.where(numbers < 0, numbers + extent, numbers).long()
+        parts.append(place * math.prod(x.shape[axis + 1 : len(given)]))
+    return _sum(parts).expand(shape)
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Add what is broadcast: first what varies along the last axes, then what makes the sum grow least."""
+    total = min(parts, key=_axes_behind)
+    rest = [part for part in parts if part is not total]
+    while rest:
+        grown = [math.prod(torch.broadcast_shapes(total.shape, part.shape)) for part in rest]  # type: ignore[no-untyped-call]
+        total = total + rest.pop(grown.index(min(grown)))
+    return total
+
+
+def _axes_behind(part: torch.Tensor) -> int:
+    """Return how many axes lie behind the last along which a tensor varies."""
+    return next((at for at, extent in enumerate(reversed(part.shape)) if extent > 1), part.dim())
+
 
 Run = Callable[..., Any]
 
@@ -67,10 +131,6 @@ _TITLES = {
     "put": "torch.index_copy",
     "attention": "torch.scaled_dot_product_attention",
 }
-
-
-def _take(node: Node, now: CallSizes) -> Run:
-    return torch.embedding
 
 
 def _put(node: Node, now: CallSizes) -> Run:
@@ -138,7 +198,7 @@ def onnx_run(node: Node, now: CallSizes) -> Run:
 
 
 RUNS: Mapping[str, Callable[[Node, CallSizes], Run]] = {
-    "take": _take,
+    "take": lambda node, now: torch.embedding,
     "put": _put,
     "attention": lambda node, now: library_attention(node),
     "call": _call,
@@ -186,17 +246,13 @@ def _always(value: Any) -> Argument:
     return lambda operands: value
 
 
-def _operand(at: Any, now: CallSizes) -> Argument:
-    return operator.itemgetter(at)
-
-
 def _extent(extent: Any, now: CallSizes) -> Argument:
     numbers = now.numbers((extent,))
     return lambda operands: numbers()[0]
 
 
 _WORDS: Mapping[str, Callable[[Any, CallSizes], Argument]] = {
-    "%": _operand,
+    "%": lambda at, now: operator.itemgetter(at),
     "extent": _extent,
     "torch": lambda value, now: _always(getattr(torch, value)),
     "device": lambda value, now: _always(torch.device(value)),
@@ -329,15 +385,10 @@ def product_title(part: Subgraph) -> str:
 
 def view_run(graph: Graph, now: CallSizes) -> Run:
     """Return ``(operand) -> view`` of a chain of views; one that needs a copy copies."""
-    steps = [_view(node, now) for node in graph.nodes if node.operator != "input"]
+    steps = [VIEWS[node.operator](node, now) for node in graph.nodes if node.operator != "input"]
     if len(steps) == 1:
         return steps[0]
     return lambda value: reduce(lambda current, step: step(current), steps, value)
-
-
-def _view(node: Node, now: CallSizes) -> Run:
-    """Return one view; of fixed shape without looking at the call's sizes."""
-    return VIEWS[node.operator](node, now)
 
 
 def _transposed(node: Node, now: CallSizes) -> Run:

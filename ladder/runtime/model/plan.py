@@ -26,7 +26,6 @@ COMPUTES = ("aten.", "ladder.")
 class PlanStep:
     """One part with what executes it.
 
-    part: The part.
     executor: ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
     entry: For quantized products the text of the request for their kernels, for others of ours their names.
     constant: Whether it reads nothing that changes from call to call.
@@ -47,7 +46,6 @@ class ModelPlan:
     """Steps in order.
 
     steps: All of them.
-    tiles: Value -> its tile.
     outputs: Values that the plan gives, in the order of the graph's outputs.
     last_use: Value -> number of the last step that reads it or a view of it; results outlive all.
     in_place: Value that a step writes into an input -> that input.
@@ -81,7 +79,6 @@ class ModelPlan:
 def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str], family: str) -> ModelPlan:
     """Return the plan of parts.
 
-    graph: The whole model.
     parts: In order.
     entries: Number of a chain or quantized product among the parts -> its `PlanStep.entry`.
     family: ``"cpu"`` or ``"cuda"``.

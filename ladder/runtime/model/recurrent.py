@@ -9,10 +9,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
+from ladder.lower.cpu.recurrent_codes import FOUR
 from ladder.partition.recurrent import DOT_PRODUCTS
 from ladder.partition.subgraphs import call_of
 from ladder.runtime.build import Job, function_job
@@ -21,11 +23,15 @@ from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.rows import known_registers, rows_job
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
+from ladder.runtime.onnx_ops.integers import SIGN, signed, whole_product
+from ladder.runtime.onnx_ops.quantized import dynamic
+from ladder.runtime.stored_codes import stays
 from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph, Node
     from targets import TileDevice
+
 
 WEIGHTS = ("w", "r", "b", "w_s", "w_z", "r_s", "r_z")
 """Operands that are packed."""
@@ -120,7 +126,7 @@ def bind_recurrent(memory: Workspace, step: PlanStep) -> Bound:
     form, node = layer_of(graph)
     outside = step.part.outside
     values = {role: outside[name] for role, name in operands_of(node).items()}
-    pack, gates = _functions(form)
+    pack, gates = (packed_codes, gates_of_codes) if form.codes else (packed, gates_of)
     weights = {role: values[role] for role in WEIGHTS if role in values}
     slot = {role: memory.slot[value] for role, value in values.items()}
     kept = {role: memory.known(value) for role, value in weights.items() if value in memory.constants}
@@ -179,13 +185,6 @@ def _of_known_sizes(
     return run
 
 
-def _functions(form: Recurrent) -> tuple[Any, Any]:
-    """Return what packs weights, and what gives the gates of inputs."""
-    from ladder.runtime.model.recurrent_codes import gates_of_codes, packed_codes
-
-    return (packed_codes, gates_of_codes) if form.codes else (packed, gates_of)
-
-
 def _layer(
     form: Recurrent,
     entry: Any,
@@ -220,3 +219,51 @@ def _nothing(found: list[torch.Tensor], given: Mapping[str, torch.Tensor]) -> No
     """Give the results of sequences without steps, or of none: the states are what they were."""
     for value, role in zip(found[1:], ("h", "c"), strict=False):
         value.copy_(given[role]) if role in given else value.zero_()
+
+
+# Weights of recurrent layers that are codes of 8 bits, as their kernel takes them; gates of inputs
+@dataclass(frozen=True)
+class Coded:
+    """A layer's weights.
+
+    matrices: Per direction what multiplies inputs: codes ``[inputs, gates * hidden]``, scale, zero point.
+    bias: What is added to that, ``[directions * gates * padded]``.
+    state: What multiplies the state: codes in words, their sums, zero points and scales, per column.
+    """
+
+    matrices: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
+    bias: torch.Tensor
+    state: tuple[torch.Tensor, ...]
+
+
+def packed_codes(form: Recurrent, given: Mapping[str, torch.Tensor]) -> Coded:
+    """Return the weights of a layer as its kernel takes them."""
+    count, width = len(form.backward), form.gates * form.hidden
+    w, r, scale = given["w"], given["r"], given["r_s"].reshape(count, -1)
+    bias = given["b"] if "b" in given else scale.new_zeros(count, 2 * width)
+    matrices = tuple((w[at].clone(), given["w_s"][at], given["w_z"][at]) for at in range(count))
+    for codes, _, _ in matrices:
+        stays(codes)
+    outer, inner = (by_gates(form, half) for half in bias.chunk(2, 1))
+    shift = SIGN if r.dtype == torch.uint8 else 0
+    zero = (given["r_z"].to(torch.int32) - shift).reshape(count, -1).expand(count, width)
+    codes = signed(r.contiguous())
+    sums = codes.sum(1, dtype=torch.int32) - zero * form.hidden
+    factors = (by_gates(form, x).reshape(count, -1) for x in (sums, zero, scale.expand(count, width)))
+    columns = by_gates(form, codes.transpose(1, 2)).reshape(count, -1, form.hidden)
+    words = (
+        F.pad(columns, (0, -form.hidden % FOUR)).reshape(count, columns.shape[1], -1, FOUR).transpose(1, 2)
+    )
+    whole = words.reshape(count, words.shape[1], -1)
+    return Coded(matrices, (outer + inner).reshape(-1), (whole, *factors))
+
+
+def gates_of_codes(form: Recurrent, made: Coded, x: torch.Tensor) -> torch.Tensor:
+    """Return what inputs give to all gates: the inputs are rounded to codes by their range."""
+    codes, scale, zero = dynamic(x.reshape(-1, x.shape[2]))
+    parts = [
+        whole_product(codes, w, zero, w_zero).float() * (scale * w_scale)
+        for w, w_scale, w_zero in made.matrices
+    ]
+    found = torch.stack(parts, 1).reshape(len(codes), len(parts), form.gates, form.hidden)
+    return F.pad(found, (0, form.padded - form.hidden)).flatten(1) + made.bias

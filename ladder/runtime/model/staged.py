@@ -118,7 +118,6 @@ class StagedModel:
     outputs: Names.
     stages: In order.
     stored: Values that it brings, by name.
-    where: The device.
     title: For messages.
     """
 

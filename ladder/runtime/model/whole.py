@@ -76,7 +76,6 @@ class WholeModel:
 
     @property
     def where(self) -> torch.device:
-        """The device that it runs on."""
         return self.executable.where
 
     @property

@@ -79,10 +79,6 @@ def _sum(op: Operation, *values: Any) -> Any:
     return narrow(reduce(torch.add, map(wide, values)), values[0].dtype)
 
 
-def _mean(op: Operation, *values: Any) -> Any:
-    return reduce(torch.add, values) / len(values)
-
-
 def _by_numpy(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     return value_of(function(array_of(a), array_of(b))).to(a.device)
 
@@ -162,14 +158,6 @@ def _where(op: Operation, condition: Any, yes: Any, no: Any) -> Any:
     return narrow(torch.where(condition, wide(yes), wide(no)), yes.dtype)
 
 
-def _leaky(op: Operation, x: Any) -> Any:
-    return torch.where(x >= 0, x, x * op.get("alpha", 0.01))
-
-
-def _elu(op: Operation, x: Any) -> Any:
-    return torch.where(x < 0, op.get("alpha", 1.0) * torch.expm1(x), x)
-
-
 def _selu(op: Operation, x: Any) -> Any:
     alpha, gamma = op.get("alpha", 1.6732632423543772), op.get("gamma", 1.0507009873554805)
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
@@ -180,22 +168,10 @@ def _celu(op: Operation, x: Any) -> Any:
     return x.clamp(min=0) + (alpha * torch.expm1(x / alpha)).clamp(max=0)
 
 
-def _hard_sigmoid(op: Operation, x: Any) -> Any:
-    return (op.get("alpha", 0.2) * x + op.get("beta", 0.5)).clamp(0, 1)
-
-
-def _hard_swish(op: Operation, x: Any) -> Any:
-    return x * (x / 6 + 0.5).clamp(0, 1)
-
-
 def _prelu(op: Operation, x: Any, slope: Any) -> Any:
     if op.version < 7 and slope.ndim == 1 and slope.numel() > 1:
         slope = slope.reshape(-1, *[1] * (x.ndim - 2))
     return narrow(torch.where(wide(x) >= 0, wide(x), wide(x) * wide(slope)), x.dtype)
-
-
-def _thresholded(op: Operation, x: Any) -> Any:
-    return torch.where(x > op.get("alpha", 1.0), x, torch.zeros_like(x))
 
 
 def _shrink(op: Operation, x: Any) -> Any:
@@ -204,31 +180,14 @@ def _shrink(op: Operation, x: Any) -> Any:
     return narrow(found.to(value.dtype), x.dtype)
 
 
-def _gelu(op: Operation, x: Any) -> Any:
-    return F.gelu(x, approximate=op.get("approximate", "none"))
-
-
-def _swish(op: Operation, x: Any) -> Any:
-    return x * torch.sigmoid(op.get("alpha", 1.0) * x)
-
-
 def _is_infinite(op: Operation, x: Any) -> Any:
     x = x.float() if x.element_size() == 1 else x
     high = (x == inf) & bool(op.get("detect_positive", 1))
     return high | ((x == -inf) & bool(op.get("detect_negative", 1)))
 
 
-def _relu(x: Any) -> Any:
-    return x.clamp(min=0)
-
-
 def _softplus(x: Any) -> Any:
     return torch.logaddexp(x, torch.zeros_like(x))
-
-
-def _in_float(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that torch lacks for 16 bits, computed in float32."""
-    return lambda x: function(x.float()).to(x.dtype) if x.element_size() == 2 else function(x)
 
 
 def _sign(x: Any) -> Any:
@@ -249,8 +208,8 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
     "Sign": _sign,
     "Not": torch.logical_not,
     "BitwiseNot": torch.bitwise_not,
-    "Relu": _relu,
-    "Softplus": _in_float(_softplus),
+    "Relu": lambda x: x.clamp(min=0),
+    "Softplus": lambda x: _softplus(x.float()).to(x.dtype) if x.element_size() == 2 else _softplus(x),
     "Softsign": F.softsign,
     "Mish": F.mish,
     "Identity": lambda x: x,
@@ -277,24 +236,24 @@ ELEMENTWISE: Mapping[str, Run] = {
     "Max": folded(torch.maximum),
     "Min": folded(torch.minimum),
     "Sum": _sum,
-    "Mean": _mean,
+    "Mean": lambda op, *values: reduce(torch.add, values) / len(values),
     "Div": _divide,
     "Mod": _modulo,
     "Pow": _power,
     "BitShift": _shift,
     "Clip": _clip,
     "Where": _where,
-    "LeakyRelu": _leaky,
-    "Elu": _elu,
+    "LeakyRelu": lambda op, x: torch.where(x >= 0, x, x * op.get("alpha", 0.01)),
+    "Elu": lambda op, x: torch.where(x < 0, op.get("alpha", 1.0) * torch.expm1(x), x),
     "Selu": _selu,
     "Celu": _celu,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
+    "HardSigmoid": lambda op, x: (op.get("alpha", 0.2) * x + op.get("beta", 0.5)).clamp(0, 1),
+    "HardSwish": lambda op, x: x * (x / 6 + 0.5).clamp(0, 1),
     "PRelu": _prelu,
-    "ThresholdedRelu": _thresholded,
+    "ThresholdedRelu": lambda op, x: torch.where(x > op.get("alpha", 1.0), x, torch.zeros_like(x)),
     "Shrink": _shrink,
-    "Gelu": _gelu,
-    "Swish": _swish,
+    "Gelu": lambda op, x: F.gelu(x, approximate=op.get("approximate", "none")),
+    "Swish": lambda op, x: x * torch.sigmoid(op.get("alpha", 1.0) * x),
     "IsNaN": lambda op, x: torch.isnan(x.float() if x.element_size() == 1 else x),
     "IsInf": _is_infinite,
 }  # fmt: skip

@@ -83,22 +83,6 @@ def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any
 # functions of one element ----------------------------------------------------------------------------
 
 
-def _bias_gelu(op: Operation, x: Any, bias: Any) -> Any:
-    return F.gelu(x + bias)
-
-
-def _fast_gelu(op: Operation, x: Any, bias: Any = None) -> Any:
-    return F.gelu(x if bias is None else x + bias, approximate="tanh")
-
-
-def _quick_gelu(op: Operation, x: Any) -> Any:
-    return x * torch.sigmoid(op.get("alpha", 1.702) * x)
-
-
-def _bias_add(op: Operation, x: Any, bias: Any, residual: Any) -> Any:
-    return x + bias + residual
-
-
 def _bias_split_gelu(op: Operation, x: Any, bias: Any) -> Any:
     left, right = (x + bias).chunk(2, -1)
     return left * F.gelu(right)
@@ -419,10 +403,10 @@ _ROWS: Mapping[str, Run] = {
     "DynamicQuantizeLSTM": _quantized_lstm,
     "GatherBlockQuantized": _gather_block_quantized,
     "Gelu": lambda op, x: F.gelu(x),
-    "BiasGelu": _bias_gelu,
-    "FastGelu": _fast_gelu,
-    "QuickGelu": _quick_gelu,
-    "BiasAdd": _bias_add,
+    "BiasGelu": lambda op, x, bias: F.gelu(x + bias),
+    "FastGelu": lambda op, x, bias=None: F.gelu(x if bias is None else x + bias, approximate="tanh"),
+    "QuickGelu": lambda op, x: x * torch.sigmoid(op.get("alpha", 1.702) * x),
+    "BiasAdd": lambda op, x, bias, residual: x + bias + residual,
     "BiasSplitGelu": _bias_split_gelu,
     "SkipLayerNormalization": _skip_layer_norm,
     "LayerNormalization": _layer_norm,

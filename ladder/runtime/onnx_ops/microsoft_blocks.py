@@ -108,10 +108,6 @@ def _scaled_silu(op: Operation, x: Any, scale: Any = None) -> Any:
     return scaled * torch.sigmoid(scaled.float()).to(x.dtype)
 
 
-def _gated_add(op: Operation, x: Any, y: Any, gate: Any) -> Any:
-    return x + y * gate
-
-
 # experts -----------------------------------------------------------------------------------------------
 
 
@@ -180,10 +176,6 @@ def _distances(op: Operation, a: Any, b: Any) -> Any:
     return squares if op.get("metric", "sqeuclidean") == "sqeuclidean" else squares.sqrt()
 
 
-def _pool_last(op: Operation, x: Any) -> Any:
-    return WINDOWS["MaxPool"](op, x.movedim(-1, 1)).movedim(1, -1)
-
-
 def _crop(op: Operation, x: Any) -> Any:
     """Cut borders off a picture; what ``scale`` states is left, from the first two borders on."""
     left, top, right, bottom = op.get("border")
@@ -198,7 +190,7 @@ _ROWS: Mapping[str, Run] = {
     "GatedRMSNorm": _gated_norm,
     "BranchwiseRMSNorm": _branchwise_norm,
     "ScaledSiLU": _scaled_silu,
-    "GatedAdd": _gated_add,
+    "GatedAdd": lambda op, x, y, gate: x + y * gate,
     "MoE": _experts,
     "Unique": _unique,
     "CDist": _distances,
@@ -206,7 +198,7 @@ _ROWS: Mapping[str, Run] = {
     "ExpandDims": lambda op, x, axis: x.unsqueeze(int(axis)),
     "UnfoldTensor": lambda op, x: x.unfold(op.get("dim", -1), op.get("size"), op.get("step", 1)),
     "MatMulInteger16": lambda op, a, b: torch.matmul(a.int(), b.int()),
-    "NhwcMaxPool": _pool_last,
+    "NhwcMaxPool": lambda op, x: WINDOWS["MaxPool"](op, x.movedim(-1, 1)).movedim(1, -1),
     "BiasDropout": lambda op, x, bias, residual=None, *_: x + bias + (0 if residual is None else residual),
     **{name: MOVES[name] for name in ("GatherND", "Pad", "Range", "Trilu")},
     "GridSample": RESIZES["GridSample"],

@@ -324,10 +324,6 @@ def _compress(op: Operation, x: Any, condition: Any) -> Any:
     return x.index_select(axis, condition[: x.shape[axis]].nonzero().reshape(-1))
 
 
-def _nonzero(op: Operation, x: Any) -> Any:
-    return wide(x).nonzero().T.contiguous()
-
-
 def _unique(op: Operation, x: Any) -> Any:
     axis = op.get("axis")
     value = x.float() if x.is_floating_point() and x.element_size() < 4 else wide(x)
@@ -386,10 +382,6 @@ def _center_crop_pad(op: Operation, x: Any, shape: Any) -> Any:
     return x
 
 
-def _identity(op: Operation, x: Any) -> Any:
-    return x
-
-
 MOVING: Mapping[str, Run] = {
     "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Slice": _slice, "Gather": _gather,
@@ -416,8 +408,8 @@ MOVES: Mapping[str, Run] = {
     "Range": _range,
     "EyeLike": _eye,
     "OneHot": _one_hot,
-    "NonZero": _nonzero,
+    "NonZero": lambda op, x: wide(x).nonzero().T.contiguous(),
     "Unique": _unique,
-    "Identity": _identity,
+    "Identity": lambda op, x: x,
 }  # fmt: skip
 """Operators that move elements."""

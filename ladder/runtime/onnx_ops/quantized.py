@@ -44,10 +44,6 @@ def _codes(value: Any, scale: Any, zero: Any, code: int) -> Any:
 # products and convolutions -----------------------------------------------------------------------------
 
 
-def _matmul_integer(op: Operation, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-    return whole_product(a, b, a_zero, b_zero)
-
-
 def _qlinear_matmul(
     op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any
 ) -> Any:
@@ -144,12 +140,6 @@ def _concat(op: Operation, y_s: Any, y_z: Any, *parts: Any) -> Any:
     return _codes(torch.cat(values, op.get("axis")), y_s, y_z, code_of(parts[0]))
 
 
-def _where(
-    op: Operation, condition: Any, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any
-) -> Any:
-    return _codes(torch.where(condition, _value(a, a_s, a_z), _value(b, b_s, b_z)), y_s, y_z, code_of(a))
-
-
 _MICROSOFT: Mapping[str, Run] = {
     "MatMulIntegerToFloat": _to_float,
     "DynamicQuantizeMatMul": _dynamic_matmul,
@@ -163,13 +153,15 @@ _MICROSOFT: Mapping[str, Run] = {
     "QLinearAveragePool": _unary(_last_channels(WINDOWS["AveragePool"])),
     "QLinearGlobalAveragePool": _unary(_last_channels(WINDOWS["GlobalAveragePool"])),
     "QLinearConcat": _concat,
-    "QLinearWhere": _where,
+    "QLinearWhere": lambda op, condition, a, a_s, a_z, b, b_s, b_z, y_s, y_z: _codes(
+        torch.where(condition, _value(a, a_s, a_z), _value(b, b_s, b_z)), y_s, y_z, code_of(a)
+    ),
 }
 """By their names in the domain."""
 
 QUANTIZED: Mapping[str, Run] = {
     "DynamicQuantizeLinear": lambda op, x: dynamic(x),
-    "MatMulInteger": _matmul_integer,
+    "MatMulInteger": lambda op, a, b, a_zero=None, b_zero=None: whole_product(a, b, a_zero, b_zero),
     "QLinearMatMul": _qlinear_matmul,
     "ConvInteger": _conv_integer,
     "QLinearConv": _qlinear_conv,

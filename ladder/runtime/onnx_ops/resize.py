@@ -15,10 +15,6 @@ Place = Callable[[Any, float, int, int, float, float], Any]
 """``(x of the result, scale, extent, new extent, begin, end of the region) -> x of the operand``."""
 
 
-def _half_pixel(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
-    return (x + 0.5) / scale - 0.5
-
-
 def _symmetric(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
     """Half pixels around the middle, where the scaled extent is rounded."""
     adjustment = out / (scale * extent)
@@ -37,7 +33,7 @@ def _crop(x: Any, scale: float, extent: int, out: int, begin: float, end: float)
 
 
 PLACES: Mapping[str, Place] = {
-    "half_pixel": _half_pixel,
+    "half_pixel": lambda x, scale, extent, out, begin, end: (x + 0.5) / scale - 0.5,
     "half_pixel_symmetric": _symmetric,
     "pytorch_half_pixel": lambda x, s, n, m, b, e: (x + 0.5) / s - 0.5 if m > 1 else 0 * x,
     "asymmetric": lambda x, s, n, m, b, e: x / s,
@@ -56,10 +52,6 @@ NEAREST: Mapping[str, Callable[[Any], Any]] = {
 """How a coordinate becomes that of an element."""
 
 
-def _linear(x: Any, a: float) -> Any:
-    return (1 - x.abs()).clamp(min=0)
-
-
 def _cubic(x: Any, a: float) -> Any:
     x = x.abs()
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -68,7 +60,7 @@ def _cubic(x: Any, a: float) -> Any:
 
 
 KERNELS: Mapping[str, tuple[Callable[[Any, float], Any], int]] = {
-    "linear": (_linear, 1),
+    "linear": (lambda x, a: (1 - x.abs()).clamp(min=0), 1),
     "cubic": (_cubic, 2),
 }
 """Mode -> weight by distance, and how far it reaches."""

@@ -103,10 +103,6 @@ def _einsum(op: Operation, *values: Any) -> Any:
     return narrow(found, values[0].dtype)
 
 
-def _matmul(op: Operation, a: Any, b: Any) -> Any:
-    return narrow(torch.matmul(wide(a), wide(b)), a.dtype)
-
-
 def _gemm(op: Operation, a: Any, b: Any, c: Any = None) -> Any:
     a, b = (wide(v).mT if op.get(name, 0) else wide(v) for v, name in ((a, "transA"), (b, "transB")))
     found = _scaled(torch.matmul(a, b), op.get("alpha", 1.0))
@@ -117,10 +113,6 @@ def _gemm(op: Operation, a: Any, b: Any, c: Any = None) -> Any:
 
 def _scaled(x: Any, factor: float) -> Any:
     return x if factor == 1 else (x * factor).to(x.dtype)
-
-
-def _determinant(op: Operation, x: Any) -> Any:
-    return torch.linalg.det(x)
 
 
 # random numbers --------------------------------------------------------------------------------------
@@ -188,9 +180,9 @@ SIGNALS: Mapping[str, Run] = {
     "HammingWindow": _windowed((25 / 46, -21 / 46)),
     "MelWeightMatrix": _mel,
     "Einsum": _einsum,
-    "MatMul": _matmul,
+    "MatMul": lambda op, a, b: narrow(torch.matmul(wide(a), wide(b)), a.dtype),
     "Gemm": _gemm,
-    "Det": _determinant,
+    "Det": lambda op, x: torch.linalg.det(x),
     "RandomUniform": _random(_uniform),
     "RandomUniformLike": _random(_uniform),
     "RandomNormal": _random(_normal),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from ladder.runtime.onnx_ops.casts import CASTS
 from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
-from ladder.runtime.onnx_ops.maps import MAPS
 from ladder.runtime.onnx_ops.microsoft import MICROSOFT
 from ladder.runtime.onnx_ops.microsoft_blocks import BLOCKS
 from ladder.runtime.onnx_ops.moves import MOVES
@@ -16,7 +15,7 @@ from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
 from ladder.runtime.onnx_ops.reference import REFERENCE
 from ladder.runtime.onnx_ops.resize import RESIZES
-from ladder.runtime.onnx_ops.sequences import SEQUENCES
+from ladder.runtime.onnx_ops.sequences import MAPS, SEQUENCES
 from ladder.runtime.onnx_ops.signals import SIGNALS
 from ladder.runtime.onnx_ops.trees import TREES
 from ladder.runtime.onnx_ops.vision import VISION

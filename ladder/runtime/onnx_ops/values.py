@@ -16,37 +16,21 @@ import torch
 
 from tile_types.errors import DTypeError
 
+_ARRAYS = {
+    code: onnx.helper.tensor_dtype_to_np_dtype(code)
+    for code in onnx.TensorProto.DataType.values()
+    if code not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+}
+_SMALL = ("uint4", "int4", "uint2", "int2", "float4_e2m1fn")
+
 DTYPES: dict[int, torch.dtype] = {
-    onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.UINT8: torch.uint8,
-    onnx.TensorProto.INT8: torch.int8,
-    onnx.TensorProto.UINT16: torch.uint16,
-    onnx.TensorProto.INT16: torch.int16,
-    onnx.TensorProto.INT32: torch.int32,
-    onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.BOOL: torch.bool,
-    onnx.TensorProto.FLOAT16: torch.float16,
-    onnx.TensorProto.DOUBLE: torch.float64,
-    onnx.TensorProto.UINT32: torch.uint32,
-    onnx.TensorProto.UINT64: torch.uint64,
-    onnx.TensorProto.COMPLEX64: torch.complex64,
-    onnx.TensorProto.COMPLEX128: torch.complex128,
-    onnx.TensorProto.BFLOAT16: torch.bfloat16,
-    onnx.TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
-    onnx.TensorProto.FLOAT8E5M2: torch.float8_e5m2,
-    onnx.TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
-    onnx.TensorProto.FLOAT8E8M0: torch.float8_e8m0fnu,
+    code: getattr(torch, dtype.name)
+    for code, dtype in _ARRAYS.items()
+    if dtype.name not in _SMALL and hasattr(torch, dtype.name)
 }
 """ONNX element type -> torch's."""
 
-SMALL: dict[int, np.dtype] = {
-    onnx.TensorProto.UINT4: np.dtype(ml_dtypes.uint4),
-    onnx.TensorProto.INT4: np.dtype(ml_dtypes.int4),
-    onnx.TensorProto.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
-    **({onnx.TensorProto.UINT2: np.dtype(ml_dtypes.uint2)} if hasattr(onnx.TensorProto, "UINT2") else {}),
-    **({onnx.TensorProto.INT2: np.dtype(ml_dtypes.int2)} if hasattr(onnx.TensorProto, "INT2") else {}),
-}
+SMALL: dict[int, np.dtype] = {code: dtype for code, dtype in _ARRAYS.items() if dtype.name in _SMALL}
 """ONNX element type -> numpy's, where torch has no arithmetic."""
 
 NAMES: dict[Any, int] = {dtype: code for codes in (DTYPES, SMALL) for code, dtype in codes.items()}

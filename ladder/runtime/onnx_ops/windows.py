@@ -18,9 +18,9 @@ TRANSPOSED = (None, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 def window_pads(
-    op: Operation, spatial: Sequence[int], kernel: Sequence[int], strides: Sequence[int], gaps: Sequence[int]
+    op: Operation, spatial: Sequence[Any], kernel: Sequence[int], strides: Sequence[int], gaps: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return what is added before and after each spatial axis."""
+    """Return what is added before and after each spatial axis; extents are read for ``auto_pad`` alone."""
     rank, mode = len(kernel), op.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", "VALID", ""):
         pads = op.get("pads", [0] * 2 * rank) if mode != "VALID" else [0] * 2 * rank

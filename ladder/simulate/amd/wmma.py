@@ -62,11 +62,6 @@ def parse(name: str, core: HalfCore) -> Product:
     return Product(EXTENT, EXTENT, kinds[match["a"]], kinds[match["b"] or match["a"]])
 
 
-def lane_elements(core: HalfCore) -> int:
-    """Return the elements of an operand that a lane holds."""
-    return EXTENT // 2 if core.split else EXTENT
-
-
 def _rows(elements: Array, core: HalfCore) -> tuple[Array, Array]:
     """Return A (or B transposed) ``[waves, 16, 16]``, and which of its rows the halves agree about."""
     low, high = elements[:, :EXTENT].astype(np.float64), elements[:, EXTENT:].astype(np.float64)
@@ -120,7 +115,7 @@ def _translator_of(core: HalfCore) -> Callable[[Translator, CallView], Read]:
         a, b, sums = (t.read(value) for value in given)
         types = [str(value.ty) for value in given[:2]]
         kind = NUMPY["int32" if what.integer else "float32"]
-        size = lane_elements(core) * NUMPY[what.a].itemsize
+        size = (EXTENT // 2 if core.split else EXTENT) * NUMPY[what.a].itemsize
 
         def read(c: Cohort) -> Array:
             c.require_whole("WMMA", call.statement)

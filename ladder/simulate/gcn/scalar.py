@@ -44,10 +44,6 @@ def _add(a: int, b: int) -> tuple[int, int]:
     return (a + b) & ONES, int(not -(1 << 31) <= signed(a) + signed(b) < 1 << 31)
 
 
-def _subtract(a: int, b: int) -> tuple[int, int]:
-    return (a - b) & ONES, int(not -(1 << 31) <= signed(a) - signed(b) < 1 << 31)
-
-
 def _field(word: int, where: int, bits: int, is_signed: bool) -> tuple[int, int | None]:
     offset, width = where & bits - 1, where >> 16 & 0x7F
     found = word >> offset & (1 << width) - 1 if width else 0
@@ -64,7 +60,7 @@ BINARY: dict[str, tuple[int, Function]] = {
     "add_u32": (1, lambda a, b: ((a + b) & ONES, a + b >> 32)),
     "sub_u32": (1, lambda a, b: ((a - b) & ONES, int(b > a))),
     "add_i32": (1, _add),
-    "sub_i32": (1, _subtract),
+    "sub_i32": (1, lambda a, b: ((a - b) & ONES, int(not -(1 << 31) <= signed(a) - signed(b) < 1 << 31))),
     "mul_i32": (1, lambda a, b: (a * b & ONES, None)),
     "mul_hi_u32": (1, lambda a, b: (a * b >> 32, None)),
     "mul_hi_i32": (1, lambda a, b: (signed(a) * signed(b) >> 32 & ONES, None)),
@@ -284,10 +280,6 @@ def _branch(i: Instruction, name: str, labels: dict[str, int]) -> Step:
     return step
 
 
-def _nothing(i: Instruction, name: str) -> Step:
-    return lambda w: None
-
-
 ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     (BINARY, _binary),
     ({f"{kind}_b{size}" for kind in BITWISE for size in (32, 64)}, _bitwise),
@@ -304,7 +296,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({"bitset0_b32", "bitset1_b32"}, _set_bit),
     ({"cselect_b32", "cselect_b64"}, _select),
     ({f"{kind}_saveexec_b{size}" for kind in SAVES for size in (32, 64)}, _save),
-    ({"nop", "setprio", "sleep", "sethalt", "inst_prefetch"}, _nothing),
+    ({"nop", "setprio", "sleep", "sethalt", "inst_prefetch"}, lambda i, name: lambda w: None),
 )
 """Mnemonics behind ``s_``, and what makes their closures."""
 

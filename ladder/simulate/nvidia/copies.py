@@ -211,10 +211,6 @@ def _encode_windows(t: Translator, call: CallView) -> Step:
     return lambda c: None
 
 
-def _encode_packed(t: Translator, call: CallView) -> Step:
-    return (_encode_windows if call.name == IM2COL else _encode)(t, call)
-
-
 def _encode(t: Translator, call: CallView) -> Step:
     target, dtype, rank, data, *numbers = call.operands
     inner, outer, pitch, box_inner, box_outer, *_, swizzle, _l2, _fill = (t.number(n) for n in numbers)
@@ -366,6 +362,6 @@ STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.ptx.cp_async_bulk_tensor_g2s_cluster_im2col": _windows,
     "tirx.ptx.cp_async_bulk_prefetch": nothing,
     "tirx.ptx.cp_async_bulk_tensor_prefetch": nothing,
-    "tirx.tvm_call_packed": _encode_packed,
+    "tirx.tvm_call_packed": lambda t, call: (_encode_windows if call.name == IM2COL else _encode)(t, call),
 }
 """Calls that copy."""

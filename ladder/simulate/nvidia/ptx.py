@@ -156,10 +156,6 @@ def _shuffle(t: Translator, call: CallView) -> Read:
     return read
 
 
-def _elect(t: Translator, call: CallView) -> Read:
-    return lambda c: first_active_lane(c).astype(np.uint32)
-
-
 def _warp_sync(t: Translator, call: CallView) -> Step:
     def action(c: Cohort) -> None:
         c.require_whole("__syncwarp", call.statement)
@@ -381,15 +377,11 @@ def _fence_init(t: Translator, call: CallView) -> Step:
     return action
 
 
-def _fence_proxy(t: Translator, call: CallView) -> Step:
-    return lambda c: c.machine.memory.clocks.fence_proxy(c.warps)
-
-
 READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.cuda.cvta_generic_to_shared": _to_shared,
     "tirx.tvm_warp_shuffle": _shuffle,
     "tirx.tvm_warp_shuffle_xor": _shuffle_xor,
-    "tirx.cuda.elect_sync": _elect,
+    "tirx.cuda.elect_sync": lambda t, call: lambda c: first_active_lane(c).astype(np.uint32),
 }
 """Calls that return a value."""
 
@@ -411,7 +403,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.mbarrier_arrive": _mbarrier_arrive,
     "tirx.ptx.mbarrier_arrive_expect_tx": _mbarrier_arrive,
     "tirx.ptx.fence_mbarrier_init": _fence_init,
-    "tirx.ptx.fence_proxy_async": _fence_proxy,
+    "tirx.ptx.fence_proxy_async": lambda t, call: lambda c: c.machine.memory.clocks.fence_proxy(c.warps),
     "tirx.ptx.griddepcontrol": nothing,
     "tirx.ptx.prefetch": nothing,
     "tirx.ptx.setmaxnreg": nothing,

@@ -47,7 +47,6 @@ def _values(data: Array, kind: str) -> Array:
 
 
 def _scale_values(codes: Array, kind: str) -> Array:
-    """Return the values of scales."""
     if kind == "ue4m3":
         return decode(np.ascontiguousarray(codes & 127), "e4m3").astype(np.float64)
     return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int32) - 127))

@@ -21,7 +21,6 @@ from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
 class Centred:
     """A program in which an input occurs only less the mean of its rows.
 
-    original: The program.
     number: Of the input.
     total, mean, difference: Names of the sum, the mean, and what is left.
     """

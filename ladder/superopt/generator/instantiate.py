@@ -80,7 +80,6 @@ class _Builder:
         self.own = len(structure.prefix.operands)
 
     def graph(self) -> Graph:
-        """Return it."""
         if not self.structure.shifted:
             return self._graph(None)
         reasons = []

@@ -231,7 +231,6 @@ Store = dict[int, Residues]
 class RootRelations:
     """Computes the roots of one program in a field by its plan.
 
-    plan: What the roots are.
     store: Radicands and roots known so far, shared by both programs: the first runs before the second.
     first: Whether this is the first program's.
     latest: What the roots of the last operator are.

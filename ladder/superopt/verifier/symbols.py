@@ -57,7 +57,6 @@ class Symbols:
 
     @property
     def varies(self) -> frozenset[str]:
-        """Symbols by which it varies at all."""
         return symbols_of([part for axis in self.axes for part in axis]) | _unmarked(self.digits)
 
     def require_distinct(self) -> None:

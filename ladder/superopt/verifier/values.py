@@ -269,13 +269,8 @@ def _require_followed(node: Node, types: Sequence[str], arguments: Sequence[Rang
 Functions = Callable[[Any, Sequence[Any]], Any]
 
 
-def _step(field: Any, a: Any) -> Any:
-    """Return whether ``a > 0``; only multiplied by ``a`` or with what is 0 where a is."""
-    return field.function("step", [a])
-
-
 def _relu(field: Any, values: Sequence[Any]) -> Any:
-    return field.multiply(values[0], _step(field, values[0]))
+    return field.multiply(values[0], field.function("step", [values[0]]))
 
 
 def _maximum(field: Any, values: Sequence[Any]) -> Any:
