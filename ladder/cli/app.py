@@ -98,10 +98,7 @@ def gemm(
     )
     with console.progress() as step:
         report = run_gemm(problem, check=check, step=step)
-    if as_json:
-        console.print_json(report.as_json())
-    else:
-        console.print_fields(report.as_text())
+    console.show(report.as_json(), as_json, lambda: console.print_fields(report.as_text()))
     if report.passed is False:
         console.error(report.failure)
         raise typer.Exit(FAILED)
@@ -246,10 +243,7 @@ def superopt(
         from ladder.superopt.show import page
 
         show.write_text(page(report), encoding="utf-8")
-    if as_json:
-        console.print_json(command.as_json(report, kernels))
-    else:
-        command.print_report(report, kernels)
+    console.show(command.as_json(report, kernels), as_json, lambda: command.print_report(report, kernels))
     if problem:
         console.error(problem)
         raise typer.Exit(FAILED)
@@ -270,10 +264,7 @@ def compile_model(
 
     with console.progress() as step:
         found = run_compile(model, output, target, step)
-    if as_json:
-        console.print_json(found)
-    else:
-        console.print_fields(as_fields(found))
+    console.show(found, as_json, lambda: console.print_fields(as_fields(found)))
 
 
 @app.command()
@@ -287,10 +278,7 @@ def inspect(
     from ladder.cli.formats import COLUMNS, as_rows, run_inspect
 
     found = run_inspect(checkpoint)
-    if as_json:
-        console.print_json(found)
-    else:
-        console.print_table(COLUMNS, as_rows(found))
+    console.show(found, as_json, lambda: console.print_table(COLUMNS, as_rows(found)))
 
 
 @app.command()
@@ -304,10 +292,7 @@ def convert(
 
     with console.progress() as step:
         found = run_convert(checkpoint, output, step)
-    if as_json:
-        console.print_json(found)
-    else:
-        console.print_fields(as_fields(found))
+    console.show(found, as_json, lambda: console.print_fields(as_fields(found)))
 
 
 @app.command()

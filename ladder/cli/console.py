@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -29,6 +29,11 @@ class Progress(Protocol):
 def print_json(value: Any) -> None:
     """Print one JSON object on stdout."""
     print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def show(found: Any, as_json: bool, plain: Callable[[], object]) -> None:
+    """Print what a command found as one JSON object, or as `plain` prints it for people."""
+    print_json(found) if as_json else plain()
 
 
 def finite(value: float | None) -> float | None:

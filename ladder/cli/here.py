@@ -66,10 +66,7 @@ def doctor(as_json: Json = False) -> None:
     with console.progress() as step:
         step("looking for tools and trying a kernel")
         findings = checks.diagnose()
-    if as_json:
-        console.print_json(checks.as_json(findings))
-    else:
-        checks.print_report(findings)
+    console.show(checks.as_json(findings), as_json, lambda: checks.print_report(findings))
     if not checks.healthy(findings):
         console.error("the main job, `ladder gemm`, cannot run here; the lines above say what it needs")
         raise typer.Exit(console.FAILED)
@@ -92,10 +89,11 @@ def cache_list(as_json: Json = False) -> None:
     from ladder.cli import tables
 
     entries = tables.cache_entries()
-    if as_json:
-        console.print_json({"entries": entries})
-    else:
-        console.print_table(tables.CACHE_COLUMNS, tables.cache_rows(entries))
+    console.show(
+        {"entries": entries},
+        as_json,
+        lambda: console.print_table(tables.CACHE_COLUMNS, tables.cache_rows(entries)),
+    )
 
 
 @cache.command("clear")

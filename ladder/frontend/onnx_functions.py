@@ -63,11 +63,6 @@ def _softsign(call: Call) -> Any:
     return _by_aten(call, "div.Tensor", call.tensor(0), size)
 
 
-def _ceiling(call: Call) -> Any:
-    lower = _by_aten(call, "floor.default", _by_aten(call, "neg.default", call.tensor(0)))
-    return _by_aten(call, "neg.default", lower)
-
-
 def _swish(call: Call) -> Any:
     scaled = _by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.0)))
     return _by_aten(call, "mul.Tensor", call.tensor(0), _by_aten(call, "sigmoid.default", scaled))
@@ -130,9 +125,10 @@ FUNCTIONS: Mapping[str, Row] = {
         name: _real(row)
         for name, row in {
             "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish, "LeakyRelu": _leaky, "PRelu": _prelu,
-            "ThresholdedRelu": _thresholded, "Softsign": _softsign, "Ceil": _ceiling, "Swish": _swish,
+            "ThresholdedRelu": _thresholded, "Softsign": _softsign, "Swish": _swish,
             "Sum": _summed, "Mean": _averaged, "Attention": _attention,
             "Round": lambda call: _by_aten(call, "round.default", call.tensor(0)),
+            "Ceil": lambda call: _by_aten(call, "ceil.default", call.tensor(0)),
         }.items()
     },
     "DepthToSpace": _depth_to_space,

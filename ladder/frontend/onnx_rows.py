@@ -97,11 +97,6 @@ def _chosen(call: Call) -> Any:
     return ATEN["where.self"](call.im, call.ttype(1), call.tensor(0), yes, no)
 
 
-def _is_nan(call: Call) -> Any:
-    x = call.tensor(0)
-    return call.im.g.add("negation", call.im.g.add("equal", x, x))
-
-
 def _is_infinite(call: Call) -> Any:
     """Compare with the infinities that are asked for."""
     asked = (("detect_positive", inf), ("detect_negative", -inf))
@@ -178,15 +173,6 @@ def _transposed(call: Call) -> Any:
 def _expanded(call: Call) -> Any:
     target = broadcast_shapes([call.shape(0), tuple(map(canonical, call.extents(1)))])
     return call.im.expand(call.tensor(0), target)
-
-
-def _tiled(call: Call) -> Any:
-    """Open an axis of one before each, stretch it, and close it."""
-    times, shape = call.extents(1), call.shape(0)
-    opened = [part for extent in shape for part in (1, extent)]
-    stretched = [part for pair in zip(times, shape, strict=True) for part in pair]
-    value = call.im.expand(call.im.reshape(call.tensor(0), opened), stretched)
-    return call.im.reshape(value, [product(pair) for pair in zip(times, shape, strict=True)])
 
 
 def _joined(call: Call) -> Any:
@@ -430,7 +416,7 @@ ARITHMETIC: dict[str, Row] = {
     "Cast": _cast,
     "CastLike": lambda call: _converted(call, call.ttype(1)),
     "Where": _chosen,
-    "IsNaN": _is_nan,
+    "IsNaN": lambda call: ATEN["isnan.default"](call.im, "bool", call.tensor(0)),
     "IsInf": _is_infinite,
     "Identity": lambda call: call.inputs[0],
     "Dropout": _kept,
@@ -448,7 +434,7 @@ MOVES: dict[str, Row] = {
     "Squeeze": _squeezed,
     "Transpose": _transposed,
     "Expand": _expanded,
-    "Tile": _tiled,
+    "Tile": lambda call: ATEN["repeat.default"](call.im, call.out, call.tensor(0), call.extents(1)),
     "Concat": _joined,
     "Split": _divided_up,
     "Slice": _sliced,
