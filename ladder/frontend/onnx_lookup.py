@@ -14,69 +14,15 @@ from ladder.runtime.onnx_ops.table import TABLE, key_of
 from tile_types.errors import unknown_name
 
 OLDEST = 13
-"""Version from which on all rows hold; before it, those in `SINCE_7`."""
+"""Version from which on all rows hold; before it, those but `SINCE_13`."""
 
-SINCE_7 = frozenset(
+SINCE_13 = frozenset(
     (
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Neg",
-            "Abs",
-            "Exp",
-            "Log",
-            "Sqrt",
-            "Sin",
-            "Cos",
-            "Tanh",
-            "Sigmoid",
-            "Erf",
-            "Floor",
-        ),
-        *(
-            "Relu",
-            "Reciprocal",
-            "Equal",
-            "Less",
-            "LessOrEqual",
-            "Greater",
-            "GreaterOrEqual",
-            "And",
-            "Or",
-            "Not",
-        ),
-        *("Max", "Min", "Div", "Pow", "Cast", "Where", "Identity", "Shape", "Size", "Reshape", "Flatten"),
-        *("Transpose", "Expand", "Tile", "Concat", "Gather", "Constant", "ConstantOfShape", "MatMul", "Gemm"),
-        *(
-            "Conv",
-            "ConvTranspose",
-            "DepthToSpace",
-            "MaxPool",
-            "AveragePool",
-            "GlobalAveragePool",
-            "GlobalMaxPool",
-            "InstanceNormalization",
-        ),
-        *("BatchNormalization", "IsNaN", "IsInf", "Squeeze", "Unsqueeze", "Slice", "Split", "Clip", "Pad"),
-        *("Softmax", "LogSoftmax", "Dropout"),
-        *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "ReduceProd"),
-        *(
-            "HardSigmoid",
-            "HardSwish",
-            "LeakyRelu",
-            "PRelu",
-            "Elu",
-            "Selu",
-            "ThresholdedRelu",
-            "Softplus",
-            "Sum",
-        ),
-        *("Ceil", "Round", "Sign", "Mean", "Xor", "Softsign", "Resize", "Upsample"),
+        *("Attention", "CastLike", "DequantizeLinear", "Gelu", "GroupNormalization", "LayerNormalization"),
+        *("QuantizeLinear", "Range", "Swish", "TopK", "Trilu"),
     )
 )
-"""Operators whose rows hold from version 7 on."""
-
+"""Operators whose rows hold from `OLDEST` on only; those of the others hold from version 7 on."""
 
 INVENTED = "unk__"
 """How the standard's rules begin the names of sizes that they know nothing of."""
@@ -93,7 +39,7 @@ TABLES: Mapping[str, Mapping[str, Row]] = {"": ROWS, "ai.onnx": ROWS, "com.micro
 
 def row_holds(node: Any, version: int) -> bool:
     """Tell whether a node's row is for the version that a model states."""
-    return bool(node.domain) or version >= OLDEST or (version >= 7 and node.op_type in SINCE_7)
+    return bool(node.domain) or version >= OLDEST or (version >= 7 and node.op_type not in SINCE_13)
 
 
 def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:

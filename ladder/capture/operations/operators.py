@@ -28,10 +28,10 @@ from ladder.capture.operations.replay import admit, is_hidden, replay
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
-from ladder.capture.operations.user_operators import COMPARE, user_binary, user_unary
+from ladder.capture.operations.user_operators import user_binary, user_unary
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
-from ladder.capture.python.symbols import BINARY, IN_PLACE, UNARY
+from ladder.capture.python.symbols import BINARY, COMPARE, IN_PLACE, UNARY
 from ladder.capture.values.kinds import is_a, is_constant, is_key, is_plain
 from ladder.capture.values.shapes import DynamicSize
 

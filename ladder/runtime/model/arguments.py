@@ -133,12 +133,8 @@ def _fingerprint(value: torch.Tensor) -> Fingerprint:
     return id(value), value.data_ptr(), tuple(value.shape), value.stride()
 
 
-<<<<<<< HEAD
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Tensors]:
     """Return what takes the values at positions."""
-=======
-def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
->>>>>>> 45a86ecd (Single uses of one expression stand where they are used; shapes of ONNX results take one value; windows read their attributes once)
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: [values[at] for at in positions]

@@ -126,7 +126,8 @@ def bind_recurrent(memory: Workspace, step: PlanStep) -> Bound:
     form, node = layer_of(graph)
     outside = step.part.outside
     values = {role: outside[name] for role, name in operands_of(node).items()}
-    pack, gates = (packed_codes, gates_of_codes) if form.codes else (packed, gates_of)
+    ways: tuple[Any, Any] = (packed_codes, gates_of_codes) if form.codes else (packed, gates_of)
+    pack, gates = ways
     weights = {role: values[role] for role in WEIGHTS if role in values}
     slot = {role: memory.slot[value] for role, value in values.items()}
     kept = {role: memory.known(value) for role, value in weights.items() if value in memory.constants}

@@ -109,53 +109,47 @@ def _mul_add(signed: bool) -> Callable[..., Array]:
 _mul_add_signed, _mul_add_unsigned = _mul_add(True), _mul_add(False)
 NONE = np.zeros((), np.uint32)
 
-FLOAT = "f32 f32"
+
+def _shift(function: Callable[..., Any], bits: int) -> Callable[..., Array]:
+    """Return a shift, whose first operand says by how many places."""
+    return lambda n, a: function(a, (n & n.dtype.type(bits - 1)).astype(a.dtype))
+
+
+SHIFTS = (
+    ("lshlrev", "b", "u", np.left_shift),
+    ("lshrrev", "b", "u", np.right_shift),
+    ("ashrrev", "i", "i", np.right_shift),
+)
+"""Name, letter of the type in the instruction, type of the operand, function."""
+
+
+def _rows(types: str, count: int, **functions: Callable[..., Any]) -> dict[str, Row]:
+    """Return instructions of ``count`` operands that are all of the result's type; ``b`` stands for ``u``."""
+    kinds = {t: t.replace("b", "u") for t in types.split()}
+    return {
+        f"{name}_{t}": (kind, " ".join([kind] * count), function)
+        for name, function in functions.items()
+        for t, kind in kinds.items()
+    }
+
+
 TABLE: dict[str, Row] = {
-    # float32
-    "add_f32": ("f32", FLOAT, np.add),
-    "sub_f32": ("f32", FLOAT, np.subtract),
-    "subrev_f32": ("f32", FLOAT, lambda a, b: b - a),
-    "mul_f32": ("f32", FLOAT, np.multiply),
-    "mul_legacy_f32": ("f32", FLOAT, f.product_or_zero),
-    "max_f32": ("f32", FLOAT, f.larger),
-    "min_f32": ("f32", FLOAT, f.smaller),
-    "maximum_f32": ("f32", FLOAT, np.maximum),
-    "minimum_f32": ("f32", FLOAT, np.minimum),
-    "maximum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "minimum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "max3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.larger(a, b), c)),
-    "min3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.smaller(f.smaller(a, b), c)),
-    "minmax_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.smaller(a, b), c)),
-    "maxmin_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.smaller(f.larger(a, b), c)),
-    "med3_f32": ("f32", "f32 f32 f32", f.median),
-    "fma_f32": ("f32", "f32 f32 f32", f.fma),
-    "fmaak_f32": ("f32", "f32 f32 f32", f.fma),
-    "fmamk_f32": ("f32", "f32 f32 f32", lambda a, k, b: f.fma(a, k, b)),
-    "exp_f32": ("f32", "f32", f.special(np.exp2)),
-    "log_f32": ("f32", "f32", f.special(np.log2)),
-    "rcp_f32": ("f32", "f32", f.special(lambda x: 1.0 / x)),
-    "rcp_iflag_f32": ("f32", "f32", f.special(lambda x: 1.0 / x)),
-    "rsq_f32": ("f32", "f32", f.special(lambda x: 1.0 / np.sqrt(x))),
-    "sqrt_f32": ("f32", "f32", f.special(np.sqrt)),
-    "rndne_f32": ("f32", "f32", np.rint),
-    "floor_f32": ("f32", "f32", np.floor),
-    "ceil_f32": ("f32", "f32", np.ceil),
-    "trunc_f32": ("f32", "f32", np.trunc),
+    # floats
+    **_rows("f32 f16", 1, rndne=np.rint, floor=np.floor, ceil=np.ceil, trunc=np.trunc),
+    **_rows("f32 f16", 2, add=np.add, sub=np.subtract, mul=np.multiply, max=f.larger, min=f.smaller),
+    **_rows("f32 f16", 3, fma=f.fma, div_fixup=f.div_fixup),
+    **_rows("f32", 1, exp=f.special(np.exp2), log=f.special(np.log2), sqrt=f.special(np.sqrt)),
+    **_rows("f32", 1, rcp=f.special(lambda x: 1.0 / x), rcp_iflag=f.special(lambda x: 1.0 / x)),
+    **_rows("f32", 1, rsq=f.special(lambda x: 1.0 / np.sqrt(x))),
+    **_rows("f32", 2, mul_legacy=f.product_or_zero, maximum=np.maximum, minimum=np.minimum),
+    **_rows("f32", 3, med3=f.median, fmaak=f.fma, fmamk=f.fma, mad=f.flushed_sum),
+    **_rows("f32", 3, maximum3=lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    **_rows("f32", 3, minimum3=lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    **_rows("f32", 3, max3=lambda a, b, c: f.larger(f.larger(a, b), c)),
+    **_rows("f32", 3, min3=lambda a, b, c: f.smaller(f.smaller(a, b), c)),
+    **_rows("f32", 3, minmax=lambda a, b, c: f.larger(f.smaller(a, b), c)),
+    **_rows("f32", 3, maxmin=lambda a, b, c: f.smaller(f.larger(a, b), c)),
     "ldexp_f32": ("f32", "f32 i32", lambda a, n: np.ldexp(a, np.clip(n, -400, 400))),
-    "div_fixup_f32": ("f32", "f32 f32 f32", f.div_fixup),
-    "div_fixup_f16": ("f16", "f16 f16 f16", f.div_fixup),
-    "mad_f32": ("f32", "f32 f32 f32", f.flushed_sum),
-    # float16
-    "add_f16": ("f16", "f16 f16", np.add),
-    "sub_f16": ("f16", "f16 f16", np.subtract),
-    "mul_f16": ("f16", "f16 f16", np.multiply),
-    "max_f16": ("f16", "f16 f16", f.larger),
-    "min_f16": ("f16", "f16 f16", f.smaller),
-    "fma_f16": ("f16", "f16 f16 f16", f.fma),
-    "rndne_f16": ("f16", "f16", np.rint),
-    "floor_f16": ("f16", "f16", np.floor),
-    "ceil_f16": ("f16", "f16", np.ceil),
-    "trunc_f16": ("f16", "f16", np.trunc),
     # conversions
     "cvt_f32_f16": ("f32", "f16", lambda x: x.astype(np.float32)),
     "cvt_f16_f32": ("f16", "f32", lambda x: x.astype(np.float16)),
@@ -165,76 +159,37 @@ TABLE: dict[str, Row] = {
     "cvt_u32_f32": ("u32", "f32", f.to_integer(np.uint32)),
     **{f"cvt_f32_ubyte{i}": ("f32", "u32", lambda x, i=i: (x >> U(8 * i) & U(0xFF)).astype(np.float32))
        for i in range(4)},
-    # integers of 32 bits
-    "mov_b32": ("u32", "u32", lambda x: x),
-    "not_b32": ("u32", "u32", np.invert),
-    "bfrev_b32": ("u32", "u32", _reverse),
-    "add_u32": ("u32", "u32 u32", np.add),
-    "sub_u32": ("u32", "u32 u32", np.subtract),
-    "subrev_u32": ("u32", "u32 u32", lambda a, b: b - a),
-    "and_b32": ("u32", "u32 u32", np.bitwise_and),
-    "or_b32": ("u32", "u32 u32", np.bitwise_or),
-    "xor_b32": ("u32", "u32 u32", np.bitwise_xor),
-    "xnor_b32": ("u32", "u32 u32", lambda a, b: ~(a ^ b)),
-    "lshlrev_b32": ("u32", "u32 u32", lambda n, a: a << (n & U(31))),
-    "lshrrev_b32": ("u32", "u32 u32", lambda n, a: a >> (n & U(31))),
-    "ashrrev_i32": ("i32", "u32 i32", lambda n, a: a >> (n & U(31)).astype(np.int32)),
-    "max_u32": ("u32", "u32 u32", np.maximum),
-    "min_u32": ("u32", "u32 u32", np.minimum),
-    "max_i32": ("i32", "i32 i32", np.maximum),
-    "min_i32": ("i32", "i32 i32", np.minimum),
-    "max3_u32": ("u32", "u32 u32 u32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "max3_i32": ("i32", "i32 i32 i32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "min3_u32": ("u32", "u32 u32 u32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "min3_i32": ("i32", "i32 i32 i32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "med3_i32": ("i32", "i32 i32 i32", _median),
-    "mul_lo_u32": ("u32", "u32 u32", np.multiply),
+    # integers
+    **_rows("b32 b16 b64", 1, mov=lambda x: x),
+    **_rows("b32", 1, **{"not": np.invert}, bfrev=_reverse),
+    **_rows("b32 b16", 2, **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}),
+    **_rows("b32", 2, xnor=lambda a, b: ~(a ^ b)),
+    **_rows("u32 u16 f32", 2, subrev=lambda a, b: b - a),
+    **_rows("u32 u16", 2, add=np.add, sub=np.subtract, mul_lo=np.multiply),
+    **_rows("u32 i32 u16 i16", 2, max=np.maximum, min=np.minimum),
+    **_rows("u32 i32", 3, max3=lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    **_rows("u32 i32", 3, min3=lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    **_rows("i32", 3, med3=_median),
+    **_rows("u16", 3, mad=lambda a, b, c: a * b + c, mad_legacy=lambda a, b, c: a * b + c),
+    **_rows("u32", 3, add3=lambda a, b, c: a + b + c, xad=lambda a, b, c: (a ^ b) + c, bfe=_field),
+    **_rows("u32", 3, lshl_add=lambda a, n, c: (a << (n & U(31))) + c),
+    **_rows("u32", 3, add_lshl=lambda a, b, n: a + b << (n & U(31))),
+    **_rows("b32", 3, lshl_or=lambda a, n, c: a << (n & U(31)) | c, and_or=lambda a, b, c: a & b | c),
+    **_rows("b32", 3, or3=lambda a, b, c: a | b | c, xor3=lambda a, b, c: a ^ b ^ c),
+    **_rows("b32", 3, bfi=lambda m, a, b: m & a | ~m & b, perm=perm, alignbit=_align(1), alignbyte=_align(8)),
+    "bfe_i32": ("u32", "u32 u32 u32", _signed_field),
     "mul_hi_u32": ("u32", "u32 u32", lambda a, b: _high(a, b, np.uint64)),
     "mul_hi_i32": ("u32", "i32 i32", lambda a, b: _high(a, b, np.int64)),
     "mul_u32_u24": ("u32", "u32 u32", lambda a, b: (a & LOW24) * (b & LOW24)),
     "mul_i32_i24": ("u32", "u32 u32", lambda a, b: _mul_add_signed(a, b, NONE)),
     "mad_u32_u24": ("u32", "u32 u32 u32", _mul_add_unsigned),
     "mad_i32_i24": ("u32", "u32 u32 u32", _mul_add_signed),
-    "add3_u32": ("u32", "u32 u32 u32", lambda a, b, c: a + b + c),
-    "lshl_add_u32": ("u32", "u32 u32 u32", lambda a, n, c: (a << (n & U(31))) + c),
-    "add_lshl_u32": ("u32", "u32 u32 u32", lambda a, b, n: a + b << (n & U(31))),
-    "lshl_or_b32": ("u32", "u32 u32 u32", lambda a, n, c: a << (n & U(31)) | c),
-    "and_or_b32": ("u32", "u32 u32 u32", lambda a, b, c: a & b | c),
-    "or3_b32": ("u32", "u32 u32 u32", lambda a, b, c: a | b | c),
-    "xor3_b32": ("u32", "u32 u32 u32", lambda a, b, c: a ^ b ^ c),
-    "xad_u32": ("u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c),
-    "bfe_u32": ("u32", "u32 u32 u32", _field),
-    "bfe_i32": ("u32", "u32 u32 u32", _signed_field),
-    "bfi_b32": ("u32", "u32 u32 u32", lambda m, a, b: m & a | ~m & b),
-    "perm_b32": ("u32", "u32 u32 u32", perm),
-    "alignbit_b32": ("u32", "u32 u32 u32", _align(1)),
-    "alignbyte_b32": ("u32", "u32 u32 u32", _align(8)),
     "dot4_i32_i8": ("u32", "u32 u32 u32", dot_integers(8, True)),
     "dot4_u32_u8": ("u32", "u32 u32 u32", dot_integers(8, False)),
     "dot8_i32_i4": ("u32", "u32 u32 u32", dot_integers(4, True)),
-    # 16 bits
-    "mov_b16": ("u16", "u16", lambda x: x),
-    "and_b16": ("u16", "u16 u16", np.bitwise_and),
-    "or_b16": ("u16", "u16 u16", np.bitwise_or),
-    "xor_b16": ("u16", "u16 u16", np.bitwise_xor),
-    "add_u16": ("u16", "u16 u16", np.add),
-    "sub_u16": ("u16", "u16 u16", np.subtract),
-    "subrev_u16": ("u16", "u16 u16", lambda a, b: b - a),
-    "mul_lo_u16": ("u16", "u16 u16", np.multiply),
-    "mad_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
-    "mad_legacy_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
-    "max_u16": ("u16", "u16 u16", np.maximum),
-    "min_u16": ("u16", "u16 u16", np.minimum),
-    "max_i16": ("i16", "i16 i16", np.maximum),
-    "min_i16": ("i16", "i16 i16", np.minimum),
-    "lshlrev_b16": ("u16", "u16 u16", lambda n, a: a << (n & np.uint16(15))),
-    "lshrrev_b16": ("u16", "u16 u16", lambda n, a: a >> (n & np.uint16(15))),
-    "ashrrev_i16": ("i16", "u16 i16", lambda n, a: a >> (n & np.uint16(15)).astype(np.int16)),
-    # 64 bits
-    "mov_b64": ("u64", "u64", lambda x: x),
-    "lshlrev_b64": ("u64", "u32 u64", lambda n, a: a << (n & U(63)).astype(W)),
-    "lshrrev_b64": ("u64", "u32 u64", lambda n, a: a >> (n & U(63)).astype(W)),
-    "ashrrev_i64": ("i64", "u32 i64", lambda n, a: a >> (n & U(63)).astype(np.int64)),
+    # shifts
+    **{f"{name}_{of}{bits}": (f"{to}{bits}", f"u{min(bits, 32)} {to}{bits}", _shift(function, bits))
+       for name, of, to, function in SHIFTS for bits in (16, 32, 64)},
     "lshl_add_u64": ("u64", "u64 u32 u64", lambda a, n, c: (a << (n & U(63)).astype(W)) + c),
 }  # fmt: skip
 """Mnemonic behind ``v_`` -> its row."""

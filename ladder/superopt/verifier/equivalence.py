@@ -343,7 +343,7 @@ class _Test:
                 first, second = (
                     self._run(number, operands, _at(own, omega)) for number, own in enumerate(fields)
                 )
-                if not all(np.array_equal(a.p, b.p) for a, b in zip(first, second, strict=True)):
+                if not _agree(first, second):
                     # The draw counts only if it is defined at all points; a difference at a defined
                     # point is a proof already.
                     return False
@@ -407,3 +407,7 @@ def _differ_in_float64(first: Graph, second: Graph) -> bool:
     with np.errstate(all="ignore"):
         pairs = zip(*(interpret(graph, operands, NUMERIC) for graph in (first, second)), strict=True)
         return any(bool(np.any(np.abs(a - b) > 1e-6 * (1 + np.abs(a)))) for a, b in pairs)
+
+
+def _agree(first: Sequence[Residues], second: Sequence[Residues]) -> bool:
+    return all(np.array_equal(a.p, b.p) for a, b in zip(first, second, strict=True))
