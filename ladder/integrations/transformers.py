@@ -212,6 +212,10 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             held = {name if name in self.stacks else f"{name}.weight" for name in self.held}
             lost = {name for name in info.missing_keys - held if not is_within(name, exempt)}
             info.missing_keys -= held | lost  # the error says it, no log beside it
+            experts = {path for name, (path, _) in self.stacks.items() if name in self.held}
+            info.unexpected_keys = {  # transformers renames what experts are stored by, and finds it nowhere
+                name for name in info.unexpected_keys if not is_within(name, experts)
+            }
             require_whole(getattr(model, "name_or_path", "") or "the checkpoint", model, lost)
 
         model._adjust_missing_and_unexpected_keys = adjust_and_check
