@@ -123,11 +123,13 @@ def inverse(permutation: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
 
 
-def type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
-    """Return the name of a tensor's type, and its extents.
+def type_and_shape(value: torch.Tensor | None) -> tuple[str, tuple[Extent, ...]]:
+    """Return the name of a tensor's type, and its extents; for None, which nothing reads, of no elements.
 
     Raises DTypeError if tile graphs have no such type.
     """
+    if value is None:
+        return "uint8", (0,)
     name = TYPES.get(value.dtype) or CARRIED.get(value.dtype)
     if name is None or value.layout is not torch.strided:
         raise DTypeError(f"tile graphs have no type for {value.dtype}, {value.layout}")

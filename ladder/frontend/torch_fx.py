@@ -288,7 +288,7 @@ class _Walk:
         keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in _named(node).items())
         stated = node.meta["val"]
         values = stated if isinstance(stated, list | tuple) else (stated,)
-        if not all(isinstance(value, torch.Tensor) for value in values):
+        if not all(value is None or isinstance(value, torch.Tensor) for value in values):
             raise ImportRefused(f"{node.target} returns {stated!r}")
         tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(type_and_shape, values)]
         target = RELAID.get(str(node.target), str(node.target))

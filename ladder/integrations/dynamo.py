@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +35,43 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
     """
     fix_floats(module)
     respell(module)
-    held = [value for _, value in (*module.named_parameters(), *module.named_buffers())]
-    if why := switched(module.graph, [*examples, *held], torch.is_grad_enabled()):
+    module, held = without_held(module)
+    examples = [*examples, *held]
+    if why := switched(module.graph, examples, torch.is_grad_enabled()):
         module.meta["switches"] = why
     opened = opened_examples(module, examples)
     if opened is not None:
         module.meta["open"] = opened
-    return compiler(module, examples)
+    run = compiler(module, examples)
+    return (lambda *given: run(*given, *held)) if held else run
+
+
+def without_held(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """Return a graph whose last arguments are the tensors that the given one holds, and these tensors.
+
+    torch leaves weights there where its own compiler is to freeze them; as arguments they are read, and
+    written, anew in each call.
+    """
+    nodes = [node for node in module.graph.nodes if node.op == "get_attr"]
+    held = {node.target: value for node in nodes if isinstance(value := _held(module, node), torch.Tensor)}
+    if not held:
+        return module, []
+    copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta |= module.meta
+    first = next(node for node in copied.graph.nodes if node.op != "placeholder")
+    with copied.graph.inserting_before(first):
+        places = {target: copied.graph.placeholder(f"held_{at}") for at, target in enumerate(held)}
+    for node in copied.graph.nodes:
+        if node.op == "get_attr" and node.target in held:
+            places[node.target].meta = node.meta
+            node.replace_all_uses_with(places[node.target])
+            copied.graph.erase_node(node)
+    copied.recompile()
+    return copied, list(held.values())
+
+
+def _held(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(module)
 
 
 def opened_examples(module: torch.fx.GraphModule, examples: list[Any]) -> list[Any] | None:

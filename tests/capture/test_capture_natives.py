@@ -35,6 +35,13 @@ SIGNATURE = inspect.signature(target)
 
 
 @followed
+def list_of_tensors_made_of_numbers(x):
+    """Operators of ATen give lists, as `tolist` does of numbers."""
+    first, rest = torch.ops.aten.split_with_sizes.default(torch.arange(4.0), [1, 3])
+    return x + first + rest.sum() + len(torch.zeros(2, 0).tolist())
+
+
+@followed
 def bound_here(x):
     bound = inspect.signature(target).bind(x, d=3)
     bound.apply_defaults()

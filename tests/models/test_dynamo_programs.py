@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder.api.compiler import Compiler
+from ladder.integrations import dynamo
 from ladder.integrations.dynamo import backend
 
 
@@ -22,10 +24,14 @@ def _fresh() -> Iterator[None]:
 
 
 def trained(compiling: Any) -> list[Tensor]:
-    """Return parameters and losses after steps whose momentum the optimizer's graph holds and changes."""
-    torch.manual_seed(0)
+    """Return parameters and losses after steps whose momentum the optimizer's graph holds and changes.
+
+    All numbers are exact in float32.
+    """
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.125, momentum=0.5)
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -113,6 +119,42 @@ def test_mapped_functions_before_a_write() -> None:
             x, state, expected = torch.randn(rows, 4), torch.zeros(1, 4), torch.zeros(1, 4)
             torch.testing.assert_close(fast(x, state), program(x, expected))
             torch.testing.assert_close(state, expected)
+    assert compiler.refused == []
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_weights_that_torch_leaves_in_the_graph(dynamic: bool) -> None:
+    """With ``freezing`` of torch's own compiler they are no arguments; what changes is read anew."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    expected, built, refused = copy.deepcopy(model), len(dynamo.compiler.built), len(dynamo.compiler.refused)
+    fast = torch.compile(model, backend=backend, dynamic=dynamic)
+    with torch.no_grad(), torch._dynamo.config.patch(prepare_freezing=True):
+        for rows in (2, 2, 5, 6):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(fast(x), expected(x))
+            for each in (model, expected):
+                each[0].weight.mul_(2)
+    for found, wanted in zip(model.buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert len(dynamo.compiler.built) > built
+    assert len(dynamo.compiler.refused) == refused
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, True)])
+def test_operators_that_give_none_among_results(wanted: tuple[bool, ...]) -> None:
+    def program(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
+        backward = torch.ops.aten.convolution_backward.default
+        given = backward(gradient, x, weight, [3], [1], [0], [1], False, [0], 1, wanted)
+        return [None if value is None else value * 2 for value in given]
+
+    compiler = Compiler()
+    arguments = torch.randn(2, 3, 4), torch.randn(2, 5, 6), torch.randn(3, 5, 3)
+    found = torch.compile(program, backend=compiler)(*arguments)
+    for value, expected in zip(found, program(*arguments), strict=True):
+        assert (value is None) == (expected is None)
+        if value is not None:
+            torch.testing.assert_close(value, expected)
     assert compiler.refused == []
 
 

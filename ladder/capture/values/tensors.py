@@ -110,7 +110,9 @@ OVERRIDE_CHECKS = frozenset(
 
 def is_number_or_list(value: Any) -> bool:
     """Say whether `value` is a number, or lists of numbers, as tensors give them."""
-    return type(value) in (bool, int, float) or type(value) is list
+    while type(value) is list and value:
+        value = value[0]
+    return type(value) in (bool, int, float, list)
 
 
 def autocast_state() -> tuple[Any, ...]:
