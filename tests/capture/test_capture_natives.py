@@ -169,6 +169,31 @@ def descriptor_of_class(x):
     return x * Sized.described + Sized().described
 
 
+def bigger(self):
+    return self.size + 1
+
+
+class Bound(Sized):
+    @property
+    def twice(self):
+        return 2 * self.size
+
+
+@followed
+def descriptors_bound_by_hand(x):
+    one = Bound()
+    one.first, one.second = bigger.__get__(one), bigger.__get__(one, Bound)
+    unbound = bigger.__get__(None, Bound) is bigger, Bound.twice.__get__(None, Bound) is Bound.twice
+    return x * one.first() + one.second() * Bound.twice.__get__(one), unbound
+
+
+@followed
+def tensors_as_they_are_where_values_decide_extents(x):
+    places = torch.nonzero(x > 0)
+    kept, cast = torch.as_tensor(places, device=x.device), torch.asarray(places, dtype=x.dtype)
+    return kept is places, cast is places, kept + 1, cast * 2
+
+
 @right
 def array_changed(x):
     steps = np.zeros(4)

@@ -130,7 +130,7 @@ _IN_PLACE = frozenset(
 _SAME = _IN_PLACE | frozenset(
     words(
         "to float double half bfloat16 long int bool type_as cpu cuda dropout detach __setitem__"
-        " conj conj_physical positive real resolve_conj resolve_neg"
+        " conj conj_physical positive real resolve_conj resolve_neg as_tensor asarray"
     )
 )
 """Operators that give an operand itself or do not, whatever its elements are."""

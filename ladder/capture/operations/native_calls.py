@@ -428,13 +428,23 @@ def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, k
         return _object_wrapper(vm, owner, name, rest)
     if name == "__init__" and home is object:
         return None
-    if name == "__get__" and is_a(owner, types.GetSetDescriptorType) and len(rest) == 1:
-        return bind_descriptor(vm, owner, rest[0], type(rest[0]))
+    if name == "__get__" and is_a(owner, _BOUND_BY_HAND):
+        return _bound_by_hand(vm, owner, *rest)
     if name == "__init__" and home is property and not vm.heap.node(owner).external:
         return perform(vm, property.__init__, (owner, *rest), kwargs, [vm.heap.node(owner)])
     if (name == "__call__" and home is type) or (is_a(owner, type) and name == "__call__"):
         return construct(vm, owner, rest, kwargs)
     return container_method(vm, function, owner, name, rest, kwargs)
+
+
+_BOUND_BY_HAND = types.FunctionType | types.GetSetDescriptorType | property | classmethod | staticmethod
+
+
+def _bound_by_hand(vm: Interpreter, found: Any, value: Any, kind: Any = None) -> Any:
+    """Return what ``found.__get__(value, kind)`` gives, found a descriptor."""
+    if value is None and is_a(found, types.GetSetDescriptorType | property):
+        return found
+    return bind_descriptor(vm, found, value, type(value) if kind is None else kind)
 
 
 def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
