@@ -314,6 +314,19 @@ def test_shapes_are_compared_by_what_they_are_of_sizes():
     assert len(fast.records) <= 5
 
 
+def test_shapes_that_are_compared_stay_open():
+    """Whether open sizes are equal is guarded, not what they are."""
+
+    def program(x, y):
+        return x - y.sum() if x.size() != (2, y.shape[1] + 1) else x + y.sum()
+
+    fast = capture(program)
+    for wide, narrow in ((5, 4), (6, 5), (8, 7), (9, 8), (12, 11), (5, 6), (6, 8), (8, 6), (9, 9), (7, 6)):
+        x, y = torch.randn(2, wide), torch.randn(3, narrow)
+        assert torch.equal(fast(x, y), program(x, y))
+    assert (fast.outcome, len(fast.records)) == ("whole", 3)
+
+
 def test_open_sizes_in_messages_stay_open():
     def program(x):
         torch._assert(x.dim() == 2, f"expected rows, got {x.shape}")

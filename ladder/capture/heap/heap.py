@@ -29,7 +29,7 @@ from ladder.capture.heap.nodes import (
     hold_strings,
 )
 from ladder.capture.heap.single import brief, contents, is_mutable_class, is_of_capture, made_of_parts
-from ladder.capture.heap.table import ABSENT, FUNCTION_FIELDS, Field
+from ladder.capture.heap.table import ABSENT, CONTENTS, FUNCTION_FIELDS, Field, Slot
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.copies import Copies
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant, is_key
@@ -138,22 +138,26 @@ class Heap:
             self.fix_parts(parent.lifted.pop(key))
         if not parent.first(key, path):
             return value
-        if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
-            self.guard.table.add(parent.obj, key, value, path)
-            if not (by_identity(value) or by_value(value)):
-                self.pin(value, path)
-            return value
-        if (
-            parent.pinned
-            and type(parent.obj) is types.FunctionType
-            and key in FUNCTION_FIELDS
-            and not by_value(value)
-        ):
-            self.guard.table.add(parent.obj, Field(key), value, path)
-            if not by_identity(value):
-                self.pin(value, path)
-            return value
-        return self.meet(value, expression, path, stable=parent.stable)
+        place = self._place(parent, key, value, path)
+        if place is NULL:
+            return self.meet(value, expression, path, stable=parent.stable)
+        self.guard.table.add(parent.obj, place, value, path)
+        if not (by_identity(value) or by_value(value)):
+            self.pin(value, path)
+        return value
+
+    def _place(self, parent: Node, key: Any, value: Any, path: str) -> Any:
+        """Return under which key the table compares a part of `parent`; NULL if a line of the guard does."""
+        home, constant = parent.obj, path not in self.lifted
+        if not parent.pinned:
+            return NULL
+        if is_a(home, dict):
+            return key if constant else NULL
+        if type(home) is types.FunctionType and key in FUNCTION_FIELDS:
+            return NULL if by_value(value) else Field(key)
+        if type(home) is types.CellType and constant:
+            return CONTENTS
+        return Slot(key) if type(key) is types.MemberDescriptorType and constant else NULL
 
     def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
         """Guard the external `value` that a matched run finds as `expression`."""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from operator import attrgetter, contains, eq, getitem, is_
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -121,6 +121,22 @@ class Field(str):
     __slots__ = ()
 
 
+class Slot(NamedTuple):
+    """A key that is a native descriptor: of a slot, or of what a cell holds."""
+
+    descriptor: Any
+
+
+FIELDS = (Field, Slot)
+"""Types of keys that name a field of an object, and not an entry of a dictionary."""
+CONTENTS = Slot(types.CellType.__dict__["cell_contents"])
+
+
+def reader(key: Field | Slot) -> Callable[[Any], Any]:
+    """Return what reads a field of an object."""
+    return key.descriptor.__get__ if isinstance(key, Slot) else attrgetter(key)
+
+
 class Entry:
     """One fact: `key` of `home` is `value` (or `ABSENT`; or the keys are `value`, for `WHOLE`)."""
 
@@ -135,8 +151,8 @@ class Entry:
     def found(self) -> Any:
         """Return what is there now."""
         home, key = self.home, self.key
-        if type(key) is Field:
-            return getattr(home, key)
+        if type(key) in FIELDS:
+            return reader(key)(home)
         return dict.get(home, key, ABSENT) if isinstance(home, dict) else home.get(key, ABSENT)
 
     def holds(self) -> bool:
@@ -258,7 +274,7 @@ class Table:
         self.missing: Columns = ()
         self.functions = Functions([])
         self.objects = Objects({})
-        self.fields: list[tuple[attrgetter[Any], list[Any], list[Any]]] = []
+        self.fields: list[tuple[Callable[[Any], Any], list[Any], list[Any]]] = []
         self.others: list[Entry] = []
         self.homes: list[dict[Any, Any]] = []
         """Dictionaries that count their changes,"""
@@ -289,11 +305,11 @@ class Table:
         """Lay the facts out in columns for `unchanged`."""
         rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": []}
         counted: dict[int, tuple[dict[Any, Any], list[Entry]]] = {}
-        fields: dict[str, tuple[list[Any], list[Any]]] = {}
+        fields: dict[Field | Slot, tuple[list[Any], list[Any]]] = {}
         functions: list[Entry] = []
         self.others = []
         for entry in self.facts:
-            counts = type(entry.key) is not Field and id(entry.home) not in self.restless
+            counts = type(entry.key) not in FIELDS and id(entry.home) not in self.restless
             behind = counted_dict(entry.home) if counts else None
             if behind is not None:
                 counted.setdefault(id(behind), (behind, []))[1].append(entry)
@@ -301,7 +317,7 @@ class Table:
                 self.others.append(entry)
             elif Functions.takes(entry):
                 functions.append(entry)
-            elif type(entry.key) is Field:
+            elif type(entry.key) in FIELDS:
                 owners, values = fields.setdefault(entry.key, ([], []))
                 owners.append(entry.home)
                 values.append(entry.value)
@@ -314,7 +330,7 @@ class Table:
         self.there = _columns(rows["there"], 3)
         self.missing = _columns(rows["missing"], 2)
         self.functions = Functions(functions)
-        self.fields = [(attrgetter(name), *columns) for name, columns in fields.items()]
+        self.fields = [(reader(key), *columns) for key, columns in fields.items()]
         self.within = [entries for _, entries in counted.values()]
         self.homes = [behind for behind, _ in counted.values()]
         self.versions, self.state, self.vacant = [UNKNOWN] * len(self.homes), None, ()

@@ -47,7 +47,10 @@ def _meet_function(vm: Interpreter, node: Node) -> None:
             heap.touch(part, 1)
     for number, cell in enumerate(function.__closure__ or ()):
         name = function.__code__.co_freevars[number]
-        heap.read(node, f"={number}", cell, f"{var}.__closure__[{number}]", f"{path}<{name}>")
+        if not node.pinned:
+            heap.read(node, f"={number}", cell, f"{var}.__closure__[{number}]", f"{path}<{name}>")
+        elif node.first(f"={number}"):
+            heap.pin(cell, f"{path}<{name}>")  # functions keep their cells
 
 
 def generator_of(vm: Interpreter, frame: Frame) -> Any:

@@ -437,7 +437,7 @@ def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, k
     return container_method(vm, function, owner, name, rest, kwargs)
 
 
-_BOUND_BY_HAND = types.FunctionType | types.GetSetDescriptorType | property | classmethod | staticmethod
+_BOUND_BY_HAND = (types.FunctionType, types.GetSetDescriptorType, property, classmethod, staticmethod)
 
 
 def _bound_by_hand(vm: Interpreter, found: Any, value: Any, kind: Any = None) -> Any:

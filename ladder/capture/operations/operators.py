@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import types
 from collections import OrderedDict, deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,17 +128,19 @@ def _are_sizes(*values: Any) -> bool:
 
 
 def _same_sizes(vm: Interpreter, left: Any, right: Any) -> bool:
-    """Tell whether shapes are equal; extents that are one expression of sizes are, whatever these are."""
-    return len(left) == len(right) and all(
-        _is_one_extent(one, other) or vm.plain(one) == vm.plain(other)
-        for one, other in zip(left, right, strict=True)
-    )
+    """Tell whether shapes are equal."""
+    return len(left) == len(right) and all(map(partial(_is_one_extent, vm), left, right))
 
 
-def _is_one_extent(one: Any, other: Any) -> bool:
-    symbols = [item.symbol for item in (one, other) if type(item) is Dynamic]
-    symbols = [symbol for symbol in symbols if is_a(symbol, torch.SymInt)]
-    return len(symbols) == 2 and symbols[0].node.expr == symbols[1].node.expr
+def _is_one_extent(vm: Interpreter, one: Any, other: Any) -> bool:
+    """Tell whether extents are equal: of open ones that is guarded, unless they are one expression."""
+    opened = [item for item in (one, other) if type(item) is Dynamic]
+    symbols = [item.symbol.node.expr for item in opened if is_a(item.symbol, torch.SymInt)]
+    if len(symbols) == 2 and symbols[0] == symbols[1]:
+        return True
+    if len(opened) == 1 and opened[0].value in (one, other):
+        return bool(vm.plain(one) == vm.plain(other))  # the open one is a number that is known
+    return bool(vm.plain(computed_dynamic(vm, operator.eq, (one, other))) if opened else one == other)
 
 
 def _tensor_binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
