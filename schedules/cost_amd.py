@@ -29,8 +29,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import evenly_spaced, looked_up, weight_bits
-from schedules.conversions import CONVERT_OPERATIONS, EXPONENT_OPERATIONS, order_read
+from schedules.codes import (
+    CONVERT_OPERATIONS,
+    EXPONENT_OPERATIONS,
+    evenly_spaced,
+    looked_up,
+    order_read,
+    weight_bits,
+)
 from schedules.cost import Cost, convert_ops, decode_ops, minimum_bytes, weight_bytes
 from schedules.footprint import operand_bytes, promotes, streams_exponents
 from schedules.layouts import TILE, lane_of, packed_group, padded
@@ -100,11 +106,11 @@ GROUP_STAGE_OPERATIONS, KNOWN_GROUP_OPERATIONS = 60, 17
 BFLOAT_DECODE = 2.4
 """bfloat16 operands are made of float32 values: vector instructions in place of one of float16.
 
-Counted (`ladder.lower.rocm.ranking`): int1 to int8 take 2.3 to 2.9 times those of float16.
+Counted (`ladder.lower.rocm.decode`): int1 to int8 take 2.3 to 2.9 times those of float16.
 """
 
 TABLE_OPERATIONS: Mapping[int, float] = {3: 2.3, 4: 3.5, 5: 6.7, 6: 11.4, 7: 20.3, 8: 35.8}
-"""Bits of a type of any values -> vector instructions a weight (`ladder.lower.rocm.byte_table`, counted)."""
+"""Bits of a type of any values -> vector instructions a weight (`ladder.lower.rocm.decode`, counted)."""
 
 BFLOAT_RAW = 1.4
 """The same of raw operands, whose offset is left to the sums (counted: 0.9 to 2.1)."""

@@ -17,7 +17,7 @@ decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`), str
 plain fp8 to 381 on an H100 (`FP8` there). Samples lie in ``tests/unit``.
 ``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
-was not fitted (`schedules.cost_mma`). The model ranks candidates where nothing was measured;
+was not fitted (`schedules.cost_grid`). The model ranks candidates where nothing was measured;
 `schedules.estimate` corrects it by what was.
 """
 
@@ -30,14 +30,10 @@ from typing import NamedTuple
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
-from schedules.cost import Cost, Traffic, decode_ops, traffic_of
+from schedules.cost import Cost, Traffic, decode_ops, predict_cpu, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
-from schedules.cost_cpu import predict_cpu
-from schedules.cost_digits import digits_seconds
-from schedules.cost_dram import moved_bytes
-from schedules.cost_grid import Grid, grid_of
-from schedules.cost_mma import predict_mma
+from schedules.cost_grid import Grid, digits_seconds, grid_of, moved_bytes, predict_mma
 from schedules.footprint import (
     FP8_INTERVAL,
     SLICED,

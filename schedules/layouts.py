@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from schedules.spread import spread_name, spread_places, spread_sources
-from schedules.xor_packing import XOR_PACKINGS, packed_words, sources
+from schedules.spread import XOR_PACKINGS, packed_words, sources, spread_name, spread_places, spread_sources
 from tile_types.errors import DTypeError, ShapeError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ SIGN_PLACES: dict[str, tuple[tuple[tuple[int, int, int], ...], ...]] = {
 
 A shift brings codes to their places in the type whose signs are as far from the rest as that type's
 sign is from its last exponent bits. The parts of others are far enough apart that one product with a
-sum of powers of two brings them there (`ladder.lower.gpu.fields.gather`).
+sum of powers of two brings them there (`ladder.lower.gpu.recipes.gather`).
 """
 
 PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)

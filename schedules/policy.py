@@ -8,7 +8,7 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -16,24 +16,93 @@ from typing import NamedTuple
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import takes_sixteens
+from schedules.codes import table_bytes, takes_sixteens
 from schedules.cost import Cost
 from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import STREAMED_ROWS, Estimator
-from schedules.footprint import SLICED, k_slices
-from schedules.invariance import Order, dealt, order_of_sums
+from schedules.footprint import (
+    DEALT_COLUMNS,
+    SLICED,
+    WARPGROUPS,
+    buffer_chunks,
+    gemv_blocks,
+    gemv_run,
+    k_slices,
+    slice_columns,
+)
 from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.legal import is_legal, placement_for
-from schedules.rules import RULES, serves
-from schedules.schedule import GpuSchedule, Plan, Schedule, check
+from schedules.rules import DEALS, RULES, serves
+from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
 from schedules.segments import GAIN, cover, m_grid, octave_weights, segments
 from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
 from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 from tile_types.errors import ScheduleError
+
+Order = tuple[object, ...]
+
+TILE_CHUNKS = 8
+"""16-byte chunks of a row of 16-bit x that belong to a packed tile."""
+
+
+def order_of_sums(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Order | None:
+    """Return what decides in which order a kernel adds the terms of one result.
+
+    Kernels of the same order give a row the same bits. The tile of activation rows, the depth of pipelining
+    and the way through the grid are no part of it, but where fp8 products leave the tensor core for wider
+    sums depends on the tile. Slices of K are whole turns of a loop, whose length depends on the stage.
+
+    ``mma`` and ``wgmma`` add sixteen products to a sum alike (compared on an H200), so ``gemv`` has the order
+    of ``wgmma`` where that deals K as it does.
+
+    Returns: None where the order depends on the number of rows: a stream-K grid cuts K wherever a share ends.
+    """
+    if isinstance(schedule, TransformList):
+        return ("cpu", schedule.instruction)
+    assert isinstance(schedule, GpuSchedule)
+    if schedule.stream_k:
+        return None
+    if slices := dealt_slices(gemm, device, schedule):
+        return ("dealt", slices)
+    order: Order = (schedule.pipeline, schedule.placement, schedule.split_k)
+    if schedule.pipeline not in WARPGROUPS:  # warps or the blocks of a cluster take turns along K
+        order += (schedule.tile_k, schedule.warps, schedule.cluster, schedule.warp_rows)
+        if schedule.pipeline in SLICED:  # by runs of as many tiles as are in flight and x has room for
+            order += (schedule.stages, schedule.tile_m)
+    elif schedule.split_k > 1:
+        order += (slice_columns(gemm, schedule),)
+    if gemm.activation.startswith("fp8"):
+        order += (schedule.tile_m, schedule.tile_n, schedule.tile_k)
+    return order
+
+
+def dealt_slices(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
+    """Return to how many slices a kernel deals K in runs of `DEALT_COLUMNS`; 0 if it does otherwise.
+
+    Of ``gemv`` only what multiplies the same operands as ``wgmma``: decoded, with the scales of their groups.
+    """
+    if schedule.pipeline != "gemv":
+        return schedule.deal if schedule.deal > 1 else 0
+    same = gemm.scale and lane_of(gemm.activation) == 16 and schedule.placement == "operand"
+    if not same or schedule.cluster > 1 or table_bytes(gemm):
+        return 0
+    chunks = buffer_chunks(device, gemv_blocks(gemm, device, schedule, 0), 0)
+    run = gemv_run(schedule, chunks, TILE_CHUNKS)
+    return schedule.split_k if run * TILE == DEALT_COLUMNS else 0
+
+
+def dealt(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Iterator[GpuSchedule]:
+    """Yield the kernels that deal K but do all else as a ``wgmma`` kernel does."""
+    if isinstance(schedule, GpuSchedule) and schedule.pipeline == "wgmma" and not schedule.stream_k:
+        for deal in DEALS:
+            other = replace(schedule, deal=deal)
+            if is_legal(gemm, device, other):
+                yield other
+
 
 GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
 """The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""

@@ -10,8 +10,7 @@ from ladder.cli.tables import activations
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.proven import table_sizes
-from ladder.lower.rocm.decode import wave_decoder
-from ladder.lower.rocm.ranking import vector_instructions
+from ladder.lower.rocm.decode import vector_instructions, wave_decoder
 from schedules.codes import table_bytes
 from schedules.cost_amd import VECTOR_LANES
 from schedules.layouts import LANES

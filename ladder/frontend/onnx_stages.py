@@ -18,7 +18,7 @@ from ladder.frontend.onnx_values import Known, as_tensor, is_plain
 from ladder.ir.build import prune
 from ladder.ir.extents import size_names as names_in
 from ladder.ir.gemm import Gemm
-from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.scatter import size_names
 from ladder.runtime.model.program import ImportRefused, Program, Source
 from tile_types.quantized import QuantizedTensor
 from tile_types.tile import Extent

@@ -50,7 +50,7 @@ def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
 
 def own_order(gemm: Gemm, device: TileDevice) -> str:
     """Return the order in which a device alone packs the bits of a weight; empty where GPUs share one."""
-    from schedules.conversions import order_read
+    from schedules.codes import order_read
     from tile_types import get_type
 
     return order_read(get_type(gemm.weight).element_type, gemm.activation, device)

@@ -11,8 +11,8 @@ from poison import poison_outputs
 
 import ladder
 from ladder.runtime.compile import target_of
-from schedules.invariance import order_of_sums
 from schedules.legal import is_legal
+from schedules.policy import order_of_sums
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types.errors import ConversionError

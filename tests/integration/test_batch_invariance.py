@@ -11,8 +11,7 @@ import torch
 import ladder
 from ladder.api.problem import gemm_for
 from schedules.cost_model import predict
-from schedules.invariance import order_of_sums
-from schedules.policy import choose, make_plan
+from schedules.policy import choose, make_plan, order_of_sums
 from schedules.schedule import GpuSchedule
 from schedules.tuning import TuningDatabase
 from targets import get_device

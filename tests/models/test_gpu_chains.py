@@ -14,8 +14,7 @@ from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
-from ladder.movement.choose import ranked
-from ladder.movement.machines import machine_of
+from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping, mappings
 from ladder.simulate import SimulationResult, simulate_launch
 from ladder.simulate.operator import FAMILIES

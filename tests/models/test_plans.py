@@ -18,7 +18,7 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition
-from ladder.partition.horizontal_fusion import MOST_INPUTS
+from ladder.partition.partition import MOST_INPUTS
 from ladder.rewrite import simplify
 from ladder.runtime.model.arguments import CallArguments
 from ladder.runtime.model.build import Built, build_model

@@ -11,8 +11,7 @@ from ladder.frontend import selection
 from ladder.frontend.selection import PAIRS, argmax, chosen, first_largest, places, topk
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
-from ladder.movement.choose import ranked
-from ladder.movement.machines import machine_of
+from ladder.movement.choose import machine_of, ranked
 from ladder.partition.partition import partition
 from ladder.rewrite import simplify
 from targets import get_device

@@ -9,7 +9,7 @@ import pytest
 from problems import emitted, gemm, gemv, problem_of, wgmma
 
 from ladder.simulate import simulate_launch
-from schedules.invariance import order_of_sums
+from schedules.policy import order_of_sums
 from schedules.schedule import GpuSchedule
 from targets import get_device
 

@@ -14,7 +14,7 @@ from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.ir.build import bind
 from ladder.ir.starts import with_open_starts
 from ladder.lower.chain import emit_chain
-from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.scatter import size_names
 from ladder.movement.choose import ranked
 from ladder.partition.rows import row_axes
 from ladder.runtime.build import find_or_build

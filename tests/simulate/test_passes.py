@@ -17,8 +17,7 @@ from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.kernel import emit
 from ladder.lower.chain import emit_chain
 from ladder.lower.passes import as_it_runs
-from ladder.movement.choose import ranked
-from ladder.movement.machines import machine_of
+from ladder.movement.choose import machine_of, ranked
 from ladder.partition.rows import row_axes
 from ladder.simulate import simulate_launch
 from ladder.simulate.operator import FAMILIES

@@ -12,8 +12,7 @@ import pytest
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
-from ladder.movement.choose import ranked
-from ladder.movement.machines import machine_of
+from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping
 from ladder.partition.rows import row_axes
 from ladder.simulate import simulate_launch

@@ -20,8 +20,7 @@ from tvm.backend.cuda.cpp.descriptors import (
 
 import ladder
 from ladder.ir.scaled import FORMATS, ScaledGemm
-from ladder.lower.cuda.scaled import emit
-from ladder.lower.cuda.scaled_products import SCALES_HIGH, instruction_descriptor
+from ladder.lower.cuda.scaled import SCALES_HIGH, emit, instruction_descriptor
 from ladder.runtime.scaled import ScaledOperand, arguments, operand_of, quantize_rows
 from ladder.simulate import simulate_launch
 from ladder.simulate.nvidia import CALLS

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from ladder.lower.blocks.allocate import Lifetime, allocate, lower_bound
-from ladder.lower.blocks.layouts import Candidate, choose
-from ladder.lower.blocks.order import levels
+from ladder.lower.blocks.kernel import levels
+from ladder.lower.blocks.layouts import Candidate, Lifetime, allocate, choose, lower_bound
 from tile_types.errors import ScheduleError
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import minimum_bytes, traffic_of, weight_bytes
-from schedules.cost_dram import moved_bytes
-from schedules.cost_grid import grid_of
+from schedules.cost_grid import grid_of, moved_bytes
 from schedules.cost_model import predict
 from schedules.schedule import GpuSchedule
 from targets import get_device

@@ -16,10 +16,9 @@ from user_types import user_type
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import load_order, make_decoder
-from ladder.lower.gpu.decode_codebook import Lookup
+from ladder.lower.gpu.decode_codebook import Lookup, Table
 from ladder.lower.gpu.decode_float import Spread, Wired
 from ladder.lower.gpu.decode_int import ByteOffset, Magic
-from ladder.lower.gpu.decode_table import Table
 from ladder.lower.gpu.machine import AND_OR, AND_XOR, XNOR_AND, CountingMachine
 from ladder.lower.gpu.proof import NumpyMachine, lanes, place, prove, round_to
 from ladder.lower.gpu.proven import (

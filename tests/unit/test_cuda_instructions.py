@@ -96,7 +96,7 @@ def test_results_are_written_without_bank_conflicts() -> None:
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_widened_steps_multiply_each_byte_once(bits: int) -> None:
     """Lanes of a word hold the same codes for both cores: each register's even bytes, then its odd ones."""
-    from ladder.lower.gpu.widening import parts_of
+    from ladder.lower.gpu.tile_multiplier import parts_of
     from schedules.layouts import fields
 
     parts = parts_of(bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
-from schedules.hint import Hint, device_hint
+from schedules.tilings import Hint, device_hint
 from targets import get_device, list_devices
 
 

@@ -13,8 +13,7 @@ import torch
 from schedules.fragments import FragmentLayout
 from schedules.layouts import EXPONENT_FORMS, packed_group, planes
 from schedules.packed_scales import normalise_scales
-from schedules.spread import spread
-from schedules.xor_packing import XOR_PACKINGS
+from schedules.spread import XOR_PACKINGS, spread
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
 PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}

@@ -7,8 +7,7 @@ import pytest
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.proven import packed_order
 from ladder.lower.gpu.recipes import Conversion
-from ladder.lower.rocm.byte_table import ORDERS, propose_byte_table
-from ladder.lower.rocm.ranking import best_recipe, vector_instructions
+from ladder.lower.rocm.decode import ORDERS, best_recipe, propose_byte_table, vector_instructions
 from schedules.cost_amd import TABLE_OPERATIONS
 from schedules.layouts import orders
 from targets import get_device

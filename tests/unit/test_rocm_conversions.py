@@ -15,12 +15,10 @@ from ladder.lower.gpu.machine import Word
 from ladder.lower.gpu.proof import NumpyMachine, lanes, prove, round_to
 from ladder.lower.gpu.proven import packed_layout
 from ladder.lower.gpu.recipes import Conversion
-from ladder.lower.rocm.converted import Converted
-from ladder.lower.rocm.decode import wave_decoder
-from ladder.lower.rocm.ranking import best_recipe, vector_instructions
+from ladder.lower.rocm.decode import Converted, best_recipe, vector_instructions, wave_decoder
 from ladder.runtime.packed import PackedWeight, own_order
 from ladder.simulate.amd import conversions as hardware
-from schedules.conversions import (
+from schedules.codes import (
     CONVERSIONS,
     CONVERT_OPERATIONS,
     CONVERTED_TO,

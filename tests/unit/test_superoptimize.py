@@ -17,8 +17,7 @@ from ladder.api.tensor_program import decoded, packed_types, recorded, translate
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.analysis import BlockProgram, gemm_of
-from ladder.lower.blocks.candidates import legal_schedules, neighbours, ranked
-from ladder.lower.blocks.model import predicted
+from ladder.lower.blocks.candidates import legal_schedules, neighbours, predicted, ranked
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
 from ladder.runtime.trials import Trial, candidates_of

@@ -14,7 +14,7 @@ from user_types import FLOATS, FORMS, SELECTED, SPACED, user_type
 from ladder.cli.decoders import decoder_rows
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import make_decoder
-from ladder.lower.gpu.decode_table import Table
+from ladder.lower.gpu.decode_codebook import Table
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.proven import packed_order, proven_recipes, table_sizes
 from ladder.lower.gpu.recipes import Conversion

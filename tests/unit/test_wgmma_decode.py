@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma_decode import scaled_decoder
+from ladder.lower.cuda.wgmma_spec import scaled_decoder
 from schedules.codes import table_bytes
 from targets import get_device
 

@@ -1,9 +1,9 @@
 """Block graphs of the superoptimizer as kernels.
 
-`analysis` normalizes a block graph; `geometry` computes its sizes (`layouts` and `allocate` place its tiles
-in shared memory, `order` its barriers). `kernel` emits for GPUs: `context` holds what its parts share,
-`values`, `products`, `reductions` and `accumulators` compute fragments, `pipeline` copies tiles, `store`
-stores results; what vendors do differently is a table (`dialect`: `cuda`, `rocm`; `fragment_shape`). `cpu`
+`analysis` normalizes a block graph; `geometry` computes its sizes (`layouts` places its tiles in
+shared memory). `kernel` emits for GPUs: `context` holds what its parts share,
+`values`, `products`, `reductions` and `accumulators` compute fragments, `pipeline` copies
+tiles; what vendors do differently is a table (`dialect`: `cuda`, `rocm`; `fragments`). `cpu`
 emits functions for TVM's LLVM backend. Takes `ladder.ir` graphs only.
 """
 

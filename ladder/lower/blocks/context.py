@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ladder.lower.blocks.analysis import BlockProgram
+from ladder.lower.blocks.analysis import BlockProgram, GridPlace
 from ladder.lower.blocks.dialect import BlockDialect
 from ladder.lower.blocks.fragments import hold
 from ladder.lower.blocks.geometry import BlockGeometry
-from ladder.lower.blocks.grid_place import GridPlace
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.point import Point
 from ladder.lower.blocks.schedule import BlockSchedule
-from ladder.lower.blocks.shared_memory import SharedMemory
+from ladder.lower.blocks.shared import SharedMemory
 from ladder.lower.blocks.threads import Threads
 from targets import TileDevice
 from tile_types.errors import ScheduleError

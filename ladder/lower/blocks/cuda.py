@@ -10,11 +10,10 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Combine, Matrix, SharedMatrix
-from ladder.lower.blocks.fragment_shape import ROWS, FragmentShape
-from ladder.lower.blocks.fragments import hold, zeros
+from ladder.lower.blocks.fragments import ROWS, FragmentShape, hold, zeros
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.schedule import BlockSchedule
-from ladder.lower.blocks.shared_memory import SharedMemory
+from ladder.lower.blocks.shared import SharedMemory
 from ladder.lower.blocks.threads import Threads
 from ladder.lower.cuda.functions import FUNCTIONS, LOG2_E, exponential, pack, special
 from ladder.lower.gpu.decode import Decoder, make_decoder

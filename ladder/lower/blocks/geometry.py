@@ -9,10 +9,9 @@ from functools import cached_property
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
-from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
-from ladder.lower.blocks.fragment_shape import FragmentShape, shape_of
-from ladder.lower.blocks.layouts import Candidate, choose
+from ladder.lower.blocks.fragments import FragmentShape, shape_of
+from ladder.lower.blocks.layouts import Candidate, Lifetime, allocate, choose
 from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.schedule import BlockSchedule, releases_of
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout, copied_layout
@@ -30,7 +29,7 @@ PACKED_ALIGNMENT = 128
 class BlockGeometry:
     """Decisions about a kernel before it is emitted.
 
-    device: A GPU with matrix instructions (`fragment_shape.SHAPES`).
+    device: A GPU with matrix instructions (`fragments.SHAPES`).
     """
 
     program: BlockProgram

@@ -11,10 +11,9 @@ from typing import Any
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Combine
-from ladder.lower.blocks.fragment_shape import ROWS
+from ladder.lower.blocks.fragments import ROWS
 from ladder.lower.blocks.geometry import BlockGeometry
-from ladder.lower.blocks.shared import CHUNK_ELEMENTS
-from ladder.lower.blocks.shared_memory import SharedMemory
+from ladder.lower.blocks.shared import CHUNK_ELEMENTS, SharedMemory
 from ladder.lower.blocks.threads import Threads
 
 Expr = Any
@@ -78,7 +77,7 @@ def _tree(elements: list[Expr], combine: Combine) -> Expr:
 
 
 class FragmentLanes(Lanes):
-    """Fragments of the matrix instructions, see `ladder.lower.blocks.fragment_shape`.
+    """Fragments of the matrix instructions, see `ladder.lower.blocks.fragments`.
 
     Lane ``4 g + c`` has columns 2c, 2c+1 of rows g and g + 8 of 16 x 8 (NVIDIA), or lane ``16 g + r`` a run
     of row r of 16 x 16, g being its place along the row (AMD). Beside packed weights columns lie as those of

@@ -9,8 +9,7 @@ from typing import Any
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.dialect import BlockDialect, Combine
-from ladder.lower.blocks.fragment_shape import ROWS
-from ladder.lower.blocks.fragments import DEPTH, Shape, hold
+from ladder.lower.blocks.fragments import DEPTH, ROWS, Shape, hold
 from ladder.lower.blocks.lanes import FragmentLanes, fragment_lanes
 from ladder.lower.blocks.values import Convert, Elementwise, SharedTile, Value
 from tile_types.errors import ScheduleError

@@ -17,18 +17,17 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Combine, Matrix, SharedMatrix
-from ladder.lower.blocks.fragment_shape import ROWS, FragmentShape
+from ladder.lower.blocks.fragments import ROWS, FragmentShape
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.schedule import BlockSchedule
-from ladder.lower.blocks.shared import CHUNK_ELEMENTS
-from ladder.lower.blocks.shared_memory import SharedMemory
+from ladder.lower.blocks.shared import CHUNK_ELEMENTS, SharedMemory
 from ladder.lower.blocks.threads import Threads
 from ladder.lower.blocks.values import SharedTile
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.gpu.decode import Decoder
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.attention_operands import HIGH_HALVES, LOW_HALVES
+from ladder.lower.rocm.attention_loads import HIGH_HALVES, LOW_HALVES
 from ladder.lower.rocm.decode import wave_decoder
 from ladder.lower.rocm.steps import K_GROUPS, SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
 from schedules.wave_attention import fragment_of

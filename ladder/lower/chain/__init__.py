@@ -71,11 +71,10 @@ def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
 
 def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
-    from ladder.lower.chain.approximate import may_be_approximate
     from ladder.lower.chain.gpu import DIALECTS, GpuChain
-    from ladder.movement.choose import ranked
+    from ladder.lower.chain.prologue import may_be_approximate
+    from ladder.movement.choose import machine_of, ranked
     from ladder.movement.decompose import contracted
-    from ladder.movement.machines import machine_of
 
     if reduced := _reduces_nothing(chain.graph):
         raise ScheduleError(f"kernels for GPUs reduce at least one element, {reduced} has none")

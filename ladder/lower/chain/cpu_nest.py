@@ -16,10 +16,9 @@ from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import builder as b
-from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, nearest, through_bfloat16
+from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, exp, nearest, through_bfloat16
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import round_through

@@ -2,22 +2,401 @@
 
 Inputs whose memory runs along another axis than the result's are transposed in shared memory
 (`shared_transpose`). Threads that work alone take vectors of neighbouring elements of any row
-(`gpu_vectors`); sums over image positions have blocks of their own (`spatial_sums`); else teams of lanes take
+(`VectorLoops`); sums over image positions have blocks of their own (`SpatialSums`); else teams of lanes take
 rows (`gpu_rows`).
+
+Spatial reductions: sums along axes before the channels (means over an image), a block per few channels.
+
+A thread sums a vector of channels over every n-th position; threads join their sums by shuffles, then through
+shared memory. All 32 bytes of a memory sector are used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.ir.scalars import reinterpreted
+from ladder.lower import builder as b
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.chain.gpu_nest import GpuNest
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import GpuNest, known, same
 from ladder.lower.chain.gpu_rows import RowLoops
-from ladder.lower.chain.gpu_vectors import VectorLoops
+from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import BYTES, Reduction, uses
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.shared_transpose import emit_tiles
-from ladder.lower.chain.spatial_sums import SpatialSums
+from ladder.lower.chain.vectors import WIDE
+from ladder.movement.choose import machine_of
 from ladder.movement.mapping import Mapping
+from schedules.schedule import check
+
+Expr = Any
+Piece = tuple[str, int, int, Expr, Expr]
+"""(result, trailing axes that count as one, width, start, stop)."""
+
+Places = dict[Any, tuple[Expr, Index]]
+"""Extents -> (number of the vector in its row, index of the row)."""
+
+
+class VectorLoops:
+    """The vectors of a kernel whose threads work alone."""
+
+    def __init__(self, nest: GpuNest) -> None:
+        self.nest = nest
+
+    def layout(self, value: str) -> tuple[int, int]:
+        """Return (trailing axes that count as one, width) with the fewest memory instructions per element."""
+        shape = self.nest.graph.tile(value).shape
+        dtype = stored_type(self.nest.graph.tile(value).ttype.name)
+        best, cost = (1, 1), float("inf")
+        widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
+        if value in self.nest.scatters:  # scattered rows lie apart
+            widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
+        axes = self.nest.rows if self.nest.lanes > 1 else 0
+        most = 1 if self.nest.mapping.spread > 1 else len(shape) - axes
+        for merged in range(most, 0, -1):
+            trailing = product(shape[len(shape) - merged :])
+            for width in [w for w in widths if w > 1]:
+                if isinstance(trailing, int) and trailing % width == 0:
+                    found = self.instructions(value, merged, width)
+                    if found < cost:
+                        best, cost = (merged, width), found
+        if best == (1, 1):  # no vectors, but fewer positions to work out
+            while best[0] < most and self.nest.lie_together([value], best[0] + 1):
+                best = (best[0] + 1, 1)
+        return best
+
+    def instructions(self, value: str, merged: int, width: int) -> float:
+        """Return the memory instructions per element if vectors run along the last ``merged`` axes."""
+        nest = self.nest
+        shape = nest.graph.tile(value).shape
+        extents = [nest.extent(extent) for extent in shape]
+        outer = tuple(nest.probe(f"o{axis}", extent) for axis, extent in enumerate(extents[:-merged]))
+        chunk = nest.probe("chunk", nest.extent(product(shape[-merged:])) // width)
+        reads: list[list[tuple[str, Expr]]] = []
+        with nest.values.only_loads():
+            for lane in range(width):
+                index = (*outer, *nest.unravelled(chunk * width + lane, extents[-merged:]))
+                reads.append([(name, nest.address(name, at)) for name, at in nest.reads(value, index)])
+                nest.values.forget()
+            crossed = merged > 1 and any(uses(part, (chunk,)) for c in nest.values.open for part in c)
+        if crossed or len({len(row) for row in reads}) > 1:
+            return float("inf")
+        total = 1.0
+        for column in zip(*reads, strict=True):
+            name, base = column[0]
+            steps = [nest.values.simplified(at - base) for _, at in column]
+            along = all(step == lane for lane, step in enumerate(steps))
+            if all(step == 0 for step in steps) or (along and nest.vectors.is_aligned(name, base, width)):
+                total += 1
+            else:
+                total += width
+        return total / width
+
+    def emit(self) -> None:
+        """Emit one vector per thread, for every result and every piece of its columns."""
+        self.nest.alone = True
+        plans = [plan for value in self.nest.graph.outputs for plan in self.pieces(value)]
+        groups: list[tuple[Expr, list[Piece]]] = []
+        for plan in plans:
+            count = known(self.items(*plan))
+            together = next((pieces for other, pieces in groups if same(count, other)), None)
+            if together is None:
+                groups.append((count, [plan]))
+            else:
+                together.append(plan)
+        if self.may_be_side_by_side([count for count, _ in groups]):
+            self.side_by_side(groups)
+        else:
+            self.one_after_the_other(groups)
+
+    def may_be_side_by_side(self, counts: Sequence[Expr]) -> bool:
+        """Whether pieces are few enough for threads of their own, none of which then waits for two."""
+        if len(counts) == 1 or self.nest.mapping.num > 1 or not all(isinstance(c, int) for c in counts):
+            return False
+        return sum(map(whole_waves, counts)) <= self.nest.mapping.threads * self.nest.dialect.device.units
+
+    def side_by_side(self, groups: Sequence[tuple[int, Sequence[Piece]]]) -> None:
+        """Emit pieces for threads of their own."""
+        threads, total = self.nest.mapping.threads, sum(whole_waves(count) for count, _ in groups)
+        block, thread = self.nest.start(-(-total // threads), threads)
+        first, begin = b.bind(block * threads + thread), 0
+        for count, together in groups:
+            item = b.bind(first - begin) if begin else first
+            with b.when(tirx.And(item >= 0, item < count)):
+                self.nest.within(item, count)
+                self.flat_items(item, 1, None, together)
+            begin += whole_waves(count)
+            self.nest.values.forget()
+            self.nest.values.cells.clear()
+
+    def one_after_the_other(self, groups: Sequence[tuple[Expr, Sequence[Piece]]]) -> None:
+        """Emit pieces of every kind for each thread."""
+        most: Expr = groups[0][0]
+        for count, _ in groups[1:]:
+            both = isinstance(most, int) and isinstance(count, int)
+            most = max(most, count) if both else tirx.max(most, count)
+        threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
+        share = threads * turns
+        block, thread = self.nest.start(tirx.floordiv(most + share - 1, share), threads)
+        first = b.bind(block * share + thread)
+        for count, together in groups:
+            whole = isinstance(count, int) and same(count, most) and count % share == 0
+            with nullcontext() if whole or turns > 1 else b.when(first < count):
+                self.flat_items(first, turns, None if whole or turns == 1 else count, together)
+            self.nest.values.forget()
+            self.nest.values.cells.clear()
+
+    def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
+        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once.
+
+        first: Its first vector.
+        turns: How many it has; they are stored after all are read.
+        count: How many there are, if some of a thread's may lie beyond: it reads the last one then.
+        """
+        self.nest.later = []
+        for turn in range(turns):
+            item = b.bind(first + turn * self.nest.mapping.threads) if turns > 1 else first
+            self.nest.valid = None if count is None else item < count
+            item = item if count is None else b.bind(tirx.min(item, count - 1))
+            places: Places = {}
+            for plan in plans:
+                self.flat_item(item, places, *plan)
+            self.nest.vectors.words.clear()
+        for valid, store in self.nest.later or ():
+            with self.nest.where(valid):
+                store()
+        self.nest.later = None
+
+    def pieces(self, value: str) -> list[Piece]:
+        """Return the pieces of a result's last axis; a number has one."""
+        shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
+        if not self.has_columns(value):
+            return [(value, 1, 1, 0, 1)]
+        if self.nest.reductions() and len(shape) == self.nest.rows:
+            return [(value, 1, self.nest.window_width, 0, shape[-1])]
+        merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
+        if merged > 1:
+            return [
+                (
+                    value,
+                    merged,
+                    width,
+                    0,
+                    self.nest.extent(product(self.nest.graph.tile(value).shape[-merged:])),
+                )
+            ]
+        probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
+        cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
+        whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
+        return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+
+    def items(self, value: str, merged: int, width: int, start: Expr, stop: Expr) -> Expr:
+        """Return how many vectors a piece has over all rows."""
+        shape = self.nest.graph.tile(value).shape
+        if not self.has_columns(value):
+            return self.nest.count
+        return self.nest.extent(product(shape[:-merged])) * tirx.floordiv(stop - start, width)
+
+    def has_columns(self, value: str) -> bool:
+        shape = self.nest.graph.tile(value).shape
+        alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows and self.nest.window_width == 1
+        return bool(shape) and not alone
+
+    def flat_item(
+        self, item: Expr, places: Places, value: str, merged: int, width: int, start: Expr, stop: Expr
+    ) -> None:
+        """Emit the vector that a thread has."""
+        shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
+        if not self.has_columns(value):
+            self.nest.store_vector(value, [self.nest.unravelled(item, shape)])
+            return
+        chunks = known(self.nest.values.simplified(tirx.floordiv(stop - start, width)))
+        key = (str(chunks), *map(str, shape[:-merged]))
+        if key not in places:
+            chunk = b.bind(self.nest.values.simplified(tirx.floormod(item, chunks)))
+            self.nest.within(chunk, chunks)
+            row = b.bind(self.nest.values.simplified(tirx.floordiv(item, chunks)))
+            places[key] = chunk, self.outer_index(row, shape[:-merged])
+        chunk, outer = places[key]
+        self.nest.vector(value, outer, start + chunk * width, width)
+
+    def outer_index(self, row: Expr, extents: Sequence[Expr]) -> Index:
+        """Return a row's position along each axis, as the mapping orders rows."""
+        spread = self.nest.mapping.spread
+        if spread == 1:
+            return self.nest.bound_index(row, extents)
+        check(len(extents) > 1 and int(extents[-2]) % spread == 0, "rows alternate over no axis")
+        whole = tirx.floordiv(extents[-2], spread)
+        *front, high, last, low = self.nest.bound_index(row, [*extents[:-2], whole, extents[-1], spread])
+        return (*front, self.nest.values.simplified(high * spread + low), last)
+
+
+def whole_waves(count: int) -> int:
+    """Return the threads of whole warps, 32 lanes or 64, that have so many vectors."""
+    return -(-count // 64) * 64
+
+
+UNITS = 132
+"""Blocks that a GPU should have at least."""
+
+SECTOR_LANES = 2
+"""Vectors of 16 bytes in the least that memory brings."""
+
+TOGETHER = 4
+"""Positions that a thread loads before it sums them."""
+
+
+class SpatialSums:
+    """The sums of one chain.
+
+    series: Reductions, the outermost first: each sums what the next gives.
+    extents: Of the axis of each.
+    """
+
+    def __init__(self, nest: GpuNest, series: Sequence[Node], extents: Sequence[int]) -> None:
+        self.nest, self.series, self.extents = nest, series, list(extents)
+        self.value = nest.graph.outputs[0]
+        shape = nest.graph.tile(self.value).shape
+        self.channels, self.outer = int(shape[-1]), [int(extent) for extent in shape[:-1]]
+        tiles = [node.tile for node in nest.graph.inputs if len(node.tile.shape) > 1]
+        sizes = [BYTES.get(stored_type(tile.ttype.name), WIDE) for tile in tiles]
+        self.width = WIDE // min(sizes, default=WIDE)
+        while self.channels % self.width:
+            self.width //= 2
+        self.vectors = self.channels // self.width
+        self.lanes = 8
+        while self.lanes > SECTOR_LANES and prod(self.outer) * -(-self.vectors // self.lanes) < UNITS:
+            self.lanes //= 2
+        work = prod(self.extents) * self.lanes
+        threads = 512 if work >= 2048 else 256 if work >= 512 else 128
+        self.threads = min(threads, machine_of(nest.dialect.device).threads)
+
+    @staticmethod
+    def of(nest: GpuNest) -> SpatialSums | None:
+        """Return the sums of a chain; None if it is none of this form."""
+        if len(nest.graph.outputs) != 1 or nest.scatters:
+            return None
+        shape = nest.graph.tile(nest.graph.outputs[0]).shape
+        if not shape or len(shape) != nest.rows or not all(isinstance(extent, int) for extent in shape):
+            return None
+        index = tuple(nest.probe(f"w{axis}", nest.extent(extent)) for axis, extent in enumerate(shape))
+        series: list[Node] = []
+        extents: list[int] = []
+        value, place = nest.graph.outputs[0], index
+        while needed := nest.values.needed(value, place):
+            node, at = needed[0]
+            it = Reduction(nest, node, at)
+            if len(needed) > 1 or not isinstance(it.extent, int) or node.operator != "reduce_sum":
+                return None
+            if series and not _is_moved(nest.graph, value, node):
+                return None
+            series.append(node)
+            extents.append(it.extent)
+            value, place = it.operand, it.at(nest.probe(f"k{len(series)}", it.extent))
+        along = bool(series) and nest.values.simplified(place[-1] - index[-1])
+        return (
+            SpatialSums(nest, series, extents)
+            if isinstance(along, int | tirx.IntImm) and int(along) == 0
+            else None
+        )
+
+    def emit(self) -> None:
+        """Emit the whole kernel."""
+        nest, warps = self.nest, self.threads // self.nest.dialect.wave
+        chunks = -(-self.vectors // self.lanes)
+        block, thread = nest.start(prod(self.outer) * chunks, self.threads, warps * self.lanes * self.width)
+        rows = nest.dialect.wave // self.lanes
+        lane = b.bind(tirx.floordiv(tirx.floormod(thread, nest.dialect.wave), rows))
+        first = b.bind(tirx.floordiv(thread, nest.dialect.wave) * rows + tirx.floormod(thread, rows))
+        chunk = b.bind(tirx.floormod(block, chunks)) if chunks > 1 else 0
+        row = nest.bound_index(tirx.floordiv(block, chunks), self.outer)
+        vector = b.bind(tirx.min(chunk * self.lanes + lane, self.vectors - 1))
+        totals = self.summed(row, vector, first)
+        self.share(totals, thread, lane)
+        with b.when(tirx.And(thread < self.lanes * self.width, self.channel(chunk, thread) < self.channels)):
+            self.finish((*row, b.bind(self.channel(chunk, thread))), thread, warps)
+
+    def channel(self, chunk: Expr, thread: Expr) -> Expr:
+        return chunk * (self.lanes * self.width) + thread
+
+    def summed(self, row: Index, vector: Expr, first: Expr) -> list[b.Variable]:
+        """Emit a thread's sums of its vector of channels."""
+        nest, step = self.nest, self.threads // self.lanes
+        it = Reduction(nest, self.series[0], (*row, 0))
+        totals = [b.Variable(it.dtype, it.neutral) for _ in range(self.width)]
+        count = prod(self.extents)
+        turns = -(-count // (step * TOGETHER))
+        with b.loop(turns) as turn, nest.ranged(turn, turns):
+            for part in range(TOGETHER):
+                number = b.bind((turn * TOGETHER + part) * step + first)
+                position = b.bind(tirx.min(number, count - 1))
+                nest.within(position, count)
+                spread = nest.bound_index(position, self.extents)
+                places = [self.place((*row, vector * self.width + at), spread) for at in range(self.width)]
+                found = nest.elements(self.series[-1].inputs[0], places)
+                for total, value in zip(totals, found, strict=True):
+                    total.set(total.value + T.if_then_else(number < count, value, it.neutral))
+                nest.vectors.words.clear()
+                nest.values.forget()
+        return totals
+
+    def place(self, index: Index, positions: Index) -> Index:
+        """Return where the innermost operand is read for an element of the result."""
+        value = self.value
+        for node, position in zip(self.series, positions, strict=True):
+            ((_, index),) = self.nest.values.needed(value, index)
+            it = Reduction(self.nest, node, index)
+            value, index = it.operand, it.at(position)
+        return index
+
+    def share(self, totals: Sequence[b.Variable], thread: Expr, lane: Expr) -> None:
+        """Emit the sums of a warp's threads, one set per warp in shared memory."""
+        dialect = self.nest.dialect
+        rows = dialect.wave // self.lanes
+        sums = [total.value for total in totals]
+        distance = 1
+        while distance < rows:
+            sums = [b.bind(value + dialect.shuffle(value, distance, thread)) for value in map(b.bind, sums)]
+            distance *= 2
+        begin = tirx.floordiv(thread, dialect.wave) * (self.lanes * self.width) + lane * self.width
+        with b.when(tirx.floormod(thread, rows) == 0):
+            for at, value in enumerate(sums):
+                b.store(dialect.shared, reinterpreted("uint32", value), begin + at)
+        dialect.sync()
+
+    def finish(self, index: Index, thread: Expr, warps: int) -> None:
+        """Emit a channel's sum over warps, and what is computed of it."""
+        nest, node = self.nest, self.series[0]
+        total: Expr = None
+        for warp in range(warps):
+            read = T.reinterpret("float32", nest.dialect.shared[warp * self.lanes * self.width + thread])
+            total = read if total is None else total + read
+        ((_, place),) = nest.values.needed(self.value, index)
+        nest.keep_cell(node, place, b.bind(total))
+        nest.store_vector(self.value, [index])
+
+
+def _is_moved(graph: Graph, value: str, node: Node) -> bool:
+    """Tell whether a value has elements of a node's result as they are: nothing is computed of them."""
+    while value != node.name:
+        producer = graph.producer(value)
+        if get_operator(producer.operator).engine != "view":
+            return False
+        (value,) = producer.inputs
+    return True
+
 
 DIALECTS: dict[str, type[Dialect]] = {"cuda": CudaDialect, "rocm": RocmDialect}
 """Target kind -> how kernels for it are written."""

@@ -3,6 +3,11 @@
 Lanes that share a row hold its vectors in registers from the first reduction to the last result where it
 fits, else read it again; reductions end in shuffles, then in shared memory. Reductions of a few elements
 (windows) run in one thread each.
+
+Reductions over windows (pooling, depthwise convolution) on vectors of channels in one thread.
+
+Elements of a window are taken one after the other, unrolled: each is a vector of neighbouring channels, so
+that conditions and addresses are worked out once for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Node
+from ladder.ir.graph import Graph, Node
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
@@ -25,12 +30,54 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import WIDE, Vectors
-from ladder.lower.chain.window_reductions import reduce_vectors, window_width
-from ladder.movement.mapping import Mapping
+from ladder.movement.mapping import MANY, WINDOW, Mapping, reduced_extents
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
 
 Expr = Any
+
+
+def window_width(graph: Graph, value: str) -> int:
+    """Return how many neighbouring channels a thread takes of a result of reductions, which it unrolls.
+
+    Vectors are shorter where they would leave multiprocessors with less than a quarter of their threads.
+    """
+    shape, elements = graph.tile(value).shape, product(reduced_extents(graph))
+    unrolled = isinstance(elements, int) and 1 < elements <= WINDOW
+    if not unrolled or not isinstance(shape[-1], int):
+        return 1
+    width = WIDE // BYTES.get(stored_type(graph.tile(value).ttype.name), WIDE)
+    count = product(shape)
+    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < MANY)):
+        width //= 2
+    return width
+
+
+def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
+    """Emit the reductions that neighbouring elements of a value need."""
+    needed = [nest.values.needed(value, place) for place in places]
+    for together in zip(*needed, strict=True):
+        node = together[0][0]
+        _reduce(nest, vectors, node, [index for _, index in together])
+
+
+def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) -> None:
+    parts = [Reduction(nest, node, index) for index in indices]
+    totals = [b.Variable(it.dtype, it.neutral) for it in parts]
+    for position in range(int(parts[0].extent)):
+        places = [it.at(position) for it in parts]
+        reduce_vectors(nest, vectors, parts[0].operand, places)
+        for lane, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
+            vectors.lane = lane
+            with nest.values.keeping(nest.register):
+                found = nest.values.at(it.operand, place)
+            total.set(it.combine(total.value, found))
+        vectors.lane = 0
+        vectors.words.clear()
+        nest.values.forget()
+    for index, total in zip(indices, totals, strict=True):
+        nest.keep_cell(node, index, b.bind(total.value))
+
 
 LINE, SMALL = 128, 16 << 10
 """Bytes of a cache line, and of an input that is prefetched at most."""
@@ -43,7 +90,7 @@ class GpuNest(Nest):
     """A kernel for GPUs being emitted: what computes elements, in vectors, and reductions.
 
     mapping: How it lies over the GPU.
-    cheap: Whether functions may be approximate, see `ladder.lower.chain.approximate`.
+    cheap: Whether functions may be approximate, see `ladder.lower.chain.prologue`.
     """
 
     def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:

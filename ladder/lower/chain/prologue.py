@@ -11,11 +11,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph
+from ladder.ir.graph import Graph, Node
 from ladder.lower import builder as b
-from ladder.lower.chain.approximate import may_be_approximate
 from ladder.lower.chain.cuda import ACCESS, CudaDialect
+from ladder.lower.chain.element_types import HALVES, computed_type, stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
@@ -27,6 +28,26 @@ from ladder.partition.rows import REDUCTIONS, loop_axes
 from schedules.schedule import check
 from targets import TileDevice
 from tile_types.tile import Tile
+
+STEPS = ("floor", "round", "less", "less_equal", "equal", "encode")
+"""Operators that make a step of their operand's last bit."""
+
+
+def may_be_approximate(graph: Graph) -> bool:
+    """Tell whether results are rounded to 16 bits, and nothing before makes a step of a float's last bit."""
+    stored = {stored_type(graph.tile(value).ttype.name) for value in graph.outputs}
+    return stored <= set(HALVES) and not any(_is_step(graph, node) for node in graph.nodes)
+
+
+def _is_step(graph: Graph, node: Node) -> bool:
+    """Tell whether a node compares or rounds floats."""
+    if not node.inputs or not computed_type(graph.tile(node.inputs[0]).ttype.name).startswith("float"):
+        return False
+    if node.operator != "convert":
+        return node.operator in STEPS
+    whole = not computed_type(node.tile.ttype.name).startswith("float")
+    return whole or bool(node_attributes(node)["exact"])
+
 
 Expr = Any
 

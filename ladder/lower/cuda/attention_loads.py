@@ -2,16 +2,235 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.ir.attention import CODES, Attention
 from ladder.lower import builder as b
-from ladder.lower.cuda.attention_place import Place, Spec
-from schedules.attention import FRAGMENT, STEP_ROWS, WARP
+from ladder.lower.cuda.functions import pack
+from ladder.lower.gpu.attention import HeadPlace, Inputs, first_of_head
+from ladder.lower.gpu.emission import TirMachine, helper
+from ladder.lower.gpu.instructions import MatrixStep, select_step
+from ladder.lower.gpu.proven import Proven, proven_recipes
+from ladder.lower.gpu.recipes import Conversion, Lanes16
+from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
+from schedules.codes import LARGEST_GAIN
+from schedules.layouts import Field
+from schedules.schedule import check
+from targets import TileDevice
+from tile_types import get_type
 
 Expr = Any
+
+LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
+"""Selectors of ``prmt``: the low halves of two words side by side, the high ones."""
+
+WIDEST = 16
+"""Bytes of a lane's load."""
+
+LANES_OF_KEY, LANES_OF_VALUE = 4, 8
+"""Lanes that share a row of K, and of V."""
+
+TRANSPOSE = "movmatrix.sync.aligned.m8n8.trans.b16"
+
+
+@lru_cache(maxsize=64)
+def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
+    """Return the cheapest proven decoder of two codes in 16-bit lanes, and the factor of its results.
+
+    Raises ScheduleError if the type has none.
+    """
+    ttype = get_type(stored)
+    found: list[Proven] = []
+    for proven in proven_recipes(Conversion(ttype, operand, raw=True)):
+        one = len(set(proven.meaning.gains)) == 1 and not any(proven.meaning.offsets)
+        if isinstance(proven.recipe, Lanes16) and one and abs(proven.meaning.gains[0]) <= LARGEST_GAIN:
+            found.append(proven)
+    check(bool(found), f"{stored} has no decoder to {operand} in lanes")
+    best = found[0]
+    assert isinstance(best.recipe, Lanes16)
+    return best.recipe.inner, best.meaning.gains[0]
+
+
+class Operands:
+    """How the lanes of a warp divide K, V and q."""
+
+    def __init__(self, form: Attention, device: TileDevice) -> None:
+        self.form, self.scaled = form, form.stored in CODES
+        width = form.stored_bytes
+        key_bytes = _piece(form.size * width // LANES_OF_KEY)
+        value_bytes = _piece(form.size * width // LANES_OF_VALUE)
+        self.key_words, self.value_words = key_bytes // 4, value_bytes // 4
+        self.key_elements, self.value_elements = key_bytes // width, value_bytes // width
+        self.key_pieces = form.size // (LANES_OF_KEY * self.key_elements)
+        self.value_pieces = form.size // (LANES_OF_VALUE * self.value_elements)
+        self.recipe: Any
+        self.recipe, gain = lane_recipe(form.stored, form.ttype) if self.scaled else (None, 1.0)
+        self.key_gain = self.value_gain = gain
+
+    def row_bytes(self, tensor: str) -> int:
+        """Return the bytes of a head's row of q, k or v."""
+        return self.form.size * (2 if tensor == "q" else self.form.stored_bytes)
+
+    def query_words(self, words: Any) -> list[Expr]:
+        """Return q's operand registers, in the order in which those of K come."""
+        if not self.scaled:
+            return [words[i] for i in range(self.form.size // 8)]
+        found = []
+        for i in range(0, self.form.size // 8, 2):  # codes 0 and 2, then 1 and 3 of a word of K
+            found += [_permute(words[i], words[i + 1], s) for s in (LOW_HALVES, HIGH_HALVES)]
+        return found
+
+    def keys(self, words: Any, fragment: int) -> list[list[Expr]]:
+        """Return the A operands of a fragment of keys, per step of 16 elements."""
+        rows = []
+        for half in range(2):
+            first = (fragment * 2 + half) * self.key_pieces * self.key_words
+            loaded = [words[first + i] for i in range(self.key_pieces * self.key_words)]
+            rows.append([pair for word in loaded for pair in self._pairs(word)])
+        return [
+            [rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]] for at in range(0, len(rows[0]), 2)
+        ]
+
+    def values(self, words: Any, fragment: int) -> Iterator[list[Expr]]:
+        """Yield the A operands of transposed values, per tile of 16 elements of a head."""
+        count = self.value_pieces * self.value_words
+        rows = [[words[(fragment * 4 + key) * count + i] for i in range(count)] for key in range(4)]
+        for at in range(count):
+            low = [
+                e
+                for s in (LOW_HALVES, HIGH_HALVES)
+                for e in self._pairs(_permute(rows[0][at], rows[1][at], s))
+            ]
+            high = [
+                e
+                for s in (LOW_HALVES, HIGH_HALVES)
+                for e in self._pairs(_permute(rows[2][at], rows[3][at], s))
+            ]
+            for pair in range(0, len(low), 2):
+                yield [low[pair], low[pair + 1], high[pair], high[pair + 1]]
+
+    def place(self, element: int, g: Expr) -> Expr:
+        """Return where in the head an element of lane group ``g`` lies."""
+        piece, within = divmod(element, self.value_elements)
+        return (piece * LANES_OF_VALUE + g) * self.value_elements + within
+
+    def transposed(self, low: Expr, high: Expr) -> Expr:
+        """Return a register of the B operand from two weights of neighbouring rows."""
+        out = b.local(1, "uint32")
+        b.ptx(TRANSPOSE, out[0], pack(low, high, self.form.ttype))
+        return out[0]
+
+    def _pairs(self, word: Expr) -> list[Expr]:
+        """Return a word of K or V as registers of two elements."""
+        if not self.scaled:
+            return [word]
+        found = []
+        for position in (0, 8):
+            m = TirMachine()
+            where = [Field(0, position, 8, 0)]
+            found.append(self.recipe.convert(m, [m.input(word)], where, None).content)
+        return found
+
+
+def _piece(nbytes: int) -> int:
+    """Return the bytes that a lane loads at once of so many.
+
+    Raises ScheduleError if they are no whole words.
+    """
+    piece = min(WIDEST, nbytes & -nbytes)
+    check(piece >= 4, f"{nbytes} bytes of a head per lane are no whole words")
+    return piece
+
+
+def _permute(low: Expr, high: Expr, selector: int) -> Expr:
+    source = helper("ladder_prmt", "prmt.b32 %0, %1, %2, %3;", 3)
+    return b.bind(b.call_inline("ladder_prmt", source, "uint32", low, high, T.uint32(selector)))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Decisions about a kernel before it is emitted."""
+
+    form: Attention
+    schedule: AttentionSchedule
+    step: MatrixStep
+    operands: Operands
+
+    @property
+    def parts(self) -> int:
+        """Fragments of rows of q."""
+        return self.schedule.rows // STEP_ROWS
+
+    @property
+    def tiles(self) -> int:
+        """Fragments of a head's elements."""
+        return self.form.size // FRAGMENT
+
+    @property
+    def span(self) -> int:
+        """Keys of a warp's iteration."""
+        return FRAGMENT * self.schedule.fragments
+
+    @property
+    def scores(self) -> list[tuple[int, int, int]]:
+        """(fragment, part, element) of a lane's scores of an iteration."""
+        fragments = range(self.schedule.fragments)
+        return [(f, p, e) for f in fragments for p in range(self.parts) for e in range(4)]
+
+
+def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule) -> Spec:
+    """Return the operands of a kernel.
+
+    Raises ScheduleError if the head does not divide into fragments.
+    """
+    check(form.size % 16 == 0 and 16 <= form.size <= 256, f"heads of {form.size} elements have no kernel")
+    check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
+    return Spec(form, schedule, select_step(device, form.ttype), Operands(form, device))
+
+
+@dataclass(frozen=True)
+class Place(HeadPlace):
+    """Where a thread works.
+
+    rank: The block's place in its cluster.
+    warp: The thread's warp.
+    worker, workers: The warp among those that share the keys of a head, and how many those are.
+    begins: First element of the head of ``"k"`` and ``"v"``.
+    """
+
+    rank: Expr
+    warp: Expr
+    worker: Expr
+    workers: int
+    begins: Mapping[str, Expr]
+
+
+def find_place(spec: Spec, inputs: Inputs) -> Place:
+    """Emit which rows of q and which keys this thread works on."""
+    schedule, form, n = spec.schedule, spec.form, inputs.numbers
+    total = b.bind(n["tokens"] * form.group)
+    tiles = (total + schedule.rows - 1) // schedule.rows
+    b.device(schedule.resident)
+    x, head, batch = b.block_index([schedule.cluster * tiles, form.kv_heads, n["batch"]])
+    rank: Expr = b.keep(b.cluster_rank([schedule.cluster])[0]) if schedule.cluster > 1 else 0
+    head, batch = b.keep(head), b.keep(batch)
+    first_row = b.keep(x // schedule.cluster * schedule.rows)
+    row_count = b.keep(T.min(total - first_row, schedule.rows))
+    thread = b.thread_index(schedule.threads)
+    lane = b.bind(thread % WARP)
+    warp, g, c = b.keep(thread // WARP), b.keep(lane // 4), b.keep(lane % 4)
+    worker = b.keep(rank * schedule.warps + warp)
+    begins = {name: b.keep(first_of_head(inputs, batch, head, name)) for name in ("k", "v")}
+    return Place(
+        inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, rank, warp, worker,
+        schedule.warps * schedule.cluster, begins,
+    )  # fmt: skip
+
 
 LOADS = {4: "ld.global.L1::no_allocate.u32", 8: "ld.global.L1::no_allocate.v2.u32",
          16: "ld.global.L1::no_allocate.v4.u32"}  # fmt: skip

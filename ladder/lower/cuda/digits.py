@@ -2,7 +2,7 @@
 
 ``word & 0x03030303`` *is* four unsigned operands of ``mma.m16n8k32.u8.s8``, each counting a power
 of two for the place of its codes: one logic instruction for four weights, no shift, no conversion.
-x is decomposed once per block into signed integer digits (`ladder.lower.cuda.digit_decomposition`) that
+x is decomposed once per block into signed integer digits (`ladder.lower.cuda.digit_geometry`) that
 stay in shared memory, a digit per column of the instruction; integer sums are exact. A warp owns 16 to 64
 weight rows and one slice of K, whose words it streams through registers; slices are added in shared
 memory. The blocks of a cluster split K too: each then splits its own part of x only.
@@ -19,20 +19,238 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.digit_activations import Converter, FragmentLoader, Fragments, Memory, allocate
-from ladder.lower.cuda.digit_geometry import Spec, choose_spec
-from ladder.lower.cuda.digit_place import Place, find_place, prefetch, slice_periods
-from ladder.lower.cuda.digit_sums import Sums
-from ladder.lower.cuda.digit_weights import Weights
+from ladder.lower.cuda.digit_activations import (
+    Converter,
+    FragmentLoader,
+    Fragments,
+    Memory,
+    Place,
+    allocate,
+    find_place,
+    prefetch,
+    slice_periods,
+)
+from ladder.lower.cuda.digit_geometry import COLUMNS, DIGIT_BITS, MAGIC, MAGIC_VALUE, Spec, choose_spec
+from ladder.lower.cuda.gemv_geometry import STRIP
+from ladder.lower.cuda.gemv_place import Warp, half_words
 from ladder.lower.cuda.gemv_sums import Rows, SliceSums, halves_of
+from ladder.lower.cuda.gemv_weights import LOADS
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.prologue import Prologue
 from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.emission import TirMachine
+from ladder.lower.gpu.groups import array_dtype
+from ladder.lower.gpu.machine import XOR_AND, repeat
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
 Expr = Any
+
+PRODUCT = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
+
+
+class Sums:
+    """The accumulators of a thread."""
+
+    def __init__(self, spec: Spec, warp: Warp) -> None:
+        self.spec, self.geo, self.warp = spec, spec.geo, warp
+        self.count = spec.fragments * 4
+        self.running = [b.local(self.count, "uint32") for _ in self.geo.classes]
+        self.totals = b.local(self.count, spec.kind)
+        for i in range(self.count):
+            b.store(self.totals, T.float32(0) if self.geo.flushes else T.int32(0), i)
+
+    # ---- running sums ---------------------------------------------------------------
+    def clear(self) -> None:
+        """Clear integer sums before a chunk."""
+        if not self.geo.flushes:
+            for sums in self.running:
+                for i in range(self.count):
+                    b.store(sums, T.uint32(0), i)
+
+    def multiply(self, place: int, fragment: int, a: Any, x: Any, start: Any) -> None:
+        """Emit a product into the sums of class ``place``; ``start``: where they begin, None to go on."""
+        sums = [self.running[place][fragment * 4 + i] for i in range(4)]
+        before = sums
+        if start is not None:
+            before = [start[i] for i in range(4)] if place == 0 else [T.uint32(MAGIC)] * 4
+        b.ptx(PRODUCT, *sums, *a, *x, *before)
+
+    # ---- totals ---------------------------------------------------------------------
+    def keep_integers(self) -> None:
+        """Move integer sums of a chunk to the totals; what places of codes add to them divides them."""
+        if self.geo.flushes:
+            return
+        for i in range(self.count):
+            down = self.spec.groups.bits * (i % 4 // 2)
+            total = self.totals[i]
+            for (exponent, _), sums in zip(self.geo.classes, self.running, strict=True):
+                total = total + (T.Cast("int32", sums[i]) >> T.int32(exponent + down))
+            b.store(self.totals, total, i)
+
+    def flush(self, memory: Memory, scales: Any, period: Expr) -> None:
+        """Add a period's sums, times their scales and the unit of x, to the totals.
+
+        ``scales`` are the registers of the lane's scales, None where there are none.
+        """
+        geo = self.geo
+        for column_block in range(geo.column_blocks):
+            unit = self._unit(memory, period, column_block) if geo.lane == 16 else None
+            own = [] if scales is None else self._own_scales(scales, unit)
+            for row_block in range(geo.row_blocks):
+                for half in range(2):
+                    factor = self._factor(own, row_block, half, unit)
+                    for i in (2 * half, 2 * half + 1):
+                        at = (row_block * geo.column_blocks + column_block) * 4 + i
+                        b.store(self.totals, self.totals[at] + self._as_float(at) * factor, at)
+
+    def _unit(self, memory: Memory, period: Expr, column_block: int) -> Expr:
+        tile_m = self.spec.schedule.tile_m
+        m = (column_block * COLUMNS + self.warp.lane % 4 * 2) // self.geo.digits % tile_m
+        return b.bind(T.reinterpret(memory.units[period * tile_m + m], dtype="float32"))
+
+    @property
+    def _one_unit(self) -> bool:
+        return self.spec.schedule.tile_m == 1
+
+    def _own_scales(self, scales: Any, unit: Expr | None) -> list[Expr]:
+        """Return the scales that this lane has, times the unit of x if all columns have the same."""
+        own = [T.Cast("float32", scales[i]) for i in range(self.spec.scale_parts)]
+        return [b.bind(x * unit if self._one_unit and unit is not None else x) for x in own]
+
+    def _factor(self, scales: list[Expr], row_block: int, half: int, unit: Expr | None) -> Expr:
+        """Return the scale of a weight row, which another lane has, times the unit of x."""
+        if not scales:
+            return unit
+        part, row = divmod(row_block * STRIP + 8 * half, 32)
+        source = self.warp.lane // 4 + row
+        scale = T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), scales[part], source, 32, 32)
+        return b.bind(scale if unit is None or self._one_unit else scale * unit)
+
+    def _as_float(self, at: int) -> Expr:
+        """Return a fragment's finished sum as float32."""
+        value: Expr = None
+        for (exponent, _), sums in zip(self.geo.classes, self.running, strict=True):
+            own = T.reinterpret(sums[at], dtype="float32") - T.float32(MAGIC_VALUE)
+            own = own if exponent == 0 else own * T.float32(2.0**-exponent)
+            value = own if value is None else value + own
+        return value
+
+    # ---- results --------------------------------------------------------------------
+    def leave(self, memory: Memory) -> None:
+        """Join the digits and leave the sums of the slice in shared memory."""
+        geo, warp = self.geo, self.warp
+        if not geo.flushes and self.spec.splitter.offset:
+            self._add_offsets(memory.parts)
+        for row_block in range(geo.row_blocks):
+            for column_block in range(geo.column_blocks):
+                at = (row_block * geo.column_blocks + column_block) * 4
+                for half in range(2):
+                    row = warp.row_warp * self.spec.schedule.warp_rows + row_block * STRIP + warp.lane // 4
+                    if geo.lane == 16:
+                        self._leave_digits(memory.slices, at + 2 * half, column_block, row + 8 * half, half)
+                    else:
+                        self._leave_integers(memory.slices, at + 2 * half, row + 8 * half, half)
+
+    def _leave_digits(self, slices: Any, at: int, column_block: int, row: Expr, half: int) -> None:
+        """Join the digits of an activation row, two each of neighbouring lanes."""
+        lane = self.warp.lane
+        low = self.totals[at] + self.totals[at + 1] * T.float32(2.0**DIGIT_BITS)
+        upper = T.float32(2.0 ** (2 * DIGIT_BITS))
+        low = b.Variable("float32", low * T.if_then_else(lane % 2 == 0, T.float32(1), upper)).value
+        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), low, 1, 32, 32)
+        gain = T.float32(self.spec.form.factor * 2.0 ** (-self.spec.groups.bits * half))
+        value = b.bind((low + other) * gain)
+        m = column_block * 2 + lane % 4 // 2
+        with b.when(T.And(lane % 2 == 0, m < self.spec.schedule.tile_m)):
+            b.store(slices, value, self.warp.slice, m, row)
+
+    def _leave_integers(self, slices: Any, at: int, row: Expr, half: int) -> None:
+        for i in range(2):
+            m = self.warp.lane % 4 * 2 + i
+            value = self.totals[at + i]
+            if self.geo.flushes:
+                value = value * T.float32(self.spec.form.factor * 2.0 ** (-self.spec.groups.bits * half))
+            with b.when(m < self.spec.schedule.tile_m):
+                b.store(slices, value, self.warp.slice, m, row)
+
+    def _add_offsets(self, parts: Any) -> None:
+        """Add what the offset of the type makes of the sums of x to the integer sums of the first slice."""
+        schedule = self.spec.schedule
+        for i in range(2):
+            m = T.min(self.warp.lane % 4 * 2 + i, schedule.tile_m - 1)
+            with b.when(self.warp.slice == 0):
+                total: Expr = parts[0, m]
+                for warp in range(1, schedule.warps):
+                    total = total + parts[warp, m]
+                shift = b.keep(total * self.spec.splitter.offset)
+                for fragment in range(self.spec.fragments * 2):
+                    at = 2 * fragment + i
+                    b.store(self.totals, self.totals[at] + shift, at)
+
+
+class Weights:
+    """Registers of the tiles in flight, and their loads.
+
+    words_at: Where the lane's words of the current tile begin.
+    """
+
+    def __init__(self, spec: Spec, place: Place, words_at: b.Variable) -> None:
+        self.spec, self.place, self.words_at = spec, place, words_at
+        bits, stages = spec.groups.bits, spec.schedule.stages
+        self.words = [[b.local(bits, "uint32") for _ in range(spec.geo.row_blocks)] for _ in range(stages)]
+        # Warps without work multiply what they never loaded: nobody reads the sums, but they are defined.
+        for words in (words for stage in self.words for words in stage):
+            for i in range(bits):
+                b.store(words, T.uint32(0), i)
+        gated = spec.geo.halves > 1
+        self.half_words = half_words(place.args, spec.geo, spec.tile_words) if gated else T.int32(0)
+        dtype = array_dtype(place.args.scales)
+        periods = range(stages // spec.geo.period)
+        # A lane has the scale of one row of 32, and hands it out when the period ends.
+        self.scales = [b.local(spec.scale_parts, dtype) for _ in periods] if dtype else []
+
+    def begin(self, tile: Expr) -> None:
+        """Go to a packed tile along K."""
+        start = T.Cast("int64", self.place.strip_tile + tile) * T.int64(self.spec.tile_words)
+        self.words_at.set(start + T.Cast("int64", self.place.owner))
+
+    def advance(self) -> None:
+        """Go on by ``stages`` tiles."""
+        step = T.int64(self.spec.schedule.stages * self.spec.tile_words)
+        self.words_at.set(self.words_at.value + step)
+
+    def load(self, slot: int, distance: int, tile: Expr, end: Expr, *, guarded: bool) -> None:
+        """Emit the loads of the tile ``distance`` after ``tile``, and of its period's scales."""
+        spec, args, bits = self.spec, self.place.args, self.spec.groups.bits
+        with b.when(tile + distance < end if guarded else True):
+            for block, words in enumerate(self.words[slot]):
+                half, own = divmod(block, spec.geo.own_blocks)
+                at = self.words_at.value + T.int64(distance * spec.tile_words + own * 32 * bits)
+                at = at + T.Cast("int64", self.half_words) if half else at
+                b.ptx(LOADS[bits], *(words[i] for i in range(bits)), args.words.ptr_to([0, 0, at]))
+        before = spec.geo.period - 1
+        if spec.gemm.scale and slot % spec.geo.period == before:
+            first = tile + (distance - before)
+            with b.when(first < end if guarded else True):
+                row = b.bind(spec.groups.row(first, 0))
+                for part in range(spec.scale_parts):
+                    scale = args.scales[row, self.place.column + part * 32]
+                    b.store(self.scales[slot // spec.geo.period], scale, part)
+
+    def codes(self, words: Any, half: int, t: int) -> Expr:
+        """Return four codes of row g or g+8 in place."""
+        spec, bits = self.spec, self.spec.groups.bits
+        quad = spec.quads[t]
+        position = quad.position + bits * half
+        mask = 0x01010101 * (((1 << bits) - 1) << position)
+        if not spec.form.flip:
+            return b.bind(words[quad.word] & T.uint32(mask))
+        # All codes are flipped by one constant, which stays in a register beside the mask.
+        m = TirMachine()
+        flip = m.constant(repeat(spec.form.flip, bits))
+        return m.lop3(m.input(words[quad.word]), flip, m.constant(mask), XOR_AND).content
 
 
 @dataclass(frozen=True)

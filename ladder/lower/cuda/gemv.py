@@ -33,8 +33,7 @@ from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import SharedTable, allocate_table
 from ladder.lower.gpu.instructions import STEP_COLUMNS
-from ladder.lower.gpu.tile_multiplier import TileMultiplier
-from ladder.lower.gpu.widening import WideningMultiplier
+from ladder.lower.gpu.tile_multiplier import TileMultiplier, WideningMultiplier
 from schedules.footprint import X_BUFFERS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice

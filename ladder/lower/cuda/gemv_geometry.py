@@ -15,9 +15,12 @@ from schedules.footprint import (
     X_BUFFERS,
     block_rows,
     block_threads,
+    buffer_chunks,
+    gemv_blocks,
+    gemv_run,
     registers_per_thread,
+    unit_rounds,
 )
-from schedules.gemv_runs import buffer_chunks, gemv_blocks, gemv_run, unit_rounds
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice

@@ -10,7 +10,7 @@ from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Correction, Groups, left_by
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
 from ladder.lower.gpu.proven import table_sizes
-from ladder.lower.gpu.widening import CORE, widened_step
+from ladder.lower.gpu.tile_multiplier import CORE, widened_step
 from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule

@@ -14,20 +14,224 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.scaled import ScaledGemm
+from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.scaled_epilogue import Epilogue
-from ladder.lower.cuda.scaled_memory import Memory, Ring, ScaledArguments, declare, encode_map, place
-from ladder.lower.cuda.scaled_place import WARPS, Place, find_place
-from ladder.lower.cuda.scaled_products import Issuer
-from ladder.lower.cuda.tcgen05_memory import after_sync, allocate_columns, free_columns
-from ladder.lower.cuda.wgmma_activations import TENSOR_COPY
-from ladder.lower.cuda.wgmma_producer import BULK_COPY
-from schedules.scaled import ATOM, LANE_SCALES, ROWS, SLAB, ScaledSchedule, check_legal, tensor_columns
+from ladder.lower.cuda.scaled_memory import (
+    WARPS,
+    Memory,
+    Place,
+    Ring,
+    ScaledArguments,
+    Stages,
+    declare,
+    encode_map,
+    find_place,
+    place,
+)
+from ladder.lower.cuda.tcgen05_memory import (
+    LANE,
+    WARP_LANES,
+    after_sync,
+    allocate_columns,
+    before_sync,
+    free_columns,
+)
+from ladder.lower.cuda.tcgen05_products import DESCRIPTOR_HIGH, STEP_BYTES, STEPS, commit
+from ladder.lower.cuda.wgmma_cluster_sums import SEND
+from ladder.lower.cuda.wgmma_producer import BULK_COPY, TENSOR_COPY
+from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE, pin_registers
+from schedules.scaled import (
+    ATOM,
+    LANE_SCALES,
+    ROWS,
+    SLAB,
+    ScaledSchedule,
+    check_legal,
+    scale_columns,
+    tensor_columns,
+)
 from targets import TileDevice
 
 Expr = Any
+
+COLUMNS = 32
+"""Sums that a thread holds at a time."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Writes a block's tile.
+
+    base: First address of its tensor memory.
+    """
+
+    form: ScaledGemm
+    schedule: ScaledSchedule
+    args: ScaledArguments
+    memory: Memory
+    base: Expr
+
+    def finish(self, where: Place) -> None:
+        """Wait for the sums, then write them."""
+        args, split = self.args, self.schedule.split_k
+        warp = b.bind(where.thread // 32)
+        n, first_m = b.bind(where.n_tile * ROWS + where.thread), b.bind(where.m_tile * self.schedule.tile_m)
+        held = b.local(COLUMNS, "float32")
+        b.emit(T.cuda.mbarrier_wait(self.memory.finished.ptr_to([0]), 0))
+        after_sync()
+        lanes = T.Cast("uint32", warp * WARP_LANES << LANE)
+        with b.loop(self.schedule.tile_m // COLUMNS, rolled=True) as part:
+            place = self.base + lanes + T.Cast("uint32", part * COLUMNS)
+            b.ptx(f"tcgen05.ld.sync.aligned.32x32b.x{COLUMNS}.b32", *[held[i] for i in range(COLUMNS)], place)
+            b.ptx("tcgen05.wait::ld.sync.aligned")
+            pin_registers(held, COLUMNS)
+            own = 0 if split == 1 else where.rank * (COLUMNS // split)
+            if split > 1:
+                self._exchange(where, held)
+            m = first_m + part * COLUMNS + own
+            mine = n < args.n
+            if self.schedule.rows < ROWS:
+                mine = T.And(mine, where.thread // self.schedule.rows == where.part)
+            with b.when(mine):
+                self._store(n, m, held, COLUMNS // split)
+        before_sync()
+
+    def _exchange(self, where: Place, held: Any) -> None:
+        """Send each block of the cluster the columns that it finishes, and add up the own ones."""
+        split = self.schedule.split_k
+        quads = COLUMNS // split // 4
+        for owner in range(split):
+            with b.when(where.rank != owner):
+                sender = where.rank - T.Cast("int32", where.rank > owner)
+                for quad in range(quads):
+                    target = self.memory.sums.ptr_to([sender, quad, where.thread, 0])
+                    four = [held[(owner * quads + quad) * 4 + i] for i in range(4)]
+                    operands = (target, self.memory.arrived.ptr_to([0]), T.int32(owner), *four)
+                    b.emit(b.call_inline("ladder_send4", SEND, "void", *operands))
+        for owner in range(1, split):
+            with b.when(where.rank == owner):
+                for index in range(quads * 4):
+                    b.store(held, held[owner * quads * 4 + index], index)
+        b.emit(T.cuda.mbarrier_wait(self.memory.arrived.ptr_to([0]), 0))
+        for sender in range(split - 1):
+            for index in range(quads * 4):
+                other = self.memory.sums[sender, index // 4, where.thread, index % 4]
+                b.store(held, held[index] + other, index)
+
+    def _store(self, n: Expr, m: Expr, held: Any, count: int) -> None:
+        """Scale, round and store sums of neighbouring activation rows."""
+        args, output = self.args, self.form.output
+        factor = b.bind(args.factor[0])
+        bias = T.Cast("float32", args.bias[n]) if args.bias is not None else None
+        kept = b.Variable("float32", bias).value if bias is not None else None
+        for index in range(count):
+            with b.when(m + index < args.m):
+                total = held[index] * factor
+                value = total if kept is None else total + kept
+                b.store(args.y, T.Cast(output, value), m + index, n)
+
+
+COPY = "tcgen05.cp.cta_group::{}.32x128b.warpx4"
+"""An atom of scales to all four quarters of the lanes."""
+
+SCALES_HIGH = 1 << 14 | 8
+"""Upper half of an atom's descriptor: no swizzle, the constant 1, 128 bytes between groups of eight rows."""
+
+EXPONENTS = 1 << 23
+"""Instruction descriptor: scales are e8m0, else e4m3 without sign."""
+
+
+def instruction_descriptor(form: ScaledGemm, columns: int, scale: int = 0, blocks: int = 1) -> int:
+    """Return the instruction descriptor of a product of 128 rows of each block.
+
+    ``scale`` says from which byte of a column on the scales of both operands lie.
+    """
+    first, second = FORMATS[form.weight], FORMATS[form.activation]
+    kind = EXPONENTS if first.scale == "e8m0" else 0
+    types = first.number << 7 | second.number << 10
+    return scale << 4 | types | columns >> 3 << 17 | kind | blocks * ROWS >> 4 << 24 | scale << 29
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """Starts the products of a block.
+
+    base: First address of its tensor memory: sums, then each stage's scales.
+    """
+
+    form: ScaledGemm
+    schedule: ScaledSchedule
+    memory: Memory
+    base: Expr
+
+    def multiply(self, iterations: Expr, m_tile: Expr) -> None:
+        """Start the products of all slabs; ``finished`` completes with the last."""
+        memory, ring, tile_m = self.memory, Ring(self.schedule.stages), self.schedule.tile_m
+        x, w, scales = (_descriptor_low(part) for part in (memory.x, memory.w, memory.scales))
+        # Activation rows of a tile begin at one of the four quarters of an atom.
+        offset = (
+            T.Cast("uint32", m_tile % (ROWS // tile_m) * (tile_m // 32)) if tile_m < ROWS else T.uint32(0)
+        )
+        offset = b.Variable("uint32", offset).value
+        with b.loop(iterations) as iteration:
+            stage = T.Cast("uint32", ring.stage.value)
+            b.emit(T.cuda.mbarrier_wait(memory.full.ptr_to([ring.stage.value]), ring.phase.value))
+            if memory.partner is not None:
+                b.emit(T.cuda.mbarrier_wait(memory.partner.ptr_to([ring.stage.value]), ring.phase.value))
+            after_sync()
+            columns = scale_columns(self.form, self.schedule)
+            first = b.Variable("uint32", self.base + T.uint32(tile_m) + stage * T.uint32(columns)).value
+            self._copy_scales(scales + stage * T.uint32(memory.scales.stride >> 4), first)
+            for step in range(STEPS):
+                inside = T.uint32(step * STEP_BYTES >> 4)
+                operands = [
+                    T.Cast("uint64", low + stage * T.uint32(part.stride >> 4) + inside)
+                    | T.uint64(DESCRIPTOR_HIGH << 32)
+                    for low, part in ((w, memory.w), (x, memory.x))
+                ]
+                self._product(operands, first, offset, step, iteration)
+            commit(memory.empty.ptr_to([ring.stage.value]), self.schedule.partners)
+            ring.advance()
+        commit(memory.finished.ptr_to([0]), self.schedule.partners)
+
+    def report(self, iterations: Expr) -> None:
+        """Tell the first block of a pair, whose thread starts the products of both, of each full stage."""
+        memory, ring = self.memory, Ring(self.schedule.stages)
+        with b.loop(iterations):
+            full, partner = (part.ptr_to([ring.stage.value]) for part in (memory.full, memory.partner))
+            b.emit(T.cuda.mbarrier_wait(full, ring.phase.value))
+            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", partner, 0))
+            ring.advance()
+
+    def _copy_scales(self, low: Expr, first: Expr) -> None:
+        """Copy a stage's atoms; those of x of 256 rows lie side by side."""
+        atoms, wide = self.form.slab_atoms, self.schedule.x_atoms
+        for atom in range(atoms * (1 + wide)):
+            row, part = divmod(atom - atoms, atoms)
+            column = 4 * atom if atom < atoms else 4 * (atoms + part * wide + row)
+            source = T.Cast("uint64", low + T.uint32(atom * ATOM >> 4)) | T.uint64(SCALES_HIGH << 32)
+            b.ptx(COPY.format(self.schedule.partners), first + T.uint32(column), source)
+
+    def _product(self, operands: list[Expr], first: Expr, offset: Expr, step: int, iteration: Expr) -> None:
+        """Start the product of a step of a slab; the first one of the tile overwrites the sums."""
+        form, wide = self.form, self.schedule.x_atoms
+        atom, scale = divmod(step * form.format.scale_vec, 4)
+        group = self.schedule.partners
+        number = T.uint32(instruction_descriptor(form, self.schedule.tile_m, scale, group))
+        w_scales = first + T.uint32(4 * atom)
+        x_scales = first + T.uint32(4 * (form.slab_atoms + atom * wide)) + offset
+        adds = T.bool(True) if step else iteration > 0
+        kind, vector = form.format.kind, form.format.scale_vec
+        spelling = f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.scale_vec::{vector}X"
+        b.ptx(spelling, self.base, *operands, number, w_scales, x_scales, adds)
+
+
+def _descriptor_low(part: Stages) -> Expr:
+    """Return the lower half of a descriptor: the address in units of 16 bytes, a leading offset not used."""
+    address = T.cuda.cvta_generic_to_shared(part.place(0))
+    low = T.Cast("uint32", address) >> T.uint32(4) | T.uint32(1 << 16)
+    return b.Variable("uint32", low).value
 
 
 def emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, name: str) -> Any:

@@ -13,8 +13,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.tcgen05_memory import TensorMemory, after_sync
-from ladder.lower.cuda.tcgen05_spec import SLAB_COLUMNS, SLOTS, SUM_COLUMN
+from ladder.lower.cuda.tcgen05_memory import SLAB_COLUMNS, SLOTS, SUM_COLUMN, TensorMemory, after_sync
 from ladder.lower.cuda.wgmma_geometry import ROW_BYTES
 from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring

@@ -16,14 +16,13 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry, wgmma_stream, wgmma_tails
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.wgmma_activations import encode_map
+from ladder.lower.cuda.wgmma16 import MathLoop, Parts
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_grid import Grid, cut, find_grid
 from ladder.lower.cuda.wgmma_handover import Stream, declare_workspace
-from ladder.lower.cuda.wgmma_loop import MathLoop, Parts
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, allocate_memory, initialise_barriers
 from ladder.lower.cuda.wgmma_operands import Operands, Registers
-from ladder.lower.cuda.wgmma_producer import Producer, prefetch
+from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
 from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
 from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread

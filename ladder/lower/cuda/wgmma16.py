@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import Sum
+from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_grid import Piece
-from ladder.lower.cuda.wgmma_loop import Parts
-from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
+from ladder.lower.cuda.wgmma_operands import Operands, Registers, allocate_registers
 from ladder.lower.cuda.wgmma_products import (
+    Consumer,
+    Descriptor,
     commit_group,
     open_group,
     pin_registers,
@@ -23,6 +25,25 @@ from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.footprint import slices_in_turn
 
 Expr = Any
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a math loop."""
+
+    spec: Spec
+    operands: Operands
+    x: Descriptor
+    consumer: Consumer
+    epilogue: Epilogue
+
+
+class MathLoop(Protocol):
+    """Emits the sums of a tile."""
+
+    def tile(self, piece: Piece) -> None:
+        """Sum one tile, or its piece, over K and write it."""
+
 
 STEPS = 4
 """Products along K in a slab of 128 bytes."""

@@ -16,9 +16,9 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma8_units import STEP, Loop, Unit
+from ladder.lower.cuda.wgmma16 import Parts
 from ladder.lower.cuda.wgmma_epilogue import PerActivationRow
 from ladder.lower.cuda.wgmma_grid import Piece
-from ladder.lower.cuda.wgmma_loop import Parts
 from ladder.lower.cuda.wgmma_operands import SLAB_REGISTERS, Registers, allocate_registers
 from ladder.lower.cuda.wgmma_products import (
     commit_group,

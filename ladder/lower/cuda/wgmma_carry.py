@@ -15,8 +15,8 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma8_units import STEP
+from ladder.lower.cuda.wgmma16 import Parts
 from ladder.lower.cuda.wgmma_grid import Piece
-from ladder.lower.cuda.wgmma_loop import Parts
 from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
 from ladder.lower.cuda.wgmma_products import (
     commit_group,

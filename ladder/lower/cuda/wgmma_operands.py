@@ -12,7 +12,7 @@ from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.cuda.wgmma_thread import MathThread
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
-from ladder.lower.gpu.scales import bytes4, pair16
+from ladder.lower.gpu.groups import bytes4, pair16
 from schedules.layouts import EXPONENTS, TILE
 
 Expr = Any

@@ -12,8 +12,9 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.gpu.decode_table import Table
+from ladder.lower.gpu.decode_codebook import Table
 from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_table
+from ladder.lower.gpu.groups import Fold, exponent_byte, fold, power_of, times
 from ladder.lower.gpu.machine import XOR, Machine, Word
 from ladder.lower.gpu.proven import (
     FP8_OPERANDS,
@@ -27,7 +28,6 @@ from ladder.lower.gpu.proven import (
     usable,
 )
 from ladder.lower.gpu.recipes import Conversion
-from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.layouts import THREADS, planes
 from targets import TileDevice
 from tile_types import get_type

@@ -8,21 +8,22 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 
-from ladder.lower.gpu.fields import Field, gather, moves
 from ladder.lower.gpu.machine import AND, AND_XOR, XOR_AND, Machine, Word, repeat
 from ladder.lower.gpu.recipes import (
     FLOAT_CORES,
     Conversion,
+    Field,
     FloatCore,
     LaneRecipe,
     Lanes16,
     Meaning,
     Recipe,
+    gather,
     lane_recipes,
+    moves,
 )
 from schedules.layouts import SPREAD
-from schedules.spread import SIGN, spread
-from schedules.xor_packing import XOR_PACKINGS
+from schedules.spread import SIGN, XOR_PACKINGS, spread
 from tile_types.forms import Wiring, wirings
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ladder.lower.gpu.fields import Field, fields, gather, moves
 from ladder.lower.gpu.machine import XOR, Machine, Word, repeat
-from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, FloatCore, LaneRecipe, Recipe, lane_recipes
+from ladder.lower.gpu.recipes import (
+    FLOAT_CORES,
+    Conversion,
+    Field,
+    FloatCore,
+    LaneRecipe,
+    Recipe,
+    fields,
+    gather,
+    lane_recipes,
+    moves,
+)
 from tile_types.forms import Affine, affine_forms
 
 

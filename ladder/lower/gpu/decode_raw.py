@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
 
-from ladder.lower.gpu.fields import Field, fields, gather, moves
 from ladder.lower.gpu.machine import PIPE_CLOCKS, Cost, Machine, Word, repeat
-from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Meaning, Recipe
+from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Field, Meaning, Recipe, fields, gather, moves
 from tile_types.forms import Affine, affine_forms
 
 MOST_SHIFTS = 2

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ladder.lower.gpu.fields import fields
 from ladder.lower.gpu.machine import AND, AND_XOR, Machine, Word, repeat
-from ladder.lower.gpu.recipes import Conversion, Meaning, Recipe
+from ladder.lower.gpu.recipes import Conversion, Meaning, Recipe, fields
 from tile_types.forms import affine_forms
 
 UNITS = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.gpu.decode_codebook import propose_lookup
+from ladder.lower.gpu.decode_codebook import Table, propose_lookup, propose_table
 from ladder.lower.gpu.decode_float import (
     propose_raw_spread,
     propose_raw_wired,
@@ -24,7 +24,6 @@ from ladder.lower.gpu.decode_float import (
 from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.gpu.decode_raw import propose_placed
 from ladder.lower.gpu.decode_signed import propose_signed
-from ladder.lower.gpu.decode_table import Table, propose_table
 from ladder.lower.gpu.machine import Cost, CountingMachine, Machine
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import (
@@ -35,11 +34,10 @@ from ladder.lower.gpu.recipes import (
     propose_pass_through,
     propose_reference,
 )
-from schedules.codes import LARGEST_GAIN
-from schedules.conversions import order_read
+from schedules.codes import LARGEST_GAIN, order_read
 from schedules.fragments import FragmentLayout
 from schedules.layouts import SIGN_PLACES, SPREAD, lane_of, orders
-from schedules.xor_packing import XOR_PACKINGS
+from schedules.spread import XOR_PACKINGS
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError

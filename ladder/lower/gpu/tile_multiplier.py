@@ -1,14 +1,30 @@
-"""One packed tile: decoded and multiplied span by span, into accumulators that groups flush."""
+"""One packed tile: decoded and multiplied span by span, into accumulators that groups flush.
+
+8-bit activations on the float16 tensor core: both operands are widened, exactly, in registers.
+
+Hopper has fp8 tensor cores for wgmma alone: ptxas makes of an fp8 ``mma`` conversions of all its operands and
+two float16 products. Here weights are decoded to float16 at once, and the operands of x, which all row blocks
+share, are converted once. Packed words stay those of the 8-bit core: a register of four bytes becomes one of
+its even and one of its odd bytes, which permutes K alike in both operands.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from tvm.script import tirx as T
+
+from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
-from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.emission import SharedTable, helper
 from ladder.lower.gpu.groups import GroupRegisters
+from ladder.lower.gpu.instructions import MatrixStep
+from schedules.layouts import TILE, packed_group
+from targets import TileDevice
+from tile_types import get_type
 
 Expr = Any
 
@@ -150,3 +166,117 @@ class TileMultiplier:
         """Emit the flush of every fragment with the tile's last granule."""
         for m_block in range(self.m_blocks):
             self.accumulators.flush(m_block, self.groups.per_tile - 1, group_registers)
+
+
+EMULATED = ((9, 0),)
+"""Compute capabilities whose fp8 ``mma`` ptxas composes of float16 ones (seen in its machine code)."""
+
+WIDTHS = (1, 2, 4)
+"""Bits of codes whose words hold registers of both cores in places that differ by a permutation of K."""
+
+WIDENINGS = {"fp8_e4m3": "cvt.rn.f16x2.e4m3x2", "fp8_e5m2": "cvt.rn.f16x2.e5m2x2"}
+"""Two 8-bit floats to float16, exactly (PTX ISA, cvt)."""
+
+EVEN_THEN_ODD = 0x3120
+"""`prmt` selector: bytes 0 and 2 in the low half, 1 and 3 in the high half."""
+
+CORE = "float16"
+
+STEPS = {
+    activation: MatrixStep(activation, (9, 0), "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
+    for activation in WIDENINGS
+}
+
+
+def widened_step(gemm: Gemm, device: TileDevice) -> MatrixStep | None:
+    """Return the step for widened operands, or None where the core takes both operands as they are.
+
+    Groups that end within a tile keep the fp8 step: permuted, their elements are not neighbours.
+    """
+    bits = get_type(gemm.weight).elem_bits
+    whole = gemm.group_size >= gemm.k or packed_group(gemm.group_size, gemm.k) % TILE == 0
+    possible = device.compute_capability in EMULATED and bits in WIDTHS and whole and gemm.zero == "none"
+    return STEPS.get(gemm.activation) if possible else None
+
+
+@dataclass(frozen=True)
+class Part:
+    """The float16 step of one half of the bytes of an 8-bit step.
+
+    registers: Decoded float16 registers of a tile that are its W operands.
+    x: Widened registers of x that are its x operands.
+    """
+
+    registers: tuple[int, ...]
+    x: tuple[int, int]
+
+
+def parts_of(bits: int) -> list[Part]:
+    """Return the float16 steps of a tile in the order in which codes of a width are decoded."""
+    slots = 8 // bits  # registers of the 8-bit core per word
+
+    def decoded(register: int, half: int) -> int:
+        word, slot = divmod(register, slots)
+        return word * 2 * slots + half * slots + slot
+
+    found = [
+        Part(
+            tuple(decoded(4 * step + i, half) for i in range(4)),
+            (2 * (2 * step) + half, 2 * (2 * step + 1) + half),
+        )
+        for step in (0, 1)
+        for half in (0, 1)
+    ]
+    return sorted(found, key=lambda part: part.registers)
+
+
+def widen(activation: str, word: Expr, out: Any, at: int) -> None:
+    """Emit four 8-bit floats becoming two registers of float16: of the even bytes, and of the odd ones."""
+    prmt = helper("ladder_prmt", "prmt.b32 %0, %1, %2, %3;", 3)
+    order = T.uint32(EVEN_THEN_ODD)
+    pairs = b.bind(b.call_inline("ladder_prmt", prmt, "uint32", word, word, order))
+    for half, source in enumerate("lh"):
+        name = f"ladder_widen_{activation}_{half}"
+        text = f"{{.reg .b16 l, h; mov.b32 {{l, h}}, %1; {WIDENINGS[activation]} %0, {source};}}"
+        b.store(out, b.call_inline(name, helper(name, text, 1), "uint32", pairs), at + half)
+
+
+class WideningMultiplier(TileMultiplier):
+    """Emits one tile's decode, widening and multiplication; the rest as for `TileMultiplier`."""
+
+    def __init__(self, decoder: Any, accumulators: Any, activation: str) -> None:
+        super().__init__(decoder, accumulators)
+        self.activation = activation
+        self.parts_of_tile = parts_of(accumulators.groups.bits)
+        self.bytes = b.local(4, "uint32")
+        self.wide = [b.local(8, "uint32") for _ in range(self.m_blocks)]
+
+    def emit(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_activations: Callable[[int, int, Any], None],
+        flush: bool,
+    ) -> None:
+        for m_block, wide in enumerate(self.wide):
+            load_activations(m_block, 0, self.bytes)
+            for register in range(4):
+                widen(self.activation, self.bytes[register], wide, 2 * register)
+        for block in range(self.word_blocks):
+            for span in range(self.groups.lane // self.span):
+                self._decode(words, group_registers, block, span)
+                self._multiply_span(block, range(span * self.span, (span + 1) * self.span))
+        if flush and self.accumulators.flushes:
+            self.flush_all(group_registers)
+
+    def _multiply_span(self, block: int, span: range) -> None:
+        """Emit the steps of one row block whose registers are ``span``."""
+        for part in self.parts_of_tile:
+            if part.registers[0] not in span:
+                continue
+            a = [self.operands[block * self.span + register - span.start] for register in part.registers]
+            for m_block, wide in enumerate(self.wide):
+                x = [wide[i] for i in part.x]
+                self.accumulators.multiply(block * self.m_blocks + m_block, a, x)
+                if block == 0:
+                    self.accumulators.add_x(m_block, a, x)

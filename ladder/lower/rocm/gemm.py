@@ -2,9 +2,9 @@
 
 ``out^T = W · x^T``: a block owns weight rows and ``tile_m`` activation rows. Packed words lie in the order
 of the matrix cores' operands, so a lane loads what it decodes and multiplies, one stage ahead
-(`gemm_weights`). x is loaded to registers a stage ahead too, and written to LDS when the stage at hand is
-done (`gemm_activations`): one barrier per stage. Waves may split K; their sums are added up through LDS
-(`gemm_results`). ``mfma`` multiplies with matrix instructions, of whose result a lane holds four
+(`Weights`). x is loaded to registers a stage ahead too, and written to LDS when the stage at hand is
+done (`Activations`): one barrier per stage. Waves may split K; their sums are added up through LDS
+(`Results`). ``mfma`` multiplies with matrix instructions, of whose result a lane holds four
 neighbouring weight rows of an activation row, ``dot`` multiplies few activation rows with dot products
 within lanes.
 """
@@ -12,8 +12,12 @@ within lanes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
+from math import gcd
+from operator import add
 from typing import Any
 
 from tvm.script import tirx as T
@@ -21,21 +25,258 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
-from ladder.lower.gpu.activation_tile import CHUNK_WORDS
+from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.gpu.arguments import declare_arguments
-from ladder.lower.gpu.groups import GroupRegisters, left_by
+from ladder.lower.gpu.decode import load_order
+from ladder.lower.gpu.groups import GroupRegisters, array_dtype, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.decode import left_by_fnuz
-from ladder.lower.rocm.gemm_activations import SPAN_GROUPS, Activations
+from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz
+from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.gemm_place import Place, Spec, choose_spec, find_place
-from ladder.lower.rocm.gemm_results import Results
-from ladder.lower.rocm.gemm_scales import ColumnAccumulators, Columns
-from ladder.lower.rocm.gemm_weights import Weights
+from ladder.lower.rocm.gemm_scales import ColumnAccumulators, Columns, GroupReader, WaveGroupRegisters, row_of
+from ladder.lower.rocm.steps import COLUMN_LANES, RUN
+from schedules.layouts import THREADS, TILE
 from schedules.schedule import GpuSchedule
+from schedules.waves import STEP_ROWS
 from targets import TileDevice
 
 Expr = Any
+
+
+@dataclass(frozen=True)
+class Results:
+    """Stores the sums of a block.
+
+    shared: LDS, as uint32 words.
+    """
+
+    spec: Spec
+    place: Place
+    shared: Any
+    sums: Accumulators
+
+    def store(self) -> None:
+        """Emit the stores."""
+        if self.spec.geo.joins:
+            self._join()
+        else:
+            self._store_own()
+
+    def _store_own(self) -> None:
+        """Finish and store this lane's sums: runs of four weight rows of one activation row."""
+        geo, place, step = self.spec.geo, self.place, self.spec.step
+        lanes = step.lanes
+        for m_block in range(geo.m_blocks):
+            inner = lanes.column(place.lane, 0) + m_block * step.columns
+            m = b.bind(place.first_m + place.wave_m + inner)
+            with b.when(m < place.args.m):
+                for block, first in product(range(geo.row_blocks), range(0, lanes.accumulators, RUN)):
+                    inner = block * STEP_ROWS + lanes.slot_row(place.lane, first)
+                    row = place.row_block * STEP_ROWS + inner
+                    fragment = block * geo.m_blocks + m_block
+                    sums = [self.sums.result(fragment, first + i) for i in range(RUN)]
+                    self._store_run(sums, m, b.bind(row))
+
+    def _store_run(self, sums: list[Expr], m: Expr, n: Expr) -> None:
+        args = self.place.args
+        with b.when(n < args.n):
+            store_run(self.spec.gemm, args, [T.Cast("float32", value) for value in sums], m, n)
+
+    def _join(self) -> None:
+        """Add up the sums of all slices of K, and of all lanes of a row, through LDS, and store them."""
+        geo, place = self.spec.geo, self.place
+        self._leave()
+        d.block_sync(self.spec.device)
+        runs = geo.rows // RUN
+
+        def store(piece: Expr) -> None:
+            own, row = b.bind(piece // runs), b.bind(piece % runs * RUN)
+            m, n = b.bind(place.first_m + own), b.bind(place.first_block * STEP_ROWS + row)
+            with b.when(m < place.args.m):
+                self._store_run(self._joined(own, row), m, n)
+
+        each_piece(self.spec.schedule.tile_m * runs, geo.threads, place.thread, store)
+
+    def _leave(self) -> None:
+        """Leave this lane's sums in LDS, once x is not read any more."""
+        geo, place, step = self.spec.geo, self.place, self.spec.step
+        lanes, part = step.lanes, place.slice
+        inside = b.bind((place.row_block - place.first_block) * STEP_ROWS)
+        if lanes.partial_lanes:
+            part = (
+                place.slice * (self.spec.device.warp // lanes.partial_lanes[0])
+                + place.lane // lanes.partial_lanes[0]
+            )
+        part, run = b.bind(part), step.run
+        d.block_sync(self.spec.device)
+        fragments, firsts = range(geo.row_blocks * geo.m_blocks), range(0, lanes.accumulators, run)
+        for fragment, first in product(fragments, firsts):
+            block, m_block = divmod(fragment, geo.m_blocks)
+            row, m = lanes.position(place.lane, first)
+            m = place.wave_m + m_block * step.columns + m
+            at = geo.sum_word(part, m, inside + block * STEP_ROWS + row)
+            sums = [self._of_all_columns(self.sums.result(fragment, first + i)) for i in range(run)]
+            words = d.vector([d.as_type(value, "uint32") for value in sums])
+            with b.when(lanes.is_first(place.lane)) if self.spec.has_columns else nullcontext():
+                b.store(self.shared, words, d.lanes(at, run))
+
+    def _of_all_columns(self, value: Expr) -> Expr:
+        """Return the sum over the lanes of a row, where columns hold groups of K."""
+        if not self.spec.has_columns:
+            return value
+        for distance in COLUMN_LANES:
+            value = b.bind(value + d.exchange(b.bind(value), "float32", self.place.lane, distance))
+        return value
+
+    def _joined(self, m: Expr, row: Expr) -> list[Expr]:
+        """Return the sums of a run of weight rows of an activation row over all parts, in the order of K."""
+        kind = self.sums.dtype
+        loaded = [b.local(RUN, "uint32") for _ in range(self.spec.geo.parts)]
+        for part, words in enumerate(loaded):
+            d.load(words, self.shared, self.spec.geo.sum_word(part, m, row), width=RUN)
+        return [b.bind(reduce(add, (d.as_type(words[i], kind) for words in loaded))) for i in range(RUN)]
+
+
+BLOCK_THREADS = THREADS * STEP_ROWS // TILE
+"""Threads that own the packed words of a 32-row block of a tile."""
+
+
+class Weights:
+    """Two sets of registers of a stage's weights, and the loads into them.
+
+    columns: What holds the scales instead, where columns of instructions are groups of K.
+    """
+
+    def __init__(self, spec: Spec, place: Place, columns: Columns | None = None) -> None:
+        self.spec, self.place, self.columns = spec, place, columns
+        geo, args = spec.geo, place.args
+        types = (array_dtype(args.scales), array_dtype(args.zeros))
+        blocks = geo.row_blocks * geo.slice_tiles
+        widths = [width for _, width in load_order(spec.groups.bits)]
+        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks * spec.step.parts)]
+        # Neighbouring tiles of a stage that have their scales in common share registers.
+        self.share = gcd(spec.groups.span or geo.slice_tiles, geo.slice_tiles)
+        self.groups = [
+            tuple(WaveGroupRegisters(spec.groups, spec.step, place.lane, types) for _ in range(2))
+            for _ in range(0 if columns else blocks // self.share)
+        ]
+
+    @property
+    def first_groups(self) -> list[GroupRegisters]:
+        """Scales and zero points of the first tile of a stage, by row block."""
+        return [sets[0] for sets in self.groups[: self.spec.geo.row_blocks]]
+
+    def fetch(self, iteration: Expr, half: int) -> None:
+        """Emit the loads of a stage's packed words, scales and zero points of this lane."""
+        geo, args = self.spec.geo, self.place.args
+        for step in range(geo.slice_tiles):
+            tile = b.bind(T.min(self.tile(iteration, step), args.k_tiles - 1))
+            for block in range(geo.row_blocks):
+                for part in range(self.spec.step.parts):
+                    self._fetch_words(tile, step, block, part, half)
+                if step % self.share == 0 and self.columns is None:
+                    registers = self.group(step, block, half)
+                    registers.fetch(
+                        GroupReader(self.spec.groups, args, tile, row_of(self.spec, self.place, block))
+                    )
+
+    def group(self, step: int, block: int, half: int) -> WaveGroupRegisters:
+        """Return the scales and zero points of a tile of a stage."""
+        if self.columns is not None:
+            return self.columns.scales[block]
+        return self.groups[step // self.share * self.spec.geo.row_blocks + block][half]
+
+    def tile(self, iteration: Expr, step: int) -> Expr:
+        """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
+        geo = self.spec.geo
+        return b.bind(iteration * geo.stage_tiles + self.place.slice * geo.slice_tiles + step)
+
+    def tile_words(self, step: int, half: int) -> list[d.Pieces]:
+        """Return a lane's words of a tile of a stage, by row block and part."""
+        count = self.spec.geo.row_blocks * self.spec.step.parts
+        return [words[half] for words in self.words[step * count : (step + 1) * count]]
+
+    def _fetch_words(self, tile: Expr, step: int, block: int, part: int, half: int) -> None:
+        thread, row = self.place.holders[part], row_of(self.spec, self.place, block)
+        row_tile, upper = b.bind(row // 2), b.bind(row % 2)
+        words = self.tile_words(step, half)[block * self.spec.step.parts + part].buffers
+        for buffer, (offset, width) in zip(words, load_order(self.spec.groups.bits), strict=True):
+            place = offset + (upper * BLOCK_THREADS + thread) * width
+            d.load(buffer, self.place.args.words, row_tile, tile, place, width=width)
+
+
+SPAN_GROUPS = 4
+"""Groups of four words in 64 bytes of K, one for each quarter of a wave."""
+
+
+class Activations:
+    """Registers of a thread's pieces of a stage, their loads and their writes.
+
+    shared: LDS, as uint32 words.
+    columns: What takes the sums of groups of x, where columns of instructions are groups of K.
+    """
+
+    def __init__(self, spec: Spec, place: Place, shared: Any, columns: Columns | None = None) -> None:
+        self.spec, self.place, self.shared, self.columns = spec, place, shared, columns
+        self.fetched = b.local(spec.geo.pieces * CHUNK_WORDS, "uint32")
+
+    def _piece(self, index: int) -> tuple[Expr, Expr]:
+        """Return row and chunk of a thread's piece of a stage."""
+        chunks = self.spec.geo.x_tile.chunks
+        piece = b.bind(self.place.thread + index * self.spec.geo.threads)
+        return b.bind(piece // chunks), b.bind(piece % chunks)
+
+    def fetch(self, iteration: Expr) -> None:
+        """Emit the loads of this thread's pieces of a stage of x; whatever lies beyond x is in its place."""
+        args, geo, per_chunk = self.place.args, self.spec.geo, CHUNK_BYTES // self.spec.step.element_bytes
+        for index in range(geo.pieces):
+            row, chunk = self._piece(index)
+            m = b.bind(T.min(self.place.first_m + row, args.m - 1))
+            column = b.bind(iteration * (geo.stage_tiles * TILE) + chunk * per_chunk)
+            at = d.lanes(T.Select(column < args.k_x, column, 0), per_chunk)
+            loaded = d.as_type(args.x[m, at], "uint32x4")
+            b.store(self.fetched, loaded, d.lanes(index * CHUNK_WORDS, CHUNK_WORDS))
+
+    def write(self, half: int, iteration: Expr) -> None:
+        """Emit the writes of the pieces fetched for an iteration to LDS; zeros beyond K.
+
+        Word c of chunk i of 64 bytes goes to place 4c + i, so that the lanes of column group c find
+        their operands of two steps side by side.
+        """
+        geo, activation, tile_m = self.spec.geo, self.spec.gemm.activation, self.spec.schedule.tile_m
+        fnuz = reads_fnuz(self.spec.device, activation)
+        stage = half * geo.stage_chunks * CHUNK_WORDS
+        for index in range(geo.pieces):
+            row, chunk = self._piece(index)
+            span = b.bind(chunk // SPAN_GROUPS * SPAN_GROUPS)
+            first = b.bind(geo.x_tile.word(row, span) + chunk % SPAN_GROUPS)
+            column = iteration * (geo.stage_tiles * TILE) + chunk * (
+                CHUNK_BYTES // self.spec.step.element_bytes
+            )
+            inside = b.bind(column < self.place.args.k_x)
+            words = [
+                T.Select(inside, self.fetched[index * CHUNK_WORDS + c], T.uint32(0))
+                for c in range(CHUNK_WORDS)
+            ]
+            if self.columns is not None:
+                words = [b.bind(word) for word in words]
+                self.columns.sum_piece(words, iteration, chunk, row < tile_m)
+
+            def write(words: list[Expr] = words, first: Expr = first) -> None:
+                for c, word in enumerate(words):
+                    # The swizzle is an exclusive or of multiples of four words.
+                    b.store(
+                        self.shared,
+                        to_fnuz(word, activation) if fnuz else word,
+                        stage + (first ^ (c * CHUNK_WORDS)),
+                    )
+
+            if (index + 1) * geo.threads <= tile_m * geo.x_tile.chunks:
+                write()
+            else:
+                with b.when(row < tile_m):
+                    write()
 
 
 class WaveGemm:

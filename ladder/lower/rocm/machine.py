@@ -72,7 +72,7 @@ class RocmMachine(TirMachine):
     """Emits decoder instructions for AMD GPUs.
 
     While ``exact``, float32 results for bfloat16 operands are cut off rather than rounded: where a
-    recipe is proven so (`ladder.lower.rocm.ranking`), none has bits to round.
+    recipe is proven so (`ladder.lower.rocm.decode`), none has bits to round.
     """
 
     def _do_lop3(self, x: Expr, y: Expr, z: Expr, table: int) -> Expr:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.starts import with_open_starts
-from ladder.lower.chain.symbols import size_names, with_plain_names
+from ladder.lower.chain.scatter import size_names, with_plain_names
 from ladder.runtime.build import Job, function_job
 
 if TYPE_CHECKING:

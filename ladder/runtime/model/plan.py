@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ladder.ir.graph import Graph
-from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.scatter import size_names
 from ladder.partition import Subgraph
 from ladder.partition.scatter import written
 from ladder.runtime.model.chains import shared_chains

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ladder.ir.build import GraphBuilder
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
-from ladder.lower.cpu.recurrent_codes import FOUR
+from ladder.lower.cpu.recurrent import FOUR
 from ladder.partition.recurrent import DOT_PRODUCTS
 from ladder.partition.subgraphs import call_of
 from ladder.runtime.build import Job, function_job

@@ -11,7 +11,7 @@ import torch
 from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
 from ladder.lower.chain.panels import panels, with_winograd
-from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.scatter import size_names
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import canonical_chain

@@ -5,9 +5,8 @@ from __future__ import annotations
 from ladder.ir.program import TileProgram, verify_program
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.amx import TileNest
-from ladder.lower.skeletons.loopnest.arguments import declare_arguments
 from ladder.lower.skeletons.loopnest.dots import PairNest, VectorNest
-from ladder.lower.skeletons.loopnest.nest import kernel_of
+from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
 from schedules.instructions import INSTRUCTIONS
 
 PAIRS = "avx2_maddubs"

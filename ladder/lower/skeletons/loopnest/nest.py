@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir.ops import get_operator
 from ladder.ir.program import (
     AddGroup,
     Copy,
@@ -29,13 +30,119 @@ from ladder.ir.program import (
 from ladder.ir.program.model import made_by, walk
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
+from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
-from ladder.lower.skeletons.loopnest.arguments import OperandTensors
 from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
-from ladder.lower.skeletons.loopnest.epilogue import store_rows
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout
 
 Expr = Any
+
+TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Element types that TIR spells otherwise."""
+
+NAMES = {"w": "words", "scale": "scales", "zero": "zeros"}
+"""Arguments that kernels call by what packing makes of them."""
+
+
+@dataclass(frozen=True)
+class OperandTensors:
+    """Tensors and extents of one kernel.
+
+    m, n, k: Rows of x, columns of the output, row pitch of x.
+    blocks, units, groups: Extents of the packed weight.
+    tensors: By the names of the program's arguments.
+    """
+
+    m: Expr
+    n: Expr
+    k: Expr
+    blocks: Expr
+    units: Expr
+    groups: Expr
+    tensors: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tensors[name]
+
+
+def declare_arguments(program: TileProgram) -> OperandTensors:
+    """Declare the arguments in calling order; every extent is symbolic."""
+    m, n, k = b.symbol("M"), b.symbol("N"), b.symbol("K")
+    blocks, units, n_pad, groups = (
+        b.symbol("blocks"),
+        b.symbol("units"),
+        b.symbol("n_pad"),
+        b.symbol("groups"),
+    )
+    bits = program.operand("w").tile.ttype.elem_bits
+    shapes: dict[str, tuple[Expr, ...]] = {
+        "x": (m, k),
+        "w": (blocks, units, LANES * bits),
+        "scale": (groups, n_pad),
+        "zero": (groups, n_pad),
+        "row_scale": (n_pad,),
+        "token_scale": (m,),
+        "bias": (n,),
+        "y": (m, n),
+    }
+    tensors = {operand.name: _tensor(operand, shapes[operand.name]) for operand in program.arguments}
+    if not {"scale", "zero"} & tensors.keys():
+        groups = 1
+    return OperandTensors(m, n, k, blocks, units, groups, tensors)
+
+
+def _tensor(operand: Operand, shape: tuple[Expr, ...]) -> Any:
+    """Declare a tensor that may start at any element: callers pass slices."""
+    dtype = "uint32" if operand.name == "w" else TIR_NAMES.get(operand.ttype, operand.ttype)
+    return b.tensor(NAMES.get(operand.name, operand.name), shape, dtype, align=BYTES.get(dtype, 1))
+
+
+def store_rows(
+    program: TileProgram, store: Store, args: OperandTensors, totals: Any, local: Expr, row: Expr, tile: Expr
+) -> None:
+    """Emit the output of one row of a tile.
+
+    program, store, args: The program, its statement, its tensors.
+    totals: float32 sums, ``[row blocks][rows][16]``.
+    local, row: The row's position in ``totals`` and in the output.
+    tile: Which columns, in tiles.
+    """
+    source = program.operand(store.source)
+    pitch, count = source.fixed("m"), source.fixed("n") // ROWS
+    for index in range(count):
+        start = b.bind((tile * count + index) * ROWS)
+        base = (index * pitch + local) * LANES
+
+        def one(lane: Expr, start: Expr = start, base: Expr = base) -> None:
+            column = start + lane
+            value = finish(program, store, args, totals[base + lane], row, column)
+            b.store(args[store.target], value, row, column)
+
+        def whole() -> None:
+            with b.vector(LANES) as lane:
+                one(lane)
+
+        def partial(start: Expr = start) -> None:
+            with b.loop(args.n - start) as lane:
+                one(lane)
+
+        b.either(start + ROWS <= args.n, whole, partial)
+
+
+def finish(
+    program: TileProgram, store: Store, args: OperandTensors, value: Expr, row: Expr, column: Expr
+) -> Expr:
+    """Return one element of the output."""
+    for name, operand in store.operators:
+        if not operand:
+            lower = get_operator(name).lower
+            assert lower is not None  # every unary operator has one
+            value = lower(value)
+            continue
+        factor = args[operand][row if program.operand(operand).axes == ("m",) else column]
+        value = value * factor if name == "mul" else value + T.Cast("float32", factor)
+    output = program.operand(store.target).ttype
+    return value if output == "float32" else T.Cast(output, value)
 
 
 @dataclass(frozen=True)
