@@ -81,8 +81,8 @@ CASES = [
 ]  # fmt: skip
 
 
-WAYS = ((8, 1, 1), (12, 1, 1), (16, 1, 1), (4, 2, 1), (8, 2, 1), (4, 1, 1), (8, 1, 2))
-"""Warps, fragments and resident blocks that are tried."""
+WAYS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (4, 1))
+"""Warps, and fragments at a time, that are tried."""
 
 
 def candidates(case: Case) -> list[Plan]:
@@ -90,7 +90,7 @@ def candidates(case: Case) -> list[Plan]:
     rows = 8 if case.tokens * case.form.group <= 8 else 16
     heads = case.batch * case.form.kv_heads * -(-case.tokens * case.form.group // rows)
     clusters = [c for c in (1, 2, 4, 8) if 48 <= heads * c <= 270] or [1 if heads > 48 else 8]
-    found = [Plan(rows, w, c, f, r) for c, (w, f, r) in itertools.product(clusters, WAYS)]
+    found = [Plan(rows, w, c, f) for c, (w, f) in itertools.product(clusters, WAYS)]
     chosen = policy(case)
     found = [plan for plan in found if rows == 8 or (plan.fragments == 1 and plan.warps <= 8)]
     return [chosen, *(plan for plan in found if plan != chosen)]

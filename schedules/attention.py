@@ -22,7 +22,7 @@ STEP_ROWS = 8
 
 WARP = 32
 
-CLUSTERS = (1, 2, 4, 8, 16)
+CLUSTERS = (1, 2, 4, 8)
 """Blocks of a cluster."""
 
 
@@ -32,23 +32,20 @@ class AttentionSchedule(Schedule):
 
     rows: Rows of q that a block has: 8 or 16.
     warps: Warps of a block: they take fragments of keys in turn.
-    cluster: Blocks that share the keys of a head, 1 to 16 (more than 8 not on every chip of an architecture).
+    cluster: Blocks that share the keys of a head, one of `CLUSTERS`.
     fragments: Fragments of keys that a warp takes at a time.
-    resident: Blocks that a multiprocessor must be able to hold: limits registers.
     """
 
     rows: int = 8
     warps: int = 8
     cluster: int = 1
     fragments: int = 1
-    resident: int = 1
 
     def __post_init__(self) -> None:
         check(self.rows in (8, 16), f"a block has 8 or 16 rows of q, got {self.rows}")
         check(1 <= self.warps <= 16, f"a block has 1 to 16 warps, got {self.warps}")
         check(self.cluster in CLUSTERS, f"clusters have {CLUSTERS} blocks, got {self.cluster}")
         check(self.fragments in (1, 2), f"a warp takes 1 or 2 fragments at a time, got {self.fragments}")
-        check(self.resident >= 1, f"a multiprocessor holds at least one block, got {self.resident}")
 
     @property
     def threads(self) -> int:
@@ -75,7 +72,7 @@ UNIT_SHARE = 0.019
 L2_SHARE = 2.0
 """Bandwidth of L2 over that of DRAM: rows of q beyond a block's read the same keys again."""
 
-USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85, 16: 0.5}
+USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85}
 """Blocks of a cluster -> multiprocessors that such clusters reach: they do not cross a part of the chip."""
 
 REGISTERS, OF_CODES = 40, 35
@@ -157,7 +154,7 @@ def best(form: Attention, device: TileDevice, among: Sequence[AnySchedule], case
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[AttentionSchedule]:
     """Return the schedules that are considered."""
     rows = STEP_ROWS if tokens * form.group <= STEP_ROWS else 2 * STEP_ROWS
-    clusters = CLUSTERS[:-1] if "cluster" in device.features else (1,)
+    clusters = CLUSTERS if "cluster" in device.features else (1,)
     ways = [(warps, fragments) for warps, fragments in WAYS if fragments * rows <= 2 * STEP_ROWS]
     return [AttentionSchedule(rows, w, cluster, f) for cluster in clusters for w, f in ways]
 

@@ -11,10 +11,9 @@ from ladder.lower.blocks.dialect import BlockDialect
 from ladder.lower.blocks.fragments import hold
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
-from ladder.lower.blocks.point import Point
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import SharedMemory
-from ladder.lower.blocks.threads import Threads
+from ladder.lower.blocks.threads import Point, Threads
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 

@@ -16,10 +16,9 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
 from ladder.lower.blocks.fragments import FragmentShape, Shape
 from ladder.lower.blocks.geometry import BlockGeometry
-from ladder.lower.blocks.point import Point
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import SharedMemory, TileLayout
-from ladder.lower.blocks.threads import Threads
+from ladder.lower.blocks.threads import Point, Threads
 from ladder.lower.gpu.decode import Decoder
 from targets import TileDevice
 

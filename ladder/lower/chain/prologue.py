@@ -162,7 +162,7 @@ class _Rows(RowLoops):
 
 
 class ChainPrologue:
-    """A prologue being emitted, see `ladder.lower.cuda.prologue.Prologue`.
+    """A prologue being emitted, see `ladder.lower.cuda.launch.Prologue`.
 
     It declares its arguments when it is made: the chain's inputs, then the results that are stored.
 

@@ -215,7 +215,7 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     schedule, form, n = spec.schedule, spec.form, inputs.numbers
     total = b.bind(n["tokens"] * form.group)
     tiles = (total + schedule.rows - 1) // schedule.rows
-    b.device(schedule.resident)
+    b.device(min_blocks=1)
     x, head, batch = b.block_index([schedule.cluster * tiles, form.kv_heads, n["batch"]])
     rank: Expr = b.keep(b.cluster_rank([schedule.cluster])[0]) if schedule.cluster > 1 else 0
     head, batch = b.keep(head), b.keep(batch)

@@ -10,8 +10,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_geometry import COLUMNS, Spec
 from ladder.lower.cuda.gemv_place import Warp, find_warp, prefetch_scales, prefetch_words, prefetched_words
-from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.prologue import Prologue
+from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
 

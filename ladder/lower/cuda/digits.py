@@ -35,8 +35,7 @@ from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_place import Warp, half_words
 from ladder.lower.cuda.gemv_sums import Rows, SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import LOADS
-from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.prologue import Prologue
+from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.gpu.groups import array_dtype

@@ -26,8 +26,7 @@ from ladder.lower.cuda.gemv_place import Place, find_place, prefetch
 from ladder.lower.cuda.gemv_spec import Spec, choose_spec
 from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
-from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.prologue import Prologue
+from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS
 from ladder.lower.gpu.arguments import declare_arguments

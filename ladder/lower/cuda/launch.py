@@ -9,9 +9,38 @@ writes global memory must have waited.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ladder.lower import builder as b
 from targets import TileDevice
+
+Expr = Any
+
+
+class Prologue(Protocol):
+    """A prologue of a kernel being emitted; its arguments are declared."""
+
+    @property
+    def columns(self) -> int:
+        """Elements of an activation row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory of a block."""
+
+    def prefetch(self, first: Expr, thread: Expr) -> None:
+        """Bring small inputs into L2 while the kernel before may still run; by the ``first`` block."""
+
+    def allocate(self, pool: Any) -> Any:
+        """Return shared memory for the activation rows."""
+
+    def emit(self, first: Expr, thread: Expr) -> None:
+        """Compute all rows; the block may read them afterwards.
+
+        first: Whether this block stores what else is computed.
+        thread: This thread of the block.
+        """
+
 
 EARLY_LAUNCH = "tirx.use_programtic_dependent_launch"
 """TVM's launch flag, spelled as TVM spells it (tvm/src/runtime/metadata.h)."""

@@ -26,15 +26,17 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
-from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
+from ladder.lower.gpu.epilogue import finish, finish_float
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz
-from ladder.lower.rocm.epilogue import store_run
+from ladder.lower.rocm.dialect import as_type, lanes, vector
 from ladder.lower.rocm.gemm_place import Place, Spec, choose_spec, find_place
 from ladder.lower.rocm.gemm_scales import ColumnAccumulators, Columns, GroupReader, WaveGroupRegisters, row_of
+from ladder.lower.rocm.machine import join_bfloat
 from ladder.lower.rocm.steps import COLUMN_LANES, RUN
 from schedules.layouts import THREADS, TILE
 from schedules.schedule import GpuSchedule
@@ -42,6 +44,33 @@ from schedules.waves import STEP_ROWS
 from targets import TileDevice
 
 Expr = Any
+
+
+def store_run(gemm: Gemm, args: Arguments, sums: list[Expr], m: Expr, n: Expr) -> None:
+    """Finish and store neighbouring float32 sums of row m from column n on; columns beyond N are not written.
+
+    The store is one vector where rows of the output start at multiples of its size.
+    """
+    count = len(sums)
+
+    def whole() -> None:
+        values = [b.bind(finish_float(gemm, value, m, n + i, args)) for i, value in enumerate(sums)]
+        b.store(args.y, _as_output(gemm, values), m, lanes(n, count))
+
+    def single() -> None:
+        for i, value in enumerate(sums):
+            with b.when(n + i < args.n):
+                b.store(args.y, finish(gemm, value, m, n + i, args), m, n + i)
+
+    b.either(T.And(args.n % count == 0, n + count <= args.n), whole, single)
+
+
+def _as_output(gemm: Gemm, values: list[Expr]) -> Expr:
+    """Return float32 values as a vector of the output type."""
+    if gemm.output == "bfloat16":  # TVM would round each by many instructions
+        words = [join_bfloat(*values[i : i + 2]) for i in range(0, len(values), 2)]
+        return as_type(vector(words), f"bfloat16x{len(values)}")
+    return vector([value if gemm.output == "float32" else T.Cast(gemm.output, value) for value in values])
 
 
 @dataclass(frozen=True)
