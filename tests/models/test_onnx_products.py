@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 import torch
 
 import ladder
@@ -44,3 +45,15 @@ def test_bias_and_gelu_are_of_the_products_kernel() -> None:
         wanted = torch.nn.functional.gelu(x @ w + bias)
         torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
         torch.testing.assert_close(z, r - wanted @ v, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+BATCHES = [((5, 3, 4), (1, 4, 2)), ((1, 3, 4), (5, 4, 2)), ((2, 1, 3, 4), (6, 4, 5))]
+
+
+@pytest.mark.parametrize("shapes", BATCHES)
+def test_batches_of_one_are_multiplied_with_all(shapes: tuple[tuple[int, ...], ...]) -> None:
+    sides = ", ".join(f"float{list(shape)} {name}" for name, shape in zip("ab", shapes, strict=True))
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g ({sides}) => (float y) {{ y = MatMul(a, b) }}'
+    fast = ladder.compile(onnx.parser.parse_model(text))
+    a, b = map(torch.randn, shapes)
+    torch.testing.assert_close(fast(a, b), a @ b)

@@ -323,10 +323,11 @@ def _matrix_product(graph: Graph) -> tuple[Run, bool]:
     names = [node.name for node in graph.inputs]
     order = tuple(names.index(value) for value in first.inputs)
     bias = tuple(at for at, name in enumerate(names) if name not in first.inputs)
-    ranks = {len(graph.tile(value).shape) for value in first.inputs}
+    left, right = (graph.tile(value).shape for value in first.inputs)
     if bias:
         return _linear_and_bias(transposed, (*bias, *order)), True
-    makes = _RANKED.get(ranks.pop()) if len(ranks) == 1 and order == (0, 1) else None
+    alike = len(left) == len(right) and left[:-2] == right[:-2]
+    makes = _RANKED.get(len(left)) if alike and order == (0, 1) else None
     return (_any_rank(transposed, order), False) if makes is None else (makes(transposed), True)
 
 
