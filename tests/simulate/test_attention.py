@@ -24,7 +24,6 @@ Plan = AttentionSchedule
 CASES = {
     "cluster": (form(8, 2, 128), Plan(8, 4, 2), (2, 1, 129)),
     "wide cluster, two fragments": (form(8, 2, 128), Plan(8, 4, 8, 2), (1, 1, 300)),
-    "sixteen blocks": (form(8, 2, 64), Plan(8, 2, 16), (1, 1, 70)),
     "more tokens than rows": (form(4, 4, 64, mask="bool"), Plan(8, 2, 1, 2), (2, 9, 45)),
     "sixteen rows, bfloat16": (form(8, 2, 64, "bfloat16"), Plan(16, 2, 4), (2, 3, 77)),
     "heads of 80, added mask": (form(4, 4, 80, mask="float16"), Plan(8, 2, 2), (2, 5, 45)),
