@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -98,15 +99,16 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
 
 
 def bound(graph: Graph) -> Graph:
-    """Return the graph with a number for every symbolic extent: larger where extents would be below 0."""
+    """Return the graph with a number for every symbolic extent: another where extents would be below 0.
+
+    Larger ones first: extents are as often what is left of a symbol as what it leaves of a number.
+    """
     names = symbols(graph)
     graph = bind(graph, dict.fromkeys(start_names(graph), 0))
-    for probe in (PROBE, 16 * PROBE, 256 * PROBE):
-        try:
+    for probe in (PROBE, 16 * PROBE, 256 * PROBE, PROBE**3, 16, 4, 2, 1):
+        with suppress(ShapeError):
             return bind(graph, dict.fromkeys(names, probe))
-        except ShapeError:
-            continue
-    return bind(graph, dict.fromkeys(names, PROBE**3))
+    return bind(graph, dict.fromkeys(names, 0))
 
 
 def symbols(graph: Graph) -> set[str]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from interpreted import interpret_chains
 
 import ladder
+from ladder.integrations.dynamo import backend
 from ladder.ir.extents import larger, product, smaller, total
 
 onnx = pytest.importorskip("onnx")
@@ -150,4 +151,26 @@ def test_views_of_what_an_open_extent_leaves() -> None:
     for extent in (2, 3, 4, 7, 1, 8):
         given = torch.randn(3, extent), torch.randn(3, 8, 2)
         assert all(map(torch.equal, fast(*given), program(*given))), extent
+    assert fast.refused == []
+
+
+FALLING = {
+    "left of columns": (lambda x, y: (y[:, 4 * x.shape[0] :] * 2).sum(1) + 1, (3, 16)),
+    "cut at both ends": (lambda x, y: torch.tanh(y[:, x.shape[0] : 20 - x.shape[0]] * 2), (3, 40)),
+    "softmax": (lambda x, y: torch.softmax(y[:, : 40 - x.shape[0]], -1), (3, 40)),
+    "dilated": (lambda x, y: F.conv2d(y, x[:1, :1, None, None], dilation=x.shape[0]).sum(), (1, 1, 9, 9)),
+    "dilated windows": (lambda x, y: F.max_pool2d(y, 3, 1, 0, x.shape[0]) + 1, (1, 1, 9, 9)),
+}
+"""Programs of two tensors whose extents fall to nothing as the first one's grows, and the second's shape."""
+
+
+@pytest.mark.parametrize("name", FALLING)
+def test_extents_that_fall_as_a_size_grows(name: str) -> None:
+    """Kernels are chosen for extents that there may be, where no large size may be taken."""
+    program, shape = FALLING[name]
+    by_torch, fast = torch.compile(program, backend=backend, dynamic=True), ladder.compile(program)
+    for extent in (2, 3, 2, 4, 1):
+        x, y = torch.randn(extent, extent), torch.randn(shape)
+        for run in (by_torch, fast):
+            torch.testing.assert_close(run(x, y), program(x, y))
     assert fast.refused == []
