@@ -197,21 +197,20 @@ class Estimator:
     def compares(self, pipeline: str, m: int) -> bool:
         """Tell whether estimates of a pipeline compare with those of others: it was timed near M."""
         source = self if self._few is None else self._few
-        return self._is_middle(m) and source._levels.compares(pipeline, m)
+        return self.overlaps(m) and source._levels.compares(pipeline, m)
 
-    def _is_middle(self, m: int) -> bool:
-        """Tell whether pipelines overlap at M, and the core takes what weights are decoded to.
-
-        Where integers or fp8 are made of other codes, models of pipelines do not compare.
-        """
-        made = lane_of(self.gemm.activation) == 16 or self.gemm.weight == self.gemm.activation != "int8"
-        return STREAMED_ROWS < m <= ALIKE_ROWS and made
+    def overlaps(self, m: int) -> bool:
+        """Tell whether pipelines overlap at M, and kernels of both were timed for such codes and operands."""
+        gemm = self.gemm
+        made = lane_of(gemm.activation) == 16 or gemm.weight == gemm.activation != "int8"
+        to_fp8 = self.close and lane_of(gemm.activation) == 8
+        return (to_fp8 or (made and m > STREAMED_ROWS)) and m <= ALIKE_ROWS
 
     def _level(self, pipeline: str, m: int) -> tuple[float, float]:
         """Return how far the model is off, and how much slower what was not timed counts."""
         if not self._corrections:
             return 1.0, 1.0
-        if self._is_middle(m):
+        if self.overlaps(m):
             return self._levels.of(pipeline, m), UNTRIED_MIDDLE
         if m > ALIKE_ROWS and takes_sixteens(self.gemm):
             return self._typical_many, 1.0

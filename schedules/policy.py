@@ -354,6 +354,9 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
     expected = partial(_predicted, gemm, device) if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
+    # Estimates of few rows have corrections of their own, yet no kernel takes longer than with more rows.
+    least = np.minimum.accumulate(costs[:, ::-1], axis=1)[:, ::-1]
+    costs = np.where(np.array(grid) <= STREAMED_ROWS, least, costs)
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
     most, gain = close if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)
@@ -403,8 +406,11 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
     for m in sorted({*GPU_BUCKETS[:-1], *_middle(gemm, device)}):
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
-            ranked = rank(gemm, device, m, without=lost)
-            pool += [candidate.schedule for candidate in ranked[:few]]
+            ranked = rank(gemm, device, m, wide=estimator.overlaps(m), without=lost)
+            streams = [candidate for candidate in ranked if _streams(candidate.schedule)]
+            others = [candidate for candidate in ranked if not _streams(candidate.schedule)]
+            parts = (streams, others) if estimator.overlaps(m) else (ranked,)
+            pool += [candidate.schedule for part in parts for candidate in part[:few]]
             # What streams weights does the same for each of the few M it serves, but for a little more of x.
             late = FAR_BEHIND * ranked[0].cost.seconds
             lost |= {each for each, cost in ranked if _streams(each) and cost.seconds > late}

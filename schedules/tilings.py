@@ -18,7 +18,7 @@ from math import gcd, lcm, prod
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
-from schedules.codes import decodes_to_floats, table_bytes, takes_sixteens
+from schedules.codes import decodes_to_floats, table_bytes, takes_sixteens, weight_bits
 from schedules.cost import minimum_bytes
 from schedules.cost_model import is_tight
 from schedules.footprint import (
@@ -313,8 +313,20 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     # Digits of two rows of 16-bit x take longer than gemv (H200); int8 needs no decomposition.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
     whole = not cuts_groups(gemm, tile)
-    # One warpgroup that promotes several row tiles of many rows decodes nothing ahead.
-    apart = tile.tile_m <= PARTIAL_COLUMNS or tile.tile_n <= 16 * tile.warps
-    ahead = apart or tile.pipeline != "wgmma" or not promotes(gemm, tile) or carries(gemm, tile)
-    fits = long_enough and busy and digits and whole and ahead
+    fits = long_enough and busy and digits and whole and _decodes_ahead(gemm, device, tile, m)
     return fits and not (tile.persistent and not tile.stream_k and small)
+
+
+def _decodes_ahead(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
+    """Whether another warpgroup multiplies while one promotes sums, which decodes nothing ahead meanwhile.
+
+    One that promotes several row tiles takes longer than several; one that is alone in its block, longer than
+    two of a block, where blocks that share K lie on one multiprocessor.
+    """
+    if tile.pipeline != "wgmma" or not promotes(gemm, tile) or carries(gemm, tile):
+        return True
+    narrow = weight_bits(gemm) < lane_of(gemm.activation)
+    if tile.tile_n > 16 * tile.warps and (narrow or tile.tile_m > PARTIAL_COLUMNS):
+        return False
+    blocks = -(-m // tile.tile_m) * -(-gemm.n // tile.tile_n) * tile.split_k
+    return not narrow or tile.warps > 4 or tile.split_k == 1 or blocks <= device.units
