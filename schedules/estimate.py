@@ -201,10 +201,12 @@ class Estimator:
 
     def overlaps(self, m: int) -> bool:
         """Tell whether pipelines overlap at M, and kernels of both were timed for such codes and operands."""
-        gemm = self.gemm
-        made = lane_of(gemm.activation) == 16 or gemm.weight == gemm.activation != "int8"
-        to_fp8 = self.close and lane_of(gemm.activation) == 8
-        return (to_fp8 or (made and m > STREAMED_ROWS)) and m <= ALIKE_ROWS
+        if m > ALIKE_ROWS:
+            return False
+        if m <= STREAMED_ROWS:
+            return self.close and lane_of(self.gemm.activation) == 8
+        as_stored = self.gemm.weight == self.gemm.activation != "int8"
+        return self.close or as_stored or lane_of(self.gemm.activation) == 16
 
     def _level(self, pipeline: str, m: int) -> tuple[float, float]:
         """Return how far the model is off, and how much slower what was not timed counts."""

@@ -354,9 +354,11 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
     expected = partial(_predicted, gemm, device) if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
-    # Estimates of few rows have corrections of their own, yet no kernel takes longer than with more rows.
+    # Estimates of few rows have corrections of their own, yet no kernel takes longer than with more rows. Of
+    # 16-bit x, those of tiles are marked up where gemv serves: lifted from large tiles alone, they mislead.
     least = np.minimum.accumulate(costs[:, ::-1], axis=1)[:, ::-1]
-    costs = np.where(np.array(grid) <= STREAMED_ROWS, least, costs)
+    lifted = np.array([lane_of(gemm.activation) == 8 or _streams(schedule) for schedule in pool])
+    costs = np.where(lifted[:, None] & (np.array(grid) <= STREAMED_ROWS), least, costs)
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
     most, gain = close if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)

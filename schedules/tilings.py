@@ -320,8 +320,8 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
 def _decodes_ahead(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
     """Whether another warpgroup multiplies while one promotes sums, which decodes nothing ahead meanwhile.
 
-    One that promotes several row tiles takes longer than several; one that is alone in its block, longer than
-    two of a block, where blocks that share K lie on one multiprocessor.
+    One that promotes several row tiles takes longer than several. One that is alone in its block takes longer
+    than two of a block where several blocks lie on a multiprocessor and share K, or have few rows.
     """
     if tile.pipeline != "wgmma" or not promotes(gemm, tile) or carries(gemm, tile):
         return True
@@ -329,4 +329,5 @@ def _decodes_ahead(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) ->
     if tile.tile_n > 16 * tile.warps and (narrow or tile.tile_m > PARTIAL_COLUMNS):
         return False
     blocks = -(-m // tile.tile_m) * -(-gemm.n // tile.tile_n) * tile.split_k
-    return not narrow or tile.warps > 4 or tile.split_k == 1 or blocks <= device.units
+    apart = tile.split_k == 1 and m > MOST_GEMV_M
+    return not narrow or tile.warps > 4 or apart or blocks <= device.units

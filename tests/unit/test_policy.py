@@ -337,7 +337,7 @@ def test_few_rows_of_fp8_are_multiplied_by_warpgroups_where_those_were_faster(n:
     assert (schedule.pipeline, schedule.tile_m) == ("wgmma", 8)
 
 
-def test_a_kernel_of_more_rows_serves_fewer_where_those_would_take_longer() -> None:
-    """H200, int4 x float16, 6528x6400: gemv takes 12.6 microseconds for 16 rows, wgmma 11.6 for 24."""
-    plan = make_plan(Gemm(6528, 6400, "int4", group_size=128), H200, TuningDatabase())
-    assert plan.schedule_for(16) == plan.schedule_for(24)
+def test_no_kernel_counts_as_slower_for_fewer_rows() -> None:
+    """H200, int4 x float16, 13824x5120, one row: the kernel of two takes 12.4 microseconds, digits 13.5."""
+    plan = make_plan(Gemm(13824, 5120, "int4", group_size=128), H200, TuningDatabase())
+    assert plan.schedule_for(1) == plan.schedule_for(2)
