@@ -37,7 +37,8 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
     respell(module)
     module, held = without_held(module)
     examples = [*examples, *held]
-    if why := switched(module.graph, examples, torch.is_grad_enabled()):
+    read = [*examples, *module.parameters(), *module.buffers()]
+    if why := switched(module.graph, read, torch.is_grad_enabled()):
         module.meta["switches"] = why
     opened = opened_examples(module, examples)
     if opened is not None:
