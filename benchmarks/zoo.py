@@ -464,13 +464,13 @@ def main() -> None:
         rows.append(row)
         ratio, spent, ours = (row.get(key, float("nan")) for key in ("ratio", "compile_s", "ours"))
         print(
-            f"{name:36} {row['outcome']:7} {'right' if _is_right(row) else 'WRONG'} ×{ratio:.2f} of eager,"
+            f"{name:36} {row['outcome']:7} {'right' if is_right(row) else 'WRONG'} ×{ratio:.2f} of eager,"
             f" compiled in {spent:.1f} s, {ours:.0%} on our kernels",
             *row.get("splits", [])[:3],
             row.get("error", "")[:150],
             flush=True,
         )
-    whole, right = (sum(test(row) for row in rows) for test in (_is_whole, _is_right))
+    whole, right = (sum(test(row) for row in rows) for test in (_is_whole, is_right))
     print(f"{len(rows)} models: {whole} in one graph, {right} right", summary(rows), sep="\n")
     if arguments.output is not None:
         report = {"versions": versions_of(rows), "command": command(), "rows": rows}
@@ -481,7 +481,8 @@ def _is_whole(row: dict[str, Any]) -> bool:
     return bool(row["outcome"] == "whole")
 
 
-def _is_right(row: dict[str, Any]) -> bool:
+def is_right(row: dict[str, Any]) -> bool:
+    """Say whether every call was right, by ``torch.compile`` too where that was asked."""
     return bool(row["right"] and row.get("dynamo", row)["right"])
 
 

@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from benchmarks.harness import (
     command,
     write_record,
 )
-from benchmarks.zoo import ROUNDS, all_names, import_torchvision, made, run, tabled, versions_of
+from benchmarks.zoo import ROUNDS, all_names, import_torchvision, is_right, made, run, tabled, versions_of
 from benchmarks.zoo_speed import summary
 from ladder.runtime.cores import usable_cores
 
@@ -79,6 +80,7 @@ def torch_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run the command line."""
+    begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=usable_cores())
@@ -97,12 +99,13 @@ def main() -> None:
     for name in FIRST:
         importlib.import_module(name)
     torch.set_num_threads(1)
+    bounds["seconds"] -= time.monotonic() - begun
     work = partial(twice, table=arguments.table, options=options)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for row in rows_of(names, work, Path(folder), **bounds):
             rows.append(row)
-            print(row["name"], row["outcome"], row["right"], row.get("ratio", ""), flush=True)
+            print(row["name"], row["outcome"], is_right(row), row.get("ratio", ""), flush=True)
     lacking = {"torch_steps": torch_steps(rows)} if arguments.steps else {}
     rows = [{key: value for key, value in row.items() if key != "steps"} for row in rows]
     host = {"cores": os.cpu_count(), "jobs": arguments.jobs, "python": sys.version.split()[0]}

@@ -324,3 +324,19 @@ def test_bounds_of_slices_made_of_numbers_are_integers_of_the_graph(way):
     if way is capture:
         written = next(node for node in record.graph.graph.nodes if "setitem" in str(node.target))
         assert written.args[1][1] == slice(2, 5, None)
+
+
+@pytest.mark.parametrize("way", [capture, ladder.compile])
+def test_strides_of_counted_tensors_stay_open(way):
+    def program(x):
+        columns = (torch.nonzero(x > 0).float() + 0.5).t() * 2
+        steps = columns.stride()
+        return columns.as_strided((2, 2), (steps[0], columns.stride(1))), steps, columns[:, :2].stride()
+
+    captured = way(program)
+    for rows in (5, 6, 9, 12, 7, 5):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows))
+        with torch.no_grad():
+            assert close(captured(x), program(x))
+    assert captured.outcome == "whole"
+    assert len(captured.records) <= 2

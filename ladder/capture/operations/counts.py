@@ -30,6 +30,7 @@ COUNTS = {
     "numel": "numel",
     "nelement": "numel",
     "__len__": "size",
+    "stride": "stride",
     "is_contiguous": "is_contiguous",
 }
 """Metadata that are one number -> the method that a graph calls for it."""
@@ -63,6 +64,8 @@ def counted_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tupl
         return value.dim()
     if name == "shape" or (name == "size" and not rest):
         return DynamicSize(_extent(vm, known, "size", (axis,), here) for axis in range(value.dim()))
+    if name == "stride" and not rest:
+        return tuple(_extent(vm, known, name, (axis,), here) for axis in range(value.dim()))
     if name not in COUNTS:
         raise CaptureError(f"{name} of a tensor whose shape depends on values")
     return _extent(vm, known, COUNTS[name], (0,) if name == "__len__" else rest, here)
