@@ -219,18 +219,25 @@ def test_scatter_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", list(trees_in_torch.MODES))
-def test_forests_by_kernels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_forests_by_kernels(mode: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, blocks that are not whole, several chunks, NaN: bit by bit as torch computes them."""
     given = {**trees(mode), **votes("target", 2), "n_targets": 2}
+    if dtype == torch.float64:
+        for name in ("nodes_values", "target_weights"):
+            wide = np.asarray(given.pop(name)) * (1 + 1e-12)  # which no float32 holds
+            given[f"{name}_as_tensor"] = numpy_helper.from_array(wide, name)
     node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain=ML, **given)
-    x, counts = rows().repeat(5, 1), (0, 1, 4, 5, 8, 13, 300)
+    x, counts = rows().to(dtype).repeat(5, 1), (0, 1, 4, 5, 8, 13, 300)
+    x[::2] *= 1 + 1e-12
 
     def computed() -> list[Any]:
         op = operation_of(node, {ML: 3})
         return [TABLE[f"{ML}::TreeEnsembleRegressor"](op, x[:count]) for count in counts]
 
     found = computed()
-    assert trees_in_torch._listed(operation_of(node, {ML: 3}), "target").mode == mode
+    forest = trees_in_torch._listed(operation_of(node, {ML: 3}), "target")
+    assert (forest.mode, forest.splits.dtype) == (mode, dtype)
     monkeypatch.setattr(trees_in_torch.Forest, "mode", None)
     assert all(map(torch.equal, found, computed()))
 

@@ -37,27 +37,31 @@ COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 """What a node asks of a feature: 1, the true branch, or 0."""
 
 
-def emit_forest(mode: str, name: str) -> Any:
+WORDS: Mapping[str, str] = {"float32": "int32", "float64": "int64"}
+"""Type of features, splits and votes -> type whose elements hold their bits."""
+
+
+def emit_forest(mode: str, ttype: str, name: str) -> Any:
     """Emit ``(x, nodes, roots, targets, weights, out)`` of trees whose nodes all compare alike.
 
-    x: float32 ``[rows, features]``.
-    nodes: int32 ``[nodes, 4]``: twice the feature, plus 1 where NaN takes the true branch; the bits of the
-        float32 that it is compared with; false and true branch, of a leaf itself.
+    x: ``[rows, features]`` of the type, one of `WORDS`.
+    nodes: Words ``[nodes, 4]``: twice the feature, plus 1 where NaN takes the true branch; the bits of the
+        number that it is compared with; false and true branch, of a leaf itself.
     roots: int32 ``[trees]``.
-    targets, weights: int32 and float32 ``[nodes, votes]``: what a leaf adds to which result.
-    out: float32 ``[rows, results]``, sums in the order of trees.
+    targets, weights: int32 and numbers ``[nodes, votes]``: what a leaf adds to which result.
+    out: Numbers ``[rows, results]``, sums in the order of trees.
     """
     with b.function(name) as result:
         rows, features, nodes, trees = (b.symbol(s) for s in ("rows", "features", "nodes", "trees"))
         votes, count = b.symbol("votes"), b.symbol("count")
         forest = Forest(
             mode,
-            b.tensor("x", [rows, features], "float32", align=4),
-            b.tensor("nodes", [nodes, 4], "int32", align=4),
+            b.tensor("x", [rows, features], ttype, align=4),
+            b.tensor("nodes", [nodes, 4], WORDS[ttype], align=4),
             b.tensor("roots", [trees], "int32", align=4),
             b.tensor("targets", [nodes, votes], "int32", align=4),
-            b.tensor("weights", [nodes, votes], "float32", align=4),
-            b.tensor("out", [rows, count], "float32", align=4),
+            b.tensor("weights", [nodes, votes], ttype, align=4),
+            b.tensor("out", [rows, count], ttype, align=4),
         )
         whole = CHUNK * WAYS
         chunks = b.bind(tirx.Select(rows <= FEW, rows, tirx.floordiv(rows + whole - 1, whole)))
@@ -104,7 +108,7 @@ class Forest:
 
     def cleared(self, row: Expr) -> None:
         with b.loop(self.out.shape[1]) as at:
-            b.store(self.out, T.float32(0), row, at)
+            b.store(self.out, tirx.const(0, self.out.dtype), row, at)
 
     def leaves(self, rows: list[Expr], roots: list[Expr]) -> Any:
         """Emit ways from roots to leaves, all a step at a time until none goes on; returns the leaves."""
@@ -116,7 +120,7 @@ class Forest:
             changed: Expr = T.int32(0)
             for way, row in enumerate(rows):
                 node = b.bind(at[way])
-                new = b.bind(self.nodes[node, 2 + self.taken(node, row)])
+                new = b.bind(T.Cast("int32", self.nodes[node, 2 + self.taken(node, row)]))
                 changed = b.bind(T.bitwise_or(changed, T.bitwise_xor(new, node)))
                 b.store(at, new, way)
             b.store(goes, changed, 0)
@@ -124,9 +128,9 @@ class Forest:
 
     def taken(self, node: Expr, row: Expr) -> Expr:
         """Return 1 if a row takes the true branch of a node, else 0."""
-        asked = b.bind(self.nodes[node, 0])
+        asked = b.bind(T.Cast("int32", self.nodes[node, 0]))
         value = b.bind(self.x[row, T.shift_right(asked, T.int32(1))])
-        holds = self.compare(value, T.reinterpret("float32", self.nodes[node, 1]))
+        holds = self.compare(value, T.reinterpret(self.x.dtype, self.nodes[node, 1]))
         lost = T.bitwise_and(asked, T.Cast("int32", T.isnan(value)))
         return T.bitwise_or(holds, T.bitwise_and(lost, T.int32(1)))
 

@@ -19,6 +19,7 @@ from ladder.runtime import native
 from ladder.runtime.native import can_build
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import array_of
+from tile_types.arrays import own_name
 from tile_types.errors import ShapeError
 
 MODES: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -32,6 +33,9 @@ MODES: Mapping[str, Callable[[Any, Any], Any]] = {
 """Comparisons of a feature with a node's number, in order; the true branch is taken if it holds."""
 
 MODE_NAMES = tuple(MODES)
+
+WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Types of numbers that kernels compare -> type whose elements hold their bits."""
 
 MEMBER, LEAF = 6, 7
 """Modes of a node that asks for one of several numbers, and of one that asks nothing."""
@@ -118,29 +122,34 @@ class Forest:
 
     @cached_property
     def mode(self) -> str | None:
-        """How all nodes compare float32 numbers; None if a kernel has no form for them."""
+        """How all nodes compare numbers of one type; None if a kernel has no form for them."""
         wide = max(self.children.numel(), self.targets.numel(), 2 * self.columns) >= 1 << 31
-        if self.members or len(self.comparisons) > 1 or wide or self.splits.dtype != torch.float32:
+        if self.members or len(self.comparisons) > 1 or wide or self.splits.dtype not in WORDS:
             return None
         found = MODE_NAMES[self.comparisons[0][0]] if self.comparisons else MODE_NAMES[0]
-        plain = self.weights.dtype == torch.float32 and self.depth > 0
-        return found if plain and can_build("forests", "forest", found) else None
+        plain = self.weights.dtype == self.splits.dtype and self.depth > 0
+        return found if plain and can_build("forests", "forest", found, self.ttype) else None
+
+    @property
+    def ttype(self) -> str:
+        """Name of the type of splits."""
+        return own_name(self.splits.dtype)
 
     @cached_property
     def nodes(self) -> tuple[torch.Tensor, ...]:
         """Nodes, roots, targets and weights as the kernel takes them."""
-        asked = self.features.clamp(min=0) * 2 + self.missing
-        parts = (asked.int(), self.splits.view(torch.int32), *self.children.int().reshape(-1, 2).unbind(1))
+        asked, word = self.features.clamp(min=0) * 2 + self.missing, WORDS[self.splits.dtype]
+        parts = (asked.to(word), self.splits.view(word), *self.children.to(word).reshape(-1, 2).unbind(1))
         return torch.stack(parts, 1), self.roots.int(), self.targets.int(), self.weights
 
     def _by_kernel(self, x: torch.Tensor, mode: str, count: int) -> torch.Tensor:
-        out = torch.empty(x.shape[0], count + 1)
-        native.entry("forests", "forest", mode)(x.contiguous(), *self.nodes, out)
+        out = torch.empty(x.shape[0], count + 1, dtype=x.dtype)
+        native.entry("forests", "forest", mode, self.ttype)(x.contiguous(), *self.nodes, out)
         return out
 
     def scores(self, x: torch.Tensor, count: int, how: str) -> torch.Tensor:
         """Return ``[rows, targets]`` what the leaves' votes come to."""
-        sums = how in ("SUM", "AVERAGE") and x.dtype == torch.float32 and x.device.type == "cpu"
+        sums = how in ("SUM", "AVERAGE") and x.dtype == self.splits.dtype and x.device.type == "cpu"
         mode = self.mode if sums and x.shape[0] and self.columns <= x.shape[1] else None
         if mode is not None:
             found = self._by_kernel(x, mode, count)[:, :count]
