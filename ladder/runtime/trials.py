@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Extents of a split dimension in a tile that are tried."""
 
-STRUCTURES = 4
-"""Verified graphs, cheapest first, that are lowered; the next ones only if none of these can be."""
-
 TILINGS = 20
 """Choices of tiles, best first with a few schedules, of which all schedules are considered."""
 
@@ -91,20 +88,15 @@ def candidates_of(
     emitter_for(device)
     program, workers = report.program, report.limits.workers
     tiles = TILES if program.multiplies else (1, *TILES)
-    best: list[Choice] = []
-    reasons = ["no tiles divide its sizes"]
-    for first in range(0, len(report.found), STRUCTURES):
-        every = [
-            Choice(found, program, factors, device, constants)
-            for found in report.found[first : first + STRUCTURES]
-            for factors in tilings(found.structure.mapping, program, tiles)
-        ]
-        few = _each(every, FEW, workers)
-        known = [(every[n].order(t[0]), n) for n, t in enumerate(few) if isinstance(t, list)]
-        reasons += [why for why in few if isinstance(why, str)]
-        best = [every[number] for _, number in sorted(known)[:choices]]
-        if best:
-            break
+    every = [
+        Choice(found, program, factors, device, constants)
+        for found in report.found
+        for factors in tilings(found.structure.mapping, program, tiles)
+    ]
+    few = _each(every, FEW, workers)
+    known = [(every[n].order(t[0]), n) for n, t in enumerate(few) if isinstance(t, list)]
+    reasons = ["no tiles divide its sizes", *(why for why in few if isinstance(why, str))]
+    best = [every[number] for _, number in sorted(known)[:choices]]
     found = [
         (choice.order(trial), trial)
         for choice, trials in zip(best, _each(best, ALL, workers), strict=True)

@@ -17,6 +17,7 @@ from ladder.ir.interpret import abstract_expressions
 from ladder.superopt.expressions import normal
 from ladder.superopt.generator import PROGRAMS, Limits, Program, Report, get_program, instantiate, search
 from ladder.superopt.generator.choose import choose_factors
+from ladder.superopt.generator.emitter import Emitter
 from ladder.superopt.generator.instantiate import axes_of, symbolic_program
 from ladder.superopt.generator.reach import distances
 from ladder.superopt.generator.report import operators_of
@@ -558,3 +559,15 @@ def test_time_is_left_to_prove_what_a_search_found(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(import_module("ladder.superopt.generator.search"), name, keep)
     search(get_program("lora"), Limits(seconds=100.0))
     assert ends[1] - ends[0] == pytest.approx(30, abs=1)
+
+
+def test_products_of_a_column_with_a_row_are_not_rounded():
+    g = GraphBuilder("outer")
+    emitter = Emitter(g, "float16")
+    emitter.values = dict(
+        enumerate(g.input(name, "float32", s) for name, s in (("A", (8, 1)), ("B", (1, 4))))
+    )
+    emitter.add(2, GraphStep((1, 0), "matmul", (0, 1)))
+    graph = g.finish(emitter.values[2])
+    assert [node.operator for node in graph.nodes] == ["input", "input", "mul"]
+    assert graph.tile(graph.outputs[0]).ttype.name == "float32"

@@ -17,10 +17,11 @@ from ladder.api.tensor_program import decoded, packed_types, recorded, translate
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.analysis import BlockProgram, gemm_of
-from ladder.lower.blocks.candidates import legal_schedules, neighbours, predicted, ranked
+from ladder.lower.blocks.candidates import FITTED, Estimate, legal_schedules, neighbours, predicted, ranked
+from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
-from ladder.runtime.trials import Trial, candidates_of
+from ladder.runtime.trials import Trial, _various, candidates_of
 from ladder.simulate.fused import simulate_fused
 from ladder.superopt.generator import Database, Limits, Program, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
@@ -521,9 +522,29 @@ def test_kernels_that_hardly_differ_come_last() -> None:
     def known(trial: Trial) -> tuple[Any, ...]:
         return (*sorted(trial.factors.items()), trial.lowering.schedules[trial.slowest])
 
-    several = [len({known(trial) for trial in trials[:count]}) for count in (8, len(trials))]
-    assert several[0] >= 6
-    assert several[1] < len(trials)
+    assert len(set(map(known, trials[:8]))) >= 6
+    twin = replace(trials[0], found=report.found[-1])
+    assert _various([trials[0], twin, trials[1]]) == [trials[0], trials[1], twin]
+
+
+def test_graphs_that_load_more_are_ranked_too() -> None:
+    """Bytes alone do not say which graph is fastest: all that were found are lowered."""
+    program = get_program("rmsnorm_matmul").resized(B=16, K=2048, N=256)
+    report = search(program, replace(QUICK, operators=8, proofs=6), seed=0)
+    device = get_device("cuda/sm_90a")
+    best = candidates_of(report, device, 1)[0].found
+    others = [found for found in report.found if found is not best]
+    assert len(others) >= 5
+    assert candidates_of(replace(report, found=(*others, best)), device, 1)[0].found is best
+
+
+def test_registers_limit_the_blocks_of_a_multiprocessor() -> None:
+    """Two groups of attention over 128 rows would fit its shared memory twice, and its registers once."""
+    block = graphs.attention(16, 256, 64, 4096, 128, 64).block
+    device = get_device("cuda/sm_90a")
+    geo = BlockGeometry(BlockProgram.of(block), device, BlockSchedule(2, 4, 2, copies="tensor"))
+    assert device.shared_per_block // geo.shared_bytes == 2
+    assert Estimate(geo, FITTED).fitting == 1
 
 
 def test_loops_of_two_dimensions_are_lowered(cache: None) -> None:

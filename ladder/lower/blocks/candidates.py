@@ -4,8 +4,9 @@ Cost model of a block graph's kernel, to rank schedules before or without measur
 
 Bytes from memory, bytes from L2, bytes under way (Little's law) and the work of a warp's steps overlap;
 launching, clusters and joining accumulators come on top, less what kernels one after the other do side by
-side. The constants are fitted to 315 kernels of seventeen programs that ran on an H200 (median error 6 %; the
-fastest of each program, or one within 3 %, is among the first three; but for two of 6 %).
+side. The constants are fitted to 315 kernels of seventeen programs that ran on an H200; those of reductions,
+of sums that are accumulated and of other operators to 914 of six programs, of all the graphs that were found
+(the fastest, or one within 8 %, is among the first 16).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
 from ladder.lower.blocks.fragments import shape_of
 from ladder.lower.blocks.geometry import BlockGeometry
@@ -31,6 +33,9 @@ RESERVED_BYTES = 1024
 
 MOST_THREADS = 2048
 """Threads of a multiprocessor."""
+
+OTHER_REGISTERS, MOST_REGISTERS = 56, 255
+"""Registers of a thread beside its accumulators, about, and all of them."""
 
 STREAMED_BYTES = 1 << 20
 """Tensors from this size on decide how well memory is read."""
@@ -50,9 +55,10 @@ class Constants:
     l2_bytes: Bytes per microsecond from L2.
     latency: From asking for bytes to having them, under load.
     warps: Warps of a multiprocessor that work side by side; more take turns.
-    step, product, warpgroup, element, reduced, chunk: A step of the loop, and in it: a matrix instruction of
-        a warp, its part of one of a warpgroup, an exponential or two decoded weights of a lane, an element
-        that it reduces, a 16-byte copy of a lane.
+    step, product, warpgroup, element, other, accumulated, reduced, chunk: A step of the loop, and in it: a
+        matrix instruction of a warp, its part of one of a warpgroup, an exponential or two decoded weights of
+        a lane, a result of another element-wise operator, an accumulator that no matrix instruction adds to
+        or that is rescaled, an element that it reduces, a 16-byte copy of a lane.
     conflict: What a matrix instruction costs more, per access of shared memory beyond one for eight rows.
     doubling: A cluster, per doubling of its blocks.
     join: Joining the accumulators of one group.
@@ -75,7 +81,9 @@ class Constants:
     warpgroup: float = 0.0010
     conflict: float = 3.9
     element: float = 0.0052
-    reduced: float = 0.0046
+    other: float = 0.010
+    accumulated: float = 0.0065
+    reduced: float = 0.0023
     chunk: float = 0.0107
     doubling: float = 1.2
     join: float = 0.0011
@@ -118,7 +126,9 @@ class Estimate:
         self.whole_bytes = sum(map(tile_bytes, self.program.loads)) - self.step_bytes
         self.blocks = self.program.blocks * self.plan.cluster
         fits = (self.device.shared_per_block + RESERVED_BYTES) // (geo.shared_bytes + RESERVED_BYTES)
-        self.fitting = max(1, min(fits, MOST_THREADS // geo.threads))
+        registers = min(MOST_REGISTERS, geo.least_registers + OTHER_REGISTERS)
+        held = self.device.registers_per_unit // (registers * geo.threads)
+        self.fitting = max(1, min(fits, MOST_THREADS // geo.threads, held))
 
     def seconds(self, release: str, constant: bool) -> float:
         """Return the sum of what overlaps and what does not."""
@@ -211,7 +221,12 @@ class Estimate:
         copiers = plan.group_warps * self.geo.shape.lanes
         chunks = self.step_bytes / CHUNK_BYTES / copiers if plan.copies == "lanes" else 0.0
         work = (
-            self._products() + self._elements() * c.element + self._reduced() * c.reduced + chunks * c.chunk
+            self._products()
+            + self._elements() * c.element
+            + self._others() * c.other
+            + self._accumulated() * c.accumulated
+            + self._reduced() * c.reduced
+            + chunks * c.chunk
         )
         return self.iterations * (c.step + work * share)
 
@@ -227,6 +242,24 @@ class Estimate:
         passes = max((x.passes for x in layouts if isinstance(x, TileLayout)), default=1)
         each = c.product * (1 + c.conflict * (passes - 1))
         return total * (c.warpgroup if self.plan.products == "wgmma" else each)
+
+    def _others(self) -> float:
+        """Return the results of a lane in a step of what is no exponential, and no difference before one."""
+        return sum(
+            math.prod(self.program.shape(node.name)) / self.geo.shape.lanes / self.plan.row_warps
+            for node in self.program.block.nodes
+            if self.program.stages[node.name] == LOOP
+            and get_operator(node.operator).elementwise
+            and node.operator not in ("exp", "sub", "convert")
+        )
+
+    def _accumulated(self) -> float:
+        """Return the accumulators of a lane that it computes in a step: of sums, and what is rescaled."""
+        return 4.0 * sum(
+            self.geo.fragments(self.program.shape(node.name))
+            for node in self.program.accumulators
+            if len(node.inputs) == 2 or self.program.block.producer(node.inputs[0]).operator != "matmul"
+        )
 
     def _reduced(self) -> float:
         """Return the elements that a lane reduces in a step."""

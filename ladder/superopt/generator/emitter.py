@@ -91,6 +91,8 @@ class Emitter:
         return self.builder.add(operator, *wide, **attributes)
 
     def _matmul(self, a: str, b: str, **attributes: Any) -> str:
+        if self.builder.tile(a).shape[-1] == 1:  # of a column with a row: nothing is summed or rounded
+            return self.builder.add("mul", *(self.cast(value, ACCUMULATOR) for value in (a, b)))
         a, b = self.cast(a, self.ttype), self.cast(b, self.ttype)
         return self.builder.add("matmul", a, b, type=ACCUMULATOR, **attributes)
 
