@@ -12,10 +12,13 @@ import torch
 import torch._dispatch.python
 import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
+from ladder.partition.subgraphs import FORMS
 from ladder.runtime.failing import checks, may_raise
+from ladder.runtime.functional import apart, functional_form, has_form, memory_of, named, own_results
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.recurrent_operator import WHOLE
 
@@ -110,8 +113,9 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
         _refuse_lossy_views(writes)
     elif any(_is_one_of(node, LOSSY_NAMES) for node in module.graph.nodes):
         raise ImportRefused("the graph is traced only as functional, and may write through lossy views")
-    if traced is not None and any(_is_one_of(node, TRACED_FIRST) for node in module.graph.nodes):
-        run = traced
+    nodes = [] if traced is None else [*module.graph.nodes, *traced.graph.nodes]
+    if any(_is_one_of(node, TRACED_FIRST) or str(node.target).startswith(FORMS) for node in nodes):
+        run = traced  # type: ignore[assignment]
     traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
     if any(_changes_in_place(node) and not _stores(node) for node in traced.graph.nodes):
         # decompositions changed something of their own, or operators below functional tensors did
@@ -177,11 +181,17 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
 
 
 class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the results of operators that may raise: tracing drops what nothing uses."""
+    """Collects the results of operators that may raise: tracing drops what nothing uses.
 
-    def __init__(self) -> None:
+    Operators of others that write arguments become their functional forms, and copies into what is written.
+    """
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.results: list[torch.Tensor] = []
+        self.wholes: dict[int, torch.Tensor] = {}
+        """Memory -> the first tensor that showed it; later ones are its views."""
+        self._note(arguments)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -190,11 +200,38 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if check is not None:
             self.results.append(check(*args, *kwargs.values()))
             return None
+        if has_form(func):
+            return self._without_writes(func, named(func, args, kwargs))
         found = func(*args, **kwargs)
+        self._note(found)
         if may_raise(func, args):
             several = found if isinstance(found, list | tuple) else (found,)
             self.results += [value for value in several[:1] if isinstance(value, torch.Tensor)]
         return found
+
+    def _note(self, values: Any) -> None:
+        for value in tree_leaves(values):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                self.wholes.setdefault(memory_of(value), value)
+
+    def _without_writes(self, func: Any, given: dict[str, Any]) -> Any:
+        """Call an operator's functional form, copy into what is written, and return its own results."""
+        from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+        bases, places, rest = apart(func, given, self._whole)
+        with disable_proxy_modes_tracing():
+            stated = func(**given)
+        made = functional_form(func)(bases, places, **rest)
+        for base, new in zip(bases, made[len(made) - len(bases) :], strict=True):
+            torch.ops.aten.copy_.default(base, new)
+        self._note(made)
+        return own_results(func, given, stated, made)
+
+    def _whole(self, value: torch.Tensor) -> torch.Tensor:
+        whole = self.wholes.setdefault(memory_of(value), value)
+        if whole.dtype is not value.dtype:
+            raise ImportRefused("an operator writes through a view of another type")
+        return whole
 
 
 def _refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -214,7 +251,7 @@ def _with_failing(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that also gives what operators that may raise gave."""
 
     def watched(*arguments: Any) -> Any:
-        with _Failing() as failing:
+        with _Failing(arguments) as failing:
             results = run(*arguments)
         return results, failing.results
 

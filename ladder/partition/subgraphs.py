@@ -27,6 +27,14 @@ computes; ``torch``: what is for a kernel of ours but has none, node by node; th
 as `ladder.ir.operator.ENGINES`."""
 
 
+FORMS = "ladder_functional"
+"""Namespace of functional forms of operators that write arguments: their results are tensors of their own."""
+
+
+def _is_form(node: Node) -> bool:
+    return str(dict(node.attributes)["target"]).startswith(f"{FORMS}.")
+
+
 @dataclass(frozen=True)
 class Subgraph:
     """Connected nodes of a model, and what executes them.
@@ -54,7 +62,8 @@ class Subgraph:
     @property
     def shares(self) -> bool:
         """Whether its results may lie in the memory of what it reads."""
-        return self.kind in ("view", "torch") or "call" in self.operators
+        called = (node for node in self.graph.nodes if node.operator == "call")
+        return self.kind in ("view", "torch") or not all(map(_is_form, called))
 
     @cached_property
     def outside(self) -> dict[str, str]:

@@ -12,8 +12,9 @@ import torch
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.subgraphs import Subgraph
+from ladder.partition.subgraphs import FORMS, Subgraph
 from ladder.runtime import peers, recurrent_operator  # noqa: F401  registers ladder::recurrent
+from ladder.runtime.functional import functional_form, original
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
@@ -211,6 +212,8 @@ def resolve(target: str) -> Any:
 
     Raises LadderError if this torch has none of that name.
     """
+    if target.startswith(f"{FORMS}."):
+        return functional_form(resolve(original(target)))
     try:
         return reduce(getattr, target.split("."), torch.ops)
     except AttributeError as error:
