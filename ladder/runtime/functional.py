@@ -8,13 +8,14 @@ be written several times.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ladder.forks import renewed
 from ladder.partition.subgraphs import FORMS
 from ladder.runtime.model.program import ImportRefused
 
@@ -22,7 +23,9 @@ JOINT = "__"
 """Stands between namespace and name of the operator in the name of its form."""
 
 _Library: Any = torch.library.Library  # its methods have no types
-_library = _Library(FORMS, "DEF")
+_registered: dict[tuple[str, str], tuple[Any, Any]] = {}
+"""Names of a form -> its operator, and what holds its registration."""
+_lock = renewed(threading.Lock())
 _copied: Any = torch._prims_common.clone_preserve_strides
 
 
@@ -32,20 +35,30 @@ def has_form(function: Any) -> bool:
     return bool(function._schema.is_mutable) and not own
 
 
-@cache
 def functional_form(function: Any) -> Any:
     """Return ``(Tensor[] bases, SymInt[] places, ...) -> Tensor[]`` of an operator, as `apart` calls it.
 
     Operands that lie in bases are None among the operator's own arguments.
     """
+    name, overload = function._schema.name.replace("::", JOINT), function._overloadname
+    with _lock:
+        known, library = _registered.get((name, overload), (None, None))
+        if known is not function:
+            if library is not None:
+                library._destroy()  # of an operator that was registered anew
+            _registered[name, overload] = function, _defined(function, name)
+    return getattr(getattr(getattr(torch.ops, FORMS), name), overload)
+
+
+def _defined(function: Any, name: str) -> Any:
+    """Register the form of an operator, and return what holds the registration."""
     schema = function._schema
-    name = schema.name.replace("::", JOINT)
     arguments = str(schema).partition("(")[2].rpartition(") -> ")[0]
     optional = re.sub(r"Tensor(\([^()]*\))?\??", "Tensor?", arguments)
-    overload = f".{schema.overload_name}" if schema.overload_name else ""
-    _library.define(
-        f"{name}{overload}(Tensor[] bases, SymInt[] places, {optional}) -> Tensor[]",
-        tags=tuple(function.tags),
+    full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+    library = _Library(FORMS, "FRAGMENT")
+    library.define(
+        f"{full}(Tensor[] bases, SymInt[] places, {optional}) -> Tensor[]", tags=tuple(function.tags)
     )
 
     def run(bases: Sequence[torch.Tensor], places: Sequence[int], *args: Any, **kwargs: Any) -> Any:
@@ -53,9 +66,9 @@ def functional_form(function: Any) -> Any:
         given = _with_operands(function, named(function, args, kwargs), copies, places)
         return [*_fresh(function, function(**given)), *copies]
 
-    _library.impl(f"{name}{overload}", run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{FORMS}::{name}{overload}", run, lib=_library)
-    return getattr(getattr(getattr(torch.ops, FORMS), name), function._overloadname)
+    library.impl(full, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{FORMS}::{full}", run, lib=library)
+    return library
 
 
 def original(target: str) -> str:
