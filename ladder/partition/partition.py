@@ -16,7 +16,7 @@ from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.elements import elements_part
 from ladder.partition.fourier import fourier_part
 from ladder.partition.products import Products
-from ladder.partition.recurrent import DOT_PRODUCTS, recurrent_part
+from ladder.partition.recurrent import recurrent_part
 from ladder.partition.rows import REDUCTIONS
 from ladder.partition.scatter import in_place, with_scatters
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
@@ -27,20 +27,15 @@ from tile_types.errors import VerificationError
 NEEDS = "avx2"
 """Instructions of the kernels."""
 
-OPERATORS: Mapping[str, bool] = {
-    "onnx.DynamicQuantizeLinear": False,
-    "onnx.MatMulInteger": False,
-    "onnx.ConvInteger": True,
-}
-"""Calls that kernels compute -> whether the library always does where bytes have dot products."""
+OPERATORS = frozenset({"onnx.DynamicQuantizeLinear", "onnx.MatMulInteger", "onnx.ConvInteger"})
+"""Calls that kernels compute."""
 
 
 def codes_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
     """Return the part of a call on codes; None if no kernel of ours computes it."""
-    left = OPERATORS.get(str(dict(node.attributes).get("target")))
-    if left is None or device is None or device.kind != "llvm" or NEEDS not in device.features:
+    if str(dict(node.attributes).get("target")) not in OPERATORS:
         return None
-    if left and DOT_PRODUCTS in device.features:
+    if device is None or device.kind != "llvm" or NEEDS not in device.features:
         return None
     return part_of("codes", graph, node)
 

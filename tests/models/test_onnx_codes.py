@@ -30,15 +30,17 @@ BYTES = (torch.uint8, torch.int8)
 DRAW = np.random.default_rng(5)
 
 
-@pytest.fixture(params=["bytes", "kernels", "floats"])
+@pytest.fixture(params=["bytes", "kernels", "kernels of pairs", "floats"])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run by the processor's products of bytes, by kernels of ours, and by neither."""
+    """Run by the processor's products of bytes, by kernels of ours, for AVX2 alone too, and by neither."""
     if request.param == "bytes" and not integers.has_dot_products():
         pytest.skip("this processor has no products of bytes")
-    if request.param == "kernels" and not byte_products.has_kernels():
+    if request.param.startswith("kernels") and not byte_products.has_kernels():
         pytest.skip("this processor has no AVX2")
+    if request.param == "kernels of pairs":
+        monkeypatch.setattr(byte_products, "host_depth", lambda: 2)
     monkeypatch.setattr(integers, "has_dot_products", lambda: request.param == "bytes")
-    monkeypatch.setattr(integers, "has_kernels", lambda: request.param == "kernels")
+    monkeypatch.setattr(integers, "has_kernels", lambda: request.param.startswith("kernels"))
 
 
 def codes(dtype: torch.dtype, *shape: int) -> torch.Tensor:

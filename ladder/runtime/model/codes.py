@@ -14,10 +14,12 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.partition.subgraphs import call_of
 from ladder.runtime import byte_products
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.library import library_run
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.stored_codes import BYTES, stays
+from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
@@ -33,10 +35,17 @@ def codes_jobs(graph: Graph, device: TileDevice) -> list[Job]:
     """Return the kernels that a call wants, in the order of their use."""
     node = call_of(graph)
     unsigned = graph.tile(node.inputs[0]).ttype.name == "uint8"
-    return [
-        byte_products.codes_job(device, kind, *([unsigned] if kind in ("words", "pairs") else []))
-        for kind in KERNELS[str(node_attributes(node)["target"])]
-    ]
+    facts: Mapping[str, tuple[int, ...]] = {
+        "rounding": (),
+        "byte_product": (byte_products.depth_of(device),),
+    }
+    packing = (byte_products.depth_of(device), unsigned)
+    kinds = KERNELS[str(node_attributes(node)["target"])]
+    return [byte_products.codes_job(device, kind, *facts.get(kind, packing)) for kind in kinds]
+
+
+def _depth(memory: Workspace) -> int:
+    return byte_products.depth_of(get_device(target_of(memory.owner.where)))
 
 
 def bind_codes(memory: Workspace, step: PlanStep) -> Bound:
@@ -114,9 +123,10 @@ def _dtype(memory: Workspace, value: str) -> torch.dtype:
 def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
     from ladder.runtime.onnx_ops.integers import (
         has_dot_products,
-        matrix_pairs,
+        matrix_columns,
         signed_zero,
         takes_unsigned,
+        unsigned_zero,
     )
 
     a, b, a_zero, b_zero = [*read, None, None][:4]
@@ -126,16 +136,15 @@ def _product(memory: Workspace, step: PlanStep, entries: list[Any], read: Values
         return None
     if b_zero is not None and (less is None or less.numel() != 1):
         return None
-    own = signed_zero(matrix, less)
-    if prod(shape) * matrix.shape[1] > MOST_PRODUCTS and has_dot_products():
-        plain = own is None and takes_unsigned()
-        return _by_dot_products(memory, step, matrix, str(a), a_zero) if plain else None
-    factor = torch.zeros(1, dtype=torch.int32) if own is None else -own.reshape(1)
-    rows, right = (prod(shape[:-1]), shape[-1]), matrix_pairs(matrix)
-    left = byte_products.empty_words(*rows)
-    first = bind_entry(memory, entries[0], (), (zero, Operand(str(a), rows)), (left.words, left.sums))
+    plain = has_dot_products() and takes_unsigned() and signed_zero(matrix, less) is None
+    if plain and prod(shape) * matrix.shape[1] > MOST_PRODUCTS:
+        return _by_dot_products(memory, step, matrix, str(a), a_zero)
+    depth, rows = _depth(memory), (prod(shape[:-1]), shape[-1])
+    left, right = byte_products.empty_words(rows[0], depth, rows[1]), matrix_columns(matrix, depth)
+    made, factor = (left.words, left.sums, left.zeros), -unsigned_zero(matrix, less).reshape(1)
+    first = bind_entry(memory, entries[0], (), (zero, Operand(str(a), rows)), made)
     out = Operand(step.part.outputs[0], (1, rows[0], matrix.shape[1]))
-    *given, result = byte_products.arguments(left, factor, right.pairs, right.at, out)
+    *given, result = byte_products.arguments(left, factor, right.codes, right.at, out)
     return _in_turn(first, bind_entry(memory, entries[1], (), given, (result,)))
 
 
@@ -170,7 +179,7 @@ def _by_dot_products(
 
 
 def _convolution(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
-    from ladder.runtime.onnx_ops.integers import convolution_form, weight_words
+    from ladder.runtime.onnx_ops.integers import convolution_form, fills_blocks, weight_words
     from ladder.runtime.onnx_ops.plan_calls import operation_of_call
 
     x, w, x_zero, w_zero = [*read, None, None][:4]
@@ -179,22 +188,23 @@ def _convolution(memory: Workspace, step: PlanStep, entries: list[Any], read: Va
     if weight is None or len(shape) not in (3, 4) or zero is None or (less is None) != (w_zero is None):
         return None
     op = operation_of_call(call_of(step.part.graph))
-    form = convolution_form(op, shape, weight.shape)
+    depth = _depth(memory)
+    form = convolution_form(op, shape, weight.shape, depth) if fills_blocks(op, weight) else None
     if form is None:
         return None
-    pairs, factor = memory.scratch.setdefault(form.image, form.space())
+    image, factor = memory.scratch.setdefault(form.image, form.space())
     given = (zero, Operand(str(x), form.codes))
-    first = bind_entry(memory, entries[0], form.window.low, given, (pairs, factor))
+    first = bind_entry(memory, entries[0], form.window.low, given, (image, factor))
     out = Operand(step.part.outputs[0], form.flat)
-    left = weight_words(op, weight, less)
-    *factors, result = byte_products.arguments(left, factor, form.as_bytes(pairs), form.at, out)
+    left = weight_words(op, weight, less, depth)
+    *factors, result = byte_products.arguments(left, factor, form.as_bytes(image), form.at, out)
     return _in_turn(first, bind_entry(memory, entries[1], (), factors, (result,)))
 
 
 KERNELS: Mapping[str, tuple[str, ...]] = {
     "onnx.DynamicQuantizeLinear": ("rounding",),
     "onnx.MatMulInteger": ("words", "byte_product"),
-    "onnx.ConvInteger": ("pairs", "byte_product"),
+    "onnx.ConvInteger": ("image", "byte_product"),
 }
 """Calls -> what is emitted for them."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ladder.runtime import byte_products
 from ladder.runtime.byte_products import has_kernels
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.values import wide
-from ladder.runtime.onnx_ops.windows import convolved, padded, settings, window_counts, window_pads
+from ladder.runtime.onnx_ops.windows import convolved, settings, window_counts, window_pads
 from ladder.runtime.stored_codes import BYTES, kept
 
 FAR = 255
@@ -150,14 +151,16 @@ def _byte_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
 
 
 def _kernel_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
-    rows = a.reshape(-1, a.shape[-1])
-    total = byte_products.product(rows, a_zero, matrix_pairs(b), b.shape[1], signed_zero(b, b_zero))
+    rows, right = a.reshape(-1, a.shape[-1]), matrix_columns(b, byte_products.host_depth())
+    total = byte_products.product(rows, a_zero, right, b.shape[1], unsigned_zero(b, b_zero))
     return total.reshape(*a.shape[:-1], b.shape[1])
 
 
-def matrix_pairs(b: torch.Tensor) -> byte_products.Columns:
+def matrix_columns(b: torch.Tensor, depth: int) -> byte_products.Columns:
     """Return a matrix of codes as kernels take it; of one that stays it is made once."""
-    return kept(b, "pairs", lambda x: byte_products.columns_of(signed(x)))  # type: ignore[no-any-return]
+    return kept(  # type: ignore[no-any-return]
+        b, ("columns", depth), lambda x: byte_products.columns_of(unsigned(x), depth)
+    )
 
 
 def _per_row(zero: Any, a: Any) -> Any:
@@ -176,14 +179,18 @@ def signed_zero(codes: Any, zero: Any) -> Any:
     return zero.to(torch.int32)
 
 
+def unsigned_zero(codes: Any, zero: Any) -> Any:
+    """Return the zero point of codes made `unsigned`, int32."""
+    offset = torch.tensor(0 if codes.dtype == torch.uint8 else SIGN, dtype=torch.int32)
+    return offset if zero is None else zero.to(torch.int32) + offset
+
+
 # convolutions ------------------------------------------------------------------------------------------
 
 
 def whole_convolution(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
     """Return the convolution of codes less their zero points: whole numbers in a type that holds them."""
-    if has_dot_products() and _is_plain_window(x, w, x_zero) and signed_zero(w, w_zero) is None:
-        return _byte_convolution(op, x, w, 0 if x_zero is None else int(x_zero))
-    if not has_dot_products() and _is_image_of_bytes(x, w, x_zero) and has_kernels():
+    if _is_image_of_bytes(x, w, x_zero) and fills_blocks(op, w) and has_kernels():
         return _kernel_convolution(op, x, w, x_zero, w_zero)
     left = less_zero(x, x_zero)
     if w_zero is None or not kept(w_zero, "any", lambda z: bool(z.any())):
@@ -199,52 +206,48 @@ def _exact_weight(codes: Any) -> Any:
     return whole.to(_exact_type(_largest_sum(whole)))
 
 
-def _is_plain_window(x: Any, w: Any, x_zero: Any) -> bool:
-    """Tell whether the library's convolution of bytes serves, and its sums, which are floats, are exact."""
-    plain = x.ndim == 4 and x.dtype in BYTES and w.dtype in BYTES and x.device.type == "cpu"
-    if not plain or not x.numel() or not w.numel() or (x_zero is not None and x_zero.numel() != 1):
-        return False
-    return bool(kept(w, "sums", lambda x: _largest_sum(less_zero(x, None))) <= WHOLE)
-
-
 def _is_image_of_bytes(x: Any, w: Any, x_zero: Any) -> bool:
     plain = x.ndim in (3, 4) and x.dtype in BYTES and w.dtype in BYTES and x.device.type == "cpu"
     return plain and bool(x.numel() and w.numel()) and (x_zero is None or x_zero.numel() == 1)
 
 
+def fills_blocks(op: Operation, w: Any) -> bool:
+    """Tell whether a kernel's words and rows are used: not where each channel is a group of its own."""
+    return bool(w.shape[1] > 1 or w.shape[0] // op.get("group", 1) >= byte_products.ROWS)
+
+
 def _kernel_convolution(op: Operation, x: Any, w: Any, x_zero: Any, w_zero: Any) -> Any:
-    form = convolution_form(op, x.shape, w.shape)
+    form = convolution_form(op, x.shape, w.shape, byte_products.host_depth())
     if form is None:
         return convolved(op, x.float(), w.float())  # no window fits: empty
-    return form(x, byte_products.zero_of(x, x_zero), weight_words(op, w, w_zero)).view(
-        *form.shape[:2], *form.shape[-(x.ndim - 2) :]
-    )
+    return form(x, byte_products.zero_of(x, x_zero), weight_words(op, w, w_zero, form.window.depth))
 
 
-def weight_words(op: Operation, w: torch.Tensor, w_zero: Any) -> byte_products.Words:
+def weight_words(op: Operation, w: torch.Tensor, w_zero: Any, depth: int) -> byte_products.Words:
     """Return the weight of a convolution as kernels take it; of one that stays it is made once."""
     groups, less = op.get("group", 1), [] if w_zero is None else w_zero.reshape(-1).tolist()
 
     def made(codes: torch.Tensor) -> byte_products.Words:
-        whole = less_zero(codes, w_zero, 0)
-        return byte_products.kernel_words(whole.unsqueeze(2) if w.ndim == 3 else whole, groups)
+        image = signed(codes.unsqueeze(2) if w.ndim == 3 else codes)
+        zero = signed_zero(codes, w_zero)
+        return byte_products.kernel_words(image, torch.zeros(1) if zero is None else zero, groups, depth)
 
-    return kept(w, ("words", groups, *less), made)  # type: ignore[no-any-return]
+    return kept(w, ("words", groups, depth, *less), made)  # type: ignore[no-any-return]
 
 
 def convolution_form(
-    op: Operation, shape: Sequence[int], kernel: Sequence[int]
+    op: Operation, shape: Sequence[int], kernel: Sequence[int], depth: int
 ) -> byte_products.Convolution | None:
     """Return how kernels convolve codes of a shape, with rows of their own if they have none.
 
     None if no window fits.
     """
     known = op.once(dict)
-    key = (*shape, *kernel)
+    key = (*shape, *kernel, depth)
     if key not in known:
         if len(known) > MOST_FORMS:
             known.clear()
-        known[key] = _new_form(op, shape, kernel)
+        known[key] = _new_form(op, shape, kernel, depth)
     return known[key]  # type: ignore[no-any-return]
 
 
@@ -252,40 +255,25 @@ MOST_FORMS = 64
 """Shapes whose forms a node keeps."""
 
 
-def _new_form(op: Operation, shape: Sequence[int], kernel: Sequence[int]) -> Any:
+def _new_form(op: Operation, shape: Sequence[int], kernel: Sequence[int], depth: int) -> Any:
     strides, gaps = settings(op, len(shape) - 2)
     low, high = window_pads(op, shape[2:], kernel[2:], strides, gaps)
     out = window_counts(shape, kernel[2:], strides, gaps, low, high)
     if min(out) < 1:
         return None
-    one = (1,) * (4 - len(shape))
-    counts, taps, steps, apart = ((*one, *value) for value in (out, kernel[2:], strides, gaps))
-    window = byte_products.Window(counts, taps, steps, apart, (*(0 for _ in one), *low))
-    image = (*shape[:2], *one, *shape[2:])
-    return byte_products.convolution(image, kernel[0], op.get("group", 1), window)
+    extents: Sequence[int] = shape[2:]
+    values: Sequence[Sequence[int]] = (out, kernel[2:], strides, gaps, low)
+    if prod(kernel[2:]) == prod(strides) == 1 and not any((*low, *high)):  # an image is a row of windows
+        extents, values = (prod(extents),), ((prod(out),), (1,), (1,), (1,), (0,))
+    alone = 2 - len(extents)
+    counts, taps, steps, apart, before = (
+        (*(first,) * alone, *value) for first, value in zip((1, 1, 1, 1, 0), values, strict=True)
+    )
+    window = byte_products.Window(counts, taps, steps, apart, before, depth)
+    image, result = (*shape[:2], *(1,) * alone, *extents), (shape[0], kernel[0], *out)
+    return byte_products.convolution(image, result, op.get("group", 1), window)
 
 
 def _largest_sum(w: Any) -> int:
     """Return the largest sum that codes of 8 bits can make with a weight less its zero points."""
     return int(w.abs().flatten(1).sum(1).max()) * FAR if w.numel() else 0
-
-
-def _byte_convolution(op: Operation, x: Any, w: Any, zero: int) -> Any:
-    strides, gaps = settings(op, 2)
-    low, high = window_pads(op, x.shape[2:], w.shape[2:], strides, gaps)
-    zero = zero + SIGN if x.dtype == torch.int8 else zero
-    codes, groups = unsigned(x), op.get("group", 1)
-    if low != high or min(low) < 0:
-        codes, low = padded(codes, low, high, zero), [0, 0]
-    taps = zip(codes.shape[2:], low, gaps, w.shape[2:], strict=True)
-    if min(extent + 2 * pad - gap * (size - 1) for extent, pad, gap, size in taps) < 1:
-        return convolved(op, x.float(), w.float())  # no window fits: empty
-    ones, nothing = torch.ones(w.shape[0]), torch.zeros(w.shape[0], dtype=torch.int32)
-    form = ("packed", zero, *strides, *low, *gaps, groups)
-    packed = kept(w, form, lambda x: torch.ops.onednn.qconv_prepack(
-        x, ones, 1.0, zero, strides, low, gaps, groups, None
-    ))  # fmt: skip
-    return torch.ops.onednn.qconv2d_pointwise.default(
-        codes.contiguous(), 1.0, zero, packed, ones, nothing, None, strides, low, gaps, groups, 1.0, 0,
-        torch.float32, "none", [], "",
-    ).contiguous()  # fmt: skip
