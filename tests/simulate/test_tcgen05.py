@@ -264,7 +264,7 @@ def test_residual_and_factor() -> None:
         ({}, {"tile_n": 64}, "tile_n=64"),
         ({}, {"split_k": 2}, "split_k=2"),
         ({}, {"cluster": 8}, "cluster=8"),
-        ({}, {"cluster": 4}, "cannot share 16 tokens"),
+        ({}, {"cluster": 4}, "cannot share 16 activation rows"),
         ({}, {"persistent": True}, "persistent=True"),
         ({}, {"pair": True}, "cluster of two"),
         ({}, {"pair": True, "cluster": 2, "tile_m": 16}, "multiple of 32"),
