@@ -283,13 +283,14 @@ class Separated:
         return [self.lies.of(inputs, at) for at in range(len(known))]
 
     def _note_versions(
-        self, inputs: tuple[Any, ...], written: Sequence[int], before: list[int | None], results: Any
+        self, inputs: tuple[Any, ...], written: Sequence[int], before: list[Any], results: Any
     ) -> None:
-        grown, own = self.expected.versions[: len(inputs)], self.expected.versions[len(inputs) :]
+        grown: Sequence[Any] = self.expected.versions[: len(inputs)]
+        own = self.expected.versions[len(inputs) :]
         self.growth = [
-            (at, grown[at] or 0)
+            (at, grown[at])
             for at in written
-            if grown[at] is not None and version_of(inputs[at]) != (before[at] or 0) + (grown[at] or 0)
+            if None not in (grown[at], before[at]) and version_of(inputs[at]) != before[at] + grown[at]
         ]
         places = range(len(inputs), len(self.expected.memory))
         fresh = [self.expected.memory[at] >= len(inputs) for at in places]

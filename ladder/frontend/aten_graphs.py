@@ -221,7 +221,7 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bases, places, rest = apart(func, given, self._whole)
         with disable_proxy_modes_tracing():
             stated = func(**given)
-        made = functional_form(func)(bases, places, **rest)
+        made = functional_form(func)(bases, places, [], **rest)
         for base, new in zip(bases, made[len(made) - len(bases) :], strict=True):
             torch.ops.aten.copy_.default(base, new)
         self._note(made)

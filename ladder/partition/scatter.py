@@ -1,17 +1,20 @@
-"""Scatters of rows into an argument of the model: the chain that computes the rows writes them there.
+"""Writes into an argument of the model: where nothing reads the old argument, they happen there.
 
 A cache of keys or values that the model updates (``cache.index_copy_(2, position, k)``) is a ``put`` node
-whose result the argument takes. If nothing reads the old argument, only the new rows are written.
+whose result the argument takes: the chain that computes the new rows writes them there. Functional forms of
+operators that write arguments are told so, and make no copy.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.rows import row_axes
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, extract, is_form, outside_inputs
 from ladder.partition.views import inlined_chain
 from tile_types.tile import Extent
 
@@ -31,6 +34,28 @@ def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Nod
         if users[node.inputs[0]] == [node] and node_attributes(node)["axis"] != last:
             found.append(node)
     return found
+
+
+def with_own_bases(graph: Graph, updated: Mapping[str, str]) -> Graph:
+    """Return the graph with functional forms that write arguments themselves; `updated` as of `in_place`."""
+    read = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs)
+
+    def told(node: Node) -> Node:
+        if not is_form(node):
+            return node
+        pairs = enumerate(_bases(node))
+        own = tuple(at for at, (base, made) in pairs if updated.get(made) == base and read[base] == 1)
+        bases, places, _, *rest = node_attributes(node)["arguments"]
+        given = {**dict(node.attributes), "arguments": (bases, places, own, *rest)}
+        return replace(node, attributes=tuple(given.items()))
+
+    return replace(graph, nodes=tuple(map(told, graph.nodes)))
+
+
+def _bases(form: Node) -> list[tuple[str, str]]:
+    """Return what a functional form writes, and what it gives for it."""
+    bases = [form.inputs[at] for _, at in node_attributes(form)["arguments"][0]]
+    return [*zip(bases, form.values[len(form.values) - len(bases) :], strict=True)]
 
 
 def with_scatters(
@@ -80,7 +105,11 @@ def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str
 
 def written(part: Subgraph) -> dict[str, str]:
     """Return result -> the value of the model in whose memory it is written."""
-    return {node.name: part.outside[node.inputs[0]] for node in _puts(part)}
+    found = {node.name: part.outside[node.inputs[0]] for node in _puts(part)}
+    for node in filter(is_form, part.graph.nodes):
+        pairs, own = _bases(node), node_attributes(node)["arguments"][2]
+        found.update((pairs[at][1], part.outside[pairs[at][0]]) for at in own)
+    return found
 
 
 def numbered(part: Subgraph) -> list[tuple[str, Extent, bool]]:

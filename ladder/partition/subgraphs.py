@@ -31,8 +31,9 @@ FORMS = "ladder_functional"
 """Namespace of functional forms of operators that write arguments: their results are tensors of their own."""
 
 
-def _is_form(node: Node) -> bool:
-    return str(dict(node.attributes)["target"]).startswith(f"{FORMS}.")
+def is_form(node: Node) -> bool:
+    """Tell whether a node calls such a form."""
+    return str(dict(node.attributes).get("target")).startswith(f"{FORMS}.")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Subgraph:
     def shares(self) -> bool:
         """Whether its results may lie in the memory of what it reads."""
         called = (node for node in self.graph.nodes if node.operator == "call")
-        return self.kind in ("view", "torch") or not all(map(_is_form, called))
+        return self.kind in ("view", "torch") or not all(map(is_form, called))
 
     @cached_property
     def outside(self) -> dict[str, str]:

@@ -36,9 +36,10 @@ def has_form(function: Any) -> bool:
 
 
 def functional_form(function: Any) -> Any:
-    """Return ``(Tensor[] bases, SymInt[] places, ...) -> Tensor[]`` of an operator, as `apart` calls it.
+    """Return ``(Tensor[] bases, SymInt[] places, int[] own, ...) -> Tensor[]`` of an operator.
 
-    Operands that lie in bases are None among the operator's own arguments.
+    `apart` gives its arguments: operands that lie in bases are None among the operator's. Bases whose numbers
+    are ``own`` are written themselves, and no copies of them: see `ladder.partition.scatter`.
     """
     name, overload = function._schema.name.replace("::", JOINT), function._overloadname
     with _lock:
@@ -58,11 +59,12 @@ def _defined(function: Any, name: str) -> Any:
     full = f"{name}.{schema.overload_name}" if schema.overload_name else name
     library = _Library(FORMS, "FRAGMENT")
     library.define(
-        f"{full}(Tensor[] bases, SymInt[] places, {optional}) -> Tensor[]", tags=tuple(function.tags)
+        f"{full}(Tensor[] bases, SymInt[] places, int[] own, {optional}) -> Tensor[]",
+        tags=tuple(function.tags),
     )
 
-    def run(bases: Sequence[torch.Tensor], places: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        copies = [_copied(base) for base in bases]
+    def run(bases: Any, places: Sequence[int], own: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        copies = [base if at in own else _copied(base) for at, base in enumerate(bases)]
         given = _with_operands(function, named(function, args, kwargs), copies, places)
         return [*_fresh(function, function(**given)), *copies]
 

@@ -282,3 +282,47 @@ def test_sizes_may_be_open() -> None:
     for rows in (4, 7, 1, 12):
         given, own = _given(rows, between_kernels, rows), _given(rows, between_kernels, rows)
         torch.testing.assert_close(compiled(*given), between_kernels(*own))
+    assert not dynamo.compiler.built[-1].plan.is_pure()  # what others wrote may do anything
+
+
+@WAYS
+def test_tensors_of_inference_mode_are_written(way: str) -> None:
+    compiled = _compiled(way, of_argument_and_none)
+    with torch.inference_mode():
+        for seed in range(2):
+            given, own = _given(seed, between_kernels), _given(seed, between_kernels)
+            torch.testing.assert_close(compiled(*given), of_argument_and_none(*own))
+            torch.testing.assert_close(given, own)
+
+
+@WAYS
+def test_a_cache_is_written_where_it_lies(way: str) -> None:
+    """The operator is given the memory of the argument itself, unless the old one is read behind it."""
+    seen: list[int] = []
+
+    def note(x: Tensor, rows: Tensor) -> None:
+        seen.append(x.data_ptr())
+        x[: rows.shape[0]] = rows
+
+    _operator(f"note_{way}(Tensor(a!) x, Tensor rows) -> ()", note)
+    operator = getattr(OPS, f"note_{way}")
+
+    def program(x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        operator(cache[1], torch.relu(x))
+        return torch.sigmoid(cache), cache[1] * 2
+
+    def reads_old(x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        old = cache * 2
+        operator(cache[1], torch.relu(x))
+        return torch.softmax(old, -1), cache[1] + old.sum()
+
+    for run, stays in ((program, True), (reads_old, False)):
+        compiled = _compiled(way, run)
+        for seed in range(3):
+            given, own = _given(seed, slots_of_argument), _given(seed, slots_of_argument)
+            seen.clear()
+            found, at = compiled(*given), seen[-1]
+            torch.testing.assert_close(found, run(*own))
+            torch.testing.assert_close(given, own)
+            # the first call of `ladder.compile` runs the program itself
+            assert (at == given[1][1].data_ptr()) is (stays or (way == "ladder" and not seed))

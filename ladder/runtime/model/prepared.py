@@ -23,6 +23,7 @@ from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.prologues import with_prologues
+from ladder.partition.scatter import with_own_bases
 from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.rewrite import simplify
 from ladder.runtime.compile import candidate_for, gated_schedule
@@ -119,7 +120,8 @@ def simplified(program: Program, device: TileDevice) -> Program:
     for name, graph in folded.made.items():
         read = tuple((plain[node.name].at[0],) for node in graph.inputs)
         sources[name] = Source("argument", joined=read, graph=graph)
-    return with_own_results(replace(program, graph=folded.graph, sources=sources))
+    program = with_own_results(replace(program, graph=folded.graph, sources=sources))
+    return replace(program, graph=with_own_bases(program.graph, updated_inputs(program, program.graph)))
 
 
 def with_own_results(program: Program) -> Program:
