@@ -81,6 +81,9 @@ TABLE_ROW = 128
 
 FLOAT_OPERANDS = ("float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
+EMULATED = ((9, 0),)
+"""Compute capabilities whose fp8 ``mma`` ptxas composes of float16 ones (seen in its machine code)."""
+
 TIMED_TO_FP8 = ("int4",)
 """Weights whose products by fp8 were timed in tiles of other than powers of two activation rows."""
 

@@ -38,14 +38,14 @@ CLUSTER_LOSS = 0.04
 
 
 class Grid(NamedTuple):
-    """Blocks of one launch and how well they fill the device."""
+    """Blocks of one launch and how well they fill the device; rounds: those of the busiest multiprocessor."""
 
     along_m: int
     along_n: int
     blocks: int
     stage: int
     resident: int
-    rounds: int
+    rounds: float
     fill: float
 
 

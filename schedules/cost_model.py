@@ -29,7 +29,7 @@ from math import log2
 from typing import NamedTuple
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
+from schedules.codes import EMULATED, decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
 from schedules.cost import Cost, Traffic, decode_ops, predict_cpu, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
@@ -164,6 +164,9 @@ GEMV_DECODE_CYCLES = 0.988
 GEMV_SUM_CYCLES = 4.91
 """gemv, scales on the accumulator: issue slots per sum of a thread and group."""
 
+GEMV_WIDEN_CYCLES = 45
+"""gemv, fp8 on a chip that multiplies it as float16: issue slots per tile of a warp and eight rows of x."""
+
 GEMV_BLOCK_CYCLES = 1.27e03
 """gemv: starting a block, and adding up its slices."""
 
@@ -187,6 +190,12 @@ GEMV_POWER = 1.17
 
 GEMV_OVERLAP = 4.69
 """gemv: the same as `OVERLAP`."""
+
+GEMV_CROWDED = 0.5
+"""gemv: by how much of the room left on a multiprocessor blocks lie closer than spread evenly.
+
+A grid's blocks come while those of the launch before it leave: the first multiprocessor with room takes them.
+"""
 
 GEMV_UNIT_SHARE = 1.1
 """gemv: what one multiprocessor can read, as a multiple of its even share of DRAM's bandwidth."""
@@ -261,7 +270,7 @@ class Work(NamedTuple):
         used = float((self.chain**self.power + shared) ** (1 / self.power)) + self.edge
         return max(used, (self.fills + used) / self.stages)
 
-    def waves(self, blocks: int, resident: int) -> float:
+    def waves(self, blocks: float, resident: int) -> float:
         """Return the time of ``blocks``, at most ``resident`` of them at once."""
         full, rest = divmod(blocks, resident)
         return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
@@ -275,6 +284,9 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = grid_of(gemm, device, schedule, m)
+    if schedule.pipeline == "gemv":
+        room = min(grid.resident, grid.blocks) - grid.rounds
+        grid = grid._replace(rounds=grid.rounds + GEMV_CROWDED * max(0, room))
     traffic = traffic_of(gemm, m)
     moved = moved_bytes(device, schedule, traffic, grid, _constants(gemm)["L2_KEPT"])
     dram = _dram_seconds(device, schedule, moved, grid)
@@ -439,12 +451,14 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
+    wide = gemm.activation.startswith("fp8") and device.compute_capability in EMULATED
     issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
     issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
+    issue = 2 * issue + GEMV_WIDEN_CYCLES * schedule.tile_m / 8 / strips if wide else issue
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
         issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
-    ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
+    ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * min(schedule.stages, tiles) * strips
     chain = tiles * GEMV_TILE_CYCLES + ramp
     chain += GEMV_CLUSTER_CYCLES * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue  # per scheduler

@@ -7,6 +7,7 @@ each point. `benchmarks/results/h200_peers_2026-11-21.json` is a later run, to w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -18,12 +19,14 @@ from benchmarks.fit_cost_model import problem
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import predict
 from schedules.legal import is_legal
-from schedules.schedule import parse_schedule
+from schedules.schedule import GpuSchedule, parse_schedule
 from schedules.tuning import SHIPPED, TuningDatabase
 from targets import get_device
 
 H200 = get_device("cuda/sm_90a")
 PEERS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200_peers_2026-11-21.json"
+FEW_ROWS = PEERS.parent / "h200_few_rows_2026-11-27.json"
+GROUPS = {"int4": 128, "fp4_e2m1": 32}
 LARGEST, LARGEST_OF_A_CLASS = 0.15, 0.25
 """Median error of all times, and of those of one class of types or one pipeline."""
 
@@ -80,3 +83,46 @@ def test_times_of_another_run() -> None:
     errors = list(_peers())
     assert len(errors) >= 200
     assert median(abs(error) for _, error in errors) <= LARGEST
+
+
+def _few_rows(types: str, kernels: str) -> Iterator[list[tuple[float, float]]]:
+    """Yield, by point, predicted and measured microseconds of the kernels of gemv whose names match."""
+    record = json.loads(FEW_ROWS.read_text())["few rows"]
+    for point, times in record.items():
+        where = re.fullmatch(rf"(\w+) x ({types}) (\d+)x(\d+) M=(\d+)", point)
+        if where is None or where[1] not in GROUPS or int(where[5]) > 16:
+            continue
+        gemm = Gemm(int(where[3]), int(where[4]), where[1], where[2], group_size=GROUPS[where[1]])
+        found = [
+            (predict(gemm, H200, _gemv(name), int(where[5])).seconds * 1e6, min(seconds))
+            for name, seconds in times.items()
+            if re.search(kernels, name)
+        ]
+        if found:
+            yield found
+
+
+def _gemv(name: str) -> GpuSchedule:
+    """Return the schedule that the record names."""
+    tile_m, stages, warps = map(int, re.findall(r"gemv (\d+)x64x64, (\d+) stages, (\d+) warps", name)[0])
+    more = {key: int(value) for key, value in re.findall(r"(split|cluster|strips of) (\d+)", name)}
+    return GpuSchedule(
+        "gemv", tile_m, stages=stages, warps=warps, split_k=more.get("split", 1),
+        placement="accumulator" if "scaled sums" in name else "operand",
+        warp_rows=more.get("strips of", 16), cluster=more.get("cluster", 1),
+    )  # fmt: skip
+
+
+def test_kernels_of_one_order_of_sums_are_ranked_as_measured() -> None:
+    """A grid that leaves room on its multiprocessors is not spread evenly: more blocks lie on some."""
+    points = list(_few_rows("float16|bfloat16", r"gemv .* split 8(, strips of 32)?$"))
+    regrets = [min(point)[1] / min(measured for _, measured in point) for point in points]
+    assert len(regrets) == 9
+    assert max(regrets) <= 1.12
+    assert sum(regrets) / len(regrets) <= 1.04
+
+
+def test_gemv_widens_fp8_where_the_chip_has_no_such_product() -> None:
+    found = [each for point in _few_rows("fp8_e4m3", "^gemv .* scaled sums") for each in point]
+    assert len(found) == 13
+    assert median(abs(guess / measured - 1) for guess, measured in found) <= LARGEST

@@ -22,6 +22,7 @@ from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.emission import SharedTable, helper
 from ladder.lower.gpu.groups import GroupRegisters
 from ladder.lower.gpu.instructions import MatrixStep
+from schedules.codes import EMULATED
 from schedules.layouts import TILE, packed_group
 from targets import TileDevice
 from tile_types import get_type
@@ -167,9 +168,6 @@ class TileMultiplier:
         for m_block in range(self.m_blocks):
             self.accumulators.flush(m_block, self.groups.per_tile - 1, group_registers)
 
-
-EMULATED = ((9, 0),)
-"""Compute capabilities whose fp8 ``mma`` ptxas composes of float16 ones (seen in its machine code)."""
 
 WIDTHS = (1, 2, 4)
 """Bits of codes whose words hold registers of both cores in places that differ by a permutation of K."""
