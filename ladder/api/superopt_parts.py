@@ -23,10 +23,11 @@ from ladder.api.tensor_program import (
     translated,
 )
 from ladder.ir.ops import get_operator
+from ladder.superopt.generator import Program
 from ladder.superopt.partition import OUTSIDE, Operation, pieces
 from ladder.superopt.tracer import Tracer
 from ladder.superopt.verifier import Certificate, Stability
-from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError
+from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError, VerificationError
 from tile_types.quantized import QuantizedTensor
 
 VIEWS = ("transpose", "t", "getattr", "contiguous")
@@ -135,8 +136,8 @@ def partitioned(
     """
     cut = _Cut(function, inputs, tensors)
     pieces = cut.pieces()
-    if len(pieces) == 1:
-        pieces, task = list(cut.halves(pieces[0])), task.shorter()
+    if len(pieces) == 1 and not isinstance(error, ConversionError):  # it is the program
+        pieces, task = list(cut.halves(pieces[0], error)), task.shorter()
     parts = [part for nodes in pieces for part in cut.optimised(nodes, task)]
     if not any(part.kernels for part in parts):
         reasons = [part.reason for part in parts if part.reason != NOTHING_TO_FUSE]
@@ -265,18 +266,35 @@ class _Cut:
         wanted = {source.name for source in self.sources([self.output])}
         return [tuple(by_name[o.name] for o in piece) for piece in pieces(self.operations, wanted)]
 
-    def halves(self, nodes: tuple[torch.fx.Node, ...]) -> tuple[tuple[torch.fx.Node, ...], ...]:
-        """Return a part as two, as even as can be, of which one takes one value of the other; or none."""
+    def halves(
+        self, nodes: tuple[torch.fx.Node, ...], error: LadderError
+    ) -> tuple[tuple[torch.fx.Node, ...], ...]:
+        """Return a part as two, of which the second takes one value of the first; or none.
+
+        error: Why the part has no graph. What is not provable is cut behind the most that is, else in halves.
+        """
         before: dict[torch.fx.Node, set[torch.fx.Node]] = {}
         for node in nodes:
             before[node] = {node}.union(*(before.get(source, ()) for source in self.sources([node])))
         found = []
         for node in nodes[:-1]:
-            rest = tuple(other for other in nodes if other not in before[node])
+            first = tuple(n for n in nodes if n in before[node])
+            rest = tuple(n for n in nodes if n not in before[node])
             if before[node] & set(self.sources(rest)) == {node}:
-                sizes = (sum(self.counts[n] for n in half) for half in (before[node], rest))
-                found.append((max(sizes), tuple(n for n in nodes if n in before[node]), rest))
-        return min(found, key=lambda cut: cut[0])[1:] if found else ()
+                sizes = [sum(self.counts[n] for n in half) for half in (first, rest)]
+                found.append((sizes, first, rest))
+        if isinstance(error, VerificationError):
+            found = [cut for cut in found if self.is_provable(cut[1])]
+            return max(found, key=lambda cut: cut[0][0])[1:] if found else ()
+        return min(found, key=lambda cut: max(cut[0]))[1:] if found else ()
+
+    def is_provable(self, nodes: tuple[torch.fx.Node, ...]) -> bool:
+        """Tell whether a part is a program of which equality is decided."""
+        try:
+            self._program(nodes)
+        except LadderError:
+            return False
+        return True
 
     def optimised(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> list[_Segment]:
         """Superoptimize a part, or its halves if nothing is found for all of it, or say why not."""
@@ -290,23 +308,30 @@ class _Cut:
                 kernels = self._superoptimized(nodes, task)
             except LadderError as error:
                 reason = str(error)
-                halves = self.halves(nodes) if isinstance(error, ScheduleError) else ()
+                halves = self.halves(nodes, error) if isinstance(error, ScheduleError) else ()
                 parts = [part for half in halves for part in self.optimised(half, task.shorter())]
                 if any(part.kernels for part in parts):
                     return parts
         return [_Segment(FunctionPart(operators, kernels, reason), nodes)]
 
     def _superoptimized(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> Superoptimized:
+        program, graph = self._program(nodes)
+        sources = self.sources(nodes)
+        constants = [at for at, source in enumerate(sources) if self.number(source) in task.constants]
+        given = [self.given(source) for source in sources]
+        return task.run(program, lambda *values: graph(*values)[0], given, constants)
+
+    def _program(self, nodes: tuple[torch.fx.Node, ...]) -> tuple[Program, torch.fx.GraphModule]:
+        """Return a part as a program, and as torch runs it; raises where equality to it is not decided."""
         sources = self.sources(nodes)
         graph = self.subgraph(sources, nodes[-1:])
-        given = [self.given(source) for source in sources]
         tensors = [self.values[source].contiguous() for source in sources]
         require_type(self.values[nodes[-1]], tensors)
         name = f"{self.name}_{nodes[-1].name}"
-        program = translated(name, graph, tensors, tensors, packed_types(given))
+        packed = packed_types([self.given(source) for source in sources])
+        program = translated(name, graph, tensors, tensors, packed)
         require_provable(program)
-        constants = [at for at, source in enumerate(sources) if self.number(source) in task.constants]
-        return task.run(program, lambda *values: graph(*values)[0], given, constants)
+        return program, graph
 
     def given(self, source: torch.fx.Node) -> Any:
         """Return a value as kernels take it: quantized if it is such an input."""

@@ -211,9 +211,9 @@ def test_neighbours_of_a_schedule_are_legal_and_others() -> None:
     assert plan not in schedules
     assert len(schedules) == len(near)
     program = BlockProgram.of(block)
-    own = predicted(program, get_device("cuda/sm_90a"), plan, True)
+    own = predicted(program, get_device("cuda/sm_90a"), plan, False)  # constants, but too small to count
     for estimate in near:
-        all_of_it = predicted(program, get_device("cuda/sm_90a"), estimate.schedule, True)
+        all_of_it = predicted(program, get_device("cuda/sm_90a"), estimate.schedule, False)
         assert estimate.seconds == pytest.approx(all_of_it - own)
     assert neighbours(block, get_device("cpu/avx2"), BlockSchedule()) == []
 
@@ -331,7 +331,7 @@ def test_what_has_no_graph_is_cut_in_halves(
     assert first.operators[-1] == "matmul"
     assert first.kernels is not None
     assert rest.operators == ("amax", "mul")
-    assert "maxima only to be subtracted" in rest.reason
+    assert "if the maxima had other values" in rest.reason
     assert ("none is faster, so torch runs it" in str(found)) is not is_faster
     assert found.as_json()["unfused"] is not is_faster
 
