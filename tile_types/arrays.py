@@ -306,3 +306,13 @@ def own_name(dtype: Any) -> str:
     """Return our name of a dtype of torch or numpy."""
     name = str(dtype).removeprefix("torch.")
     return next((ours for ours, theirs in TORCH_NAMES.items() if theirs == name), name)
+
+
+def portable(array: Array) -> tuple[Array, Any]:
+    """Return an array's bytes and dtype: torch cannot read its pickles of unsigned words and 8-bit floats."""
+    return arrays_of(array).view(array, "uint8"), array.dtype
+
+
+def from_portable(held: tuple[Array, Any]) -> Array:
+    """Invert `portable`."""
+    return held[0].view(held[1])

@@ -306,6 +306,10 @@ def _scales(stats: Statistics, recipe: Recipe) -> tuple[Array, float | None]:
         return round_scale(raw, empty, recipe.scale_type), None
     largest = float(stats.absmax.max()) / reach(recipe.element, recipe.zero)[1]
     exact = largest / get_type(recipe.scale_type).maximum if largest else 1.0
+    if exact > (limit := float(np.finfo(np.float32).max)):
+        raise ValueRangeError(
+            f"a tensor scale of {exact:.6g} overflows float32 (largest {limit:.6g}); scale the weights down"
+        )
     tensor_scale = max(float(np.float32(exact)), SMALLEST_TENSOR_SCALE)
     require_reached(stats.absmax / tensor_scale, recipe.element, recipe.scale_type, recipe.zero)
     return round_scale(raw / tensor_scale, empty, recipe.scale_type), tensor_scale

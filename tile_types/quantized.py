@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, is_torch
+from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, from_portable, is_torch, portable
 from tile_types.errors import (
     ArtifactError,
     ConversionError,
@@ -266,6 +266,16 @@ class QuantizedTensor:
         values = {VALUES: own} if own else {}
         return {"arrays": arrays, "metadata": {"version": FORMAT_VERSION, **plain, **values}}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle arrays as bytes, see `portable`."""
+        return {name: portable(each) if _is_array(name, each) else each for name, each in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Invert `__getstate__`."""
+        vars(self).update(
+            {name: from_portable(each) if _is_array(name, each) else each for name, each in state.items()}
+        )
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> QuantizedTensor:
         """Invert `to_dict`.
@@ -296,6 +306,10 @@ class QuantizedTensor:
             raise ArtifactError(
                 f"not a quantized tensor, or a damaged one: {error}; export it again"
             ) from error
+
+
+def _is_array(name: str, value: Any) -> bool:
+    return name in _ARRAYS and value is not None
 
 
 _METADATA: dict[str, tuple[type, ...]] = {

@@ -63,7 +63,7 @@ def require_representable(ttype: TType | str, core: str, zero: str = "none") -> 
     if representable(ttype, core, zero):
         return
     found = get_type(ttype)
-    able = representable_cores(ttype, zero)
+    able = [each for each in representable_cores(ttype, zero) if each != "tfloat32"]  # no product takes it
     what = f"{found.name} with {zero} zero points" if zero != "none" else found.name
     advice = f"use {' or '.join(able[:2])}" if able else "no core can"
     if found.element_type.exact and not {"float16", "bfloat16"} & set(able):

@@ -357,6 +357,17 @@ class Linear(torch.nn.Module):
         for name, array in zip(self._names, arrays.values(), strict=True):
             self.register_buffer(name, array, persistent=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the tensors that the weights give again."""
+        buffers = {name: each for name, each in self._buffers.items() if name not in self._names}
+        return {**self.__dict__, "_buffers": buffers, "_names": (), "_stored": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Hold the weights' tensors again."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._set_packed(self._packed)
+        self._keep(self._canonical)
+
     def _keep(self, weight: QuantizedTensor | None) -> None:
         """Hold a weight in canonical storage, or none."""
         self._canonical = None if weight is None else weight.to("cpu")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
+from tile_types.arrays import from_portable, portable
 from tile_types.errors import ArtifactError, ShapeError, TypeValuesError, require_kind
 from tile_types.identity import VALUES, own_values, require_values
 
@@ -119,8 +120,8 @@ class PackedWeight:
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle by description, without what is derived on first use."""
-        return PackedWeight.from_arrays, (self.describe(), dict(self.arrays))
+        """Copy and pickle by description and bytes (`portable`), without what is derived on first use."""
+        return _restored, (self.describe(), {name: portable(each) for name, each in self.arrays.items()})
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return a copy on another device of the same family."""
@@ -176,6 +177,10 @@ class PackedWeight:
             )
         ordered = {name: arrays[name] for name in fields["order"]}
         return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered, str(fields.get("bits", "")))
+
+
+def _restored(description: str, kept: Mapping[str, Any]) -> PackedWeight:
+    return PackedWeight.from_arrays(description, {name: from_portable(each) for name, each in kept.items()})
 
 
 def gemm_from_dict(fields: Mapping[str, Any]) -> Gemm:

@@ -445,12 +445,27 @@ def test_moving_and_converting_a_module() -> None:
     assert torch.equal(back(x), module(x))
 
 
-def test_module_copies_and_pickles() -> None:
-    module = ladder.Linear.from_linear(layer(), "int4", group_size=24)
-    x = matrix(2, K, dtype=torch.float16)
-    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+def saved_and_loaded(module: torch.nn.Module) -> torch.nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("weight", ["int4", "nf4", "fp8_e4m3", "mxfp4", "nvfp4"])
+def test_module_copies_and_pickles(weight: str, dtype: torch.dtype) -> None:
+    module = ladder.Linear.from_linear(layer(dtype), weight)
+    x = matrix(2, K, dtype=dtype)
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), saved_and_loaded(module)):
         assert torch.equal(again(x), module(x))
-    assert "int4" in repr(module)
+        assert {name: each.dtype for name, each in again.named_buffers()} == {
+            name: each.dtype for name, each in module.named_buffers()
+        }
+        assert all(torch.equal(again.state_dict()[name], each) for name, each in module.state_dict().items())
+        assert all(again.get_buffer(f"packed_{name}") is each for name, each in again._packed.arrays.items())
+        again.load_state_dict(module.state_dict())
+        assert torch.equal(again(x), module(x))
+    assert module._matmul.gemm.weight in repr(module)
 
 
 def test_autocast_converts_the_input() -> None:

@@ -360,6 +360,11 @@ def test_refused_torch_dtype() -> None:
         quantize(torch.ones(4, 4, dtype=torch.int64), "int4")
 
 
+def test_a_tensor_scale_that_overflows_is_refused() -> None:
+    with pytest.raises(ValueRangeError, match="overflows float32"):
+        quantize(np.full((2, 32), 1e300), "nvfp4")
+
+
 def test_a_scale_that_overflows_says_what_to_do() -> None:
     with pytest.raises(ValueRangeError, match="overflows float16"):
         quantize(WEIGHTS * np.float32(1e7), "int4")

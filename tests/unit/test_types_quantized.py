@@ -27,6 +27,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def pickled(value: QuantizedTensor) -> QuantizedTensor:
+    return pickle.loads(pickle.dumps(value))
+
+
 def by_hand() -> QuantizedTensor:
     """Two rows of three uint4 codes in groups of two."""
     codes = np.array([[1, 2, 3], [4, 5, 15]], np.uint8)
@@ -70,7 +74,7 @@ def test_saving_and_moving_keep_every_bit(name: str, options: dict[str, Any]) ->
     original = quantize(WEIGHTS, name, **options)
     there = original.to("cpu")
     assert isinstance(there.storage, torch.Tensor)
-    for other in (there, there.numpy(), pickle.loads(pickle.dumps(original)), copy.deepcopy(there)):
+    for other in (there, there.numpy(), *map(pickled, (original, there)), copy.deepcopy(there)):
         np.testing.assert_array_equal(other.numpy().dequantize(), original.dequantize())
         assert other.nbytes == original.nbytes
     for source in (original, there):

@@ -99,6 +99,9 @@ def test_the_error_names_a_core_that_can() -> None:
         require_representable("uint8", "int8")
     with pytest.raises(ConversionError, match="no core can"):
         require_representable("nf4", "float16", "integer")
+    eleven_bits = TType("eleven_bits_of_tests", 11, lambda code, ops: ops.cast(code, "float32") * 2.0**90)
+    with pytest.raises(ConversionError, match="loss; use float32,"):  # no product takes tfloat32
+        require_representable(eleven_bits, "float16")
     require_representable("uint7", "int8", "integer")
 
 
