@@ -22,6 +22,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ladder.api.open_strides import OpenStrides
+from ladder.api.surroundings import kept_state
 from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
 from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.library import UnlikeItsFakeError
@@ -45,8 +46,7 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
         return known
     mode, fakes = without_values(examples)
     before = [version_of(value) for value in fakes]
-    with mode, torch._dispatch.python.enable_python_dispatcher():  # open sizes: not all of C++ takes them
-        results = module.forward(*fakes)
+    results = _computed(module.forward, mode, fakes)
     writes = before != [version_of(value) for value in fakes]
     return aliasing_of(fakes, results, writes=writes, before=before)
 
@@ -54,8 +54,7 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
 def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.Tensor]:
     """Return fakes of the tensors that a graph returns."""
     mode, fakes = without_values(examples)
-    with mode, torch._dispatch.python.enable_python_dispatcher():
-        found = flat(module.forward(*fakes))
+    found = flat(_computed(module.forward, mode, fakes))
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
@@ -65,8 +64,7 @@ def open_strides(module: torch.fx.GraphModule, opened: list[Any]) -> OpenStrides
     Raises ImportRefused if that does not follow from sizes alone.
     """
     mode, fakes = without_values(opened)
-    with mode, torch._dispatch.python.enable_python_dispatcher():
-        results = module.forward(*fakes)
+    results = _computed(module.forward, mode, fakes)
     try:
         return OpenStrides(results, fakes)
     except KeyError as error:
@@ -76,8 +74,14 @@ def open_strides(module: torch.fx.GraphModule, opened: list[Any]) -> OpenStrides
 def strides_for(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Strides | None, ...]:
     """Return how the results of a function lie for the sizes of these inputs."""
     mode, fakes = without_values(list(inputs))
-    with mode, torch._dispatch.python.enable_python_dispatcher():
-        return tuple(map(strides_of, flat(run(*fakes))))
+    return tuple(map(strides_of, flat(_computed(run, mode, fakes))))
+
+
+def _computed(run: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any]) -> Any:
+    """Return what a function makes of fakes; the state of torch, which it may write, stays what it was."""
+    dispatched = torch._dispatch.python.enable_python_dispatcher()  # open sizes: not all of C++ takes them
+    with kept_state(), mode, dispatched:
+        return run(*fakes)
 
 
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:

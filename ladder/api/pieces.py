@@ -32,7 +32,15 @@ PLANNED = ("cpu", "cuda")
 PLAIN = ("placeholder", "call_function", "call_method", "output")
 """Kinds of nodes that graphs in pieces may have."""
 
-STATEFUL = ("_enter", "_exit", "_nesting", "_set_grad_enabled", "_set_default_dtype", "manual_seed")
+STATEFUL = (
+    "autocast",
+    "_enter",
+    "_exit",
+    "_nesting",
+    "_set_grad_enabled",
+    "_set_default_dtype",
+    "manual_seed",
+)
 """Parts of names of functions that change torch's state: nothing may be cut between them."""
 
 

@@ -14,6 +14,7 @@ import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ladder.frontend.fx_facts import autocast_facts
 from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
 from ladder.partition.subgraphs import FORMS
@@ -43,11 +44,8 @@ KEPT = (
 """Operators that torch would take apart and that are rows of ours, faster in one piece, or, as linspace of
 integers between fractions, other numbers in parts."""
 
-SWITCH_AT = {"set_autocast_enabled": -1, "_enter_autocast": 2}
-"""Which argument of the functions that set autocasting says whether it is on."""
-
-STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
-"""How the names of functions begin that change torch's global state."""
+STATEFUL = ("set_", "manual_seed", "seed", "_enter", "_exit")
+"""How the names of functions begin that change torch's global state; those of autocast are traced."""
 
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
@@ -83,14 +81,19 @@ def _place(tensor: torch.Tensor) -> Any:
 
 
 def _unmoved(module: torch.fx.GraphModule, layout: Layout) -> Callable[..., Any]:
-    """Return the module as a function that refuses to give an argument another layout."""
+    """Return the module as a function that refuses to give arguments another layout, and to switch autocast.
+
+    Plans leave both as they are.
+    """
 
     def run(*arguments: Any) -> Any:
         tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
-        before = [*map(layout, tensors)]
+        before, autocast = [*map(layout, tensors)], autocast_facts()
         results = module(*arguments)
         if [*map(layout, tensors)] != before:
             raise ImportRefused("an argument gets another shape or other strides")
+        if autocast_facts() != autocast:
+            raise ImportRefused("autocast is switched and stays so")
         return results
 
     return run
@@ -344,10 +347,9 @@ def declared_batch_norm(
 
 
 def _refuse_state(module: torch.fx.GraphModule) -> None:
-    stays_off = _keeps_autocast_off(module)
     for node in module.graph.nodes:
         name = _name_of(node)
-        if name.startswith(STATEFUL) and not (stays_off and "autocast" in name):
+        if name.startswith(STATEFUL) and "autocast" not in name:
             raise ImportRefused(f"{name} changes the state of torch")
 
 
@@ -355,13 +357,26 @@ def _name_of(node: torch.fx.Node) -> str:
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
-def _keeps_autocast_off(module: torch.fx.GraphModule) -> bool:
-    """Tell whether autocasting is off, and a graph at most switches it off."""
-    switches = [node for node in module.graph.nodes if _name_of(node) in SWITCH_AT]
-    off = not torch._C._is_any_autocast_enabled()
-    return off and not any(
-        node.kwargs or node.args[SWITCH_AT[_name_of(node)]] is not False for node in switches
-    )
+def _may_cast(graph: torch.fx.Graph) -> bool:
+    """Tell whether autocast may be on within a graph."""
+    return torch._C._is_any_autocast_enabled() or any("autocast" in _name_of(node) for node in graph.nodes)
+
+
+def cast_attention(*tensors: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: Any) -> Any:
+    """Return attention of what autocast, if it is on, makes of its operands: no row of its lists is ours."""
+    kind, given = tensors[0].device.type, [*tensors, mask]
+    if torch.is_autocast_enabled(kind):
+        low = torch.get_autocast_dtype(kind)
+        given = [_lowered(tensor, low) for tensor in given]
+    *operands, mask = given
+    return torch.ops.ladder.attention(*operands, mask=mask, causal=causal, scale=scale)
+
+
+def _lowered(tensor: torch.Tensor | None, low: torch.dtype) -> torch.Tensor | None:
+    """Return a tensor as autocast gives it to operators of low precision: float64 stays."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(low)
 
 
 def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -414,22 +429,25 @@ _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.sca
 def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the graph with attention as one operator, and linear layers as products of two matrices.
 
-    Tracing would take attention apart, and make products of tensors of some linear layers. What keeps
-    autocasting off is left out.
+    Tracing would take attention apart, and make products of tensors of some linear layers. Autocast does not
+    know our whole operators: where it may be on, those that it lists stay torch's. It keeps no converted
+    weights: those of another trace would become constants of this one.
     """
     graph = torch.fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)
-    for node in reversed(graph.nodes):
-        if "autocast" in _name_of(node) and not node.users:
-            graph.erase_node(node)
+    may_cast = _may_cast(graph)
     for node in graph.nodes:
+        if _name_of(node) == "_enter_autocast":
+            node.args = (*node.args[:3], False)
+        if _name_of(node) == "set_autocast_cache_enabled":
+            node.args = (False,)
         aten = node.target is torch.ops.aten.scaled_dot_product_attention.default
         if node.op == "call_function" and (node.target in _ATTENTION or aten):
             _name_attention(node)
         if node.op == "call_function" and node.target in _LINEAR:
             node.target = matrix_linear
-        if node.op == "call_function":
+        if node.op == "call_function" and not may_cast:
             node.target = upsampling(node.target) or WHOLE.get(node.target, node.target)
         if node.op == "call_function":
             node.target = DROPOUTS.get(node.target, node.target)
@@ -444,7 +462,7 @@ def _name_attention(node: torch.fx.Node) -> None:
     if given.pop("dropout_p", 0.0):
         return
     given.pop("enable_gqa", None)
-    node.target = torch.ops.ladder.attention.default
+    node.target = cast_attention
     node.args = tuple(given.pop(name) for name in ("query", "key", "value"))
     node.kwargs = {
         "mask": given.get("attn_mask"),

@@ -54,7 +54,7 @@ def facts_of(module: torch.fx.GraphModule, examples: Sequence[Any]) -> dict[str,
             "memory": _first([_memory(value) for value in examples]),
             "symbols": facts_of_symbols(examples),
             "state": [repr(read()) for read in SETTINGS],
-            "autocast": [[torch.is_autocast_enabled(kind), _autocast(kind)] for kind in ("cpu", "cuda")],
+            "autocast": autocast_facts(),
             "torch": torch.__version__,
         }
     except Unnameable:
@@ -74,8 +74,10 @@ def facts_of_symbols(examples: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _autocast(kind: str) -> str:
-    return str(torch.get_autocast_dtype(kind))
+def autocast_facts() -> list[Any]:
+    """Return whether autocast is on, and its type, per kind of device."""
+    kinds = ("cpu", "cuda")
+    return [[torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))] for kind in kinds]
 
 
 def _first(keys: Sequence[int]) -> list[int]:

@@ -404,29 +404,6 @@ def test_all_generators_are_set_back_where_a_graph_fails(monkeypatch: pytest.Mon
     assert torch.equal(gpu.get_state(), before)
 
 
-def test_autocasting_that_stays_off_is_no_reason_to_refuse() -> None:
-    """Models switch it off around attention; where it is on, or is switched on, torch runs the graph."""
-
-    def apart(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            y = torch.relu(x) * 2
-        return y + x
-
-    def cast(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.relu(x) @ x
-
-    x = torch.randn(4, 4)
-    for function, refusals in ((apart, 0), (cast, 1)):
-        fast = ladder.compile(function)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert all(torch.equal(fast(x), function(x)) for _ in range(3))
-        assert len(fast.refused) == refusals
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(ladder.compile(apart)(x), apart(x))
-
-
 def test_results_that_were_not_asked_for() -> None:
     """Attention of torch's modules gives None where its fake tensors are weights, if nobody needs them."""
     attention, x = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(2, 5, 16)

@@ -31,6 +31,7 @@ from ladder.capture.values.saved import restore_memory, saved_memory
 from ladder.capture.values.settings import READS, is_now, restore_settings, settings_at
 from ladder.capture.values.tensors import (
     STATE,
+    autocast_at,
     random_states,
     restore_random,
     restore_state,
@@ -203,7 +204,7 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]
     before, loops = heap.guard.state[STATE.index(torch.is_grad_enabled)], getattr(backend, "loops", False)
     try:
-        with settings_at(trace.settings):
+        with settings_at(trace.settings), autocast_at(heap.guard.autocast):
             module = graph_module(trace, wanted, before=before, loops=loops)
             compiled = backend(module, examples)
     except Exception as error:

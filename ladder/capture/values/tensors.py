@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -144,11 +145,26 @@ def torch_state() -> tuple[Any, ...]:
 def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
     """Undo what nodes of an interrupted graph did to the state; `autocast` is of `autocast_state`."""
     torch._C._set_grad_enabled(grad)
+    _set_autocast(autocast)
+
+
+def _set_autocast(state: tuple[Any, ...]) -> None:
     count = len(_AUTOCAST_DEVICES)
-    for device, enabled, dtype in zip(_AUTOCAST_DEVICES, autocast, autocast[count:], strict=False):
+    for device, enabled, dtype in zip(_AUTOCAST_DEVICES, state, state[count:], strict=False):
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
-    torch.set_autocast_cache_enabled(autocast[-1])
+    torch.set_autocast_cache_enabled(state[-1])
+
+
+@contextmanager
+def autocast_at(state: tuple[Any, ...]) -> Iterator[None]:
+    """Let autocast be as `autocast_state` gave it: a graph is compiled for where it begins."""
+    now = autocast_state()
+    _set_autocast(state)
+    try:
+        yield
+    finally:
+        _set_autocast(now)
 
 
 def run_at(inference: bool, run: Callable[[], Any]) -> Any:

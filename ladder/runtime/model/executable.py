@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class Executable:
         self._frames: list[Frame] = []
         """Those that no call uses."""
         self._lock = renewed(threading.Lock())
+        self._cast = torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else nullcontext
+        """What conversions a plan has are its own steps: autocast would add some in its steps of torch."""
 
     @property
     def plan(self) -> ModelPlan:
@@ -88,7 +91,8 @@ class Executable:
         frame = self._take()
         try:
             sizes = self.read(values) if sizes is None else sizes
-            found = frame.call(values, sizes, generation)
+            with self._cast():
+                found = frame.call(values, sizes, generation)
         finally:
             self._frames.append(frame)
         if self.bound.changed:

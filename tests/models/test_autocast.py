@@ -1,0 +1,163 @@
+"""Regions of autocast, within a program and around it: plans have the conversions as steps of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, scaled_dot_product_attention
+
+import ladder
+
+LOW = 8e-3
+"""Two roundings to bfloat16: chains of ours round once where torch rounds after each operator."""
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.down(torch.relu(self.up(x)))
+        result: Tensor = self.norm(y.float() + x)
+        return result
+
+
+class Attention(nn.Module):
+    """Switches autocast off within, as rotary embeddings do; queries, keys and values differ in type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.write = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            q, k, v = self.read(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4).unbind(0)
+            with torch.autocast("cpu", enabled=False):
+                frequencies = x @ x.transpose(1, 2)
+                q = q.float() * frequencies.mean()
+            y = scaled_dot_product_attention(q, k, v)
+            return self.write(y.transpose(1, 2).flatten(2)), frequencies
+
+
+class Recurrent(nn.Module):
+    """What autocast lists and would be an operator of ours elsewhere: a recurrent layer, interpolation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return interpolate(self.out(self.layer(x)[0]), scale_factor=2.0, mode="linear")
+
+
+PROGRAMS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (Perceptron, (8, 32)),
+    (Attention, (2, 6, 32)),
+    (Recurrent, (2, 5, 16)),
+]
+
+
+def _assert_near(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, tuple):
+        for one, other in zip(found, wanted, strict=True):
+            _assert_near(one, other)
+        return
+    assert found.dtype == wanted.dtype
+    assert (found.double() - wanted.double()).norm() <= LOW * wanted.double().norm()
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize(("make", "shape"), PROGRAMS)
+def test_regions_are_plans(make: Callable[[], nn.Module], shape: tuple[int, ...], around: bool) -> None:
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(shape)
+    fast = ladder.compile(model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=around):
+        wanted = model(x)
+        for _ in range(3):
+            _assert_near(fast(x), wanted)
+        _assert_near(torch.compile(model, backend="ladder")(x), wanted)
+    assert not fast.refused
+
+
+def test_what_is_switched_off_inside_stays_exact() -> None:
+    """Steps of torch must not convert what the program computes in float32."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            exact = x @ x
+        return exact, x @ x
+
+    fast, x = ladder.compile(program), torch.randn(24, 24)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            exact, low = fast(x)
+            torch.testing.assert_close(exact, program(x)[0])
+            assert low.dtype == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    assert not fast.refused
+
+
+def test_nothing_that_autocast_lists_stays_as_it_was() -> None:
+    """A region without listed operators, and one that only switches autocast off, change no bit."""
+
+    def on(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.relu(x) * 2
+        return y + x
+
+    def off(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y = torch.relu(x) * 2
+        return y + x
+
+    x = torch.randn(4, 4)
+    for function in (on, off):
+        for around in (False, True):
+            fast = ladder.compile(function)
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=around):
+                assert all(torch.equal(fast(x), function(x)) for _ in range(3))
+            assert not fast.refused
+
+
+def test_a_graph_that_breaks_off_in_a_region_is_compiled_for_where_it_begins() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x @ x
+        with torch.autocast("cpu", torch.bfloat16):
+            z = torch.relu(y) @ x
+            if z.sum() > 0:  # a value decides: the rest is another graph
+                z = z @ x
+        return z.float() + y
+
+    fast, x = ladder.compile(program), torch.rand(4, 4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Warning)
+        for each in (x, x, -x, x):
+            _assert_near(fast(each), program(each))
+            assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.filterwarnings("ignore:a graph runs")
+def test_graphs_that_leave_autocast_on_run_in_torch() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch.set_autocast_enabled("cpu", True)
+        return torch.relu(x) @ x
+
+    fast, x = ladder.compile(program), torch.randn(4, 4)
+    try:
+        with torch.no_grad():
+            for _ in range(3):
+                torch.set_autocast_enabled("cpu", False)
+                assert fast(x).dtype == torch.bfloat16
+                assert torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+    assert any("stays" in why for why in fast.refused)
