@@ -221,8 +221,9 @@ def test_plans_run_saved_and_loaded_ones_too(
         columns = x.transpose(1, 2).contiguous().transpose(1, 2)
         _, y, _, turned = fast(x), fast(x), fast(columns), fast(columns)
         assert "ladder found" in fast.plan()
-        require_right("plan", y.numpy(), np.asarray(wide(x.float()), np.float64))
-        assert torch.equal(turned, y)
+        wanted = np.asarray(wide(x.float()), np.float64)
+        for result in (y, turned):  # columns are another plan, which rounds elsewhere
+            require_right("plan", result.numpy(), wanted)
         loaded = ladder.load(fast.export(tmp_path / "model.ladder", x))
         assert torch.equal(loaded(x), y)
 
