@@ -23,7 +23,7 @@ class Perceptron(nn.Module):
         self.up, self.down, self.norm = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
             y = self.down(torch.relu(self.up(x)))
         result: Tensor = self.norm(y.float() + x)
         return result
@@ -37,9 +37,9 @@ class Attention(nn.Module):
         self.read, self.write = nn.Linear(32, 96), nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
             q, k, v = self.read(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4).unbind(0)
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(x.device.type, enabled=False):
                 frequencies = x @ x.transpose(1, 2)
                 q = q.float() * frequencies.mean()
             y = scaled_dot_product_attention(q, k, v)
@@ -54,7 +54,7 @@ class Recurrent(nn.Module):
         self.layer, self.out = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
             return interpolate(self.out(self.layer(x)[0]), scale_factor=2.0, mode="linear")
 
 
@@ -74,13 +74,22 @@ def _assert_near(found: Any, wanted: Any) -> None:
     assert (found.double() - wanted.double()).norm() <= LOW * wanted.double().norm()
 
 
+GPU = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize(("make", "shape"), PROGRAMS)
-def test_regions_are_plans(make: Callable[[], nn.Module], shape: tuple[int, ...], around: bool) -> None:
+def test_regions_are_plans(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], around: bool, device: str
+) -> None:
     torch.manual_seed(0)
-    model, x = make().eval(), torch.randn(shape)
+    model, x = make().eval().to(device), torch.randn(shape, device=device)
     fast = ladder.compile(model)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=around):
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=around):
         wanted = model(x)
         for _ in range(3):
             _assert_near(fast(x), wanted)
