@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from ladder.runtime.registered import define
 from tile_types import QuantizedTensor
 from tile_types.arrays import as_torch
+from tile_types.errors import LadderError
 
 SCHEMA = "dequantize(Tensor[] arrays, str description, ScalarType dtype, Device device) -> Tensor"
 
@@ -37,6 +38,10 @@ METADATA = frozenset(
     )
 )
 """Operations that a `StoredWeight` answers without its values."""
+
+
+IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))
+"""Operators of Python that write their first operand."""
 
 
 class Stored(NamedTuple):
@@ -79,7 +84,12 @@ class StoredWeight(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Answer for metadata; give everything else the values."""
+        """Answer for metadata; refuse writes; give everything else the values."""
+        if _writes(func.__name__) and args and isinstance(args[0], StoredWeight):
+            raise LadderError(
+                f"{func.__name__} would write into decoded values, which nobody reads again: give the layer"
+                " another weight with set_weight"
+            )
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -93,6 +103,11 @@ class StoredWeight(torch.Tensor):
         if func is torch.ops.prim.device.default:
             return args[0].lies_on
         return func(*_with_values(args), **_with_values(kwargs or {}))
+
+
+def _writes(name: str) -> bool:
+    """Tell whether a method of tensors writes its tensor, by its name."""
+    return name in ("__set__", "__setitem__") or (name[-1] == "_" and name[-2] != "_") or name in IN_PLACE
 
 
 def _with_values(given: Any) -> Any:

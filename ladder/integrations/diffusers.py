@@ -175,8 +175,8 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Tell that quantized layers have no gradients."""
-        return False
+        """Tell whether gradients pass through quantized layers."""
+        return self.quantization_config.has_gradients
 
     @property
     def is_compileable(self) -> bool:

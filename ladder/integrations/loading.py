@@ -12,6 +12,7 @@ import torch
 
 from ladder.api.linear import LINEAR_OPTIONS
 from ladder.api.linear_modules import extents_of, is_linear
+from ladder.api.stored_weight import TYPES
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import read_json
 from tile_types import QuantizedTensor, TType
@@ -64,6 +65,11 @@ class Settings:
         """Return the options of `ladder.quantize` and those of `ladder.Linear`."""
         ours = {name: value for name, value in self.options.items() if name in LINEAR_OPTIONS}
         return {name: value for name, value in self.options.items() if name not in ours}, ours
+
+    @property
+    def has_gradients(self) -> bool:
+        """Tell whether linear layers have gradients for their inputs: those that quantize these have none."""
+        return self.options.get("activation") in (None, *TYPES.values())
 
 
 def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:

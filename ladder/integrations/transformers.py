@@ -283,8 +283,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Tell that quantized layers have no gradients."""
-        return False
+        """Tell whether gradients pass through quantized layers; experts have none."""
+        return self.quantization_config.has_gradients and not self.stacks
 
 
 def keep_apart(model: Any) -> None:

@@ -6,7 +6,7 @@ traced graph that is saved finds or builds its kernel in another process.
 
 A Python kernel at torch's Autograd key would cost every call a second trip through Python (two
 thirds of the dispatcher's cost). So ``matmul`` falls through that key, and where a gradient may be
-asked for, ``matmul_without_gradient`` runs instead: the same product, whose backward refuses.
+asked for, ``matmul_with_gradient`` runs instead: the same product of frozen weights.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from tile_types.errors import DTypeError, LadderError, ShapeError
 load_foreign_interface()
 
 ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
+
+DECODED_COLUMNS = 1024
+"""Columns of a weight that a backward pass has in memory at a time."""
 
 ATTENTION_SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None)"
@@ -59,7 +62,7 @@ def _run(
 ) -> torch.Tensor:
     """Launch on the current stream of ``x``'s device."""
     if wants_gradient(x, bias, token_scale):
-        return _refusing(x, weight, bias, token_scale, request)
+        return _learning(x, weight, bias, token_scale, request)
     return compiled(request, x.device).run(x, weight, bias, token_scale)
 
 
@@ -70,7 +73,7 @@ def _run_below_autograd(
     token_scale: torch.Tensor | None,
     request: str,
 ) -> torch.Tensor:
-    """Launch; a gradient that is asked for is refused above."""
+    """Launch; autograd has recorded the call above."""
     return compiled(request, x.device).run(x, weight, bias, token_scale)
 
 
@@ -101,9 +104,43 @@ def _shape(
 def refuse_gradient(context: Any, *gradients: Any) -> Any:
     """Raise where a gradient is asked for."""
     raise LadderError(
-        "Ladder's products have no gradient: quantized weights are for inference; run the model under"
-        " torch.no_grad() or detach its result"
+        "Ladder's kernels have no gradient here: products of activations that are not quantized have one, by"
+        " torch.autograd; else run the model under torch.no_grad() or detach its result"
     )
+
+
+def _keep_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what `_gradients` needs: of tensors, only those of the weight."""
+    x, weight, bias, _, request = inputs
+    ctx.save_for_backward(*weight)
+    ctx.request, ctx.width, ctx.dtype = request, x.shape[-1], x.dtype
+    ctx.bias = None if bias is None else bias.dtype
+
+
+def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """Return the gradients for x and the bias; weights are frozen.
+
+    The product of some rows of the identity is as many columns of the weight, as the kernel has them. So they
+    need no other kernel, and no more of them than these is in memory.
+
+    Raises LadderError where x is quantized, or functions follow the product.
+    """
+    gemm, weight = Request.parse(context.request).gemm, list(context.saved_tensors)
+    if gemm.token_scale or gemm.epilogue or gemm.extras:
+        refuse_gradient(context)
+    for_x = for_bias = None
+    if context.needs_input_grad[0]:
+        none = gradient.new_zeros(gemm.n) if gemm.bias else None
+        parts = []
+        for first in range(0, context.width, DECODED_COLUMNS):
+            rows = torch.arange(first, min(first + DECODED_COLUMNS, context.width), device=gradient.device)
+            units = torch.nn.functional.one_hot(rows, context.width).to(context.dtype)
+            columns = matmul(units, weight, none, None, context.request)
+            parts.append(torch.nn.functional.linear(gradient, columns))
+        for_x = torch.cat(parts, -1).to(context.dtype)
+    if context.needs_input_grad[2]:
+        for_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0).to(context.bias)
+    return for_x, [None] * len(weight), for_bias, None, None
 
 
 def _rows_together(
@@ -164,13 +201,15 @@ torch.library.register_autograd("ladder::quantize_tokens", refuse_gradient, lib=
 matmul: Callable[..., torch.Tensor] = define(f"matmul{ARGUMENTS}", _run, _shape)
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
 
-_refusing: Callable[..., torch.Tensor] = define(
-    f"matmul_without_gradient{ARGUMENTS}", _run_below_autograd, _shape
+_learning: Callable[..., torch.Tensor] = define(
+    f"matmul_with_gradient{ARGUMENTS}", _run_below_autograd, _shape
 )
-for name in ("matmul", "matmul_without_gradient"):
+for name in ("matmul", "matmul_with_gradient"):
     torch.library.register_vmap(f"ladder::{name}", _rows_together, lib=library)
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
+torch.library.register_autograd(
+    "ladder::matmul_with_gradient", _gradients, setup_context=_keep_for_gradient, lib=library
+)
 
 
 def attend(
@@ -257,7 +296,7 @@ def dispatch(
 ) -> torch.Tensor:
     """Call the registered operator, so that torch's dispatch modes see the call; see the module."""
     learns = isinstance(x, torch.Tensor) and wants_gradient(x, bias, token_scale)
-    return (_refusing if learns else matmul)(x, weight, bias, token_scale, request)
+    return (_learning if learns else matmul)(x, weight, bias, token_scale, request)
 
 
 def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -302,8 +341,8 @@ def is_differentiated_forward() -> bool:
 def needs_dispatch(x: torch.Tensor) -> bool:
     """Tell whether somebody watches this call, so that it must go through the dispatcher.
 
-    Raises LadderError if ``torch.func`` or forward-mode differentiation asks for its gradient, which an
-        operator's own refusal does not tell through transforms; DTypeError if x is no tensor.
+    Raises LadderError if ``torch.func`` or forward-mode differentiation asks for its derivative, which an
+        operator does not tell through transforms; DTypeError if x is no tensor.
     """
     if not isinstance(x, (torch.Tensor, torch.fx.Proxy)):
         raise DTypeError(f"x must be a torch tensor, got {type(x).__name__}")
