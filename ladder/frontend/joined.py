@@ -192,7 +192,7 @@ def _biased_key(node: Node) -> Key | None:
 
 _KEYS: Mapping[str, Callable[[Node], Key | None]] = {
     "ladder.matmul.default": _quantized_key,
-    "ladder.matmul_without_gradient.default": _quantized_key,
+    "ladder.matmul_with_gradient.default": _quantized_key,
     "aten.mm.default": _plain_key,
     "aten.addmm.default": _biased_key,
 }

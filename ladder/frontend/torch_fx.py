@@ -472,7 +472,7 @@ _SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
     "aten.copy_.default": _Walk.update,
     "aten.bernoulli.p": _Walk.bernoulli,
     "ladder.matmul.default": _Walk.quantized_product,
-    "ladder.matmul_without_gradient.default": _Walk.quantized_product,
+    "ladder.matmul_with_gradient.default": _Walk.quantized_product,
     "ladder.convolve.default": _Walk.quantized_convolution,
 }
 """Operators that are more than a row."""
