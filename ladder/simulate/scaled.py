@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ladder.simulate.findings import Finding
 from ladder.simulate.launch import SimulationResult, simulate_launch
 from tile_types.errors import DeviceError, ShapeError
 
@@ -44,7 +42,7 @@ def simulate_scaled(
     from ladder.lower.build import SCALED, resolve
     from ladder.lower.tvm_lock import tvm_lock
     from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
-    from ladder.simulate.operator import FAMILIES, numpy_of
+    from ladder.simulate.operator import FAMILIES, judged, numpy_of
     from tile_types.arrays import torch_dtype
 
     if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
@@ -68,8 +66,4 @@ def simulate_scaled(
     if expected is None:
         return result
     exact = np.asarray(expected, np.float64).reshape(result.y.shape)
-    error = float(np.linalg.norm(result.y.astype(np.float64) - exact) / np.linalg.norm(exact))
-    bound, findings = BOUNDS[form.output] * cancellation, result.findings
-    if not error <= bound:
-        findings += (Finding("wrong values", f"relative error {error:.2e}, at most {bound:.0e} is expected"),)
-    return replace(result, findings=findings, relative_error=error)
+    return judged(result, exact, BOUNDS[form.output] * cancellation)
