@@ -1,9 +1,9 @@
 """Kernels for Blackwell without a Blackwell GPU: what they are predicted to take, and what their code holds.
 
-``python -m benchmarks.blackwell`` chooses the schedule for each problem as a plan would, compiles it for
-sm_100a, reads back registers and spills, and prints the predicted time beside that of the fastest schedule
-of ``mma`` and, where there is one, a time that others published for a B200. Nothing is run. ``--scaled`` does
-so for products of block types by themselves.
+``python -m benchmarks.blackwell`` chooses the schedule for each problem as a plan would, compiles it, reads
+back registers and spills, and prints the predicted time beside that of the fastest schedule of ``mma`` and,
+where there is one, a time that others published for a B200. Nothing is run. ``--scaled`` does so for products
+of block types by themselves, by one CTA and by two. ``--target cuda/sm_103a`` is a B300.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from benchmarks.harness import (
 )
 from benchmarks.spills import Shipped, compiled, versions
 from ladder.api.problem import gemm_for
-from ladder.api.scaled import ScaledMatmul
 from ladder.ir.gemm import Gemm
+from ladder.ir.scaled import ScaledGemm
+from ladder.runtime.scaled import kernel_for
 from schedules.policy import Candidate, rank
+from schedules.scaled import choose, predict, schedules
 from targets import get_device
 
-TARGET = "cuda/sm_100a"
+TARGETS = "cuda/sm_100a", "cuda/sm_103a"
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192), (14336, 4096), (4096, 14336), (9216, 7168))
 """N and K."""
@@ -69,15 +71,15 @@ def code_of(kernel: Shipped) -> tuple[int, int]:
     return outcome.registers, outcome.spilled
 
 
-def record(weight: str, gemm: Gemm, m: int) -> dict[str, Any]:
+def record(target: str, weight: str, gemm: Gemm, m: int) -> dict[str, Any]:
     """Return what is known of one product."""
-    device = get_device(TARGET)
+    device = get_device(target)
     fastest: dict[str, Candidate] = {}
     for candidate in rank(gemm, device, m):
         fastest.setdefault(candidate.schedule.pipeline, candidate)  # type: ignore[attr-defined]
     name, best = next(iter(fastest.items()))
     generic = gemm_for(8192, 8192, weight, *TYPES[weight][:1], group_size=TYPES[weight][1], token_scale=False)
-    registers, spilled = code_of(Shipped(generic, TARGET, str(best.schedule)))
+    registers, spilled = code_of(Shipped(generic, target, str(best.schedule)))
     published = PUBLISHED.get((weight, gemm.n, gemm.k, m))
     return {
         "weight": weight, "activation": gemm.activation, "n": gemm.n, "k": gemm.k, "m": m,
@@ -92,42 +94,47 @@ SCALED, ROWS = ("mxfp8_e4m3", "mxfp4", "nvfp4"), (1, 4, 64, 256, 4096)
 """Block types that cores multiply with their scales, and M."""
 
 
-def scaled_record(kind: str, n: int, k: int, m: int) -> dict[str, Any]:
-    """Return what is known of one block-scaled product."""
-    lowered = ScaledMatmul(n, k, kind, kind).lower(TARGET)
-    cost, resources = lowered.predicted(m), lowered.kernel(m).manifest["resources"]
-    (code,) = resources.values()
+def scaled_record(target: str, kind: str, n: int, k: int, m: int, pair: bool) -> dict[str, Any]:
+    """Return what is known of one block-scaled product by one CTA, or by a pair of them."""
+    form, device = ScaledGemm(n, k, kind, kind), get_device(target)
+    legal = [option for option in schedules(form, device) if option.pair == pair]
+    cost, schedule = min(
+        ((predict(form, device, option, m), option) for option in legal), key=lambda one: one[0].seconds
+    )
+    (code,) = kernel_for(form, device, schedule).manifest["resources"].values()
     return {
-        "weight": kind, "activation": kind, "n": n, "k": k, "m": m, "schedule": str(lowered.schedule(m)),
-        "bound_by": cost.bound, "predicted_us": round(cost.seconds * 1e6, 2),
+        "weight": kind, "activation": kind, "n": n, "k": k, "m": m, "schedule": str(schedule),
+        "chosen": schedule == choose(form, device, m), "bound_by": cost.bound,
+        "predicted_us": round(cost.seconds * 1e6, 2),
         "predicted_tflops": round(2 * m * n * k / cost.seconds / 1e12), "registers": code["registers"],
         "spilled": code["spill_stores"] + code["spill_loads"], "published": PUBLISHED.get((kind, n, k, m)),
     }  # fmt: skip
 
 
-def records(scaled: bool) -> Iterator[dict[str, Any]]:
+def records(target: str, scaled: bool) -> Iterator[dict[str, Any]]:
     """Yield what is known of each product."""
     if scaled:
-        for kind, (n, k), m in product(SCALED, SHAPES, ROWS):
-            yield scaled_record(kind, n, k, m)
+        for kind, (n, k), m, pair in product(SCALED, SHAPES, ROWS, (False, True)):
+            yield scaled_record(target, kind, n, k, m, pair)
     else:
         for weight, gemm, m in problems():
-            yield record(weight, gemm, m)
+            yield record(target, weight, gemm, m)
 
 
 def main() -> None:
     """Print a line for each problem, and write them all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--target", choices=TARGETS, default=TARGETS[0])
     parser.add_argument("--scaled", action="store_true", help="products of block types by themselves")
     options = parser.parse_args()
     rows = []
-    for row in records(options.scaled):
+    for row in records(options.target, options.scaled):
         rows.append(row)
         print(json.dumps(rows[-1]), flush=True)
     if options.output:
         facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
-        write_record(options.output, {**facts, "target": TARGET, "products": rows})
+        write_record(options.output, {**facts, "target": options.target, "products": rows})
 
 
 if __name__ == "__main__":

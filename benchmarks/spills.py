@@ -49,7 +49,7 @@ GROUPS = (32, 128)
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 TARGETS = (
     *("rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", "rocm/gfx1100", "rocm/gfx1201"),
-    *("cuda/sm_90a", "cuda/sm_100a"),
+    *("cuda/sm_90a", "cuda/sm_100a", "cuda/sm_103a"),
 )
 
 SHARE = 24

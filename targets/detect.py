@@ -42,6 +42,7 @@ CUDA_ARCHITECTURES: Mapping[tuple[int, int], str] = {
     (8, 9): "sm_89",
     (9, 0): "sm_90a",
     (10, 0): "sm_100a",
+    (10, 3): "sm_103a",
 }
 
 

@@ -9,7 +9,7 @@ cuBLASLt fp8 1,575 of 1,979 TFLOP/s); other architectures inherit these ratios.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from targets.device import Core, Layer, TileDevice
 
@@ -314,33 +314,39 @@ SM_90A = _device(
     ),
 )
 
-SM_100A = _device(
-    Chip(
-        "sm_100a",
-        "B200 SXM",
-        148,
-        1.85e9,
-        (180 * GIB, 8.0e12),
-        (126 * MIB, 1.0e13),
-        (227 * KIB, 228 * KIB),
-        2048,
-        32,
-        64,
-        BLACKWELL,
-        "cuda>=12.8",
-        BULK_LOADS,
-    ),
-    (
-        # A datasheet of eight B200 (NVIDIA) has 36 PFLOPS of 16-bit, 72 of 8-bit products, sparse:
-        # half of an eighth each; as a share of that cores are taken to sustain what the H200's do.
-        # mma.sync is taken to run at Hopper's rate (not published); of fp8, ptxas makes products of float16.
-        _tcgen05(16, "float16", 8192),
-        _tcgen05(16, "bfloat16", 8192),
-        _tcgen05(32, "fp8_e4m3", 16384),
-        _tcgen05(32, "fp8_e5m2", 16384),
-        _tcgen05(32, "int8", 16384),
-        *_ada_cores(4096 * MMA_ON_HOPPER, fp8=4096 * MMA_ON_HOPPER),
-    ),
+B200 = Chip(
+    "sm_100a",
+    "B200 SXM",
+    148,
+    1.85e9,
+    (180 * GIB, 8.0e12),
+    (126 * MIB, 1.0e13),
+    (227 * KIB, 228 * KIB),
+    2048,
+    32,
+    64,
+    BLACKWELL,
+    "cuda>=12.8",
+    BULK_LOADS,
 )
 
-DEVICES = (SM_70, SM_75, SM_80, SM_86, SM_89, SM_90A, SM_100A)
+BLACKWELL_CORES = (
+    # A datasheet of eight B200 (NVIDIA) has 36 PFLOPS of 16-bit, 72 of 8-bit products, sparse:
+    # half of an eighth each; as a share of that cores are taken to sustain what the H200's do.
+    # mma.sync is taken to run at Hopper's rate (not published); of fp8, ptxas makes products of float16.
+    _tcgen05(16, "float16", 8192),
+    _tcgen05(16, "bfloat16", 8192),
+    _tcgen05(32, "fp8_e4m3", 16384),
+    _tcgen05(32, "fp8_e5m2", 16384),
+    *_ada_cores(4096 * MMA_ON_HOPPER, fp8=4096 * MMA_ON_HOPPER),
+)
+
+SM_100A = _device(B200, (_tcgen05(32, "int8", 16384), *BLACKWELL_CORES))
+
+SM_103A = _device(
+    # The datasheet of eight B300 has the B200's rates of 16 and 8 bits; tcgen05 of sm_103a has no kind::i8.
+    replace(B200, arch="sm_103a", title="B300 SXM", dram=(268 * GIB, 8.0e12), toolkit="cuda>=12.9"),
+    BLACKWELL_CORES,
+)
+
+DEVICES = (SM_70, SM_75, SM_80, SM_86, SM_89, SM_90A, SM_100A, SM_103A)

@@ -17,6 +17,7 @@ from tvm.backend.cuda.cpp.descriptors import (
     encode_instr_descriptor_block_scaled_uint32,
     encode_smem_descriptor_base_uint64,
 )
+from tvm_ffi import structural_equal
 
 import ladder
 from ladder.ir.scaled import FORMATS, ScaledGemm
@@ -132,6 +133,15 @@ def test_kernels(kind: str, name: str) -> None:
     assert not result.findings, result.report()
     assert error_of(y, x.exact @ w.exact.T + bias.numpy()) <= 1e-6
     assert result.counts["tcgen05"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_b300_has_the_kernels_of_b200(kind: str) -> None:
+    """What is simulated of one is so of the other."""
+    b300 = get_device("cuda/sm_103a")
+    for _, n, k, schedule, _ in CASES.values():
+        form = product(kind, n, k, bias=True)
+        assert structural_equal(emit(form, b300, schedule, "k"), emit(form, B200, schedule, "k"))
 
 
 def test_types_of_one_kind_mix() -> None:

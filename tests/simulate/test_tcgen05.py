@@ -17,6 +17,7 @@ from tvm import ir, tirx
 from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32
 from tvm.script import tirx as T
 from tvm.tirx.layout import tcgen05_atom_layout
+from tvm_ffi import structural_equal
 
 import ladder
 from ladder.api.lowered import Lowered
@@ -174,6 +175,17 @@ def test_kernels(name: str) -> None:
     assert not result.findings, result.report()
     assert error <= bound_of(problem)
     assert result.counts["tcgen05"] > 0
+
+
+def test_b300_has_the_kernels_of_b200_but_for_integers() -> None:
+    """tcgen05 of sm_103a has no kind::i8."""
+    for problem, schedule, _, _ in CASES.values():
+        if problem.activation == "int8":
+            with pytest.raises(ScheduleError, match="no core multiplies int8 in this pipeline"):
+                emitted(problem, schedule, "sm_103a")
+            continue
+        kernels = (emitted(problem, schedule, arch) for arch in ("sm_100a", "sm_103a"))
+        assert structural_equal(*kernels)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from targets.detect import cpu_features, device_for_capability, rocm_architectur
 from tile_types.errors import ConversionError, DeviceError, UnknownNameError
 
 DESIGN_DEVICES = {
-    *(f"cuda/sm_{arch}" for arch in ("70", "75", "80", "86", "89", "90a", "100a")),
+    *(f"cuda/sm_{arch}" for arch in ("70", "75", "80", "86", "89", "90a", "100a", "103a")),
     *(f"rocm/gfx{arch}" for arch in ("90a", "942", "950", "1100", "1201")),
     "cpu/amx", "cpu/avx512_vnni", "cpu/avx512_bf16", "cpu/avx2", "cpu/dotprod",
 }  # fmt: skip
@@ -124,6 +124,7 @@ def test_gpus_are_matched_by_compute_capability() -> None:
     assert device_for_capability((9, 0)) == "cuda/sm_90a"
     assert device_for_capability((8, 9)) == "cuda/sm_89"
     assert device_for_capability((3, 5)) is None
+    assert device_for_capability((10, 3)) == "cuda/sm_103a"
     for gpu in visible_gpus():
         name = device_for_capability(gpu.capability)
         assert gpu.device == name if name is None else get_device(str(gpu.device)).row == name

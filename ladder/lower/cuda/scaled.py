@@ -1,4 +1,4 @@
-"""Block-scaled products of sm_100a: codes and scales go to the core as they are stored.
+"""Block-scaled products of sm_100a and sm_103a: codes and scales go to the core as they are stored.
 
 ``out^T = W · x^T``: 128 weight rows are the instruction's M, activation rows its N. A producer copies slabs
 of 128 bytes of K of both operands, and their scales, into a ring of stages; one thread copies the scales on

@@ -1,4 +1,4 @@
-"""The sm_100a pipeline: weights decoded into tensor memory, products by tcgen05.mma.
+"""The pipeline of sm_100a and sm_103a: weights decoded into tensor memory, products by tcgen05.mma.
 
 ``out^T = W · x^T`` as in the pipeline ``wgmma``, whose producer, decoders and epilogue it shares: 128 weight
 rows are the instruction's M, activation rows its N. Math warps decode packed words and store the operand
