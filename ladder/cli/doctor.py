@@ -17,6 +17,7 @@ from typing import Any
 
 from ladder.cli.console import print_table
 from ladder.lower.cuda.toolkit import CUDA_RUNTIME, find_tool, nvcc, runtime_libraries
+from ladder.lower.linking import host_linker
 from tile_types.errors import LadderError, MissingToolError
 
 PROBE_SECONDS = 20.0
@@ -75,27 +76,31 @@ def package(name: str) -> Callable[[], ProbeResult | None]:
     return probe
 
 
-def program(
-    *names: str, variable: str = "", pattern: str = r"\d+(\.\d+)+"
-) -> Callable[[], ProbeResult | None]:
-    """Return a probe for the first program of ``names``, or the one that an environment variable names."""
-
-    def probe() -> ProbeResult | None:
-        chosen = os.environ.get(variable, "") if variable else ""
-        path = next(filter(None, map(shutil.which, [chosen] if chosen else names)), None)
-        return None if path is None else _version_of(path, pattern)
-
-    return probe
+def cxx_compiler() -> ProbeResult | None:
+    """Look for a C++ compiler: ``CXX``, else the first on PATH."""
+    chosen = os.environ.get("CXX")
+    names = (chosen,) if chosen else ("c++", "g++", "clang++")
+    path = next(filter(None, map(shutil.which, names)), None)
+    return None if path is None else _version_of(path)
 
 
-def _version_of(path: str, pattern: str) -> ProbeResult:
+def _version_of(*command: str, pattern: str = r"\d+(\.\d+)+") -> ProbeResult:
+    where, asked = " ".join(command), [*command, "--version"]
     try:
-        command = [path, "--version"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        ran = subprocess.run(asked, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return ProbeResult(str(error), path, works=False)
+        return ProbeResult(str(error), where, works=False)
     version = re.search(pattern, ran.stdout + ran.stderr)
-    return ProbeResult(version[0] if version else "version unknown", path, works=ran.returncode == 0)
+    return ProbeResult(version[0] if version else "version unknown", where, works=ran.returncode == 0)
+
+
+def kernel_linker() -> ProbeResult | None:
+    """Look for what makes libraries of kernels, as `ladder.lower.linking` does."""
+    try:
+        command = host_linker()
+    except MissingToolError:
+        return None
+    return _version_of(*command)
 
 
 def tvm_library() -> ProbeResult | None:
@@ -144,7 +149,7 @@ def cuda_program(name: str) -> Callable[[], ProbeResult | None]:
             path = nvcc() if name == "nvcc" else find_tool(name)
         except MissingToolError:
             return None
-        return None if path is None else _version_of(str(path), r"(?<=release )\d+\.\d+")
+        return None if path is None else _version_of(str(path), pattern=r"(?<=release )\d+\.\d+")
 
     return probe
 
@@ -240,17 +245,17 @@ TOOLS = (
     Tool("z3-solver", "proofs of fast decodes", REINSTALL, package("z3-solver")),
     Tool("onnx", "importing and exporting models", REINSTALL, package("onnx")),
     Tool(
-        "C compiler",
+        "linker",
         "links kernels into libraries",
-        "install gcc or clang with your system's package manager, or set CC",
-        program("cc", "gcc", "clang", variable="CC"),
+        "pip install ziglang, or install gcc or clang with your system's package manager, or set CC",
+        kernel_linker,
         required=True,
     ),
     Tool(
         "C++ compiler",
         "compiles the guards of models with many tensors, which are slower without",
         "install g++ or clang (or set CXX), and Python's headers (python3-dev)",
-        program("c++", "g++", "clang++", variable="CXX"),
+        cxx_compiler,
     ),
     Tool(
         "nvcc",
@@ -260,8 +265,8 @@ TOOLS = (
     ),
     Tool(
         "NVRTC",
-        "compiles them where there is no nvcc",
-        "pip install 'nvidia-cuda-nvrtc==13.*'; a CUDA 13 build of torch has it",
+        "compiles them where there is no nvcc, or no gcc",
+        f"{CUDA_TOOLKIT}; a CUDA 13 build of torch has it",
         nvrtc_library,
     ),
     Tool("ptxas", "assembles for cuda/* targets", CUDA_TOOLKIT, cuda_program("ptxas")),

@@ -1,4 +1,4 @@
-"""CUDA without nvcc: NVRTC is chosen only then, and compiles what TVM emits."""
+"""CUDA without nvcc, or gcc: NVRTC is chosen only then, and compiles what TVM emits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_nvcc_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "library", FakeNvrtc)
     monkeypatch.setattr(toolchain, "find_tool", lambda name: Path("/tools") / name)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: f"/bin/{name}")
     assert not toolchain.uses_nvrtc()
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    assert toolchain.uses_nvrtc()  # nvcc calls gcc
 
 
 @pytest.mark.usefixtures("no_nvcc")

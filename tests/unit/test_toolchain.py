@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import shutil
 import stat
@@ -14,16 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import tvm_ffi
 from decode_kernels import emit_decode
+from tvm.script import tirx as T
 
 from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.lower import build as lower_build
+from ladder.lower import builder as b
+from ladder.lower import linking
 from ladder.lower.compilation import Compilation
 from ladder.lower.cuda import toolchain, toolkit
 from ladder.lower.tvm_lock import tvm_lock, tvm_unlocked
 from schedules.schedule import GpuSchedule, Plan
-from targets import get_device
+from targets import get_device, host_cpu
 from tile_types.errors import CompilerError, MissingToolError, UnknownNameError
 
 HOPPER = get_device("cuda/sm_90a")
@@ -140,7 +146,22 @@ def test_resources_are_read_per_kernel() -> None:
 
 
 # ---- the driver stub --------------------------------------------------------------------
-@pytest.mark.skipif(shutil.which("cc") is None, reason="building the stub needs a C compiler")
+@pytest.fixture(params=[False, True], ids=["packaged", "on PATH"])
+def any_linker(request: Any, monkeypatch: Any) -> None:
+    """The linker of the extras, where there is no C compiler, and a C compiler."""
+    if not request.param:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    elif linking.host_linker()[-1] == "ld.lld":
+        pytest.skip("no C compiler is here")
+
+
+def hide_linkers(monkeypatch: Any) -> None:
+    """Hide C compilers and packages."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("any_linker")
 def test_the_stub_answers_no_device(tmp_path: Path) -> None:
     with knobs.override(cache_dir=tmp_path):
         stub = ctypes.CDLL(str(toolchain._driver_stub()))
@@ -148,10 +169,35 @@ def test_the_stub_answers_no_device(tmp_path: Path) -> None:
         assert getattr(stub, name)() == toolchain.NO_DEVICE
 
 
-def test_the_stub_needs_a_c_compiler(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with knobs.override(cache_dir=tmp_path), pytest.raises(MissingToolError, match="C compiler"):
+def test_the_stub_needs_a_linker(monkeypatch: Any, tmp_path: Path) -> None:
+    hide_linkers(monkeypatch)
+    with knobs.override(cache_dir=tmp_path), pytest.raises(MissingToolError, match="pip install ziglang"):
         toolchain._driver_stub()
+
+
+@pytest.mark.usefixtures("any_linker")
+def test_libraries_hold_kernels_and_find_functions_of_c(tmp_path: Path) -> None:
+    from ladder.lower.cpu.toolchain import compile_functions
+
+    with b.function("power") as kernel:
+        x, y = b.tensor("x", (1,), "float32"), b.tensor("y", (1,), "float32")
+        b.store(y, T.exp(x[0]), 0)
+    path = tmp_path / "power.so"
+    compile_functions({"power": kernel.func}, host_cpu(), path)
+    entry, y = tvm_ffi.load_module(str(path))["power"], torch.zeros(1)
+    entry(torch.ones(1), y)
+    torch.testing.assert_close(y, torch.ones(1).exp())
+
+
+def test_a_c_compiler_that_is_named_must_be_there(monkeypatch: Any) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(MissingToolError, match="CC=no-such-compiler"):
+        linking.host_linker()
+
+
+def test_what_the_linker_says_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CompilerError, match=r"absent\.o"):
+        linking.link(tmp_path / "k.so", [tmp_path / "absent.o"])
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="reading symbols needs nm (binutils)")
@@ -189,12 +235,12 @@ def test_machine_code_is_made_although_tvm_was_imported_first(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-def test_linking_needs_a_c_compiler(monkeypatch: Any, tmp_path: Path) -> None:
+def test_linking_needs_a_linker(monkeypatch: Any, tmp_path: Path) -> None:
     fake = program(tmp_path, "nvcc", 'for last; do :; done; printf cubin > "$(dirname "$last")/kernel.cubin"')
     toolchain.load_compiler()
     function = emit_decode(Gemm(64, 64, "uint4"), HOPPER, "unlinked")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with knobs.override(nvcc=fake), pytest.raises(MissingToolError, match="C compiler"):
+    hide_linkers(monkeypatch)
+    with knobs.override(nvcc=fake), pytest.raises(MissingToolError, match="pip install ziglang"):
         toolchain.compile_functions({"unlinked": function}, HOPPER, tmp_path / "k.so")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.lower.compilation import Compilation
+from ladder.lower.linking import host_linker, link
 from ladder.lower.passes import context, pipeline
 from targets import TileDevice
 from tile_types.errors import CompilerError
@@ -35,13 +36,12 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     functions: Entries by name.
     device: The CPU to compile for.
     library: Path of the ``.so`` to write.
-    Raises CompilerError if LLVM rejects the functions or the system's linker fails.
+    Raises MissingToolError if there is no linker.
+    Raises CompilerError if LLVM rejects the functions or the linker fails.
     """
+    host_linker()
     executable = compile_module(functions, device)
-    try:
-        executable.export_library(str(library))
-    except (RuntimeError, OSError) as error:
-        raise CompilerError(f"linking {library.name} failed: {error}; `ladder doctor` lists tools") from error
+    executable.export_library(str(library), fcompile=link)
     return Compilation("llvm", str(executable.mod.inspect_source("ll")))
 
 

@@ -22,6 +22,7 @@ from ladder import knobs
 from ladder.lower.compilation import Compilation
 from ladder.lower.cuda import nvrtc
 from ladder.lower.cuda.toolkit import CUDA_RUNTIME, REMEDY, find_tool, nvcc, runtime_libraries
+from ladder.lower.linking import link
 from ladder.lower.passes import pipeline
 from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
@@ -66,8 +67,9 @@ def require_release(compiler: str, version: str, device: TileDevice) -> None:
 
 
 def uses_nvrtc() -> bool:
-    """Tell whether NVRTC compiles: where there is no nvcc, and none was named."""
-    return knobs.settings.nvcc is None and find_tool("nvcc") is None and nvrtc.library() is not None
+    """Tell whether NVRTC compiles: where there is no nvcc, or no gcc, which it calls, and none was named."""
+    whole = find_tool("nvcc") is not None and shutil.which("gcc") is not None
+    return knobs.settings.nvcc is None and not whole and nvrtc.library() is not None
 
 
 def compiler_identity() -> str:
@@ -78,7 +80,7 @@ def compiler_identity() -> str:
 
 
 def compile_cuda(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
-    """Compile CUDA source by nvcc, or by NVRTC where there is none.
+    """Compile CUDA source by nvcc, or by NVRTC (`uses_nvrtc`).
 
     source: CUDA C++.
     device: Architecture to compile for; its ``compile_options`` name it.
@@ -224,25 +226,15 @@ def _driver_stub() -> Path:
     library = folder / "libcuda.so.1"
     if library.is_file():
         return library
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise MissingToolError("compiling for CUDA without a GPU driver needs a C compiler (cc); install gcc")
+    import tvm
+
     folder.mkdir(parents=True, exist_ok=True)
+    functions = "".join(f"define i32 @{name}() {{ ret i32 {NO_DEVICE} }}\n" for name in DRIVER_SYMBOLS)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source, built = Path(scratch) / "driver.c", Path(scratch) / "libcuda.so.1"
-        source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in DRIVER_SYMBOLS))
-        command: list[str | Path] = [
-            compiler,
-            "-shared",
-            "-fPIC",
-            "-Wl,-soname,libcuda.so.1",
-            "-o",
-            built,
-            source,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CompilerError(f"{compiler} cannot build the driver stub: {done.stderr.strip()}")
+        source, built = Path(scratch) / "driver.ll", Path(scratch) / "libcuda.so.1"
+        source.write_text(functions)
+        tvm.runtime.load_module(str(source)).write_to_file(f"{source}.o")
+        link(built, [f"{source}.o"], name=built.name)
         built.replace(library)  # atomic: another process may build it too
     return library
 
@@ -307,7 +299,5 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
         module = tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline=pipeline())
     if not result.binary:
         raise CompilerError(f"TVM produced no machine code for {device.name}; is its CUDA runtime installed?")
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        raise MissingToolError("exporting a kernel needs a C compiler to link it; install gcc")
-    module.export_library(str(library))
+    module.export_library(str(library), fcompile=link)
     return result

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ladder.lower.compilation import Compilation
+from ladder.lower.linking import host_linker
 from ladder.lower.rocm.code_object import read_resources, require_loadable
 from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
@@ -155,8 +156,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     Raises MissingToolError if there is no linker.
     Raises CompilerError if TVM, LLVM or the linker rejects the kernel, or ROCm's loader would.
     """
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        raise MissingToolError("exporting a kernel needs a C compiler to link it; install gcc")
+    host_linker()
     with tempfile.TemporaryDirectory(prefix="ladder-rocm-") as folder:
         assembly = Path(folder) / "assembly"
         written = {"assembly": str(assembly), "library": str(library)}

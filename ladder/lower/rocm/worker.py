@@ -47,9 +47,9 @@ class Linker:
 
 
 @functools.cache
-def passes() -> Any:
-    """Load `ladder.lower.passes` from its file: importing Ladder would take longer than compiling."""
-    spec = importlib.util.spec_from_file_location("passes", Path(__file__).parents[1] / "passes.py")
+def module_of(name: str) -> Any:
+    """Load a module of `ladder.lower` from its file: importing Ladder would take longer than compiling."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -64,11 +64,11 @@ def compile_module(request: dict[str, Any], linker: Linker) -> dict[str, Any]:
 
     linker.command, linker.abi, linker.linked = request["linker"], request["abi"], b""
     module = tvm.ir.load_json(Path(request["tir"]).read_text())
-    built = tvm.compile(module, target=Target(request["target"]), tir_pipeline=passes().pipeline())
+    built = tvm.compile(module, target=Target(request["target"]), tir_pipeline=module_of("passes").pipeline())
     Path(request["code_object"]).write_bytes(linker.linked)
     if "library" in request:
         Path(request["assembly"]).write_text(built.mod.imports[0].inspect_source("asm"))
-        built.export_library(request["library"])
+        built.export_library(request["library"], fcompile=module_of("linking").link)
     return {}
 
 
