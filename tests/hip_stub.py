@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ladder.lower.rocm.code_object import _metadata, require_loadable
+from ladder.lower.rocm.toolchain import compile_functions
+from ladder.runtime import hip
+from ladder.runtime.library import load_library
 from ladder.simulate.gcn.launch import run
+from ladder.simulate.launch import SimulationResult
+from targets import get_device
 
 SOURCE = r"""
 #include <stddef.h>
@@ -86,6 +95,7 @@ class Stub:
         self.events: list[int] = []
         self.refusals: list[str] = []
         self.findings: list[str] = []
+        self.counts = Counter[str]()
         self._next = 0x1000
         source, self.library = folder / "hip.c", folder / "libamdhip64.so"
         source.write_text(SOURCE)
@@ -201,6 +211,7 @@ class Stub:
         given = [self._argument(params, index, each) for index, each in enumerate(visible)]
         report = run(self.assembly, symbol, self.arch, given, gx, bx)
         self.findings += [str(each) for each in report.findings]
+        self.counts += report.counts
         self.launches.append((symbol, gx, bx))
 
     def _argument(self, params: int, index: int, form: dict[str, Any]) -> Any:
@@ -214,3 +225,35 @@ class Stub:
         held, count = self.memory[address]
         start = address - held.ctypes.data
         return held[start : start + count]
+
+
+_kept: list[Stub] = []
+
+
+@contextmanager
+def installed(arch: str, folder: Path) -> Iterator[Stub]:
+    """Put a stub into the runtime's place; the process keeps it, as what tvm_ffi has registered names it."""
+    stub = Stub(arch, folder)
+    _kept.append(stub)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hip, "LIBRARIES", (str(stub.library),))
+        hip.runtime.cache_clear()
+        yield stub
+    hip.runtime.cache_clear()
+
+
+def launched(
+    stub: Stub, function: Any, arrays: Sequence[np.ndarray | int], outputs: Sequence[int]
+) -> SimulationResult:
+    """Run a kernel as users' GPUs do, by its compiled host part; what it writes is put into the arrays."""
+    name, library = str(function.attrs["global_symbol"]), stub.library.with_name("kernel.so")
+    compiled = compile_functions({name: function}, get_device(f"rocm/{stub.arch}"), library)
+    stub.assembly = compiled.source
+    entry = load_library(library.read_bytes(), library.name, "rocm")[name]
+    tensors = [array for array in arrays if not isinstance(array, int)]
+    with hip.on_device(hip.runtime(), tensors) as (held, given):
+        rest = iter(given)
+        entry(*(array if isinstance(array, int) else next(rest) for array in arrays))
+        for array, copy in zip(tensors, held, strict=True):
+            array[...] = copy.fetch()
+    return SimulationResult(tuple(arrays[at] for at in outputs), (), {}, (), counts=stub.counts)  # type: ignore[misc]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hip_stub import Stub
+from hip_stub import Stub, installed
 from typer.testing import CliRunner
 
 import ladder
@@ -26,24 +26,22 @@ TARGET = "rocm/gfx942"
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
     """A machine with one MI300X; the process keeps its runtime."""
-    stub = Stub("gfx942", tmp_path_factory.mktemp("hip"))
     real = compiling.load_entry
 
     def load_entry(kernel: Any, family: str) -> Any:
         stub.assembly = kernel.sources()["asm"]
         return real(kernel, family)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hip, "LIBRARIES", (str(stub.library),))
+    with (
+        installed("gfx942", tmp_path_factory.mktemp("hip")) as stub,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(compiling, "load_entry", load_entry)
         for module in (problem, first_run):
             patch.setattr(module, "rocm_architectures", lambda: ["gfx942"])
         patch.setattr(amd_gpu, "ROUNDS", 1)
         patch.setattr(amd_gpu, "copies_for", lambda *_: 1)
-        hip.runtime.cache_clear()
-        hip.register.cache_clear()
         yield stub
-    hip.runtime.cache_clear()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry
 from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
+from ladder.simulate.amd import calls_for
 from targets import get_device, host_cpu
 from tile_types.errors import ScheduleError
 
@@ -115,7 +117,26 @@ def test_open_chain(seed: int) -> None:
             check(graph, function, sizes, drawn.ttype, seed)
 
 
-def check(graph: Graph, function: object, sizes: Mapping[str, int], ttype: str, seed: int) -> None:
+AMD = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+COUNTED = (4, 5, 6)
+"""Seeds of chains whose elements depend on their number and a size, which kernels make floats of."""
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("seed", COUNTED)
+@pytest.mark.parametrize("arch", AMD)
+def test_open_chain_as_machine_code(arch: str, seed: int) -> None:
+    drawn, device = Drawn(931000 + seed), get_device(f"rocm/{arch}")
+    graph = drawn.chain()
+    assert row_axes(graph, graph.outputs) is not None
+    for sizes in SIZES[::3]:
+        calls = calls_for(arch)
+        check(graph, emit_chain(graph, device, "chain"), sizes, drawn.ttype, seed, calls=calls, stage="code")
+
+
+def check(
+    graph: Graph, function: object, sizes: Mapping[str, int], ttype: str, seed: int, **options: Any
+) -> None:
     """Simulate a kernel for sizes and compare with the reference."""
     rng, fixed, dtype = np.random.default_rng(seed), bind(graph, sizes), DTYPES[ttype]
     inputs = [rng.uniform(-1, 1, node.tile.known_shape).astype(dtype) for node in fixed.inputs]
@@ -124,7 +145,7 @@ def check(graph: Graph, function: object, sizes: Mapping[str, int], ttype: str, 
     numbers = [sizes[name] for name in size_names(graph)]
     first = len(numbers) + len(inputs)
     places = tuple(range(first, first + len(outputs)))
-    result = simulate_launch(function, [*numbers, *inputs, *outputs], outputs=places)
+    result = simulate_launch(function, [*numbers, *inputs, *outputs], outputs=places, **options)
     assert not result.findings, result.report()
     for got, want in zip(outputs, exact if isinstance(exact, tuple) else (exact,), strict=True):
         bound = BOUNDS[ttype] * max(1.0, float(np.abs(want).max()))

@@ -70,6 +70,10 @@ RENAMED: tuple[tuple[str, str], ...] = (
     (r"s_sub_co_ci_u32", "s_subb_u32"),
     (r"s_(and|or)_not1_(\w+)", r"s_\1n2_\2"),
     (r"s_ctz_i32_(b\d+)", r"s_ff1_i32_\1"),
+    (r"s_clz_i32_u(\d+)", r"s_flbit_i32_b\1"),
+    (r"s_cls_i32", "s_flbit_i32"),
+    (r"v_clz_i32_u32", "v_ffbh_u32"),
+    (r"v_cls_i32", "v_ffbh_i32"),
     (r"s_barrier_wait", "s_barrier"),
 )
 """Patterns of mnemonics, and what GFX9 calls the same."""

@@ -56,6 +56,16 @@ def _lowest(value: int) -> tuple[int, None]:
     return ((value & -value).bit_length() - 1 & ONES, None)
 
 
+def _leading(value: int, bits: int = 32) -> tuple[int, None]:
+    """Return how many zeros lead, -1 without a one."""
+    return (bits - value.bit_length() if value else ONES), None
+
+
+def _leading_signs(value: int) -> tuple[int, None]:
+    """Return how many bits lead that equal the first, -1 if all do."""
+    return _leading(value ^ (ONES if value >> 31 else 0))
+
+
 BINARY: dict[str, tuple[int, Function]] = {
     "add_u32": (1, lambda a, b: ((a + b) & ONES, a + b >> 32)),
     "sub_u32": (1, lambda a, b: ((a - b) & ONES, int(b > a))),
@@ -110,6 +120,9 @@ UNARY: dict[str, tuple[int, Function]] = {
     "bcnt1_i32_b32": (1, lambda a: _flag(a.bit_count())),
     "ff1_i32_b32": (1, _lowest),
     "ff1_i32_b64": (2, _lowest),
+    "flbit_i32": (1, _leading_signs),
+    "flbit_i32_b32": (1, _leading),
+    "flbit_i32_b64": (2, lambda a: _leading(a, 64)),
 }
 
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {

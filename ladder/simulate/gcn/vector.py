@@ -50,6 +50,12 @@ def _reverse(x: Array) -> Array:
     )
 
 
+def _leading(x: Array) -> Array:
+    """Return how many zeros lead, -1 without a one."""
+    found: Array = np.where(x == 0, U(ONES), U(32) - np.frexp(x.astype(np.float64))[1].astype(np.uint32))
+    return found
+
+
 def _high(a: Array, b: Array, dtype: Any) -> Array:
     found: Array = (a.astype(dtype) * b.astype(dtype) >> dtype(32)).astype(np.uint32)
     return found
@@ -162,6 +168,8 @@ TABLE: dict[str, Row] = {
     # integers
     **_rows("b32 b16 b64", 1, mov=lambda x: x),
     **_rows("b32", 1, **{"not": np.invert}, bfrev=_reverse),
+    "ffbh_u32": ("u32", "u32", _leading),
+    "ffbh_i32": ("u32", "i32", lambda x: _leading((x ^ x >> np.int32(31)).astype(np.uint32))),
     **_rows("b32 b16", 2, **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}),
     **_rows("b32", 2, xnor=lambda a, b: ~(a ^ b)),
     **_rows("u32 u16 f32", 2, subrev=lambda a, b: b - a),
