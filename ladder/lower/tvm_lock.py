@@ -1,4 +1,4 @@
-"""The lock around TVM: one thread at a time emits and lowers kernels."""
+"""The lock around TVM: one thread at a time emits kernels, and lowers those of GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _mine = threading.local()
 
 @contextmanager
 def tvm_lock() -> Iterator[None]:
-    """Hold the lock: emission and passes of two kernels never run at once."""
+    """Hold the lock: two kernels are never emitted at once."""
     with _lock:
         _mine.held = True
         try:

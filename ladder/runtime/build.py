@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ladder.build")
 
 BUILD_THREADS = max(4, min(16, usable_cores()))
-"""Kernels in the works at once: one in TVM, the others with the device compiler."""
+"""Kernels in the works at once: one is emitted, the others are with their compiler."""
 
 ROOM = 16 << 20
 """Bytes that must be free where a kernel is built."""

@@ -26,6 +26,7 @@ from ladder.lower import build as lower_build
 from ladder.lower import builder as b
 from ladder.lower import linking
 from ladder.lower.compilation import Compilation
+from ladder.lower.cpu import toolchain as cpu_toolchain
 from ladder.lower.cuda import toolchain, toolkit
 from ladder.lower.tvm_lock import tvm_lock, tvm_unlocked
 from schedules.schedule import GpuSchedule, Plan
@@ -290,6 +291,30 @@ def test_threads_get_their_own_kernels(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         for name, binary in pool.map(compile_one, ["one", "two", "three"]):
             assert f"{name}_kernel".encode() in binary
+
+
+def test_llvm_compiles_while_others_emit(monkeypatch: Any, tmp_path: Path) -> None:
+    class Executable:
+        def export_library(self, path: str, fcompile: Any) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(self.emitted).result(timeout=10)
+
+        def emitted(self) -> None:
+            with tvm_lock():
+                Path(tmp_path, "emitted").touch()
+
+        @property
+        def mod(self) -> Any:
+            return self
+
+        def inspect_source(self, kind: str) -> str:
+            return kind
+
+    monkeypatch.setattr(cpu_toolchain, "compile_module", lambda functions, device: Executable())
+    with tvm_lock():
+        done = cpu_toolchain.compile_functions({}, get_device("cpu/avx2"), tmp_path / "kernel.so")
+    assert Path(tmp_path, "emitted").exists()
+    assert done.source == "ll"
 
 
 # ---- build ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from ladder.lower.compilation import Compilation
 from ladder.lower.linking import host_linker, link
 from ladder.lower.passes import context, pipeline
+from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
 from tile_types.errors import CompilerError
 
@@ -33,6 +34,9 @@ def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
 def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
     """Compile PrimFuncs into a shared library.
 
+    If the caller holds `ladder.lower.tvm_lock.tvm_lock`, other threads get it meanwhile: TVM's passes and
+    LLVM change nothing but what they make of these functions.
+
     functions: Entries by name.
     device: The CPU to compile for.
     library: Path of the ``.so`` to write.
@@ -40,9 +44,10 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     Raises CompilerError if LLVM rejects the functions or the linker fails.
     """
     host_linker()
-    executable = compile_module(functions, device)
-    executable.export_library(str(library), fcompile=link)
-    return Compilation("llvm", str(executable.mod.inspect_source("ll")))
+    with tvm_unlocked():
+        executable = compile_module(functions, device)
+        executable.export_library(str(library), fcompile=link)
+        return Compilation("llvm", str(executable.mod.inspect_source("ll")))
 
 
 def assembly_of(source: str, device: TileDevice) -> str:
