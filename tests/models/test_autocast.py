@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, scaled_dot_product_attention
 
 import ladder
+from ladder.integrations.dynamo import backend
 
 LOW = 8e-3
 """Two roundings to bfloat16: chains of ours round once where torch rounds after each operator."""
@@ -93,7 +94,7 @@ def test_regions_are_plans(
         wanted = model(x)
         for _ in range(3):
             _assert_near(fast(x), wanted)
-        _assert_near(torch.compile(model, backend="ladder")(x), wanted)
+        _assert_near(torch.compile(model, backend=backend)(x), wanted)
     assert not fast.refused
 
 
