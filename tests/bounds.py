@@ -38,12 +38,17 @@ ARITHMETIC = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
-    "FloorDiv": lambda a, b: a / b,
-    "FloorMod": lambda a, b: a % b,
+    "FloorDiv": lambda a, b: -a / -b if _is_negative(b) else a / b,
+    "FloorMod": lambda a, b: -(-a % -b) if _is_negative(b) else a % b,
     "Min": lambda a, b: z3.If(a < b, a, b),
     "Max": lambda a, b: z3.If(a > b, a, b),
 }
-"""Of integers; divisors are positive, so that z3's division is the one that rounds down."""
+"""Of integers; z3's division is the one that rounds down where divisors are positive, as unknown ones are."""
+
+
+def _is_negative(number: Any) -> bool:
+    """Tell whether a divisor is a number below 0."""
+    return z3.is_int_value(number) and number.as_long() < 0
 
 
 @dataclass(frozen=True)
