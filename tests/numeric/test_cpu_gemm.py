@@ -123,6 +123,34 @@ def test_epilogue_operators_apply_in_order() -> None:
     assert np.linalg.norm(y.numpy() - expected) <= BOUNDS["float32"] * np.linalg.norm(expected)
 
 
+EXPONENTIAL = {
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+    "gelu": torch.nn.functional.gelu,
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTIAL)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 20.0])
+def test_epilogues_of_exponentials_in_whole_and_partial_vectors(name: str, scale: float) -> None:
+    case = problem("int4", "float32", N, K, 32, epilogue=(name,))
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "fma", 2, 16)])
+    x = torch.randn(4, K, generator=torch.Generator().manual_seed(7)) * scale
+    x[2, 5], x[3, 5] = float("nan"), float("inf")
+    y = torch.empty(4, N)
+    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+    sums = x @ torch.from_numpy(case.values).float().T
+    expected = EXPONENTIAL[name](sums.double())
+    bound = 1e-4 * scale  # of float32 sums
+    near = torch.isclose(y.double(), expected, rtol=bound, atol=bound, equal_nan=True)
+    over = torch.isinf(y) & (expected > torch.finfo(torch.float32).max)
+    assert bool((near | over)[:3].all())
+    assert bool(torch.isnan(y[2]).all())
+    assert torch.equal(torch.isnan(y[3]), torch.isnan(expected[3]))
+
+
 def test_large_activations_stay_finite_in_float32_sums() -> None:
     case = problem("int4", "float16", N, K, 32)
     (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "fma", 1, 16)])

@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir import scalars
 from ladder.ir.ops import get_operator
 from ladder.ir.program import (
     AddGroup,
@@ -29,6 +30,7 @@ from ladder.ir.program import (
 )
 from ladder.ir.program.model import made_by, walk
 from ladder.lower import builder as b
+from ladder.lower.chain.llvm_functions import exp
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
@@ -115,7 +117,8 @@ def store_rows(
 
         def one(lane: Expr, start: Expr = start, base: Expr = base) -> None:
             column = start + lane
-            value = finish(program, store, args, totals[base + lane], row, column)
+            with scalars.using(FUNCTIONS):
+                value = finish(program, store, args, totals[base + lane], row, column)
             b.store(args[store.target], value, row, column)
 
         def whole() -> None:
@@ -127,6 +130,17 @@ def store_rows(
                 one(lane)
 
         b.either(start + ROWS <= args.n, whole, partial)
+
+
+def _kept(value: Expr) -> Expr:
+    """Return a value in a register, also in a loop over lanes, where no name can be bound."""
+    register = v.scratch(1, str(value.ty.dtype))
+    b.store(register, value, 0)
+    return register[0]
+
+
+FUNCTIONS = {"exp": lambda x: exp(x, _kept), "keep": _kept}
+"""What functions become in the epilogue: the exponential of LLVM's vectors would be a call per lane."""
 
 
 def finish(
